@@ -1,0 +1,46 @@
+# make run: train the quickstart.  make test: the whole suite.  make check: style, types, floors.
+# make bench: every time limit that the project promises.
+# Another build of torch:  make install TORCH="torch==2.13.0 --index-url <your index>"
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: install run test check bench format clean
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt Makefile
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip
+	@echo "installing phalanx into $(VENV) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(TORCH)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train]"
+	@touch $@
+
+# What only developers need stays out of a newcomer's first `make run`.
+$(VENV)/.dev: $(VENV)/.installed
+	@echo "installing the development tools ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group dev
+	@touch $@
+
+run: install
+	@$(BIN)/phalanx train examples/quickstart.toml
+
+test: $(VENV)/.dev
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) runs

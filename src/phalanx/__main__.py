@@ -1,0 +1,5 @@
+"""`python -m phalanx` is `phalanx`; so `torchrun -m phalanx train job.toml` works too."""
+
+from phalanx.cli import main
+
+main()

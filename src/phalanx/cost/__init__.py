@@ -1,0 +1,1 @@
+"""How long and how large: arithmetic on terms. No torch."""

@@ -1,0 +1,113 @@
+"""Live tensor bytes, as a maximum over instants and never as a sum of maxima.
+
+State lives through the whole step. A forward pass of a unit leaves what its backward pass needs; a backward pass
+frees that, and while it runs holds temporaries above what was live when it started. So every unit has three
+numbers: what it keeps, and its temporaries forward and backward. The walk over the step's events adds them up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.cost.kernel import Column
+from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.model import ModelSpec, parameters
+
+
+@dataclass(frozen=True)
+class State:
+    """Bytes that one rank holds throughout a step."""
+
+    parameters: int
+    master: int
+    gradients: int
+    optimizer: int
+    tables: int
+    batch: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.master + self.gradients + self.optimizer + self.tables + self.batch
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one unit and micro-batch.
+
+    `kept`: allocated forward, freed backward. `forward`: the forward pass's temporaries above `kept` when it is
+    fullest. `backward`: the same above what is live when the backward pass begins. `leaves`: what stays after the
+    backward pass (the gradient that flows on, a shared weight's partial gradient).
+    """
+
+    kept: Column
+    forward: Column
+    backward: Column
+    leaves: Column
+
+
+def state(spec: ModelSpec, job: Job, dp: int) -> State:
+    """What a rank holds at zero=0: everything whole, and its share of the batch as int64 token ids."""
+    p = job.precision
+    n = spec.parameter_count
+    master, reduce, accumulate = (DTYPE_BYTES[d] for d in (p.master_dtype, p.reduce_dtype, p.accumulate_dtype))
+    moments = {"adamw": 2, "sgd": 1 if job.optimizer.betas[0] else 0}[job.optimizer.name]
+    counters = 4 * len(parameters(spec)) if job.optimizer.name == "adamw" else 0  # fp32 step counts
+    rotary = spec.max_seq * spec.head_dim * DTYPE_BYTES[p.compute] if spec.position == "rotary" else 0
+    return State(
+        parameters=n * DTYPE_BYTES[p.compute],
+        master=n * master if p.master_dtype != p.compute else 0,
+        gradients=n * (accumulate + (reduce if p.reduce_dtype != p.accumulate_dtype else 0)),
+        optimizer=n * moments * master + counters,
+        tables=rotary,
+        batch=job.global_batch // dp * (job.seq + 1) * 8,
+    )
+
+
+def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) -> Footprint:
+    """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch."""
+    t, h, q, kv, f, v = tokens, spec.hidden, spec.q_width, spec.kv_width, spec.ffn, spec.vocab
+    e = DTYPE_BYTES[job.precision.compute]
+    wide = max(e, 4)  # statistics and sums
+    stream = t * h * e  # the residual stream, and its gradient
+    statistics = t * wide * (1 if spec.norm == "rms" else 2)
+    normed_temporaries = (3 if e < 4 else 2) * t * h * wide + t * wide if spec.norm == "rms" else stream
+    shared = v * h * e if spec.tied else 0  # the head's share of a tied weight's gradient waits for embed's
+    if unit == "embed":
+        position = spec.max_seq * h * e if spec.position == "learned" else 0
+        return Footprint(
+            kept=stream,
+            forward=stream if spec.position == "learned" else 0,
+            # a tied weight's two partial gradients are added into a third
+            backward=np.maximum(v * h * e * (2 if spec.tied else 1), position),
+            leaves=-stream - shared,
+        )
+    if unit == "head":
+        kept = stream + statistics + t * v * e
+        cast = t * v * (wide + e) if e < 4 else 0
+        # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
+        # normed input (one stream) has given way to its gradient
+        normed = normed_temporaries - t * v * e
+        return Footprint(
+            kept=kept,
+            forward=cast + 3 * t * wide,
+            backward=np.maximum(stream + v * h * e, normed + shared),
+            leaves=stream + shared,
+        )
+    gates = 3 if spec.activation == "swiglu" else 2
+    attention = t * (2 * q + 2 * kv) * e + t * spec.heads * wide  # q, k, v, output, log-sum-exp
+    mlp = gates * t * f * e
+    norms = 2 * (stream + statistics)
+    # Backward instants, in order, above the start: the MLP's second product, its activation, the norm, attention.
+    down = t * f * e + f * h * e
+    gate = (3 if spec.activation == "swiglu" else 1) * t * f * e
+    into = 2 * stream + (f * h * e) - t * f * e
+    after_mlp = -mlp  # and the normed input has given way to its gradient
+    norm = after_mlp + normed_temporaries
+    core = after_mlp + 2 * t * q * e + 2 * t * kv * e - statistics
+    instants = [down, gate, into, norm, core]
+    peak: Column = instants[0]
+    for instant in instants[1:]:
+        peak = np.maximum(peak, instant)
+    return Footprint(kept=norms + attention + mlp + 2 * stream, forward=stream, backward=peak, leaves=0)

@@ -1,0 +1,129 @@
+"""The price of a strategy on a cluster: step time, memory, traffic, from its terms.
+
+`predict` takes one Strategy or columns of many; the walk over instants that gives the memory peak has a closed
+form here, which a property test holds equal to the walk over the expanded events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from phalanx.cost import collective, kernel, memory
+from phalanx.cost.kernel import Column
+from phalanx.cost.terms import Columns, Term, terms
+from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.job import Job
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one step on one rank; each field a number, or a column where columns were given."""
+
+    step_time_s: Column
+    forward_s: Column
+    backward_s: Column
+    optimizer_s: Column
+    communication_s: Column
+    exposed_communication_s: Column
+    flops: Column
+    bytes_per_axis: dict[str, Column]
+    memory_bytes: Column
+    activation_bytes: Column
+    state_bytes: Column
+
+
+def predict(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Columns) -> Prediction:
+    """Price the terms. Raises InputError where the cluster has no rates for the job's compute type."""
+    if isinstance(s, Columns):
+        return _stack(spec, cluster, job, s)
+    return _price(spec, cluster, job, s, s.dp)
+
+
+def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Columns, dp: int) -> Prediction:
+    """One strategy, or columns that share `dp` (the mesh, and so the links, follow from it)."""
+    rates = cluster.rates(job.precision.compute, min(dp, cluster.ranks_per_node))
+    grid = mesh(Strategy(dp=dp))
+    forward: Column = 0.0
+    backward: Column = 0.0
+    communication: Column = 0.0
+    optimizer = 0.0
+    flops: Column = 0
+    traffic: dict[str, Column] = {}
+    found = terms(spec, job, s)
+    for term in found:
+        if term.event.phase == "F":
+            forward = forward + term.work.seconds(rates.forward)
+        elif term.event.kind == "compute" and term.event.phase == "B":
+            backward = backward + term.work.seconds(rates.backward)
+        elif term.event.op == "optimizer":
+            optimizer = kernel.optimizer_seconds(term.work, rates)
+        elif dp > 1:
+            axis = term.event.axis
+            communication = communication + collective.seconds(
+                cluster, grid, term.event.op, axis, term.count, term.bytes
+            )
+            traffic[axis] = traffic.get(axis, 0) + term.bytes
+        flops = flops + term.work.flops
+    exposed = communication
+    if cluster.device.own_communication_engine:
+        # Buckets travel beside the last micro-batch's backward pass; what does not fit there is seen.
+        exposed = np.maximum(communication - backward / s.accumulation(job), 0.0)
+    state = memory.state(spec, job, dp)
+    peak = state.total + _peak(spec, found)
+    return Prediction(
+        step_time_s=forward + backward + optimizer + exposed,
+        forward_s=forward,
+        backward_s=backward,
+        optimizer_s=optimizer,
+        communication_s=communication,
+        exposed_communication_s=exposed,
+        flops=flops,
+        bytes_per_axis=traffic,
+        memory_bytes=peak,
+        activation_bytes=peak - state.total,
+        state_bytes=state.total,
+    )
+
+
+def _peak(spec: ModelSpec, found: tuple[Term, ...]) -> Column:
+    """The fullest instant above the state, in closed form: all blocks are alike, so only the ends of their runs
+    can be it."""
+    t = {(term.event.phase, term.event.unit): term for term in found if term.event.kind == "compute"}
+    f, b = t["F", "blocks"], t["B", "blocks"]
+    live: Column = 0
+    peak: Column = 0
+    for term, times in (
+        (t["F", "embed"], 1),
+        (f, spec.layers - 1),
+        (f, 1),
+        (t["F", "head"], 1),
+        (t["B", "head"], 1),
+        (b, 1),
+        (b, spec.layers - 1),
+        (t["B", "embed"], 1),
+    ):
+        if times:
+            peak = np.maximum(peak, live + term.alloc)
+            live = live + times * (term.alloc - term.free)
+    return peak
+
+
+def _stack(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Columns) -> Prediction:
+    """Price columns group by group: strategies of one dp share mesh and links."""
+    rows = len(s.dp)
+    names = [f.name for f in fields(Prediction) if f.name != "bytes_per_axis"]
+    out = {name: np.zeros(rows) for name in names}
+    traffic: dict[str, Column] = {}
+    for dp in np.unique(s.dp):
+        here = s.dp == dp
+        part = _price(spec, cluster, job, Columns(s.dp[here], s.micro_batch[here], s.bucket_bytes[here]), int(dp))
+        for name in names:
+            out[name][here] = getattr(part, name)
+        for axis, column in part.bytes_per_axis.items():
+            traffic.setdefault(axis, np.zeros(rows))[here] = column
+    return Prediction(**out, bytes_per_axis=traffic)

@@ -1,0 +1,1 @@
+"""What this machine can do: alpha, beta and kernel rates, measured."""

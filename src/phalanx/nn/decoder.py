@@ -1,0 +1,194 @@
+"""One decoder for every family: what differs between them is data in ModelSpec.
+
+    tokens (batch, seq) -> embed -> blocks.0 .. blocks.L-1 -> head -> logits, or the summed loss
+
+Module paths are the parameter names of `spec.model.parameters`; the units are the top-level modules in order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.nn import functions
+from phalanx.spec.model import ModelSpec, RopeScaling
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functions.rms_norm(x, self.weight, self.eps)
+
+
+def make_norm(spec: ModelSpec) -> nn.Module:
+    if spec.norm == "rms":
+        return RMSNorm(spec.hidden, spec.norm_eps)
+    return nn.LayerNorm(spec.hidden, spec.norm_eps)
+
+
+@dataclass
+class Cache:
+    """Keys and values of the tokens seen so far, per block: (batch, tokens, kv_heads, head_dim)."""
+
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        return next(iter(self.keys.values())).shape[1] if self.keys else 0
+
+    def extend(self, block: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if block in self.keys:
+            k, v = torch.cat([self.keys[block], k], 1), torch.cat([self.values[block], v], 1)
+        self.keys[block], self.values[block] = k, v
+        return k, v
+
+
+class Attention(nn.Module):
+    """Causal self-attention, grouped where kv_heads < heads (Ainslie et al. 2023)."""
+
+    def __init__(self, spec: ModelSpec, block: int) -> None:
+        super().__init__()
+        self.head_dim, self.block = spec.head_dim, block
+        self.grouped = spec.kv_heads < spec.heads
+        self.q = nn.Linear(spec.hidden, spec.q_width, bias=spec.qkv_bias)
+        self.k = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
+        self.v = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
+        self.o = nn.Linear(spec.q_width, spec.hidden, bias=spec.out_bias)
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, cache: Cache | None) -> Tensor:
+        shape = (*x.shape[:2], -1, self.head_dim)
+        q, k, v = self.q(x).view(shape), self.k(x).view(shape), self.v(x).view(shape)
+        if angles is not None:
+            q, k = functions.rotary(q, *angles), functions.rotary(k, *angles)
+        if cache is not None:
+            k, v = cache.extend(self.block, k, v)
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2),  # (batch, heads, seq, head_dim)
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=q.shape[1] > 1,  # one new token may see everything that is cached
+            enable_gqa=self.grouped,
+        )
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.gated = spec.activation == "swiglu"
+        self.approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
+        if self.gated:
+            self.gate = nn.Linear(spec.hidden, spec.ffn, bias=spec.mlp_bias)
+        self.up = nn.Linear(spec.hidden, spec.ffn, bias=spec.mlp_bias)
+        self.down = nn.Linear(spec.ffn, spec.hidden, bias=spec.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gated:
+            return self.down(functions.swiglu(self.gate(x), self.up(x)))
+        return self.down(F.gelu(self.up(x), approximate=self.approximate))
+
+
+class Block(nn.Module):
+    def __init__(self, spec: ModelSpec, index: int) -> None:
+        super().__init__()
+        self.norm1 = make_norm(spec)
+        self.attention = Attention(spec, index)
+        self.norm2 = make_norm(spec)
+        self.mlp = MLP(spec)
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x), angles, cache)
+        return x + self.mlp(self.norm2(x))
+
+
+class Embed(nn.Module):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.token = nn.Embedding(spec.vocab, spec.hidden)
+        if spec.position == "learned":
+            self.position = nn.Embedding(spec.max_seq, spec.hidden)
+
+    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
+        x = self.token(tokens)  # (batch, seq, hidden)
+        if hasattr(self, "position"):
+            x = x + self.position.weight[start : start + tokens.shape[1]]
+        return x
+
+
+class Head(nn.Module):
+    """Final norm and projection to the vocabulary; with targets, the summed cross-entropy."""
+
+    def __init__(self, spec: ModelSpec, tied: nn.Parameter | None) -> None:
+        super().__init__()
+        self.norm = make_norm(spec)
+        self.linear = nn.Linear(spec.hidden, spec.vocab, bias=False)
+        if tied is not None:
+            self.linear.weight = tied
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        logits = self.linear(self.norm(x))  # (batch, seq, vocab)
+        if targets is None:
+            return logits
+        return functions.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+class Decoder(nn.Module):
+    """tokens (batch, seq) int64 -> logits (batch, seq, vocab); with targets, the loss summed over tokens."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.spec = spec
+        self.embed = Embed(spec)
+        self.blocks = nn.ModuleList(Block(spec, i) for i in range(spec.layers))
+        self.head = Head(spec, self.embed.token.weight if spec.tied else None)
+        if spec.position == "rotary":
+            cos, sin = rotary_table(spec)
+            self.register_buffer("cos", cos, persistent=False)
+            self.register_buffer("sin", sin, persistent=False)
+        self.to(dtype)
+
+    def units(self) -> dict[str, nn.Module]:
+        """The modules that run, by unit name, in forward order."""
+        blocks = {f"blocks.{i}": block for i, block in enumerate(self.blocks)}
+        return {"embed": self.embed, **blocks, "head": self.head}
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+        start = cache.length if cache is not None else 0
+        angles = None
+        if self.spec.position == "rotary":
+            here = slice(start, start + tokens.shape[1])
+            angles = (self.cos[here, None], self.sin[here, None])  # (seq, 1, head_dim / 2)
+        x = self.embed(tokens, start)
+        for block in self.blocks:
+            x = block(x, angles, cache)
+        return self.head(x, targets)  # type: ignore[no-any-return]
+
+
+def rotary_table(spec: ModelSpec) -> tuple[Tensor, Tensor]:
+    """cos and sin of position x θ_i, (max_seq, head_dim / 2), θ_i = rope_theta^(-2i / head_dim)."""
+    # On the CPU whatever the default device: the table holds values even where parameters are on `meta`.
+    exponent = torch.arange(0, spec.head_dim, 2, dtype=torch.float64, device="cpu") / spec.head_dim
+    theta = spec.rope_theta**-exponent
+    if spec.rope_scaling is not None:
+        theta = _stretch(theta, spec.rope_scaling)
+    angles = torch.outer(torch.arange(spec.max_seq, dtype=torch.float64, device="cpu"), theta)
+    return angles.cos(), angles.sin()
+
+
+def _stretch(theta: Tensor, s: RopeScaling) -> Tensor:
+    """Slow frequencies are divided by `factor`, fast ones stay, those between are blended (Llama 3.1)."""
+    turns = s.original_max_seq * theta / (2 * math.pi)
+    blend = ((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)).clamp(0, 1)
+    return (1 - blend) * theta / s.factor + blend * theta

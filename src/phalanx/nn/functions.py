@@ -1,0 +1,129 @@
+"""Operations with a backward of their own: fewer passes over memory, and known to the byte what they keep.
+
+Autograd's own decompositions save three to four tensors where one does, and which ones changes from release to
+release. Here each docstring says what is kept, and cost/memory.py counts just that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def _accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = _accumulate_dtype(x.dtype)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # (..., 1)
+        ctx.save_for_backward(x, r, weight)
+        if x.dtype == wide:
+            return (x * r).mul_(weight)
+        return (x.to(wide) * r).to(x.dtype).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, r, weight = ctx.saved_tensors
+        h = x.shape[-1]
+        unit = x.to(r.dtype) * r  # x / rms(x)
+        g_unit = g.to(r.dtype) * unit
+        d_weight = g_unit.reshape(-1, h).sum(0).to(weight.dtype)
+        # dx = r (g w - x̂ mean(g w x̂)), x̂ = x r
+        mean = torch.mv(g_unit.reshape(-1, h), weight.to(r.dtype)).div_(-h).view(r.shape)
+        unit.mul_(mean)
+        del g_unit
+        return unit.add_(g * weight).mul_(r).to(x.dtype), d_weight, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight (Zhang & Sennrich 2019). Keeps x and one number per token."""
+    return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return]
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return torch.nn.functional.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        d_up = torch.nn.functional.silu(gate).mul_(g)
+        d_gate = torch.ops.aten.silu_backward(g * up, gate)
+        return d_gate, d_up
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up (Shazeer 2020). Keeps gate and up."""
+    return _SwiGLU.apply(gate, up)  # type: ignore[no-any-return]
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotate(g, cos, -sin), None, None  # a rotation's transpose turns back
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
+    return out
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (x_i, x_{i+d/2}) of each head by position x θ_i (Su et al. 2021). Keeps nothing of x.
+
+    x: (batch, seq, heads, head_dim); cos, sin: (seq, 1, head_dim / 2).
+    """
+    return _Rotary.apply(x, cos, sin)  # type: ignore[no-any-return]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        wide = _accumulate_dtype(logits.dtype)
+        z = logits if logits.dtype == wide else logits.to(wide)
+        index = targets.unsqueeze(-1)  # (tokens, 1)
+        z.sub_(z.amax(-1, keepdim=True))
+        chosen = z.gather(-1, index)
+        total = z.exp_().sum(-1, keepdim=True)
+        loss = (total.log() - chosen).sum()
+        if ctx.needs_input_grad[0]:
+            z.div_(total).scatter_add_(-1, index, torch.full_like(chosen, -1))
+            ctx.save_for_backward(z if z.dtype == logits.dtype else z.to(logits.dtype))
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (d_logits,) = ctx.saved_tensors
+        return d_logits.mul_(g), None
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """-Σ log softmax(logits)[target] over all tokens, in fp32 (fp64 in fp64 runs).
+
+    logits: (tokens, vocab), OVERWRITTEN by softmax - onehot, which is the gradient; so one buffer of that size
+    serves forward and backward. One backward only. targets: (tokens,) int64.
+    """
+    return _CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return]

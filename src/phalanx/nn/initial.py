@@ -1,0 +1,64 @@
+"""Initial weights that do not depend on the layout.
+
+Each logical parameter is drawn in fixed blocks of 2^20 elements seeded by (seed, name, block). So a rank draws
+just the blocks that its slice touches, and every layout starts from the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from phalanx.nn.decoder import Decoder, rotary_table
+from phalanx.spec.model import ModelSpec, Parameter, parameters
+
+BLOCK = 2**20
+STD = 0.02  # Radford et al. 2019
+
+
+def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt.NDArray[np.float32]:
+    """Elements start..stop of the flattened logical parameter, in fp32.
+
+    Norm weights are one, biases zero; matrices are normal with standard deviation 0.02, those that write into
+    the residual stream 0.02 / sqrt(2 layers) (GPT-2).
+    """
+    if p.role == "norm":
+        return np.full(stop - start, 1.0 if p.fqn.endswith("weight") else 0.0, dtype=np.float32)
+    if p.role in ("column_bias", "row_bias"):
+        return np.zeros(stop - start, dtype=np.float32)
+    std = STD / (2 * spec.layers) ** 0.5 if p.role == "row" else STD
+    out = np.empty(stop - start, dtype=np.float32)
+    for block in range(start // BLOCK, -(-stop // BLOCK)):
+        key = hashlib.sha256(f"{seed}/{p.fqn}/{block}".encode()).digest()
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
+        size = min(BLOCK, p.numel - block * BLOCK)
+        values = generator.standard_normal(size, dtype=np.float32)
+        low, high = max(start, block * BLOCK), min(stop, block * BLOCK + size)
+        out[low - start : high - start] = values[low - block * BLOCK : high - block * BLOCK]
+    return out * np.float32(std)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> None:
+    """Fill a whole single-process model in place."""
+    own = dict(model.named_parameters())
+    for p in parameters(spec):
+        own[p.fqn].copy_(torch.from_numpy(draw(spec, p, seed, 0, p.numel)).view(p.shape))
+
+
+def create(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """A Decoder on a device, parameters allocated and not yet filled."""
+    with torch.device("meta"):
+        model = Decoder(spec, dtype)
+    model.to_empty(device=device)
+    if spec.tied:  # to_empty makes a parameter anew for each of its users
+        model.head.linear.weight = model.embed.token.weight
+    if spec.position == "rotary":
+        cos, sin = rotary_table(spec)
+        model.cos.copy_(cos)
+        model.sin.copy_(sin)
+    return model

@@ -1,0 +1,1 @@
+"""The running side: processes, communication, parallel engines."""

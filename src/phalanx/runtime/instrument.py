@@ -1,0 +1,113 @@
+"""An instrumented step: FLOPs by unit and live tensor bytes, seen from under autograd.
+
+A dispatch mode sees every operation of the step, forward and backward. It counts FLOPs by torch's own formulas
+(attention by ours: torch counts none on the CPU) and follows every storage from the operation that returns it to
+the moment when its last reference dies. Slow, so it is one step of a run; memory on CUDA is the allocator's own.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from phalanx.runtime.comm import DTYPE_NAMES
+from phalanx.runtime.record import Recorder
+
+_ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
+
+
+def _attention_flops(name: str, args: tuple[Any, ...]) -> int:
+    """4 b h s² d forward (two products over the full square), twice that backward: model FLOPs."""
+    backward = "backward" in name
+    query, key = (args[1], args[2]) if backward else (args[0], args[1])
+    b, h, s, d = query.shape
+    return (2 if backward else 1) * 4 * int(b) * int(h) * int(s) * int(key.shape[-2]) * int(d)
+
+
+class Tracker(TorchDispatchMode):
+    """Counts FLOPs into a recorder and follows live bytes. `peak` starts from what is live already."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.live = self.peak = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+        for found in gc.get_objects():
+            # type(), for isinstance asks lazy objects for a __class__ and wakes them
+            if issubclass(type(found), Tensor) and found.device.type != "meta":
+                self._follow(found)
+
+    def _follow(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = storage.nbytes()
+
+        def gone(_: Any) -> None:
+            self.live -= size
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, out)):
+            if isinstance(leaf, Tensor):
+                self._follow(leaf)
+        packet = func._overloadpacket
+        name = packet.__name__
+        if name.startswith(_ATTENTION):
+            self.recorder.flops(_attention_flops(name, args))
+        elif packet in flop_registry:
+            self.recorder.flops(flop_registry[packet](*args, **(kwargs or {}), out_val=out))
+        return out
+
+
+@contextmanager
+def instrument(units: dict[str, nn.Module], recorder: Recorder, micro_batch: Callable[[], int]) -> Iterator[Tracker]:
+    """Record a step: collectives and each unit's forward and backward pass with its FLOPs; track live bytes.
+
+    A unit's backward pass begins when the gradient of its output is there.
+    """
+    recorder.clear()
+    recorder.keeping = True
+    hooks = []
+
+    def watch(unit: str, module: nn.Module) -> None:
+        def before(_: nn.Module, args: tuple[Any, ...]) -> None:
+            recorder.compute("forward", "F", unit, micro_batch(), _dtype(module))
+
+        def after(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+            if out.requires_grad:
+                out.register_hook(lambda _: recorder.compute("backward", "B", unit, micro_batch(), _dtype(module)))
+
+        hooks.append(module.register_forward_pre_hook(before))
+        hooks.append(module.register_forward_hook(after))
+
+    for unit, module in units.items():
+        watch(unit, module)
+    gc.collect()
+    try:
+        with Tracker(recorder) as tracker:
+            yield tracker
+    finally:
+        recorder.keeping = False
+        for hook in hooks:
+            hook.remove()
+
+
+def _dtype(module: nn.Module) -> str:
+    return DTYPE_NAMES[next(module.parameters()).dtype]

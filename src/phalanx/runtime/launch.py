@@ -1,0 +1,165 @@
+"""Local ranks, started and watched through torch's elastic agent.
+
+Ctrl-C reaches only the launcher: it asks every rank to stop after its step, by a signal that sets a flag. When a
+rank fails, its status page and its own last words say who, where and during what; the others are stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from phalanx.runtime import status
+
+_SHUTDOWN_S = 10
+
+
+class RankFailure(RuntimeError):
+    """A rank died; the message names it, its coordinates and its event."""
+
+
+@dataclass
+class Interrupted:
+    """Whether the user asked for a stop."""
+
+    asked: bool = False
+
+
+def launch(
+    module: str, argument: str, ranks: int, threads: int, on_interrupt: Callable[[], None] = lambda: None
+) -> bool:
+    """Run `python -m module argument` as local ranks and wait. True if the user interrupted (ranks then stopped
+    by themselves, in order). Raises RankFailure."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    folder = Path(tempfile.mkdtemp(prefix="phalanx-"))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=0.05,
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
+        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
+        shutdown_timeout=_SHUTDOWN_S,
+    )
+    environment = {
+        status.FOLDER_VARIABLE: str(folder),
+        "OMP_NUM_THREADS": str(threads),
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+    }
+    try:
+        with _environment(environment), _forwarding_interrupts(folder, on_interrupt) as interrupted:
+            elastic_launch(config, sys.executable)("-m", module, argument)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        raise RankFailure(_describe(folder, rank, failure.exitcode)) from None
+    except SignalException as error:
+        raise RankFailure(f"the launcher was stopped by {signal.Signals(error.sigval).name}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return interrupted.asked
+
+
+def _describe(folder: Path, rank: int, code: int) -> str:
+    """What is known of the first rank that failed."""
+    pages = status.read(folder)
+    if rank not in pages:
+        return f"rank {rank} ended with {_exit(code)} before it could say what it does"
+    page = pages[rank]
+    words = folder / f"last-words-{rank}"
+    reason = words.read_text().strip() if words.exists() else f"ended with {_exit(code)}"
+    return f"{page} failed during {page.doing}: {reason}"
+
+
+def _exit(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+@contextmanager
+def _environment(extra: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in extra}
+    os.environ.update(extra)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _forwarding_interrupts(folder: Path, on_interrupt: Callable[[], None]) -> Iterator[Interrupted]:
+    """First Ctrl-C: ask the ranks to stop after their step. Second: end them now."""
+    state = Interrupted()
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        pages = status.read(folder)
+        if state.asked or not pages:
+            for page in pages.values():
+                _signal(page.pid, signal.SIGKILL)
+            raise KeyboardInterrupt
+        state.asked = True
+        on_interrupt()
+        for page in pages.values():
+            _signal(page.pid, signal.SIGUSR1)
+
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield state
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+class StopFlag:
+    """Set by SIGUSR1, SIGTERM or SIGINT, or when the launcher is gone; the ranks agree on it once a step."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._parent = os.getppid()
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, signum: int, frame: FrameType | None) -> None:
+        self._asked = True
+
+    def __bool__(self) -> bool:
+        return self._asked or os.getppid() != self._parent
+
+
+def last_words(rank: int, error: BaseException) -> None:
+    """Leave the reason of a failure where the launcher finds it, and the traceback on stderr where it does not."""
+    folder = os.environ.get(status.FOLDER_VARIABLE)
+    if folder:
+        text = str(error).strip().splitlines() or [""]
+        Path(folder, f"last-words-{rank}").write_text(f"{type(error).__name__}: {text[0]}")
+    if not folder or os.environ.get("PHALANX_TRACEBACK"):
+        traceback.print_exception(error)

@@ -1,0 +1,1 @@
+"""What a user describes: frozen data, checked on creation. No torch."""

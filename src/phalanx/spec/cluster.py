@@ -1,0 +1,205 @@
+"""The cluster: devices, tiers of links between them, and what was measured of both.
+
+Units stand in the field names and are never scaled: bytes, seconds, FLOP/s. Vendors' headline figures are often
+for both directions of a link, or count sparsity; these are per direction and dense. Every part says where its
+numbers come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.job import DType
+
+Origin = Literal["measured", "published", "estimated"]
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator (or one CPU rank). `usable_bytes` is what "fits" is judged against."""
+
+    name: str
+    kind: Literal["cpu", "cuda"]
+    memory_bytes: int
+    usable_bytes: int
+    memory_bandwidth_bytes_per_s: float
+    dense_flops_per_s: dict[DType, float]
+    own_communication_engine: bool
+    """Whether transfers run beside compute (DMA, NICs) or take the same cores, as on a CPU."""
+    origin: Origin
+    source: str
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Links that join `ranks` neighbouring ranks: α and the rate of one rank, in one direction."""
+
+    name: str
+    ranks: int
+    latency_s: float
+    bandwidth_bytes_per_s_per_gpu_per_direction: float
+    origin: Origin
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.latency_s < 0 or self.bandwidth_bytes_per_s_per_gpu_per_direction <= 0:
+            raise InputError(
+                f"cluster.tiers.{self.name}", None, "needs ranks >= 1, latency >= 0 and a positive bandwidth"
+            )
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds per unit of each kind of work, for one phase (cost/kernel.py says what the kinds count)."""
+
+    per_gemm_flop: float
+    per_attention_flop: float
+    per_byte: float
+    per_kernel: float
+
+
+@dataclass(frozen=True)
+class KernelRates:
+    """What one rank computes while `concurrent` ranks of its host do the same."""
+
+    dtype: DType
+    concurrent: int
+    threads: int
+    forward: Rates
+    backward: Rates
+    optimizer_per_byte: float
+    peak_flops_per_s: float
+    """The best matrix product measured (or the datasheet's): what MFU is a share of."""
+    residual: float
+    """Median relative error of the fit over the points that were measured; 0 where nothing was fitted."""
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class CollectiveFit:
+    """Measured time of one collective over a group: α + β x bytes (bytes as DESIGN.md counts them)."""
+
+    op: str
+    group_size: int
+    alpha_s: float
+    beta_s_per_byte: float
+    residual: float
+    transport: str
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """`nodes` x `ranks_per_node` equal devices; tiers from the innermost outwards."""
+
+    name: str
+    device: Device
+    ranks_per_node: int
+    nodes: int
+    tiers: tuple[Tier, ...]
+    kernels: tuple[KernelRates, ...]
+    collectives: tuple[CollectiveFit, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        for name in ("ranks_per_node", "nodes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"cluster.{name}", getattr(self, name), "must be at least 1")
+        if not self.tiers:
+            raise InputError("cluster.tiers", None, "must name at least one tier of links")
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    def rates(self, dtype: DType, concurrent: int) -> KernelRates:
+        """The rates of a type under the nearest measured concurrency.
+
+        Raises InputError where the type was neither measured nor published for this cluster.
+        """
+        found = [k for k in self.kernels if k.dtype == dtype]
+        if not found:
+            have = sorted({k.dtype for k in self.kernels})
+            raise InputError(
+                "job.precision.compute",
+                dtype,
+                f"cluster {self.name} has no rates for it",
+                f"it has {', '.join(have)}",
+            )
+        return min(found, key=lambda k: abs(k.concurrent - concurrent))
+
+    def collective(self, op: str, group_size: int) -> CollectiveFit | None:
+        for fit in self.collectives:
+            if (fit.op, fit.group_size) == (op, group_size):
+                return fit
+        return None
+
+
+def _datasheet(device: Device, dtype: DType) -> KernelRates:
+    """Rates from a datasheet with coarse, stated efficiencies: an estimate until `measure` has run there.
+
+    Matrix products reach about 0.7 of dense peak, attention about 0.35, and memory-bound work about 0.8 of
+    bandwidth; a kernel launch costs about 4 microseconds.
+    """
+    peak = device.dense_flops_per_s[dtype]
+    bandwidth = device.memory_bandwidth_bytes_per_s
+    rates = Rates(1 / (0.7 * peak), 1 / (0.35 * peak), 1 / (0.8 * bandwidth), 4e-6)
+    return KernelRates(dtype, 1, 1, rates, rates, 1 / (0.8 * bandwidth), peak, 0.0, "estimated")
+
+
+_A100 = Device(
+    name="A100-SXM4-80GB",
+    kind="cuda",
+    memory_bytes=80 * GIB,
+    usable_bytes=int(78.0 * GIB),
+    memory_bandwidth_bytes_per_s=2.039e12,
+    dense_flops_per_s={"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 9.7e12},
+    own_communication_engine=True,
+    origin="published",
+    source="NVIDIA A100 datasheet, dense; usable: less driver and context, about 2 GiB",
+)
+_H100 = Device(
+    name="H100-SXM5-80GB",
+    kind="cuda",
+    memory_bytes=80 * GIB,
+    usable_bytes=int(78.0 * GIB),
+    memory_bandwidth_bytes_per_s=3.35e12,
+    dense_flops_per_s={"bfloat16": 989.4e12, "float16": 989.4e12, "float32": 66.9e12, "float64": 33.5e12},
+    own_communication_engine=True,
+    origin="published",
+    source="NVIDIA H100 datasheet, dense; usable: less driver and context, about 2 GiB",
+)
+
+
+def _dgx(name: str, device: Device, nvlink: float, nic: float, nodes: int) -> ClusterSpec:
+    return ClusterSpec(
+        name=name,
+        device=device,
+        ranks_per_node=8,
+        nodes=nodes,
+        tiers=(
+            Tier("nvlink", 8, 5e-6, nvlink, "published", "NVLink, one direction (half of the headline figure)"),
+            Tier("infiniband", 8 * nodes, 15e-6, nic, "published", "one port per GPU, one direction"),
+        ),
+        kernels=tuple(_datasheet(device, d) for d in device.dense_flops_per_s),
+    )
+
+
+def dgx_a100(nodes: int) -> ClusterSpec:
+    return _dgx("dgx-a100", _A100, nvlink=300e9, nic=25e9, nodes=nodes)
+
+
+def dgx_h100(nodes: int) -> ClusterSpec:
+    return _dgx("dgx-h100", _H100, nvlink=450e9, nic=50e9, nodes=nodes)
+
+
+PRESETS = {"dgx-a100": dgx_a100, "dgx-h100": dgx_h100}
+
+
+def preset(name: str, nodes: int) -> ClusterSpec:
+    if name not in PRESETS:
+        raise InputError(
+            "cluster.preset", name, "is not a cluster that Phalanx knows", nearest(name, [*PRESETS, "local"])
+        )
+    return PRESETS[name](nodes)

@@ -1,0 +1,121 @@
+"""The mesh: ranks arranged in named axes. Coordinates, groups, and the link tier that a group spans.
+
+Default order, outermost first: pp, dp_replicate, dp_shard, cp, tp; the innermost axes get neighbouring ranks.
+Everything is one `arange(world)` reshaped and read along different axes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.spec.cluster import ClusterSpec, Tier
+from phalanx.spec.strategy import Strategy
+
+Ranks = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Axis names with their sizes, outermost first; `ep`, `etp` and `ulysses` fold into those ranks."""
+
+    axes: tuple[tuple[str, int], ...]
+    ulysses: int = 1
+    ep: int = 1
+    etp: int = 1
+
+    @property
+    def world(self) -> int:
+        return math.prod(size for _, size in self.axes)
+
+    @cached_property
+    def _ranks(self) -> Ranks:
+        return np.arange(self.world, dtype=np.int64).reshape([size for _, size in self.axes])
+
+    @cached_property
+    def _experts(self) -> Ranks:
+        """(pp, edp, ep, etp): the innermost ranks of each dp x cp x tp block first (DESIGN.md, Mesh)."""
+        names = [name for name, _ in self.axes]
+        block = np.moveaxis(self._ranks, names.index("pp"), 0)
+        return block.reshape(block.shape[0], -1, self.ep, self.etp)
+
+    @cached_property
+    def _context(self) -> Ranks:
+        """(rest, ring, ulysses): the two parts of cp, Ulysses on neighbouring ranks."""
+        names = [name for name, _ in self.axes]
+        last = np.moveaxis(self._ranks, names.index("cp"), -1)
+        return last.reshape(-1, last.shape[-1] // self.ulysses, self.ulysses)
+
+    def size(self, axis: str) -> int:
+        return int(self.groups(axis).shape[1])
+
+    def groups(self, axis: str) -> Ranks:
+        """All groups of an axis, (groups, ranks per group).
+
+        `axis` is a mesh axis, several joined by `+` (`dp_shard+cp`), `ring`, `ulysses`, `ep`, `etp`, `edp`,
+        `embed` (first and last pipeline rank) or `world`.
+        """
+        if axis == "world":
+            return self._ranks.reshape(1, -1)
+        if axis in ("edp", "ep", "etp"):
+            where = ("edp", "ep", "etp").index(axis) + 1
+            return _lines(self._experts, (where,))
+        if axis in ("ring", "ulysses"):
+            return _lines(self._context, (("ring", "ulysses").index(axis) + 1,))
+        names = [name for name, _ in self.axes]
+        if axis == "embed":
+            lines = _lines(self._ranks, (names.index("pp"),))
+            return lines[:, [0, -1]] if lines.shape[1] > 1 else lines
+        return _lines(self._ranks, tuple(names.index(part) for part in axis.split("+")))
+
+    def group_of(self, rank: int, axis: str) -> tuple[int, ...]:
+        """The ranks of this rank's group along an axis; alone where the rank is in none (`embed`)."""
+        groups = self.groups(axis)
+        row = np.nonzero((groups == rank).any(axis=1))[0]
+        return tuple(int(r) for r in groups[row[0]]) if len(row) else (rank,)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """This rank's place along every axis larger than 1."""
+        place = np.unravel_index(rank, self._ranks.shape)
+        return {name: int(i) for (name, size), i in zip(self.axes, place, strict=True) if size > 1}
+
+    def name(self, *parts: str) -> str:
+        """The name of the fused axis of these parts; parts of size 1 are dropped ("" if all are)."""
+        sizes = dict(self.axes)
+        return "+".join(part for part in parts if sizes[part] > 1)
+
+    @cached_property
+    def gradient_axis(self) -> str:
+        """What dense gradients reduce over: dp_replicate, dp_shard and cp, fused."""
+        return self.name("dp_replicate", "dp_shard", "cp")
+
+    def tier(self, axis: str, cluster: ClusterSpec) -> Tier:
+        """The innermost tier of links that holds every group of the axis whole."""
+        groups = self.groups(axis)
+        low, high = groups.min(axis=1), groups.max(axis=1)
+        for tier in cluster.tiers:
+            if np.all(low // tier.ranks == high // tier.ranks):
+                return tier
+        return cluster.tiers[-1]
+
+
+def mesh(strategy: Strategy) -> Mesh:
+    """The mesh of a strategy, in its `order`; `dp` stands for dp_replicate, then dp_shard."""
+    sizes = {
+        "pp": (("pp", strategy.pp),),
+        "dp": (("dp_replicate", strategy.dp_replicate), ("dp_shard", strategy.dp_shard)),
+        "cp": (("cp", strategy.cp),),
+        "tp": (("tp", strategy.tp),),
+    }
+    axes = tuple(axis for part in strategy.order.split("/") for axis in sizes[part])
+    return Mesh(axes, strategy.ulysses, strategy.ep, strategy.etp)
+
+
+def _lines(ranks: Ranks, axes: tuple[int, ...]) -> Ranks:
+    """All lines of an array along some axes, (lines, ranks per line)."""
+    moved = np.moveaxis(ranks, axes, range(-len(axes), 0))
+    return moved.reshape(-1, math.prod(ranks.shape[i] for i in axes))

@@ -1,0 +1,64 @@
+"""The Plan: everything that a run was decided to be, as `plan.json` keeps it.
+
+Written before the first rank starts, read by every rank, by resume and by whoever compares afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job, Train
+from phalanx.spec.jobfile import build
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`choices`: what was decided beside the strategy (transport, bucket, threads). `prediction`: the figures that
+    the run will be held against: step_time_s, memory_bytes, bytes_per_axis, flops."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: Job
+    strategy: Strategy
+    train: Train
+    choices: dict[str, Any]
+    prediction: dict[str, Any]
+
+
+def write(plan: Plan, path: Path) -> None:
+    write_json(path, {"version": VERSION, **asdict(plan)})
+
+
+def from_dict(given: Any, where: str) -> Plan:
+    """A Plan from what `write` wrote. Raises InputError for an unknown version or a damaged file."""
+    if not isinstance(given, dict) or "version" not in given:
+        raise InputError("plan", where, "is not a plan.json")
+    if given["version"] != VERSION:
+        raise InputError("plan", where, f"has version {given['version']}", f"this Phalanx reads version {VERSION}")
+    return build(Plan, {k: v for k, v in given.items() if k != "version"}, "plan")
+
+
+def read(path: Path) -> Plan:
+    try:
+        return from_dict(json.loads(path.read_text()), str(path))
+    except FileNotFoundError:
+        raise InputError("plan", str(path), "no such file") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError("plan", str(path), f"cannot be read ({error})") from None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(part, path)

@@ -1,0 +1,237 @@
+"""The strategy: how a job is split over ranks. One line (`dp=4,zero=3`) or a TOML table.
+
+The whole grammar is parsed and checked here. What the trainer cannot run yet is refused by name in
+`require_runnable`, never ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.job import Job
+from phalanx.spec.model import ModelSpec
+
+Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
+AXES = ("pp", "dp", "cp", "tp")
+DEFAULT_BUCKET_MIB = 25.0  # torch DDP's default
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Degrees of every parallelism and how the engines behave. Defaults are one plain process."""
+
+    dp: int = 1
+    zero: Literal[0, 1, 2, 3] = 0
+    shard: int | None = None
+    tp: int = 1
+    sp: bool = False
+    cp: int = 1
+    ulysses: int = 1
+    ep: int = 1
+    etp: int = 1
+    pp: int = 1
+    virtual: int = 1
+    schedule: Schedule = "1f1b"
+    micro_batch: int = 1
+    recompute: str = "none"
+    compression: str = "none"
+    grad_sync: Literal["step", "micro"] | None = None
+    reshard: Literal["step", "action"] | None = None
+    bucket: float | Literal["auto"] = "auto"
+    prefetch: int = 1
+    order: str = "pp/dp/cp/tp"
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "tp", "cp", "ulysses", "ep", "etp", "pp", "virtual", "micro_batch"):
+            if getattr(self, name) < 1:
+                raise InputError(f"strategy.{name}", getattr(self, name), "must be at least 1")
+        _divides("shard", self.shard or 1, "dp", self.dp)
+        _divides("ulysses", self.ulysses, "cp", self.cp)
+        block = self.dp * self.cp * self.tp
+        if block % (self.ep * self.etp):
+            raise InputError(
+                "strategy.ep",
+                self.ep,
+                f"ep x etp = {self.ep} x {self.etp} does not divide dp x cp x tp = "
+                f"{self.dp} x {self.cp} x {self.tp} = {block}",
+            )
+        if self.zero == 0 and (self.shard or 1) > 1:
+            raise InputError("strategy.shard", self.shard, "zero=0 shards nothing", "use zero=1, 2 or 3")
+        if self.sp and self.tp == 1:
+            raise InputError("strategy.sp", 1, "sequence parallelism runs over the tp ranks", "use tp >= 2")
+        if self.bucket != "auto" and self.bucket <= 0:
+            raise InputError("strategy.bucket", self.bucket, "must be positive (MiB) or auto")
+        if self.prefetch < 0:
+            raise InputError("strategy.prefetch", self.prefetch, "must not be negative")
+        if not re.fullmatch(r"none|selective|full|every:[1-9]\d*", self.recompute):
+            raise InputError(
+                "strategy.recompute", self.recompute, "is not known", "use none, selective, full or every:k"
+            )
+        if not re.fullmatch(
+            r"none|fp16|bf16|int8|int4|(topk|randk|threshold):(\d+\.?\d*|\.\d+)(e-?\d+)?|powersgd:[1-9]\d*",
+            self.compression,
+        ):
+            raise InputError(
+                "strategy.compression",
+                self.compression,
+                "is not known",
+                "use none, fp16, bf16, int8, int4, topk:0.01, randk:0.01, threshold:1e-3 or powersgd:4",
+            )
+        if sorted(self.order.split("/")) != sorted(AXES):
+            raise InputError(
+                "strategy.order", self.order, f"must name each of {', '.join(AXES)} once, as pp/dp/cp/tp"
+            )
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def dp_shard(self) -> int:
+        """Ranks that the model state is sharded over: 1 at zero=0, `shard` (default dp) otherwise."""
+        return 1 if self.zero == 0 else (self.shard or self.dp)
+
+    @property
+    def dp_replicate(self) -> int:
+        return self.dp // self.dp_shard
+
+    @property
+    def bucket_bytes(self) -> int:
+        return int((DEFAULT_BUCKET_MIB if self.bucket == "auto" else self.bucket) * 2**20)
+
+    def accumulation(self, job: Job) -> int:
+        """Micro-batches per data-parallel replica and step: global batch / (micro_batch x dp)."""
+        return job.global_batch // (self.micro_batch * self.dp)
+
+    def __str__(self) -> str:
+        """The one-line form, fields that differ from the default only."""
+        changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
+        return ",".join(f"{f.name}={_written(getattr(self, f.name))}" for f in changed) or "dp=1"
+
+
+FIELDS = {f.name: f for f in fields(Strategy)}
+
+
+def parse(line: str) -> dict[str, Any]:
+    """`dp=4,zero=3` as a table; types are checked when the Strategy is made from it.
+
+    Raises InputError for an unknown field, a missing `=`, or a field named twice.
+    """
+    table: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in line.split(","))):
+        name, equals, text = item.partition("=")
+        name, text = name.strip(), text.strip()
+        if not equals or not text:
+            raise InputError("strategy", line, f"{item!r} is not of the form field=value", "e.g. dp=4,zero=3")
+        if name not in FIELDS:
+            raise InputError(f"strategy.{name}", text, "no such field", nearest(name, FIELDS))
+        if name in table:
+            raise InputError(f"strategy.{name}", text, "given twice")
+        table[name] = value(text)
+    return table
+
+
+def value(text: str) -> Any:
+    """A word of a command line as int, float, bool or string."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:
+    """That the strategy fits this model, batch and number of ranks. Raises InputError where it does not."""
+    s = strategy
+    if world is not None and s.world != world:
+        factors = " x ".join(f"{axis}={getattr(s, axis)}" for axis in AXES)
+        raise InputError(
+            "strategy",
+            str(s),
+            f"{factors} = {s.world} ranks, but there are {world}",
+            f"make the product {world}",
+        )
+    if job.global_batch % (s.micro_batch * s.dp):
+        if job.global_batch % s.dp:
+            fits = [d for d in range(1, job.global_batch + 1) if job.global_batch % d == 0]
+            raise InputError(
+                "strategy.dp",
+                s.dp,
+                f"does not divide job.global_batch = {job.global_batch}",
+                f"use one of {_some(fits)}",
+            )
+        per_replica = job.global_batch // s.dp
+        fits = [m for m in range(1, per_replica + 1) if per_replica % m == 0]
+        raise InputError(
+            "strategy.micro_batch",
+            s.micro_batch,
+            f"micro_batch x dp = {s.micro_batch} x {s.dp} does not divide job.global_batch = {job.global_batch}",
+            f"use one of {_some(fits)}",
+        )
+    if job.seq > model.max_seq:
+        raise InputError(
+            "job.seq",
+            job.seq,
+            f"is longer than model.max_seq = {model.max_seq}",
+            "shorten seq or raise model.max_seq",
+        )
+
+
+# Fields that the trainer runs today, with the values it takes (None: any legal one).
+_RUNNABLE: dict[str, set[Any] | None] = {
+    "dp": None,
+    "zero": {0},
+    "shard": {None, 1},
+    "tp": {1},
+    "sp": {False},
+    "cp": {1},
+    "ulysses": {1},
+    "ep": {1},
+    "etp": {1},
+    "pp": {1},
+    "virtual": {1},
+    "schedule": {"1f1b"},
+    "micro_batch": None,
+    "recompute": {"none"},
+    "compression": {"none"},
+    "grad_sync": {None, "step"},
+    "reshard": {None},
+    "bucket": None,
+    "prefetch": {1},
+    "order": {"pp/dp/cp/tp"},
+}
+
+
+def require_runnable(strategy: Strategy) -> None:
+    """Refuse by name what is part of the grammar but cannot be run or priced yet."""
+    for name, runnable in _RUNNABLE.items():
+        given = getattr(strategy, name)
+        if runnable is not None and given not in runnable:
+            usable = ", ".join(_written(v) for v in runnable if v is not None)
+            raise InputError(
+                f"strategy.{name}",
+                _written(given),
+                "is part of the grammar but not yet runnable",
+                f"leave it out or use {usable}" if usable else "leave it out",
+            )
+
+
+def _divides(name: str, part: int, whole_name: str, whole: int) -> None:
+    if part < 1 or whole % part:
+        raise InputError(f"strategy.{name}", part, f"does not divide {whole_name} = {whole}")
+
+
+def _written(given: Any) -> str:
+    if isinstance(given, bool):
+        return str(int(given))
+    return f"{given:g}" if isinstance(given, float) else str(given)
+
+
+def _some(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:12])) + (", ..." if len(numbers) > 12 else "")

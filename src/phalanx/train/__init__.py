@@ -1,0 +1,1 @@
+"""The trainer: data, steps, checkpoints, launch."""

@@ -1,0 +1,1 @@
+"""The real program against the plan and against one process."""
