@@ -98,19 +98,19 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _Rotary.apply(x, cos, sin)  # type: ignore[no-any-return]
 
 
+_CACHED = 2**17  # logits that stay in a core's cache while they are worked on
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         wide = _accumulate_dtype(logits.dtype)
-        z = logits if logits.dtype == wide else logits.to(wide)
-        index = targets.unsqueeze(-1)  # (tokens, 1)
-        z.sub_(z.amax(-1, keepdim=True))
-        chosen = z.gather(-1, index)
-        total = z.exp_().sum(-1, keepdim=True)
-        loss = (total.log() - chosen).sum()
+        loss = torch.zeros((), dtype=wide, device=logits.device)
+        rows = len(logits) if logits.device.type != "cpu" else max(1, _CACHED // logits.shape[1])
+        for part, chosen in zip(logits.split(rows), targets.split(rows), strict=True):
+            loss += _softmax_minus_onehot(part, chosen.unsqueeze(-1), wide, ctx.needs_input_grad[0])
         if ctx.needs_input_grad[0]:
-            z.div_(total).scatter_add_(-1, index, torch.full_like(chosen, -1))
-            ctx.save_for_backward(z if z.dtype == logits.dtype else z.to(logits.dtype))
+            ctx.save_for_backward(logits)
         return loss
 
     @staticmethod
@@ -118,6 +118,19 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (d_logits,) = ctx.saved_tensors
         return d_logits.mul_(g), None
+
+
+def _softmax_minus_onehot(logits: Tensor, index: Tensor, wide: torch.dtype, gradient: bool) -> Tensor:
+    """The summed loss of some rows, (rows, vocab); they are overwritten by its gradient where that is wanted."""
+    z = logits if logits.dtype == wide else logits.to(wide)
+    z.sub_(z.amax(-1, keepdim=True))
+    chosen = z.gather(-1, index)
+    total = z.exp_().sum(-1, keepdim=True)
+    if gradient:
+        z.div_(total).scatter_add_(-1, index, torch.full_like(chosen, -1))
+        if z is not logits:
+            logits.copy_(z)
+    return (total.log_() - chosen).sum()
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

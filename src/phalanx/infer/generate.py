@@ -1,0 +1,75 @@
+"""Text from a checkpoint: temperature and top-k sampling with a key-value cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from phalanx.measure.local import cache_folder
+from phalanx.nn.decoder import Cache, Decoder
+from phalanx.nn.initial import create
+from phalanx.runtime import checkpoint
+from phalanx.runtime.comm import DTYPES
+from phalanx.spec import plan as plans
+from phalanx.spec.errors import InputError
+from phalanx.spec.model import parameters
+from phalanx.train.data import prepare
+
+
+@dataclass(frozen=True)
+class Sampling:
+    tokens: int = 80
+    temperature: float = 0.8
+    top_k: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.top_k < 0 or self.temperature < 0:
+            raise InputError("sampling", None, "needs tokens >= 1, temperature >= 0 and top-k >= 0 (0: all)")
+
+
+@torch.no_grad()
+def sample(model: Decoder, prompt: list[int], how: Sampling) -> list[int]:
+    """Token ids that continue `prompt`. Temperature 0 is greedy. The oldest tokens fall out at max_seq."""
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(how.seed)
+    ids = list(prompt)
+    cache, new = Cache(), ids
+    for _ in range(how.tokens):
+        if cache.length + len(new) > model.spec.max_seq:
+            # Positions are absolute: start over with the newer half.
+            cache, new = Cache(), ids[-(model.spec.max_seq // 2) :]
+        logits = model(torch.tensor([new], device=device), cache=cache)[0, -1].float()  # (vocab,)
+        if how.temperature == 0:
+            chosen = int(logits.argmax())
+        else:
+            logits = logits / how.temperature
+            if 0 < how.top_k < len(logits):
+                logits[logits < logits.topk(how.top_k).values[-1]] = float("-inf")
+            chosen = int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
+        ids.append(chosen)
+        new = [chosen]
+    return ids[len(prompt) :]
+
+
+def generate(folder: Path, prompt: str, how: Sampling) -> str:
+    """Continue a prompt with the newest checkpoint of a run. Raises InputError, CheckpointError."""
+    plan = plans.read(folder / "plan.json")
+    steps = checkpoint.steps(folder / "checkpoint")
+    if not steps:
+        raise InputError("run", str(folder), "holds no checkpoint yet")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = create(plan.model, DTYPES[plan.job.precision.master_dtype], device)
+    own = dict(model.named_parameters())
+    tensors = {f"parameters.{p.fqn}": own[p.fqn].detach() for p in parameters(plan.model)}
+    checkpoint.load(folder / "checkpoint", steps[-1], tensors)
+    tokenizer = Tokenizer.from_file(str(prepare(plan.train.data, plan.model.vocab, cache_folder()).tokenizer))
+    ids = tokenizer.encode(prompt).ids
+    if not ids:
+        raise InputError("--prompt", prompt, "is empty", "give it at least one character")
+    if len(ids) > plan.model.max_seq:
+        raise InputError("--prompt", prompt, f"is {len(ids)} tokens, max_seq is {plan.model.max_seq}", "shorten it")
+    return prompt + str(tokenizer.decode(sample(model, ids, how)))

@@ -1,0 +1,179 @@
+"""Kernel rates of this machine: real units of small decoders, timed forward and backward, then fitted.
+
+Each point is (work, seconds) of one unit; the work is counted by cost/kernel.py, so a rate means there just what
+it was fitted to mean here. Rounds are interleaved over the points, and all ranks that will compute at once do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from phalanx.cost import kernel
+from phalanx.cost.kernel import Work
+from phalanx.measure.fit import nonnegative_fit
+from phalanx.nn.decoder import Decoder
+from phalanx.nn.initial import create
+from phalanx.runtime.comm import DTYPES
+from phalanx.spec.cluster import KernelRates, Rates
+from phalanx.spec.job import DTYPE_BYTES, DType, Job, Optimizer, Precision
+from phalanx.spec.model import ModelSpec, complete
+
+# (hidden, heads, kv_heads, ffn, vocab), then (sequences, seq): shapes around what a small machine trains.
+_LADDER: tuple[tuple[tuple[int, int, int, int, int], tuple[tuple[int, int], ...]], ...] = (
+    ((128, 4, 4, 512, 2048), ((2, 128), (8, 128), (24, 128))),
+    ((192, 6, 3, 512, 2048), ((3, 128), (12, 128))),
+    ((256, 8, 8, 1024, 4096), ((1, 256), (4, 256), (2, 512))),
+    ((512, 8, 4, 1408, 8192), ((2, 128), (4, 128))),
+)
+_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Point:
+    phase: str
+    unit: str
+    work: Work
+    seconds: float
+
+
+def _spec(hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> ModelSpec:
+    sizes = {"hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab}
+    return ModelSpec(**complete({"family": "llama", "layers": 1, "max_seq": 512, **sizes}))
+
+
+class _Bench:
+    """The units of one shape with their inputs; `run` times each unit's forward and backward once."""
+
+    def __init__(self, model: Decoder, sequences: int, seq: int, device: torch.device) -> None:
+        spec, dtype = model.spec, next(model.parameters()).dtype
+        self.model, self.seq, self.sequences, self.device = model, seq, sequences, device
+        self.tokens = torch.randint(spec.vocab, (sequences, seq + 1), device=device)
+        self.x = torch.randn(sequences, seq, spec.hidden, device=device).to(dtype).requires_grad_()
+        self.g = torch.randn(sequences, seq, spec.hidden, device=device).to(dtype)
+        self.angles = (model.cos[:seq, None], model.sin[:seq, None])
+        self.times: dict[tuple[str, str], list[float]] = {}
+
+    def _time(self, unit: str, forward: Callable[[], torch.Tensor], g: torch.Tensor | None) -> None:
+        for phase, action in (("F", forward), ("B", None)):
+            _synchronize(self.device)
+            start = time.perf_counter()
+            if action is not None:
+                out = action()
+            else:
+                out.backward(g)
+            _synchronize(self.device)
+            self.times.setdefault((phase, unit), []).append(time.perf_counter() - start)
+
+    def run(self) -> None:
+        self.x.grad = None
+        m = self.model
+        self._time("embed", lambda: m.embed(self.tokens[:, :-1]), self.g)
+        self._time("blocks", lambda: m.blocks[0](self.x, self.angles), self.g)
+        self.x.grad = None
+        self._time("head", lambda: m.head(self.x, self.tokens[:, 1:]), None)
+
+    def points(self) -> list[Point]:
+        spec, t = self.model.spec, self.sequences * self.seq
+        e = next(self.model.parameters()).element_size()
+        count = {"F": kernel.forward, "B": kernel.backward}
+        return [
+            # The first round warms up.
+            Point(phase, unit, count[phase](spec, unit, t, self.seq, e), median(times[1:]))
+            for (phase, unit), times in self.times.items()
+        ]
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure_points(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> list[Point]:
+    """Time the ladder on this rank; `barrier` starts each round together with the ranks beside it."""
+    benches = []
+    for shape, sizes in _LADDER:
+        model = create(_spec(*shape), DTYPES[dtype], device)
+        for p in model.parameters():
+            torch.nn.init.normal_(p, std=0.02)
+        benches += [_Bench(model, sequences, seq, device) for sequences, seq in sizes]
+    for _ in range(_ROUNDS):
+        for bench in benches:
+            barrier()
+            bench.run()
+    return [point for bench in benches for point in bench.points()]
+
+
+def peak_flops(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float:
+    """FLOP/s of the best square matrix product."""
+    n = 4096 if device.type == "cuda" else 1024
+    a = torch.randn(n, n, device=device).to(DTYPES[dtype])
+    best = float("inf")
+    for _ in range(4):
+        barrier()
+        _synchronize(device)
+        start = time.perf_counter()
+        a @ a
+        _synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * n**3 / best
+
+
+def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float:
+    """Seconds per byte of optimizer traffic: zero, norm, scale, fused AdamW, as a training step does them."""
+    spec = _spec(192, 6, 3, 512, 2048)
+    job = Job(global_batch=1, seq=1, precision=Precision(compute=dtype), optimizer=Optimizer())
+    shapes = [p.shape for p in create(spec, torch.float32, torch.device("cpu")).parameters()]
+    wide = DTYPES[job.precision.master_dtype]
+    masters = [torch.zeros(shape, dtype=wide, device=device, requires_grad=True) for shape in shapes]
+    flat = torch.zeros(sum(m.numel() for m in masters), dtype=wide, device=device)
+    for master, part in zip(masters, flat.split([m.numel() for m in masters]), strict=True):
+        master.grad = part.view(master.shape)
+    optimizer = torch.optim.AdamW(masters, fused=True)
+    times = []
+    for _ in range(6):
+        barrier()
+        _synchronize(device)
+        start = time.perf_counter()
+        flat.zero_()
+        torch.linalg.vector_norm(flat)
+        flat.mul_(0.5)
+        optimizer.step()
+        _synchronize(device)
+        times.append(time.perf_counter() - start)
+    per_parameter = kernel.optimizer(spec, job).traffic_bytes / spec.parameter_count
+    if job.precision.compute != job.precision.master_dtype:
+        per_parameter -= DTYPE_BYTES[dtype] + DTYPE_BYTES[job.precision.master_dtype]  # no cast was timed
+    return median(times[1:]) / (per_parameter * flat.numel())
+
+
+def fit(points: list[Point], phase: str) -> tuple[Rates, float]:
+    """Rates of a phase, and the median relative error of the fit. The smallest relative errors are sought."""
+    # Embeddings cost little and follow rules of their own: they would pull the line away from what matters.
+    chosen = [p for p in points if p.phase == phase and p.unit != "embed"]
+    features: npt.NDArray[np.float64] = np.array([_features(p.work) for p in chosen], dtype=np.float64)
+    seconds = np.array([p.seconds for p in chosen])
+    rates = nonnegative_fit(features, seconds)
+    residual = float(np.median(np.abs(features @ rates / seconds - 1)))
+    return Rates(*(float(r) for r in rates)), residual
+
+
+def _features(work: Work) -> tuple[Any, ...]:
+    return (work.gemm_flops, work.attention_flops, work.traffic_bytes, work.kernels)
+
+
+def kernel_rates(
+    points: list[Point], dtype: DType, concurrent: int, threads: int, per_byte: float, peak: float
+) -> KernelRates:
+    forward, forward_error = fit(points, "F")
+    backward, backward_error = fit(points, "B")
+    return KernelRates(
+        dtype, concurrent, threads, forward, backward, per_byte, peak, max(forward_error, backward_error), "measured"
+    )

@@ -1,0 +1,142 @@
+"""This machine as a ClusterSpec: measured once under the concurrency of the run, then cached.
+
+The cache key holds what makes a measurement stale: processor, cores, memory, GPUs, torch. No torch is imported
+where the cache has the answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import DType
+from phalanx.spec.jobfile import build
+from phalanx.spec.plan import write_json
+
+VERSION = 2  # of what is measured and how; an older cache is measured anew
+
+
+def cache_folder() -> Path:
+    """Where measurements and tokens are kept: $PHALANX_CACHE, else phalanx in the user's cache folder."""
+    own = os.environ.get("PHALANX_CACHE")
+    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phalanx"
+    base.mkdir(parents=True, exist_ok=True)
+    return base
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fingerprint() -> dict[str, Any]:
+    """What the machine is, without importing torch."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = {line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")}
+    gpus = sorted(p.read_text().splitlines()[0] for p in Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    try:
+        torch_version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch_version = ""
+    return {
+        "cpu": sorted(models) or [os.uname().machine],
+        "cores": cores(),
+        "memory_bytes": _memory_bytes(),
+        "gpus": gpus,
+        "torch": torch_version,
+    }
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def default_ranks() -> int:
+    """One rank per GPU, else one per core."""
+    return len(fingerprint()["gpus"]) or cores()
+
+
+def local_cluster(
+    ranks: int, dtype: DType, threads: int, *, anew: bool = False, announce: Callable[[str], None] = lambda _: None
+) -> ClusterSpec:
+    """This machine with `ranks` ranks. Raises InputError where it was never measured and torch is not there."""
+    machine = fingerprint()
+    key = {"version": VERSION, "ranks": ranks, "dtype": dtype, "threads": threads, **machine}
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    path = cache_folder() / "machines" / f"{digest}.json"
+    if path.exists() and not anew:
+        try:
+            return build(ClusterSpec, json.loads(path.read_text()), "cluster")
+        except (json.JSONDecodeError, InputError):
+            announce(f"{path} is damaged")
+    if not machine["torch"]:
+        raise InputError(
+            "cluster.preset",
+            "local",
+            "measuring this machine needs torch",
+            "pip install 'phalanx[train]', or plan for a preset such as dgx-h100",
+        )
+    announce(f"measuring this machine ({ranks} rank{'s' * (ranks > 1)}, {dtype}, {threads} thread each) ...")
+    found = _measure(ranks, dtype, threads)
+    cluster = build(ClusterSpec, _describe(machine, ranks, dtype, found), "cluster")
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, asdict(cluster))
+    return cluster
+
+
+def _measure(ranks: int, dtype: DType, threads: int) -> dict[str, Any]:
+    from phalanx.runtime.launch import launch
+
+    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
+        out = Path(folder) / "measured.json"
+        argument = json.dumps({"out": str(out), "dtype": dtype, "threads": threads})
+        if launch("phalanx.measure.worker", argument, ranks, threads):
+            raise KeyboardInterrupt
+        return json.loads(out.read_text())  # type: ignore[no-any-return]
+
+
+def _describe(machine: dict[str, Any], ranks: int, dtype: DType, found: dict[str, Any]) -> dict[str, Any]:
+    """The tables of a ClusterSpec from what was measured."""
+    last = found["kernels"][-1]
+    on_gpu = bool(machine["gpus"])
+    fits = found["collectives"]
+    beta = fits[0]["beta_s_per_byte"] if fits else 0.0
+    # Ring all-reduce: 2(p-1)/p bytes over the link per byte of the buffer.
+    bandwidth = 2 * (ranks - 1) / ranks / beta if beta else 1e10
+    memory = _gpu_memory() if on_gpu else machine["memory_bytes"] // ranks
+    device = {
+        "name": machine["gpus"][0].split(":")[-1].strip() if on_gpu else machine["cpu"][0],
+        "kind": "cuda" if on_gpu else "cpu",
+        "memory_bytes": memory,
+        "usable_bytes": int(memory * 0.9),
+        "memory_bandwidth_bytes_per_s": 1 / last["optimizer_per_byte"],
+        "dense_flops_per_s": {dtype: last["peak_flops_per_s"]},
+        "own_communication_engine": on_gpu,
+        "origin": "measured",
+        "source": "phalanx measure on this machine; usable: nine tenths",
+    }
+    tier = {
+        "name": "host",
+        "ranks": ranks,
+        "latency_s": fits[0]["alpha_s"] / (2 * (ranks - 1)) if fits else 0.0,
+        "bandwidth_bytes_per_s_per_gpu_per_direction": bandwidth,
+        "origin": "measured" if fits else "estimated",
+        "source": "all-reduce between the ranks of this host" if fits else "one rank: nothing to measure",
+    }
+    parts = {"device": device, "tiers": [tier], "kernels": found["kernels"], "collectives": fits}
+    return {"name": "local", "ranks_per_node": ranks, "nodes": 1, **parts}
+
+
+def _gpu_memory() -> int:
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory

@@ -1,0 +1,65 @@
+"""The strategies that fit a job on a cluster, priced, best first.
+
+Today the axis is dp (zero=0) by micro-batch; every later axis joins this enumeration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.cost.predict import Prediction, predict
+from phalanx.cost.terms import columns
+from phalanx.spec.cluster import GIB, ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy, check
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy with its price; `reason` says why it was rejected ("" where it was not)."""
+
+    strategy: Strategy
+    prediction: Prediction
+    reason: str = ""
+
+
+def enumerate_strategies(job: Job, ranks: int, dp: int | None = None) -> list[Strategy]:
+    """Every legal (dp, micro_batch), none twice: dp up to `ranks`, or just the given one."""
+    replicas = [dp] if dp else [d for d in range(1, ranks + 1) if job.global_batch % d == 0]
+    return [
+        Strategy(dp=d, micro_batch=m)
+        for d in replicas
+        for m in range(1, job.global_batch // d + 1)
+        if (job.global_batch // d) % m == 0
+    ]
+
+
+def search(model: ModelSpec, cluster: ClusterSpec, job: Job, dp: int | None = None) -> list[Candidate]:
+    """All candidates, those that fit first, fastest first.
+
+    Raises InputError where no strategy fits, with what the smallest one needs.
+    """
+    strategies = enumerate_strategies(job, cluster.ranks, dp)
+    for strategy in strategies[:1]:
+        check(strategy, model, job, None)
+    times = predict(model, cluster, job, columns(strategies)).step_time_s
+    found = [price(model, cluster, job, strategies[i]) for i in np.argsort(times, kind="stable")]
+    found.sort(key=lambda c: bool(c.reason))
+    if found[0].reason:
+        least = min(found, key=lambda c: int(c.prediction.memory_bytes))
+        raise InputError(
+            "strategy", "auto", f"nothing fits: {least.strategy} {least.reason}", "use a smaller model, seq or batch"
+        )
+    return found
+
+
+def price(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> Candidate:
+    """One strategy with its prediction, and whether it fits."""
+    prediction = predict(model, cluster, job, strategy)
+    need, have = int(prediction.memory_bytes), cluster.device.usable_bytes
+    reason = f"needs {need / GIB:.1f} of {have / GIB:.1f} GiB" if need > have else ""
+    return Candidate(strategy, prediction, reason)

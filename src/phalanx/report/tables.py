@@ -1,0 +1,141 @@
+"""Terminal tables: the alternatives of a plan, and predicted against measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+
+from phalanx.plan.search import Candidate
+from phalanx.spec.cluster import GIB, ClusterSpec
+from phalanx.spec.job import Job
+
+
+def seconds(value: float) -> str:
+    if value >= 1:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
+
+
+def size(value: float) -> str:
+    """Memory, in powers of 1024."""
+    for unit, scale in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= scale:
+            return f"{value / scale:.2f} {unit}"
+    return f"{value:.0f} B"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: int) -> Table:
+    """The fastest candidates of every dp, the chosen one marked."""
+    table = _table("strategies, predicted")
+    for name in ("", "strategy", "accumulation", "step", "tokens/s", "exposed comm", "memory/rank"):
+        table.add_column(name, justify="left" if name in ("", "strategy") else "right", no_wrap=True)
+    if any(c.reason for c in found):
+        table.add_column("rejected")
+    shown = list(found[:rows])
+    if chosen not in shown:
+        shown.append(chosen)
+    for c in shown:
+        p = c.prediction
+        exposed = p.exposed_communication_s
+        table.add_row(
+            "→" if c is chosen else "",
+            str(c.strategy),
+            str(c.strategy.accumulation(job)),
+            seconds(p.step_time_s),
+            f"{job.global_batch * job.seq / p.step_time_s:,.0f}",
+            f"{seconds(exposed)} ({exposed / p.step_time_s:.0%})" if exposed else "none",
+            size(p.memory_bytes),
+            *([c.reason] if c.reason else []),
+            style="bold" if c is chosen else ("dim" if c.reason else ""),
+        )
+    if len(found) > len(shown):
+        table.caption = f"{len(found) - len(shown)} slower or rejected ones not shown"
+    return table
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One quantity, predicted and measured. `text`: how to write its values."""
+
+    name: str
+    predicted: float
+    measured: float | None
+    text: str
+
+    @property
+    def error(self) -> float | None:
+        """Relative, of the prediction; None where nothing was measured."""
+        if self.measured is None:
+            return None
+        if self.measured == 0:
+            return 0.0 if self.predicted == 0 else float("inf")
+        return self.predicted / self.measured - 1
+
+    def write(self, value: float | None) -> str:
+        if value is None:
+            return "not measured"
+        return {"s": seconds(value), "memory": size(value), "bytes": f"{value:,.0f} B"}[self.text]
+
+
+def comparison(rows: Sequence[Comparison]) -> Table:
+    table = _table("predicted against measured")
+    for name in ("", "predicted", "measured", "error"):
+        table.add_column(name, justify="left" if not name else "right")
+    for row in rows:
+        error = row.error
+        exact = row.text == "bytes" and error == 0
+        shown = "" if error is None else ("exact" if exact else f"{error:+.1%}")
+        table.add_row(row.name, row.write(row.predicted), row.write(row.measured), shown)
+    return table
+
+
+def rates(cluster: ClusterSpec) -> list[Table]:
+    """What was measured of a cluster."""
+    kernels = _table(f"kernels of {cluster.device.name}")
+    for name in (
+        "type",
+        "at once",
+        "peak",
+        "forward matmul",
+        "backward matmul",
+        "bandwidth",
+        "per kernel",
+        "fit error",
+    ):
+        kernels.add_column(name, justify="right")
+    for k in cluster.kernels:
+        kernels.add_row(
+            k.dtype,
+            str(k.concurrent),
+            _tera(k.peak_flops_per_s),
+            _tera(1 / k.forward.per_gemm_flop) if k.forward.per_gemm_flop else "-",
+            _tera(1 / k.backward.per_gemm_flop) if k.backward.per_gemm_flop else "-",
+            f"{1e-9 / k.backward.per_byte:.1f} GB/s" if k.backward.per_byte else "-",
+            seconds(k.forward.per_kernel),
+            f"{k.residual:.0%}" + (" (not to be trusted)" if k.residual > 0.2 else ""),
+        )
+    links = _table("links")
+    for name in ("operation", "ranks", "alpha", "beta", "algbw at 16 MiB", "fit error"):
+        links.add_column(name, justify="left" if name == "operation" else "right")
+    for fit in cluster.collectives:
+        n = 2**24
+        links.add_row(
+            f"{fit.op} ({fit.transport})",
+            str(fit.group_size),
+            seconds(fit.alpha_s),
+            f"{fit.beta_s_per_byte * 1e9:.3f} ns/B",
+            f"{n / (fit.alpha_s + fit.beta_s_per_byte * n) / 1e9:.2f} GB/s",
+            f"{fit.residual:.0%}" + (" (not to be trusted)" if fit.residual > 0.2 else ""),
+        )
+    return [kernels, links] if cluster.collectives else [kernels]
+
+
+def _tera(flops_per_s: float) -> str:
+    return f"{flops_per_s / 1e12:.3f} TFLOP/s"

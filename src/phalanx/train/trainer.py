@@ -1,0 +1,203 @@
+"""The training loop of one rank: batches in, steps, evaluation, checkpoints, metrics out.
+
+It is given a Plan and follows it; it does not know that a planner exists. Rank 0 writes
+`metrics.jsonl` (a line per step) and `recorded.json` (what was measured, to hold against the prediction).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from phalanx.runtime import checkpoint
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.instrument import instrument
+from phalanx.runtime.launch import StopFlag
+from phalanx.spec.job import Train
+from phalanx.spec.mesh import mesh
+from phalanx.spec.plan import Plan, write_json
+from phalanx.train.data import Batches, TokenSet, validation_windows
+from phalanx.train.progress import Progress
+from phalanx.train.step import StepResult, Training
+
+
+def learning_rate(train: Train, peak: float, step: int) -> float:
+    """Linear warm-up, then a cosine down to min_lr_ratio x peak (Loshchilov & Hutter 2017). `step` from 0."""
+    if step < train.warmup:
+        return peak * (step + 1) / train.warmup
+    done = (step - train.warmup) / max(1, train.steps - train.warmup)
+    low = train.min_lr_ratio
+    return peak * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+class Trainer:
+    """One rank's run. `resume` continues from the newest checkpoint of the run folder."""
+
+    def __init__(self, plan: Plan, tokens: TokenSet, folder: Path, comm: Comm, resume: bool) -> None:
+        self.plan, self.tokens, self.folder, self.comm = plan, tokens, folder, comm
+        job, train, strategy = plan.job, plan.train, plan.strategy
+        self.first = comm.world.rank == 0
+        self.replica = mesh(strategy).coordinates(comm.world.rank).get("dp_replicate", 0)
+        self.batches = Batches(tokens.training(), job.seq, job.global_batch, train.seed)
+        self.training = Training(plan.model, job, strategy, comm, train.seed)
+        self.peak_lr = train.scaled_lr(job.global_batch)
+        self.start = 0
+        if resume:
+            self.start = checkpoint.steps(folder / "checkpoint")[-1]
+            checkpoint.about(folder / "checkpoint", self.start)
+            checkpoint.load(folder / "checkpoint", self.start, self.training.logical_tensors())
+            self.training.loaded()
+        self.memory = 0
+        self.step_times: list[float] = []
+        self.saved = self.start
+
+    def run(self, stop: StopFlag) -> bool:
+        """Train to the end, or to a stop that was asked for; True if it was. A checkpoint holds the last step.
+
+        Raises FloatingPointError naming the step where loss or gradients are not finite.
+        """
+        train, steps = self.plan.train, self.plan.train.steps
+        interrupted = False
+        last_loss = None
+        tokens = self.plan.job.global_batch * self.plan.job.seq
+        progress = Progress(steps, self.start, tokens, sys.stderr) if self.first else None
+        with _metrics_file(self.folder, self.start, self.first) as metrics:
+            for step in range(self.start, steps):
+                row = self._step(step, stop)
+                interrupted = row.pop("stop")
+                done, last = step + 1, step + 1 == steps
+                if last or interrupted or (train.eval_every and done % train.eval_every == 0):
+                    last_loss = row["eval_loss"] = self._evaluate()
+                if metrics is not None and progress is not None:
+                    metrics.write(json.dumps(row) + "\n")
+                    metrics.flush()
+                    progress.step(row)
+                if last or interrupted or (train.save_every and done % train.save_every == 0):
+                    self._save(done)
+                if interrupted:
+                    break
+        if progress is not None:
+            progress.close()
+            self._write_record(last_loss, interrupted)
+        self.comm.barrier()
+        return interrupted
+
+    def _step(self, step: int, stop: StopFlag) -> dict[str, Any]:
+        """Run step number `step` (from 0) and describe it as a line of metrics.jsonl."""
+        plan, world = self.plan, self.comm.world
+        lr = learning_rate(plan.train, self.peak_lr, step)
+        start = time.perf_counter()
+        share = self.batches.share(step, self.replica, plan.strategy.dp, plan.strategy.micro_batch)
+        inputs = [_to_device(batch, world.device) for batch in share]
+        recorder = self.comm.recorder
+        try:
+            # The first step of a process is slow anyhow: it is the instrumented one.
+            if step == self.start:
+                with instrument(self.training.model.units(), recorder, lambda: self.training.current) as tracker:
+                    result = self.training.step(inputs, lr, bool(stop))
+                self.memory = tracker.peak
+                self.events = tuple(recorder.events)
+                if world.device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(world.device)
+            else:
+                recorder.clear()
+                result = self.training.step(inputs, lr, bool(stop))
+                if world.device.type == "cuda":
+                    self.memory = torch.cuda.max_memory_allocated(world.device)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"step {step + 1}: {error}") from None
+        seconds = time.perf_counter() - start
+        if step > self.start:
+            self.step_times.append(seconds)
+        return self._row(step, result, lr, seconds)
+
+    def _row(self, step: int, result: StepResult, lr: float, seconds: float) -> dict[str, Any]:
+        peak = self.plan.choices["peak_flops_per_s"]
+        return {
+            "step": step + 1,
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "lr": lr,
+            "tokens": result.tokens,
+            "step_time_s": seconds,
+            "tokens_per_s": result.tokens / seconds,
+            "mfu": self.plan.prediction["flops"] / seconds / peak,
+            "mem_bytes": self.memory,
+            "stop": result.stop,
+        }
+
+    def _evaluate(self) -> float:
+        """Loss on held-out sequences, in nats per token."""
+        plan, world = self.plan, self.comm.world
+        self.comm.status.now("evaluation")
+        limit = plan.train.eval_batches * plan.job.global_batch
+        starts = validation_windows(self.tokens.validation(), plan.job.seq, limit)[world.rank :: world.size]
+        data = Batches(self.tokens.validation(), plan.job.seq, 1, 0)
+        size = plan.strategy.micro_batch
+        parts = [data.take(starts[i : i + size]) for i in range(0, len(starts), size)]
+        loss, tokens = self.training.evaluate([_to_device(part, world.device) for part in parts])
+        return loss / max(tokens, 1)
+
+    def _save(self, step: int) -> None:
+        self.comm.status.now(f"writing the checkpoint of step {step}")
+        if self.first:
+            about = {"seed": self.plan.train.seed, "data_cursor": step, "random_state": [self.plan.train.seed, step]}
+            tensors = self.training.logical_tensors()
+            checkpoint.save(self.folder / "checkpoint", step, tensors, about, self.plan.train.keep)
+        self.saved = step
+        self.comm.barrier()
+
+    def _write_record(self, last_loss: float | None, interrupted: bool) -> None:
+        """What this process measured, for the comparison with the prediction."""
+        record = {
+            "version": 1,
+            "interrupted": interrupted,
+            "first_step": self.start + 1,
+            "last_step": self.saved,
+            "eval_loss": last_loss,
+            "step_time_s": median(self.step_times) if self.step_times else None,
+            "best_step_time_s": min(self.step_times, default=None),
+            "memory_bytes": self.memory,
+            "events": [asdict(event) for event in self.events],
+        }
+        write_json(self.folder / "recorded.json", record)
+
+
+def _to_device(batch: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(batch)
+    if device.type == "cuda":  # pinned, so that the copy runs beside whatever the device still does
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor
+
+
+@contextmanager
+def _metrics_file(folder: Path, start: int, first: bool) -> Iterator[TextIO | None]:
+    """metrics.jsonl, open behind the line of step `start`: lines of steps that will be run again are dropped."""
+    if not first:
+        yield None
+        return
+    path = folder / "metrics.jsonl"
+    kept = []
+    if start and path.exists():
+        for line in path.read_text().splitlines():
+            try:
+                if json.loads(line)["step"] <= start:
+                    kept.append(line + "\n")
+            except (json.JSONDecodeError, KeyError):
+                continue  # the half-written last line of a killed run
+    path.write_text("".join(kept))
+    with path.open("a") as file:
+        yield file

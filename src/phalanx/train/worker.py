@@ -1,0 +1,55 @@
+"""A training rank: `python -m phalanx.train.worker '{"folder": "runs/name", "resume": false}'`.
+
+Started by Phalanx's launcher with local ranks, or called by the command line itself under torchrun and srun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from phalanx.measure.local import cache_folder
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.launch import StopFlag, last_words
+from phalanx.runtime.world import World
+from phalanx.spec import plan as plans
+from phalanx.spec.mesh import mesh
+from phalanx.train.data import prepare
+from phalanx.train.trainer import Trainer
+
+
+def run_rank(world: World, folder: Path, resume: bool) -> bool:
+    """Train as one rank of a world that has been joined. True if a stop was asked for."""
+    stop = StopFlag()
+    plan = plans.read(folder / "plan.json")
+    torch.set_num_threads(plan.train.threads)
+    comm = Comm(world, mesh(plan.strategy))
+    comm.status.now("start-up")
+    if world.local_rank == 0:
+        prepare(plan.train.data, plan.model.vocab, cache_folder())
+    comm.barrier()
+    tokens = prepare(plan.train.data, plan.model.vocab, cache_folder())
+    return Trainer(plan, tokens, folder, comm, resume).run(stop)
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    world = worlds.external() or worlds.ALONE
+    folder = Path(given["folder"])
+    try:
+        worlds.join(world, plans.read(folder / "plan.json").train.timeout_s)
+        run_rank(world, folder, given["resume"])
+        worlds.leave()
+    except Exception as error:
+        last_words(world.rank, error)
+        sys.stderr.flush()
+        os._exit(1)  # other threads may hang in a collective that will never end
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Parity: any strategy equals one process. One process is the oracle.
+
+Rank 0 trains two models side by side from the same weights on the same sequences: its share of the strategy
+under examination, and the whole job alone. After every step losses, gradient norms and gradients are compared.
+Adam hides a wrong gradient scale and clipping hides a wrong norm, so SGD runs too and gradients themselves count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.world import ALONE
+from phalanx.spec.job import Job, Optimizer, Precision, Train
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+from phalanx.train.data import Batches
+from phalanx.train.step import Training
+from phalanx.train.trainer import learning_rate
+
+BOUNDS: dict[str, float] = {"float64": 1e-9, "float32": 1e-5}
+_ORACLE_TOKENS = 4096  # per micro-batch of the oracle: another split than the strategy's, where it can be
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """The largest relative deviations seen, and where the worst gradient was."""
+
+    optimizer: str
+    loss_rel_max: float
+    grad_rel_max: float
+    worst: str
+
+
+def gradient_errors(ours: dict[str, Tensor], oracle: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
+    """|g - g*|₂ / max(|g*|₂, 1e-3 x global norm / sqrt(number of tensors)) of every logical tensor (DESIGN.md)."""
+    norms = {name: float(torch.linalg.vector_norm(g.double())) for name, g in oracle.items()}
+    floor = 1e-3 * float(np.linalg.norm(list(norms.values()))) / len(norms) ** 0.5
+    for name, g in oracle.items():
+        difference = float(torch.linalg.vector_norm(ours[name].double() - g.double()))
+        yield name, difference / max(norms[name], floor) if difference else 0.0
+
+
+def examine(
+    spec: ModelSpec,
+    job: Job,
+    strategy: Strategy,
+    train: Train,
+    comm: Comm,
+    optimizer: Literal["adamw", "sgd"],
+    dtype: Literal["float64", "float32"],
+    steps: int,
+) -> Deviation | None:
+    """Train `steps` steps both ways and compare; on rank 0 the largest deviations, None elsewhere."""
+    job = replace(job, precision=Precision(compute=dtype), optimizer=_with_name(job.optimizer, optimizer))
+    ours = Training(spec, job, strategy, comm, train.seed)
+    first = comm.world.rank == 0
+    whole = Strategy(micro_batch=_oracle_micro_batch(job))
+    oracle = Training(spec, job, whole, Comm(ALONE, mesh(whole)), train.seed) if first else None
+    tokens = np.random.default_rng(train.seed).integers(spec.vocab, size=(job.global_batch + 2) * (job.seq + 1) * 4)
+    batches = Batches(tokens, job.seq, job.global_batch, train.seed)
+    replica = comm.mesh.coordinates(comm.world.rank).get("dp_replicate", 0)
+    device = comm.world.device
+    loss_max, grad_max, worst = 0.0, 0.0, ""
+    for step in range(steps):
+        lr = learning_rate(train, train.lr, step)
+        share = batches.share(step, replica, strategy.dp, strategy.micro_batch)
+        result = ours.step([torch.from_numpy(b).to(device) for b in share], lr)
+        if oracle is None:
+            continue
+        share = batches.share(step, 0, 1, whole.micro_batch)
+        truth = oracle.step([torch.from_numpy(b).to(device) for b in share], lr)
+        loss_max = max(loss_max, abs(result.loss / truth.loss - 1))
+        errors = dict(gradient_errors(dict(ours.engine.gradients()), dict(oracle.engine.gradients())))
+        errors["gradient norm"] = abs(result.grad_norm / truth.grad_norm - 1)
+        name = max(errors, key=lambda n: errors[n])
+        if errors[name] > grad_max:
+            grad_max, worst = errors[name], f"{name} at step {step + 1}"
+    return Deviation(optimizer, loss_max, grad_max, worst) if first else None
+
+
+def _with_name(given: Optimizer, name: Literal["adamw", "sgd"]) -> Optimizer:
+    return replace(given, name=name)
+
+
+def _oracle_micro_batch(job: Job) -> int:
+    fits = [m for m in range(1, job.global_batch + 1) if job.global_batch % m == 0 and m * job.seq <= _ORACLE_TOKENS]
+    return max(fits, default=1)
