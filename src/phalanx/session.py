@@ -292,7 +292,7 @@ def train_rank(world: Any, file: JobFile, resume: bool) -> bool:
     True if a stop was asked for.
     """
     from phalanx.runtime import world as worlds
-    from phalanx.train.worker import run_rank
+    from phalanx.train import worker
 
     worlds.join(world, file.train.timeout_s)
     box: list[str | None] = [None]
@@ -306,6 +306,6 @@ def train_rank(world: Any, file: JobFile, resume: bool) -> bool:
     told = worlds.tell(["folder", box[0]])
     if told[0] == "error":
         raise InputError("rank 0", None, str(told[1]))
-    interrupted = run_rank(world, Path(str(told[1])), resume)
+    interrupted = worker.train_rank(world, Path(str(told[1])), resume)
     worlds.leave()
     return interrupted

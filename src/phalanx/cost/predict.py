@@ -57,9 +57,9 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     found = terms(spec, job, s)
     for term in found:
         if term.event.phase == "F":
-            forward = forward + term.work.seconds(rates.forward)
+            forward = forward + term.work.seconds(rates.forward) * rates.whole
         elif term.event.kind == "compute" and term.event.phase == "B":
-            backward = backward + term.work.seconds(rates.backward)
+            backward = backward + term.work.seconds(rates.backward) * rates.whole
         elif term.event.op == "optimizer":
             optimizer = kernel.optimizer_seconds(term.work, rates)
         elif dp > 1:

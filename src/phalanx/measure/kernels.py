@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -21,8 +21,10 @@ from phalanx.cost.kernel import Work
 from phalanx.measure.fit import nonnegative_fit
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create
-from phalanx.runtime.comm import DTYPES
-from phalanx.spec.cluster import KernelRates, Rates
+from phalanx.runtime.comm import DTYPES, Comm
+from phalanx.runtime.data_parallel import DataParallel
+from phalanx.schedule.buckets import gradient_buckets
+from phalanx.spec.cluster import CollectiveFit, Rates
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Optimizer, Precision
 from phalanx.spec.model import ModelSpec, complete
 
@@ -169,11 +171,35 @@ def _features(work: Work) -> tuple[Any, ...]:
     return (work.gemm_flops, work.attention_flops, work.traffic_bytes, work.kernels)
 
 
-def kernel_rates(
-    points: list[Point], dtype: DType, concurrent: int, threads: int, per_byte: float, peak: float
-) -> KernelRates:
-    forward, forward_error = fit(points, "F")
-    backward, backward_error = fit(points, "B")
-    return KernelRates(
-        dtype, concurrent, threads, forward, backward, per_byte, peak, max(forward_error, backward_error), "measured"
+def measure_whole(dtype: DType, comm: Comm, forward: Rates, backward: Rates, link: CollectiveFit | None) -> float:
+    """A pass of a four-layer decoder with its gradient all-reduce, over the price of its parts."""
+    spec = replace(_spec(192, 6, 3, 512, 2048), layers=4)
+    job = Job(global_batch=6 * comm.world.size, seq=128, precision=Precision(compute=dtype))
+    model = create(spec, DTYPES[dtype], comm.world.device)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.02)
+    engine = DataParallel(model, gradient_buckets(spec, job, 25 * 2**20), job.precision, comm)
+    tokens = torch.randint(spec.vocab, (6, job.seq + 1), device=comm.world.device)
+    times = []
+    for _ in range(9):
+        comm.barrier()
+        _synchronize(comm.world.device)
+        start = time.perf_counter()
+        engine.begin()
+        engine.micro_batch(0, last=True)
+        (model(tokens[:, :-1], tokens[:, 1:]) / tokens.numel()).backward()
+        engine.finish()
+        comm.barrier()
+        _synchronize(comm.world.device)
+        times.append(time.perf_counter() - start)
+    t, e = 6 * job.seq, DTYPE_BYTES[dtype]
+    parts = sum(
+        n * (kernel.forward(spec, unit, t, job.seq, e).seconds(forward))
+        + n * (kernel.backward(spec, unit, t, job.seq, e).seconds(backward))
+        for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1))
     )
+    sent = 0.0
+    if link is not None and comm.world.device.type == "cpu":
+        size = spec.parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
+        sent = len(engine.buckets) * link.alpha_s + size * link.beta_s_per_byte
+    return max(1.0, (median(times[1:]) - sent) / parts)

@@ -22,7 +22,7 @@ from phalanx.spec.job import DType
 from phalanx.spec.jobfile import build
 from phalanx.spec.plan import write_json
 
-VERSION = 2  # of what is measured and how; an older cache is measured anew
+VERSION = 3  # of what is measured and how; an older cache is measured anew
 
 
 def cache_folder() -> Path:
@@ -109,7 +109,7 @@ def _describe(machine: dict[str, Any], ranks: int, dtype: DType, found: dict[str
     last = found["kernels"][-1]
     on_gpu = bool(machine["gpus"])
     fits = found["collectives"]
-    beta = fits[0]["beta_s_per_byte"] if fits else 0.0
+    beta = fits[-1]["beta_s_per_byte"] if fits else 0.0
     # Ring all-reduce: 2(p-1)/p bytes over the link per byte of the buffer.
     bandwidth = 2 * (ranks - 1) / ranks / beta if beta else 1e10
     memory = _gpu_memory() if on_gpu else machine["memory_bytes"] // ranks
@@ -127,7 +127,7 @@ def _describe(machine: dict[str, Any], ranks: int, dtype: DType, found: dict[str
     tier = {
         "name": "host",
         "ranks": ranks,
-        "latency_s": fits[0]["alpha_s"] / (2 * (ranks - 1)) if fits else 0.0,
+        "latency_s": fits[-1]["alpha_s"] / (2 * (ranks - 1)) if fits else 0.0,
         "bandwidth_bytes_per_s_per_gpu_per_direction": bandwidth,
         "origin": "measured" if fits else "estimated",
         "source": "all-reduce between the ranks of this host" if fits else "one rank: nothing to measure",

@@ -6,7 +6,6 @@ Kernel rates are taken at every concurrency that a run on these ranks can have: 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,11 +16,13 @@ import torch
 from phalanx.measure import kernels, links
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
-from phalanx.runtime.launch import last_words
-from phalanx.spec.cluster import KernelRates
+from phalanx.runtime.launch import run_rank
+from phalanx.spec.cluster import CollectiveFit, KernelRates
 from phalanx.spec.mesh import mesh
 from phalanx.spec.plan import write_json
 from phalanx.spec.strategy import Strategy
+
+_TIMEOUT_S = 120
 
 
 def levels(ranks: int) -> list[int]:
@@ -30,40 +31,50 @@ def levels(ranks: int) -> list[int]:
 
 
 def _measure(given: dict[str, Any], comm: Comm) -> dict[str, Any]:
-    dtype, threads, rank = given["dtype"], given["threads"], comm.world.rank
+    dtype, rank, device = given["dtype"], comm.world.rank, comm.world.device
     found: list[KernelRates] = []
+    fits: dict[int, CollectiveFit] = {}
     for concurrent in levels(comm.world.size):
         comm.barrier()
         if rank >= concurrent:
             continue  # waits, asleep, at the next level's barrier
         together = Comm(replace(comm.world, size=concurrent), mesh(Strategy(dp=concurrent)))
+        if concurrent > 1:
+            comm.status.now(f"measuring links of {concurrent} ranks")
+            fits[concurrent] = links.measure_all_reduce(together, "world")
         comm.status.now(f"measuring kernels, {concurrent} at once")
-        # The slowest rank sets a step's pace, but every rank is slowest at times: rank 0 stands for all.
-        points = kernels.measure_points(dtype, comm.world.device, together.barrier)
-        peak = kernels.peak_flops(dtype, comm.world.device, together.barrier)
-        per_byte = kernels.optimizer_per_byte(dtype, comm.world.device, together.barrier)
-        found.append(kernels.kernel_rates(points, dtype, concurrent, threads, per_byte, peak))
+        points = kernels.measure_points(dtype, device, together.barrier)
+        forward, forward_error = kernels.fit(points, "F")
+        backward, backward_error = kernels.fit(points, "B")
+        found.append(
+            KernelRates(
+                dtype=dtype,
+                concurrent=concurrent,
+                threads=given["threads"],
+                forward=forward,
+                backward=backward,
+                optimizer_per_byte=kernels.optimizer_per_byte(dtype, device, together.barrier),
+                whole=kernels.measure_whole(dtype, together, forward, backward, fits.get(concurrent)),
+                peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
+                residual=max(forward_error, backward_error),
+                origin="measured",
+            )
+        )
     comm.barrier()
-    fits = []
-    if comm.world.size > 1:
-        comm.status.now("measuring links")
-        fits.append(links.measure_all_reduce(comm, "world"))
-    return {"kernels": [asdict(k) for k in found], "collectives": [asdict(f) for f in fits]}
+    return {"kernels": [asdict(k) for k in found], "collectives": [asdict(f) for f in fits.values()]}
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
     world = worlds.external() or worlds.ALONE
     torch.set_num_threads(given["threads"])
-    try:
-        worlds.join(world, 120)
+
+    def work() -> None:
         found = _measure(given, Comm(world, mesh(Strategy(dp=world.size))))
         if world.rank == 0:
             write_json(Path(given["out"]), found)
-        worlds.leave()
-    except Exception as error:
-        last_words(world.rank, error)
-        os._exit(1)
+
+    run_rank(world, _TIMEOUT_S, work)
 
 
 if __name__ == "__main__":

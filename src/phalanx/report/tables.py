@@ -119,6 +119,7 @@ def rates(cluster: ClusterSpec) -> list[Table]:
             _tera(1 / k.backward.per_gemm_flop) if k.backward.per_gemm_flop else "-",
             f"{1e-9 / k.backward.per_byte:.1f} GB/s" if k.backward.per_byte else "-",
             seconds(k.forward.per_kernel),
+            f"x {k.whole:.2f}",
             f"{k.residual:.0%}" + (" (not to be trusted)" if k.residual > 0.2 else ""),
         )
     links = _table("links")

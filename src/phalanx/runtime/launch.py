@@ -19,8 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from phalanx.runtime import status
+from phalanx.runtime import world as worlds
+from phalanx.runtime.world import World
 
 _SHUTDOWN_S = 10
 
@@ -155,8 +158,27 @@ class StopFlag:
         return self._asked or os.getppid() != self._parent
 
 
-def last_words(rank: int, error: BaseException) -> None:
-    """Leave the reason of a failure where the launcher finds it, and the traceback on stderr where it does not."""
+def run_rank(world: World, timeout_s: float, work: Callable[[], object]) -> NoReturn:
+    """The whole life of a rank that the launcher started: join, work, part, end.
+
+    A failure leaves its reason where the launcher finds it. The process ends without Python's and C++'s own
+    tidying up: after a failure other threads may hang in a collective that will never end, and after success
+    torch's background threads, taken apart in no fixed order, now and then abort the process.
+    """
+    code = 0
+    try:
+        worlds.join(world, timeout_s)
+        work()
+        worlds.leave()
+    except Exception as error:
+        _last_words(world.rank, error)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _last_words(rank: int, error: BaseException) -> None:
     folder = os.environ.get(status.FOLDER_VARIABLE)
     if folder:
         text = str(error).strip().splitlines() or [""]

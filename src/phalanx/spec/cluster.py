@@ -71,6 +71,8 @@ class KernelRates:
     forward: Rates
     backward: Rates
     optimizer_per_byte: float
+    whole: float
+    """A whole pass over its units priced alone: cold caches, and ranks that wait for the slowest. 1: no loss."""
     peak_flops_per_s: float
     """The best matrix product measured (or the datasheet's): what MFU is a share of."""
     residual: float
@@ -145,7 +147,7 @@ def _datasheet(device: Device, dtype: DType) -> KernelRates:
     peak = device.dense_flops_per_s[dtype]
     bandwidth = device.memory_bandwidth_bytes_per_s
     rates = Rates(1 / (0.7 * peak), 1 / (0.35 * peak), 1 / (0.8 * bandwidth), 4e-6)
-    return KernelRates(dtype, 1, 1, rates, rates, 1 / (0.8 * bandwidth), peak, 0.0, "estimated")
+    return KernelRates(dtype, 1, 1, rates, rates, 1 / (0.8 * bandwidth), 1.0, peak, 0.0, "estimated")
 
 
 _A100 = Device(

@@ -6,7 +6,6 @@ Started by Phalanx's launcher with local ranks, or called by the command line it
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import torch
 from phalanx.measure.local import cache_folder
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
-from phalanx.runtime.launch import StopFlag, last_words
+from phalanx.runtime.launch import StopFlag, run_rank
 from phalanx.runtime.world import World
 from phalanx.spec import plan as plans
 from phalanx.spec.mesh import mesh
@@ -23,7 +22,7 @@ from phalanx.train.data import prepare
 from phalanx.train.trainer import Trainer
 
 
-def run_rank(world: World, folder: Path, resume: bool) -> bool:
+def train_rank(world: World, folder: Path, resume: bool) -> bool:
     """Train as one rank of a world that has been joined. True if a stop was asked for."""
     stop = StopFlag()
     plan = plans.read(folder / "plan.json")
@@ -41,14 +40,8 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     world = worlds.external() or worlds.ALONE
     folder = Path(given["folder"])
-    try:
-        worlds.join(world, plans.read(folder / "plan.json").train.timeout_s)
-        run_rank(world, folder, given["resume"])
-        worlds.leave()
-    except Exception as error:
-        last_words(world.rank, error)
-        sys.stderr.flush()
-        os._exit(1)  # other threads may hang in a collective that will never end
+    timeout_s = plans.read(folder / "plan.json").train.timeout_s
+    run_rank(world, timeout_s, lambda: train_rank(world, folder, given["resume"]))
 
 
 if __name__ == "__main__":

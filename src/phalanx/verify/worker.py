@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
-from phalanx.runtime.launch import last_words
+from phalanx.runtime.launch import run_rank
 from phalanx.spec import jobfile
 from phalanx.spec.mesh import mesh
 from phalanx.spec.plan import write_json
@@ -22,22 +21,21 @@ from phalanx.verify.parity import examine
 def main() -> None:
     given = json.loads(sys.argv[1])
     world = worlds.external() or worlds.ALONE
-    try:
-        file = jobfile.from_tables(given["tables"], Path())
-        assert file.strategy is not None
-        torch.set_num_threads(file.train.threads)
-        worlds.join(world, file.train.timeout_s)
-        comm = Comm(world, mesh(file.strategy))
+    file = jobfile.from_tables(given["tables"], Path())
+    strategy = file.strategy
+    assert strategy is not None
+    torch.set_num_threads(file.train.threads)
+
+    def work() -> None:
+        comm = Comm(world, mesh(strategy))
         found = [
-            examine(file.model, file.job, file.strategy, file.train, comm, name, given["dtype"], given["steps"])
+            examine(file.model, file.job, strategy, file.train, comm, name, given["dtype"], given["steps"])
             for name in ("sgd", "adamw")
         ]
         if world.rank == 0:
             write_json(Path(given["out"]), [asdict(d) for d in found if d is not None])
-        worlds.leave()
-    except Exception as error:
-        last_words(world.rank, error)
-        os._exit(1)
+
+    run_rank(world, file.train.timeout_s, work)
 
 
 if __name__ == "__main__":
