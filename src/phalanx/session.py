@@ -260,6 +260,8 @@ def require_local(ranks: int) -> None:
 def require_this_machine(file: JobFile) -> None:
     """That local ranks can stand for the job's cluster. Raises InputError."""
     if file.cluster.preset != "local":
+        if file.cluster.preset:
+            clusters.preset(file.cluster.preset, file.cluster.nodes)
         raise InputError(
             "cluster",
             file.cluster.preset or file.cluster.file,

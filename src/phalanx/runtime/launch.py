@@ -62,7 +62,7 @@ def launch(
         max_restarts=0,
         monitor_interval=0.05,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
-        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
+        signals_to_handle="SIGHUP,SIGQUIT",
         shutdown_timeout=_SHUTDOWN_S,
     )
     environment = {
@@ -114,7 +114,7 @@ def _environment(extra: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _forwarding_interrupts(folder: Path, on_interrupt: Callable[[], None]) -> Iterator[Interrupted]:
-    """First Ctrl-C: ask the ranks to stop after their step. Second: end them now."""
+    """First Ctrl-C (or SIGTERM): ask the ranks to stop after their step. Second: end them now."""
     state = Interrupted()
 
     def handle(signum: int, frame: FrameType | None) -> None:
@@ -128,11 +128,12 @@ def _forwarding_interrupts(folder: Path, on_interrupt: Callable[[], None]) -> It
         for page in pages.values():
             _signal(page.pid, signal.SIGUSR1)
 
-    previous = signal.signal(signal.SIGINT, handle)
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield state
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -165,7 +166,7 @@ def run_rank(world: World, timeout_s: float, work: Callable[[], object]) -> NoRe
     tidying up: after a failure other threads may hang in a collective that will never end, and after success
     torch's background threads, taken apart in no fixed order, now and then abort the process.
     """
-    code = 0
+    code, parent = 0, os.getppid()
     try:
         worlds.join(world, timeout_s)
         work()
@@ -175,6 +176,8 @@ def run_rank(world: World, timeout_s: float, work: Callable[[], object]) -> NoRe
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
+    if os.getppid() != parent:  # nobody is left to clear the status pages away
+        shutil.rmtree(os.environ.get(status.FOLDER_VARIABLE, ""), ignore_errors=True)
     os._exit(code)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -74,17 +73,26 @@ def join(world: World, timeout_s: float) -> None:
 
 def leave() -> None:
     """Part from the other ranks."""
-    group.cache_clear()
+    _groups.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-@cache
+_groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+
 def group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """The process group of these ranks, created once. Every member must ask for its groups in the same order."""
-    if ranks == tuple(range(dist.get_world_size())):
-        return dist.group.WORLD  # type: ignore[return-value]
-    return dist.new_group(list(ranks), use_local_synchronization=True)  # type: ignore[no-any-return]
+    """The process group of these ranks, created once.
+
+    torch names a group by its ranks and by how many groups its maker had: so every rank must ask for its groups
+    in the same order of axes.
+    """
+    if ranks not in _groups:
+        if ranks == tuple(range(dist.get_world_size())):
+            _groups[ranks] = dist.group.WORLD
+        else:
+            _groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
+    return _groups[ranks]
 
 
 def tell(words: list[str | None]) -> list[str | None]:

@@ -216,7 +216,7 @@ def require_runnable(strategy: Strategy) -> None:
             usable = ", ".join(_written(v) for v in runnable if v is not None)
             raise InputError(
                 f"strategy.{name}",
-                _written(given),
+                given,
                 "is part of the grammar but not yet runnable",
                 f"leave it out or use {usable}" if usable else "leave it out",
             )

@@ -81,7 +81,9 @@ def prepare(data: str, vocab: int, cache: Path) -> TokenSet:
     folder = cache / "tokens" / f"{digest}-{vocab}-v{VERSION}"
     if not (folder / "about.json").exists():
         if vocab < 257:
-            raise InputError("model.vocab", vocab, "a byte-level encoding needs 256 bytes and an end-of-text", "257+")
+            raise InputError(
+                "model.vocab", vocab, "a byte-level encoding needs 256 bytes and an end-of-text", "use at least 257"
+            )
         part = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)

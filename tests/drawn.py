@@ -1,0 +1,50 @@
+"""What hypothesis draws: small models, jobs and strategies over the whole range that is runnable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from phalanx.spec.job import Job, Optimizer, Precision
+from phalanx.spec.jobfile import build
+from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.strategy import Strategy
+
+
+@st.composite
+def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
+    family = draw(st.sampled_from(["llama", "gpt2"]))
+    kv_heads = draw(st.sampled_from([1, 2, 4]))
+    head_dim = draw(st.sampled_from([8, 16] if small else [16, 32]))
+    sizes: dict[str, Any] = {
+        "family": family,
+        "vocab": draw(st.sampled_from([61, 300] if small else [300, 1000, 5000])),
+        "hidden": draw(st.sampled_from([16, 48] if small else [64, 128, 256])),
+        "layers": draw(st.sampled_from([1, 2, 3])),
+        "heads": kv_heads * draw(st.sampled_from([1, 2])),
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "ffn": draw(st.sampled_from([40, 96] if small else [64, 256, 700])),
+        "max_seq": 64 if small else 256,
+        "tied": draw(st.booleans()),
+        "qkv_bias": draw(st.booleans()),
+    }
+    return build(ModelSpec, complete(sizes), "model")
+
+
+@st.composite
+def cases(draw: st.DrawFn, ranks: int, small: bool = True) -> tuple[ModelSpec, Job, Strategy]:
+    """A model, a job and a strategy of `ranks` ranks that fit each other."""
+    model = draw(models(small=small))
+    micro_batch = draw(st.sampled_from([1, 2, 3]))
+    accumulation = draw(st.sampled_from([1, 2, 3]))
+    strategy = Strategy(dp=ranks, micro_batch=micro_batch, bucket=draw(st.sampled_from([0.002, 0.02, 0.5, "auto"])))
+    job = Job(
+        global_batch=micro_batch * accumulation * ranks,
+        seq=draw(st.sampled_from([8, 32] if small else [32, 128, 256])),
+        precision=Precision(compute=draw(st.sampled_from(["float32", "float64", "bfloat16"]))),
+        optimizer=Optimizer(name=draw(st.sampled_from(["adamw", "sgd"]))),
+        clip=draw(st.sampled_from([0.0, 0.5, 1.0])),
+    )
+    return model, job, strategy

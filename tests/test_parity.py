@@ -1,0 +1,59 @@
+"""Any strategy equals one process; and the examiner notices when it does not."""
+
+from dataclasses import replace
+
+import pytest
+import ranks
+from drawn import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pool import Pool
+
+from phalanx.spec.job import Job
+from phalanx.spec.jobfile import build
+from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.strategy import Strategy
+from phalanx.verify.parity import BOUNDS
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_parity_in_fp64(pool: Pool, world: int) -> None:
+    @settings(max_examples=6)
+    @given(cases(world))
+    def holds(case) -> None:  # type: ignore[no-untyped-def]
+        for found in pool.run(world, ranks.examine, *case, "float64", 10)[0]:
+            assert found.loss_rel_max <= BOUNDS["float64"], found
+            assert found.grad_rel_max <= BOUNDS["float64"], found
+
+    holds()
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_parity_in_fp32(pool: Pool, data: st.DataObject) -> None:
+    model, job, strategy = data.draw(cases(2))
+    # Tiny random models have gradients as small as Adam's usual eps = 1e-8, and there Adam turns fp32 rounding
+    # into steps of the size of lr: chaos, not error. fp64 above examines eps = 1e-8.
+    job = replace(job, optimizer=replace(job.optimizer, eps=1e-6))
+    for found in pool.run(2, ranks.examine, model, job, strategy, "float32", 10)[0]:
+        assert found.loss_rel_max <= BOUNDS["float32"], found
+        assert found.grad_rel_max <= BOUNDS["float32"], found
+
+
+SIZES = {
+    "family": "llama",
+    "vocab": 61,
+    "hidden": 16,
+    "layers": 2,
+    "heads": 2,
+    "ffn": 40,
+    "max_seq": 16,
+    "tied": True,
+}
+CASE = (build(ModelSpec, complete(SIZES), "model"), Job(global_batch=4, seq=8), Strategy(dp=2, bucket=0.002))
+
+
+@pytest.mark.parametrize("how", ["mean", "forgets"])
+def test_a_broken_engine_is_caught(pool: Pool, how: str) -> None:
+    assert all(d.grad_rel_max < 1e-9 for d in pool.run(2, ranks.examine, *CASE, "float64", 2)[0])
+    assert all(d.grad_rel_max > 1e-2 for d in pool.run(2, ranks.examine_broken, how, *CASE, "float64", 2)[0])

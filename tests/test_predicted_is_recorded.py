@@ -1,0 +1,35 @@
+"""The recorded step equals the StepProgram: every collective, FLOPs per unit, live bytes."""
+
+import gc
+
+import pytest
+import ranks
+from drawn import cases
+from hypothesis import given, settings
+from pool import Pool
+
+from phalanx.runtime.world import ALONE
+
+
+@settings(max_examples=40)
+@given(case=cases(1, small=False))
+def test_one_process(case) -> None:  # type: ignore[no-untyped-def]
+    found = ranks.instrumented_step(ALONE, *case)
+    assert found["differences"] == []
+    assert found["bytes"] == {}
+    # Every tensor is followed, those of other tests too: none may be left.
+    assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.02), case
+    gc.collect()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_several_ranks(pool: Pool, world: int) -> None:
+    @settings(max_examples=12)
+    @given(cases(world, small=False))
+    def equal(case) -> None:  # type: ignore[no-untyped-def]
+        for found in pool.run(world, ranks.instrumented_step, *case):
+            assert found["differences"] == []
+            assert found["events"] > 0
+            assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.02), case
+
+    equal()
