@@ -15,6 +15,9 @@ from phalanx.cost.kernel import Column
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec, parameters
 
+LOGITS_AT_ONCE = 2**17
+"""The cross-entropy works on slices of so many logits, which stay in a core's cache (nn/functions.py)."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -85,7 +88,7 @@ def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) ->
         )
     if unit == "head":
         kept = stream + statistics + t * v * e
-        cast = t * v * (wide + e) if e < 4 else 0
+        cast = np.minimum(t * v, LOGITS_AT_ONCE) * wide if e < 4 else 0
         # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
         # normed input (one stream) has given way to its gradient
         normed = normed_temporaries - t * v * e

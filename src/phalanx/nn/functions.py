@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from phalanx.cost.memory import LOGITS_AT_ONCE
+
 
 def _accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -98,7 +100,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _Rotary.apply(x, cos, sin)  # type: ignore[no-any-return]
 
 
-_CACHED = 2**17  # logits that stay in a core's cache while they are worked on
+_LOGITS_AT_ONCE = {"cpu": LOGITS_AT_ONCE, "cuda": 2**24}  # in cache; and enough to fill a GPU
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -106,7 +108,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         wide = _accumulate_dtype(logits.dtype)
         loss = torch.zeros((), dtype=wide, device=logits.device)
-        rows = len(logits) if logits.device.type != "cpu" else max(1, _CACHED // logits.shape[1])
+        rows = max(1, _LOGITS_AT_ONCE[logits.device.type] // logits.shape[1])
         for part, chosen in zip(logits.split(rows), targets.split(rows), strict=True):
             loss += _softmax_minus_onehot(part, chosen.unsqueeze(-1), wide, ctx.needs_input_grad[0])
         if ctx.needs_input_grad[0]:

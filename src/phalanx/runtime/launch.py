@@ -74,13 +74,29 @@ def launch(
         with _environment(environment), _forwarding_interrupts(folder, on_interrupt) as interrupted:
             elastic_launch(config, sys.executable)("-m", module, argument)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        raise RankFailure(_describe(folder, rank, failure.exitcode)) from None
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        raise RankFailure(_describe(folder, *_first(folder, codes))) from None
     except SignalException as error:
         raise RankFailure(f"the launcher was stopped by {signal.Signals(error.sigval).name}") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return interrupted.asked
+
+
+def _words(folder: Path, rank: int) -> Path:
+    return folder / f"last-words-{rank}"
+
+
+def _first(folder: Path, codes: dict[int, int]) -> tuple[int, int]:
+    """Which of the failed ranks failed first, with its exit code: one that was killed, for its peers only notice
+    that it is gone; else the one that spoke first."""
+
+    def order(rank: int) -> tuple[bool, float]:
+        words = _words(folder, rank)
+        return codes[rank] >= 0, words.stat().st_mtime if words.exists() else float("inf")
+
+    rank = min(codes, key=order)
+    return rank, codes[rank]
 
 
 def _describe(folder: Path, rank: int, code: int) -> str:
@@ -89,7 +105,7 @@ def _describe(folder: Path, rank: int, code: int) -> str:
     if rank not in pages:
         return f"rank {rank} ended with {_exit(code)} before it could say what it does"
     page = pages[rank]
-    words = folder / f"last-words-{rank}"
+    words = _words(folder, rank)
     reason = words.read_text().strip() if words.exists() else f"ended with {_exit(code)}"
     return f"{page} failed during {page.doing}: {reason}"
 
@@ -185,6 +201,6 @@ def _last_words(rank: int, error: BaseException) -> None:
     folder = os.environ.get(status.FOLDER_VARIABLE)
     if folder:
         text = str(error).strip().splitlines() or [""]
-        Path(folder, f"last-words-{rank}").write_text(f"{type(error).__name__}: {text[0]}")
+        _words(Path(folder), rank).write_text(f"{type(error).__name__}: {text[0]}")
     if not folder or os.environ.get("PHALANX_TRACEBACK"):
         traceback.print_exception(error)

@@ -7,6 +7,7 @@ tables, so a run can be taken up again from its own record.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -204,6 +205,8 @@ def _known_keys(kind: Any, table: Any, where: str) -> None:
     for key, inner in table.items():
         if key not in names:
             raise InputError(f"{where}.{key}", None, "no such field", nearest(str(key), names))
+        if isinstance(inner, float) and not math.isfinite(inner):
+            raise InputError(f"{where}.{key}", inner, "must be a finite number")
         nested = _dataclass_in(hints[key])
         if nested is not None and isinstance(inner, Mapping):
             _known_keys(nested, inner, f"{where}.{key}")

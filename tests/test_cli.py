@@ -1,0 +1,296 @@
+"""The command line as a newcomer meets it: real processes, real runs, mistakes and interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JOB = """
+[model]
+family = "llama"
+vocab = 300
+hidden = 32
+layers = 2
+heads = 2
+kv_heads = 1
+ffn = 64
+max_seq = 64
+[cluster]
+ranks = 2
+[job]
+global_batch = 8
+seq = 32
+[strategy]
+dp = 2
+micro_batch = 2
+[train]
+data = "text.txt"
+lr = 3e-3
+steps = 30
+warmup = 3
+eval_every = 15
+eval_batches = 1
+save_every = 10
+sample_tokens = 5
+"""
+TEXT = "the quick brown fox jumps over the lazy dog; a truth universally acknowledged.\n\n" * 120
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "job.toml").write_text(JOB)
+    (folder / "text.txt").write_text(TEXT)
+    return folder
+
+
+def start(here: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "phalanx", *words]
+    return subprocess.Popen(command, cwd=here, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def phalanx(here: Path, *words: str) -> tuple[int, str, str]:
+    process = start(here, *words)
+    out, err = process.communicate(timeout=180)
+    return process.returncode, out, err
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def workers() -> set[str]:
+    """Processes that are still ranks of a run."""
+    found = subprocess.run(["pgrep", "-f", "phalanx.train.worker"], capture_output=True, text=True, check=False)
+    return set(found.stdout.split())
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    for _ in range(900):
+        if (run / "metrics.jsonl").exists() and len((run / "metrics.jsonl").read_text().splitlines()) >= step:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"no step {step} in {run}")
+
+
+def test_a_run_from_job_to_comparison(here: Path) -> None:
+    code, out, err = phalanx(here, "train", "job.toml", "--json", "--set", "train.name=whole")
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["last_step"] == 30
+    assert result["differences"] == []
+    by_name = {c["name"]: c for c in result["comparison"]}
+    assert by_name["bytes over dp_replicate"]["error"] == 0
+    assert by_name["bytes over world"]["measured"] == 32
+    assert abs(by_name["peak memory"]["error"]) < 0.03
+    assert by_name["step time (median)"]["predicted"] > 0
+    run = here / "runs" / "whole"
+    assert sorted(p.name for p in run.iterdir()) == ["checkpoint", "metrics.jsonl", "plan.json", "recorded.json"]
+    assert [p.name for p in sorted((run / "checkpoint").iterdir())] == ["step-00000020", "step-00000030"]
+    metrics = rows(run)
+    assert [row["step"] for row in metrics] == list(range(1, 31))
+    wanted = {"step", "loss", "grad_norm", "lr", "tokens", "step_time_s", "tokens_per_s", "mfu", "mem_bytes"}
+    assert wanted <= metrics[0].keys()
+    assert metrics[-1]["loss"] < metrics[0]["loss"] - 1
+    assert metrics[-1]["eval_loss"] == result["eval_loss"] < metrics[0]["loss"] - 1
+    assert 2 < result["unigram_entropy"] < 5
+    assert json.loads((run / "plan.json").read_text())["version"] == 1
+
+    code, text, err = phalanx(here, "generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")
+    assert code == 0, err
+    assert text.startswith("the quick")
+    again = phalanx(here, "generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")[1]
+    assert again == text
+
+
+def test_interrupted_and_resumed_is_as_if_never_stopped(here: Path) -> None:
+    assert phalanx(here, "train", "job.toml", "--set", "train.name=straight")[0] == 0
+    process = start(here, "train", "job.toml", "--set", "train.name=stopped", "--set", "train.steps=30")
+    run = here / "runs" / "stopped"
+    wait_for_step(run, 3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    if process.returncode != 130:  # it was faster than the signal
+        assert process.returncode == 0, err
+    else:
+        assert "state saved" in err
+        assert len(rows(run)) < 30
+        code, _, err = phalanx(here, "train", "--resume")
+        assert code == 0, err
+    straight, stopped = rows(here / "runs" / "straight"), rows(run)
+    assert [r["step"] for r in stopped] == list(range(1, 31))
+    for key in ("loss", "grad_norm"):
+        assert [r[key] for r in stopped] == [r[key] for r in straight]
+    assert not workers()
+
+
+def test_another_layout_reads_the_checkpoint(here: Path) -> None:
+    words = ("train", "job.toml", "--set", "train.name=moved")
+    assert phalanx(here, *words)[0] == 0
+    longer = ("--resume", "--set", "train.steps=36", "--strategy", "dp=1,micro_batch=4")
+    code, _, err = phalanx(here, *words, *longer)
+    assert code == 0, err
+    metrics = rows(here / "runs" / "moved")
+    assert [r["step"] for r in metrics] == list(range(1, 37))
+    assert metrics[-1]["loss"] < metrics[0]["loss"] - 1
+
+
+def test_a_killed_rank_is_named_and_nothing_is_left(here: Path) -> None:
+    process = start(here, "train", "job.toml", "--set", "train.name=killed", "--set", "train.steps=100000")
+    run = here / "runs" / "killed"
+    wait_for_step(run, 12)
+    children = subprocess.run(["pgrep", "-f", "phalanx.train.worker"], capture_output=True, text=True, check=True)
+    os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("error: rank ")
+    assert "(dp_replicate " in last
+    assert "SIGKILL" in last
+    assert not workers()
+    assert [p.name for p in (run / "checkpoint").iterdir()]
+    assert phalanx(here, "generate", "runs/killed", "--tokens", "2")[0] == 0
+
+
+def test_torchrun_starts_the_same_file(here: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command += [
+        "--rdzv-endpoint",
+        "localhost:0",
+        "-m",
+        "phalanx",
+        "train",
+        "job.toml",
+        "--set",
+        "train.name=torchrun",
+    ]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = rows(here / "runs" / "whole"), rows(here / "runs" / "torchrun")
+    assert [r["loss"] for r in ours] == [r["loss"] for r in theirs]
+
+
+def test_parity_from_the_command_line(here: Path) -> None:
+    code, out, err = phalanx(here, "parity", "job.toml", "--strategy", "dp=2,micro_batch=4", "--steps", "3", "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["passed"] is True
+    assert result["loss_rel_max"] <= 1e-9
+    assert result["grad_rel_max"] <= 1e-9
+    assert [d["optimizer"] for d in result["optimizers"]] == ["sgd", "adamw"]
+
+
+def test_planning_for_a_preset_needs_no_torch(here: Path) -> None:
+    """torch is hidden; the plan is arithmetic all the same."""
+    code = "import sys; sys.modules['torch'] = None; sys.modules['tokenizers'] = None\n"
+    code += "from phalanx.cli import main; sys.argv[1:] = ['plan', 'gpu.toml', '--json']; main()"
+    job = '[model]\npreset = "llama3-8b"\n[cluster]\npreset = "dgx-h100"\n'
+    (here / "gpu.toml").write_text(
+        job + '[job]\nglobal_batch = 64\nseq = 4096\nprecision = { compute = "bfloat16" }\n'
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
+    # zero=0 keeps 18 bytes for each of 8 G parameters on every GPU: the planner says so.
+    assert done.returncode == 2, done.stderr
+    assert "nothing fits" in done.stderr
+    (here / "gpu.toml").write_text(job.replace("llama3-8b", "gpt2-xl") + "[job]\nglobal_batch = 64\nseq = 1024\n")
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["best"]["strategy"].startswith("dp=8")
+    assert len(result["alternatives"]) > 10
+
+
+WRONG = [
+    (("train", "none.toml"), "no such file"),
+    (("train",), "JOB.toml"),
+    (("train", "broken.toml"), "is not TOML"),
+    (("train", "binary.toml"), "cannot be read"),
+    (("train", "job.toml", "--set", "strategy.dp=3"), "dp = 3"),
+    (("train", "job.toml", "--set", "strategy.dp=4"), "cluster.ranks is 2"),
+    (("train", "job.toml", "--set", "strategy.micro_batch=3"), "use one of 1, 2, 4"),
+    (("train", "job.toml", "--set", "strategy.micro_bach=2"), "did you mean micro_batch?"),
+    (("train", "job.toml", "--set", "strategy.zero=3"), "not yet runnable"),
+    (("train", "job.toml", "--strategy", "dp=2;zero=1"), "strategy"),
+    (("train", "job.toml", "--set", "nonsense"), "--set"),
+    (("train", "job.toml", "--set", "modle.hidden=3"), "no such table"),
+    (("train", "job.toml", "--set", "train.lr=fast"), "train.lr = 'fast'"),
+    (("train", "job.toml", "--set", "train.lr=nan"), "train.lr"),
+    (("train", "job.toml", "--set", "train.steps=2.5"), "train.steps"),
+    (("train", "job.toml", "--set", "train.name=../x"), "plain folder name"),
+    (("train", "job.toml", "--set", "train.data=none.txt"), "no such file or folder"),
+    (("train", "job.toml", "--set", "train.data=empty.txt"), "is empty"),
+    (("train", "job.toml", "--set", "job.seq=65"), "max_seq"),
+    (("train", "job.toml", "--set", "job.global_batch=0"), "at least 1"),
+    (("train", "job.toml", "--set", "job.optimizer.name=adam"), "job.optimizer.name"),
+    (("train", "job.toml", "--set", "job.precision.compute=fp8"), "job.precision.compute"),
+    (("train", "job.toml", "--set", "model.heads=3"), "heads"),
+    (("train", "job.toml", "--set", "model.vocab=100"), "256 bytes"),
+    (("train", "job.toml", "--set", "model.preset=lama"), "did you mean"),
+    (("train", "job.toml", "--set", "model.config=config.json"), "is not JSON"),
+    (("train", "job.toml", "--set", "cluster.preset=dgx-h10"), "did you mean"),
+    (("train", "job.toml", "--set", "cluster.preset=dgx-h100"), "is not this machine"),
+    (("train", "job.toml", "--set", "cluster.ranks=4000", "--set", "strategy=auto"), "too many for this machine"),
+    (("train", "job.toml", "--set", "cluster.file=none.toml"), "cluster"),
+    (("plan", "job.toml", "--set", "cluster.preset=dgx-h100", "--strategy", "dp=16"), "dp = 16"),
+    (
+        ("plan", "job.toml", "--set", "cluster.preset=dgx-h100", "--strategy", "dp=8", "--set", "cluster.nodes=0"),
+        "nodes",
+    ),
+    (("parity", "job.toml", "--dtype", "float16"), "--dtype"),
+    (("parity", "job.toml", "--strategy", "auto"), "parity examines one strategy"),
+    (("parity", "job.toml", "--steps", "0"), "--steps"),
+    (("generate", "runs/none"), "no such file"),
+    (("generate", "job.toml"), "cannot be read"),
+    (("measure", "--ranks", "0"), "--ranks"),
+    (("measure", "--dtype", "int8"), "--dtype"),
+]
+
+
+@pytest.fixture
+def spoiled(here: Path) -> Path:
+    (here / "broken.toml").write_text("[model\n")
+    (here / "binary.toml").write_bytes(b"\xff\xfe")
+    (here / "empty.txt").write_text("")
+    (here / "config.json").write_text("{")
+    return here
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG, ids=lambda v: " ".join(v) if isinstance(v, tuple) else None)
+def test_wrong_input_gets_one_line(
+    spoiled: Path, words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from phalanx.cli import app
+
+    monkeypatch.chdir(spoiled)
+    before = {p.name for p in spoiled.glob("runs/*")}
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 2, result.output
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    assert said in lines[0]
+    assert {p.name for p in spoiled.glob("runs/*")} == before
+
+
+def test_resume_with_nothing_to_resume(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    code, _, err = phalanx(tmp_path, "train", "job.toml", "--resume")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "holds no checkpoint" in err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; import phalanx.cli; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

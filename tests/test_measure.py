@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.cost import kernel
+from phalanx.measure.fit import nonnegative_fit
+from phalanx.measure.kernels import Point, fit
+from phalanx.measure.worker import levels
+from phalanx.spec.cluster import Rates
+from phalanx.spec.model import ModelSpec, complete
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-8))
+def test_alpha_and_beta_are_recovered(alpha: float, beta: float) -> None:
+    sizes = 2.0 ** np.arange(10, 26, 2)
+    features = np.stack([np.ones_like(sizes), sizes], axis=1)
+    found = nonnegative_fit(features, features @ [alpha, beta])
+    assert found == pytest.approx([alpha, beta], rel=1e-6)
+
+
+def test_no_price_is_negative() -> None:
+    features = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    found = nonnegative_fit(features, np.array([3.0, 2.0, 1.0]))
+    assert (found >= 0).all()
+    assert found[1] == 0
+
+
+def test_kernel_rates_are_recovered_from_work_and_time() -> None:
+    truth = Rates(7e-12, 1.5e-11, 4e-11, 3e-5)
+    points = []
+    for hidden, tokens in ((128, 256), (128, 2048), (256, 512), (512, 1024), (192, 384)):
+        sizes = {"family": "llama", "vocab": 2048, "hidden": hidden, "layers": 1, "heads": 4, "ffn": 3 * hidden}
+        spec = ModelSpec(**complete({**sizes, "max_seq": 256}))
+        for unit in ("blocks", "head"):
+            work = kernel.forward(spec, unit, tokens, 128, 4)
+            points.append(Point("F", unit, work, float(work.seconds(truth))))
+    found, residual = fit(points, "F")
+    assert residual < 1e-6
+    for name in ("per_gemm_flop", "per_attention_flop", "per_byte", "per_kernel"):
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=1e-4)
+
+
+def test_levels_of_concurrency() -> None:
+    assert [levels(n) for n in (1, 2, 3, 6)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 6]]

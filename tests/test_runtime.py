@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from phalanx.runtime import checkpoint, status, world
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.world import ALONE
+from phalanx.spec.job import Job, Optimizer, Precision, Train
+from phalanx.spec.jobfile import build
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.strategy import Strategy
+from phalanx.train.step import Training
+from phalanx.train.trainer import learning_rate
+
+SIZES = {"family": "gpt2", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
+SPEC = build(ModelSpec, complete(SIZES), "model")
+
+
+def training(job: Job, seed: int = 0) -> Training:
+    return Training(SPEC, job, Strategy(), Comm(ALONE, mesh(Strategy())), seed)
+
+
+def batch(step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randint(61, (1, 9), generator=generator) for _ in range(2)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_checkpoint_continues_to_the_bit(tmp_path: Path, dtype: str, optimizer: str) -> None:
+    job = Job(2, 8, Precision(dtype), Optimizer(optimizer))  # type: ignore[arg-type]
+    whole = training(job)
+    for i in range(3):
+        whole.step(batch(i), 1e-2)
+    checkpoint.save(tmp_path, 3, whole.logical_tensors(), {"seed": 0}, keep=1)
+    other = training(job, seed=9)
+    checkpoint.load(tmp_path, 3, other.logical_tensors())
+    other.loaded()
+    for i in range(3, 6):
+        assert whole.step(batch(i), 1e-2) == other.step(batch(i), 1e-2)
+
+
+def test_a_crash_while_writing_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {"parameters.a": torch.arange(4.0)}
+    checkpoint.save(tmp_path, 1, tensors, {}, keep=2)
+
+    def crash(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(checkpoint, "_sync", crash)
+    with pytest.raises(OSError, match="disk full"):
+        checkpoint.save(tmp_path, 2, tensors, {}, keep=2)
+    monkeypatch.undo()
+    assert checkpoint.steps(tmp_path) == [1]
+    loaded = {"parameters.a": torch.zeros(4)}
+    checkpoint.load(tmp_path, 1, loaded)
+    assert loaded["parameters.a"].tolist() == [0, 1, 2, 3]
+    for step in (2, 3):
+        checkpoint.save(tmp_path, step, tensors, {}, keep=2)
+    assert checkpoint.steps(tmp_path) == [2, 3]
+    assert not list(tmp_path.glob(".writing*"))
+
+
+def test_a_damaged_checkpoint_is_said(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, {"parameters.a": torch.zeros(2)}, {}, keep=1)
+    with pytest.raises(checkpoint.CheckpointError, match="cannot be loaded"):
+        checkpoint.load(tmp_path, 1, {"parameters.b": torch.zeros(2)})
+    (tmp_path / "step-00000001" / "phalanx.json").write_text('{"version": 7}')
+    with pytest.raises(checkpoint.CheckpointError, match="version 7"):
+        checkpoint.about(tmp_path, 1)
+
+
+def test_a_faulty_loss_stops_before_the_weights_change() -> None:
+    state = training(Job(2, 8))
+    with torch.no_grad():
+        state.weights["head.norm.weight"][0] = float("nan")
+    before = state.weights["blocks.0.mlp.up.weight"].clone()
+    with pytest.raises(FloatingPointError, match="not both finite"):
+        state.step(batch(0), 1e-2)
+    assert torch.equal(state.weights["blocks.0.mlp.up.weight"], before)
+
+
+def test_clipping_bounds_the_step() -> None:
+    job = Job(2, 8, optimizer=Optimizer("sgd", (0.0, 0.0), weight_decay=0.0), clip=0.01)
+    state = training(job)
+    before = {name: w.detach().clone() for name, w in state.weights.items()}
+    result = state.step(batch(0), 1.0)
+    assert result.grad_norm > 0.01
+    moved = torch.stack([(w.detach() - before[n]).norm() for n, w in state.weights.items()]).norm()
+    assert float(moved) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_only_matrices_decay() -> None:
+    job = Job(2, 8, optimizer=Optimizer(weight_decay=0.5))
+    groups = training(job).optimizer.param_groups
+    assert {(p.ndim > 1, g["weight_decay"]) for g in groups for p in g["params"]} == {(True, 0.5), (False, 0.0)}
+
+
+def test_learning_rate_warms_up_and_falls() -> None:
+    train = Train(steps=110, warmup=10, min_lr_ratio=0.1)
+    assert learning_rate(train, 1.0, 0) == pytest.approx(0.1)
+    assert learning_rate(train, 1.0, 9) == pytest.approx(1.0)
+    assert learning_rate(train, 1.0, 60) == pytest.approx(0.55)
+    assert learning_rate(train, 1.0, 110) == pytest.approx(0.1)
+
+
+def test_the_status_page_speaks_for_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(status.FOLDER_VARIABLE, str(tmp_path))
+    page = status.StatusPage(3, {"pp": 1, "tp": 0})
+    page.now("all_reduce " + "x" * 5000)
+    found = status.read(tmp_path)[3]
+    assert (str(found), found.doing[:10]) == ("rank 3 (pp 1, tp 0)", "all_reduce")
+    page.now("rest")
+    assert status.read(tmp_path)[3].doing == "rest"
+
+
+def test_torchrun_and_slurm_say_who_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert world.external() is None
+    slurm = {"SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "4711"}
+    for name, value in {**slurm, "SLURM_STEP_NODELIST": "node[08-09]"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "")  # so that what is set below is undone
+    monkeypatch.delenv("MASTER_PORT")
+    found = world.external()
+    assert found == world.World(9, 16, 1, 8)
+    import os
+
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("node08", "24711")
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert world.external() == world.World(3, 4, 1, 2)

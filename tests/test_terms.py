@@ -1,0 +1,98 @@
+"""A step is written once: scalar terms = vectorised terms = sums over the expanded events."""
+
+from __future__ import annotations
+
+from drawn import cases, models
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.cost import memory
+from phalanx.cost.predict import predict
+from phalanx.cost.program import expand
+from phalanx.cost.terms import columns, terms
+from phalanx.plan.search import enumerate_strategies
+from phalanx.spec import cluster as clusters
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model import ModelSpec, complete, preset
+from phalanx.spec.strategy import Strategy
+
+
+@given(st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False)))
+def test_sums_of_the_expansion_are_the_terms(case: tuple[ModelSpec, Job, Strategy]) -> None:
+    model, job, strategy = case
+    events = expand(model, job, strategy).events
+    for term in terms(model, job, strategy):
+        unit, kind = term.event.unit, term.event.kind
+        if kind == "compute":
+            mine = [e for e in events if (e.op, e.unit.split(".")[0]) == (term.event.op, unit)]
+        else:
+            mine = [e for e in events if (e.op, e.axis) == (term.event.op, term.event.axis)]
+        assert len(mine) == term.count
+        assert sum(e.bytes for e in mine) == term.bytes
+        assert sum(e.flops for e in mine) == term.work.flops
+        if kind == "compute" and term.event.phase != "opt":
+            assert {(e.alloc, e.free) for e in mine} == {(int(term.alloc), int(term.free))}
+
+
+@given(models(), st.sampled_from([4, 12, 24]), st.sampled_from([8, 32]), st.sampled_from(["float32", "bfloat16"]))
+def test_columns_are_their_rows(model: ModelSpec, batch: int, seq: int, dtype: str) -> None:
+    job = Job(global_batch=batch, seq=seq, precision=Precision(compute=dtype))  # type: ignore[arg-type]
+    rows = [
+        Strategy(dp=s.dp, micro_batch=s.micro_batch, bucket=bucket)
+        for s in enumerate_strategies(job, 8)
+        for bucket in (0.01, 1.0)
+    ]
+    cluster = clusters.dgx_a100(nodes=1)
+    together = predict(model, cluster, job, columns(rows))
+    for i, row in enumerate(rows):
+        alone = predict(model, cluster, job, row)
+        assert float(together.step_time_s[i]) == float(alone.step_time_s)
+        assert int(together.memory_bytes[i]) == int(alone.memory_bytes)
+        assert int(together.flops[i]) == int(alone.flops)
+        for axis, column in together.bytes_per_axis.items():
+            assert int(column[i]) == alone.bytes_per_axis.get(axis, 0)
+
+
+@given(st.sampled_from([1, 2]).flatmap(lambda ranks: cases(ranks, small=False)))
+def test_the_closed_form_peak_is_the_walk(case: tuple[ModelSpec, Job, Strategy]) -> None:
+    model, job, strategy = case
+    if job.precision.compute == "float64" or strategy.dp > 8:
+        return  # a DGX has no fp64 attention of ours to price; memory is covered by the other types
+    prediction = predict(model, clusters.dgx_a100(nodes=1), job, strategy)
+    assert int(prediction.memory_bytes) == expand(model, job, strategy).peak_bytes
+
+
+@given(st.sampled_from([1, 2]).flatmap(lambda ranks: cases(ranks, small=False)))
+def test_everything_allocated_is_freed(case: tuple[ModelSpec, Job, Strategy]) -> None:
+    program = expand(*case)
+    assert sum(e.alloc - e.free for e in program.events) == 0
+
+
+def test_state_bytes_of_the_textbook() -> None:
+    """16 bytes per parameter for bf16 with fp32 master, gradients and Adam are 18 with fp32 gradients
+    (worked numbers: four policies, not four opinions)."""
+    model = ModelSpec(**complete(preset("gpt2")))
+    job = Job(global_batch=1, seq=1, precision=Precision(compute="bfloat16"))
+    state = memory.state(model, job, dp=1)
+    per_parameter = (state.parameters + state.master + state.gradients) / model.parameter_count
+    assert per_parameter == 2 + 4 + 4
+    assert state.optimizer // model.parameter_count == 8
+
+
+def test_gpt3_flops_are_6n_plus_attention() -> None:
+    """6 N tokens, plus 12 L h s per token of attention: model FLOPs, forward and backward."""
+    sizes = {
+        "family": "gpt2",
+        "vocab": 50257,
+        "hidden": 12288,
+        "layers": 96,
+        "heads": 96,
+        "ffn": 49152,
+        "max_seq": 2048,
+    }
+    model = ModelSpec(**complete(sizes))
+    job = Job(global_batch=1, seq=2048, precision=Precision(compute="bfloat16"))
+    flops = sum(t.work.flops for t in terms(model, job, Strategy()))
+    # the matrices alone: no biases and norms, no position table; the tied embedding once, as the head
+    matrices = 12 * 96 * 12288**2 + 50257 * 12288
+    assert flops == 6 * matrices * 2048 + 12 * 96 * 12288 * 2048 * 2048
