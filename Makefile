@@ -11,7 +11,7 @@ install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "pip>=25.1"  # --group needs it
 	@echo "installing phalanx into $(VENV) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(TORCH)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train]"

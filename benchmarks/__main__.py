@@ -1,0 +1,173 @@
+"""Every time limit that the project promises, checked on this machine: `make bench`.
+
+python -m benchmarks            all of them, about a quarter of an hour
+python -m benchmarks ddp help   some of them
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Result:
+    """One figure against its limit; no limit: shown for information."""
+
+    name: str
+    shown: str
+    limit: str = ""
+    kept: bool = True
+
+
+def _seconds(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    return time.perf_counter() - start
+
+
+def bench_help() -> Iterator[Result]:
+    """`phalanx --help` beside a bare interpreter, interleaved."""
+    bare, helped = [], []
+    for _ in range(9):
+        bare.append(_seconds([sys.executable, "-c", "pass"]))
+        helped.append(_seconds([sys.executable, "-m", "phalanx", "--help"]))
+    extra = median(helped) - median(bare)
+    shown = f"{extra:.3f} s (help {median(helped):.3f}, bare {median(bare):.3f}; best {min(helped) - min(bare):.3f})"
+    yield Result("phalanx --help over a bare interpreter", shown, "0.3 s", extra <= 0.3)
+
+
+def bench_mesh() -> Iterator[Result]:
+    """Coordinates and all groups of every axis of 100,000 ranks."""
+    from phalanx.spec.mesh import mesh
+    from phalanx.spec.strategy import Strategy
+
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        grid = mesh(Strategy(pp=10, dp=1250, zero=3, shard=125, tp=8, ep=50))
+        assert grid.world == 100_000
+        for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "edp", "etp", "embed", "world"):
+            grid.group_of(99_999, axis)
+        grid.coordinates(99_999)
+        times.append(time.perf_counter() - start)
+    yield Result("mesh of 100,000 ranks", f"{median(times) * 1e3:.1f} ms", "0.5 s", median(times) <= 0.5)
+
+
+def bench_ddp() -> Iterator[Result]:
+    """The quickstart's model at 2 ranks: our engine, torch's DistributedDataParallel, one process."""
+    from phalanx.runtime.launch import launch
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "ddp.json"
+        launch("benchmarks.ddp", json.dumps({"out": str(out)}), 2, 1)
+        found = json.loads(out.read_text())
+    ours, theirs, alone = (found[key]["tokens_per_s"] for key in ("phalanx", "ddp", "one process"))
+    for name, values in found.items():
+        cpu = median(values["cpu_s_per_step"])
+        shown = f"{median(values['tokens_per_s']):,.0f} tokens/s (best {max(values['tokens_per_s']):,.0f})"
+        yield Result(f"  {name}", f"{shown}, {cpu:.3f} CPU-s per step, summed over ranks")
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
+    yield Result("phalanx / DistributedDataParallel, 2 ranks", shown, "at least 0.97", median(ratios) >= 0.97)
+    shares = sorted(a / (2 * b) for a, b in zip(ours, alone, strict=True))
+    shown = f"{median(shares):.3f} (rounds {shares[0]:.3f} to {shares[-1]:.3f})"
+    yield Result("phalanx, 2 ranks / twice one process", shown)
+
+
+def bench_restart() -> Iterator[Result]:
+    """From the command to the first training step, when this machine is measured and the corpus tokenised; and
+    how right the prediction was."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        job = str(ROOT / "examples" / "quickstart.toml")
+        short = ["--set", "train.steps=80", "--set", "train.eval_every=0", "--set", "train.sample_tokens=0"]
+        command = [sys.executable, "-m", "phalanx", "train", job, *short, "--json"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        start = time.perf_counter()
+        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        plan = folder / "runs" / "quickstart" / "metrics.jsonl"
+        old = plan.stat().st_ino
+        while not plan.exists() or plan.stat().st_ino == old or not plan.read_text():
+            time.sleep(0.02)
+        first = time.perf_counter() - start
+        result = json.loads(process.communicate()[0])
+    finally:
+        shutil.rmtree(folder)
+    yield Result("second start to the end of the first step", f"{first:.1f} s", "10 s", first <= 10)
+    limits = {"step time (median)": 0.15, "peak memory": 0.03}
+    for row in result["comparison"]:
+        limit = limits.get(row["name"], 0.0)
+        shown = f"predicted {row['predicted']:.6g}, measured {row['measured']:.6g}, error {row['error']:+.1%}"
+        yield Result(f"quickstart {row['name']}", shown, f"{limit:.0%}", abs(row["error"]) <= limit)
+
+
+def bench_cold() -> Iterator[Result]:
+    """`make run` from a cold clone with cold caches of our own, then again; the corpus is learned."""
+    folder = Path(tempfile.mkdtemp())
+    environment = os.environ | {"PHALANX_CACHE": str(folder / "cache")}
+    try:
+        subprocess.run(["git", "clone", "-q", str(ROOT), str(folder / "clone")], check=True)
+        start = time.perf_counter()
+        run = {"cwd": folder / "clone", "env": environment, "check": True, "capture_output": True, "text": True}
+        out = subprocess.run(["make", "run"], **run).stdout  # type: ignore[call-overload]
+        seconds = time.perf_counter() - start
+        yield Result("make run from a cold clone", f"{seconds:.0f} s", "360 s", seconds <= 360)
+        line = next(text for text in out.splitlines() if text.startswith("validation loss"))
+        words = line.replace(";", "").split()
+        loss, entropy = float(words[2]), float(words[words.index("tokens") + 1])
+        better = entropy - loss
+        yield Result("validation loss below unigram entropy", f"{better:.3f} nat", "at least 1.0", better >= 1.0)
+    finally:
+        shutil.rmtree(folder)
+
+
+def bench_suite() -> Iterator[Result]:
+    seconds = _seconds([sys.executable, "-m", "pytest"])
+    yield Result("the whole test suite", f"{seconds:.0f} s", "600 s", seconds <= 600)
+
+
+BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
+    "help": bench_help,
+    "mesh": bench_mesh,
+    "ddp": bench_ddp,
+    "restart": bench_restart,
+    "cold": bench_cold,
+    "suite": bench_suite,
+}
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(BENCHES)
+    unknown = [n for n in names if n not in BENCHES]
+    if unknown:
+        sys.exit(f"no benchmark {', '.join(unknown)}; known: {', '.join(BENCHES)}")
+    table = Table("", "measured", "limit", "kept")
+    failed = False
+    for name in names:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        for result in BENCHES[name]():
+            failed |= not result.kept
+            table.add_row(
+                result.name, result.shown, result.limit, ("yes" if result.kept else "NO") * bool(result.limit)
+            )
+    Console(width=160).print(table)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

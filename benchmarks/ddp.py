@@ -1,0 +1,96 @@
+"""A benchmark rank: the quickstart's model under our engine, under DistributedDataParallel, and alone.
+
+Rounds are interleaved, so that whatever else the machine does falls on all alike. One thread per rank.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from phalanx.nn.decoder import Decoder
+from phalanx.nn.initial import create, initialise
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.launch import run_rank
+from phalanx.runtime.world import ALONE
+from phalanx.spec import jobfile
+from phalanx.spec.mesh import mesh
+from phalanx.spec.plan import write_json
+from phalanx.spec.strategy import Strategy
+from phalanx.train.step import Training, make_optimizer
+
+ROUNDS, STEPS = 9, 6
+
+
+def _ddp_step(file: jobfile.JobFile) -> Callable[[Tensor], None]:
+    """Torch's own loop over the same model, as its tutorials write it, with its best settings."""
+    model: Decoder = create(file.model, torch.float32, torch.device("cpu"))
+    initialise(model, file.model, 0)
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = make_optimizer(file.job.optimizer, dict(model.named_parameters()))
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3
+
+    def step(batch: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss = wrapped(batch[:, :-1], batch[:, 1:]) / (batch.shape[0] * (batch.shape[1] - 1))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), file.job.clip)
+        optimizer.step()
+        loss.item()
+
+    return step
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    world = worlds.external() or ALONE
+    torch.set_num_threads(1)
+    file = jobfile.load(Path("examples/quickstart.toml"))
+
+    def work() -> None:
+        job, size = file.job, file.job.global_batch // world.size
+        comm = Comm(world, mesh(Strategy(dp=world.size)))
+        ours = Training(file.model, job, Strategy(dp=world.size, micro_batch=size), comm, 0)
+        ddp = _ddp_step(file)
+        half = replace(job, global_batch=size)
+        alone = Training(file.model, half, Strategy(micro_batch=size), Comm(ALONE, mesh(Strategy())), 0)
+        batch = torch.randint(file.model.vocab, (size, job.seq + 1))
+        runs: dict[str, tuple[Callable[[Tensor], object], int]] = {
+            "phalanx": (lambda b: ours.step([b], 1e-3), world.size),
+            "ddp": (ddp, world.size),
+            "one process": (lambda b: alone.step([b], 1e-3), 1),
+        }
+        found: dict[str, dict[str, list[float]]] = {n: {"tokens_per_s": [], "cpu_s_per_step": []} for n in runs}
+        for i in range(ROUNDS + 1):
+            names = list(runs)
+            for name in names[i % 3 :] + names[: i % 3]:
+                step, ranks = runs[name]
+                comm.barrier()
+                start, cpu = time.perf_counter(), time.process_time()
+                if world.rank < ranks:
+                    for _ in range(STEPS):
+                        step(batch)
+                    seconds = time.perf_counter() - start
+                used = torch.tensor([time.process_time() - cpu], dtype=torch.float64)
+                comm.all_reduce(used, "world", unit="bench", phase="opt").wait()
+                if world.rank == 0 and i:  # the first round warms up
+                    found[name]["tokens_per_s"].append(STEPS * size * job.seq * ranks / seconds)
+                    found[name]["cpu_s_per_step"].append(float(used) / STEPS)
+        if world.rank == 0:
+            write_json(Path(given["out"]), found)
+
+    run_rank(world, 120, work)
+
+
+if __name__ == "__main__":
+    main()
