@@ -11,6 +11,17 @@ from phalanx.spec.jobfile import build
 from phalanx.spec.model import ModelSpec, complete
 from phalanx.spec.strategy import Strategy
 
+PRECISIONS = [
+    Precision("float32"),
+    Precision("float64"),
+    Precision("bfloat16"),
+    Precision("bfloat16", master="bfloat16"),
+    Precision("bfloat16", reduce="bfloat16"),
+    Precision("float32", reduce="bfloat16"),
+    Precision("float32", accumulate="float64"),
+    Precision("float32", master="float64"),
+]
+
 
 @st.composite
 def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
@@ -43,7 +54,7 @@ def cases(draw: st.DrawFn, ranks: int, small: bool = True) -> tuple[ModelSpec, J
     job = Job(
         global_batch=micro_batch * accumulation * ranks,
         seq=draw(st.sampled_from([8, 32] if small else [32, 128, 256])),
-        precision=Precision(compute=draw(st.sampled_from(["float32", "float64", "bfloat16"]))),
+        precision=draw(st.sampled_from(PRECISIONS)),
         optimizer=Optimizer(name=draw(st.sampled_from(["adamw", "sgd"]))),
         clip=draw(st.sampled_from([0.0, 0.5, 1.0])),
     )

@@ -94,7 +94,8 @@ def test_a_run_from_job_to_comparison(here: Path) -> None:
     assert abs(by_name["peak memory"]["error"]) < 0.03
     assert by_name["step time (median)"]["predicted"] > 0
     run = here / "runs" / "whole"
-    assert sorted(p.name for p in run.iterdir()) == ["checkpoint", "metrics.jsonl", "plan.json", "recorded.json"]
+    wanted = {"checkpoint", "metrics.jsonl", "plan.json", "recorded.json", "tokenizer.json"}
+    assert {p.name for p in run.iterdir()} == wanted
     assert [p.name for p in sorted((run / "checkpoint").iterdir())] == ["step-00000020", "step-00000030"]
     metrics = rows(run)
     assert [row["step"] for row in metrics] == list(range(1, 31))
@@ -130,6 +131,79 @@ def test_interrupted_and_resumed_is_as_if_never_stopped(here: Path) -> None:
     assert [r["step"] for r in stopped] == list(range(1, 31))
     for key in ("loss", "grad_norm"):
         assert [r[key] for r in stopped] == [r[key] for r in straight]
+    assert not workers()
+
+
+def test_what_a_resumed_run_may_not_become(here: Path) -> None:
+    words = ("train", "job.toml", "--set", "train.name=whole", "--resume")
+    plan = (here / "runs" / "whole" / "plan.json").read_text()
+    for more, said in (
+        ((), "is finished at step 30"),
+        (("--set", "train.steps=40", "--set", "model.hidden=64"), "model: cannot change"),
+        (("--set", "train.steps=40", "--set", "train.seed=5"), "train.seed = 5: cannot change"),
+        (("--set", "train.steps=40", "--set", "train.data=austen"), "train.data"),
+    ):
+        code, _, err = phalanx(here, *words, *more)
+        assert (code, len(err.splitlines())) == (2, 1), err
+        assert said in err
+    text = here / "text.txt"
+    text.write_text(TEXT + "and one more line")
+    code, _, err = phalanx(here, *words, "--set", "train.steps=40")
+    text.write_text(TEXT)
+    assert code == 2
+    assert "has changed since the run began" in err
+    assert (here / "runs" / "whole" / "plan.json").read_text() == plan
+    assert phalanx(here, "generate", "runs/whole", "--tokens", "2")[0] == 0
+
+
+def test_little_text_and_a_long_prompt_still_end_well(here: Path) -> None:
+    (here / "little.txt").write_text(TEXT[:900])
+    words = ("--set", "train.name=little", "--set", "train.data=little.txt", "--set", "train.steps=4")
+    long = "a truth " * 80
+    code, out, err = phalanx(here, "train", "job.toml", *words, "--set", f"train.prompt={long}", "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert (result["eval_loss"], result["last_step"], result["sample"]) == (None, 4, "")
+    assert "no sample of text" in err
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(here: Path) -> None:
+    process = start(here, "train", "job.toml", "--set", "train.name=mine", "--set", "train.steps=100000")
+    wait_for_step(here / "runs" / "mine", 2)
+    code, _, err = phalanx(here, "train", "job.toml", "--set", "train.name=mine")
+    process.send_signal(signal.SIGTERM)
+    _, other = process.communicate(timeout=60)
+    assert (code, "another process" in err) == (2, True), err
+    assert process.returncode == 130, other
+    assert "state saved" in other
+
+
+def test_ctrl_c_during_parity_is_an_interruption(here: Path) -> None:
+    process = start(here, "parity", "job.toml", "--steps", "100000")
+    for _ in range(300):
+        if subprocess.run(["pgrep", "-f", "phalanx.verify.worker"], capture_output=True, check=False).stdout:
+            break
+        time.sleep(0.1)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert not subprocess.run(["pgrep", "-f", "phalanx.verify.worker"], capture_output=True, check=False).stdout
+
+
+def test_a_rank_that_does_not_arrive_is_named(here: Path) -> None:
+    words = ("--set", "train.name=hung", "--set", "train.steps=100000", "--set", "train.timeout_s=3")
+    process = start(here, "train", "job.toml", *words)
+    wait_for_step(here / "runs" / "hung", 3)
+    found = subprocess.run(["pgrep", "-f", "phalanx.train.worker"], capture_output=True, text=True, check=True)
+    stopped = int(found.stdout.split()[-1])
+    environment = Path(f"/proc/{stopped}/environ").read_bytes().decode().split("\0")
+    rank = next(item for item in environment if item.startswith("RANK="))[5:]
+    os.kill(stopped, signal.SIGSTOP)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert f"rank {rank} (dp_replicate {rank}) did not arrive" in err.strip().splitlines()[-1], err
     assert not workers()
 
 
@@ -175,6 +249,7 @@ def test_torchrun_starts_the_same_file(here: Path) -> None:
     ]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
+    assert "predicted against measured" in done.stdout
     ours, theirs = rows(here / "runs" / "whole"), rows(here / "runs" / "torchrun")
     assert [r["loss"] for r in ours] == [r["loss"] for r in theirs]
 
@@ -225,6 +300,14 @@ WRONG = [
     (("train", "job.toml", "--set", "train.lr=fast"), "train.lr = 'fast'"),
     (("train", "job.toml", "--set", "train.lr=nan"), "train.lr"),
     (("train", "job.toml", "--set", "train.steps=2.5"), "train.steps"),
+    (("train", "job.toml", "--set", "train.seed=-1"), "train.seed"),
+    (("train", "job.toml", "--set", "train.lr_base_batch=-4"), "lr_base_batch"),
+    (("train", "job.toml", "--set", "job.optimizer.betas=[0.9, 1.5]"), "betas[1]"),
+    (("train", "job.toml", "--set", "job.precision.compute=float16"), "loss scaling"),
+    (("train", "job.toml", "--set", "strategy.bucket=inf"), "finite"),
+    (("plan", "job.toml", "--set", "cluster.file=odd.toml"), "bandwith"),
+    (("plan", "job.toml", "--set", "cluster.preset=dgx-h100"), "cluster.ranks"),
+    (("train", "job.toml", "--set", "model.config=list.json"), "not supported"),
     (("train", "job.toml", "--set", "train.name=../x"), "plain folder name"),
     (("train", "job.toml", "--set", "train.data=none.txt"), "no such file or folder"),
     (("train", "job.toml", "--set", "train.data=empty.txt"), "is empty"),
@@ -236,15 +319,13 @@ WRONG = [
     (("train", "job.toml", "--set", "model.vocab=100"), "256 bytes"),
     (("train", "job.toml", "--set", "model.preset=lama"), "did you mean"),
     (("train", "job.toml", "--set", "model.config=config.json"), "is not JSON"),
-    (("train", "job.toml", "--set", "cluster.preset=dgx-h10"), "did you mean"),
-    (("train", "job.toml", "--set", "cluster.preset=dgx-h100"), "is not this machine"),
+    (("train", "gpus.toml", "--set", "cluster.preset=dgx-h10"), "did you mean"),
+    (("train", "gpus.toml"), "is not this machine"),
     (("train", "job.toml", "--set", "cluster.ranks=4000", "--set", "strategy=auto"), "too many for this machine"),
     (("train", "job.toml", "--set", "cluster.file=none.toml"), "cluster"),
-    (("plan", "job.toml", "--set", "cluster.preset=dgx-h100", "--strategy", "dp=16"), "dp = 16"),
-    (
-        ("plan", "job.toml", "--set", "cluster.preset=dgx-h100", "--strategy", "dp=8", "--set", "cluster.nodes=0"),
-        "nodes",
-    ),
+    (("plan", "gpus.toml", "--strategy", "dp=16"), "dp = 16"),
+    (("plan", "gpus.toml", "--strategy", "dp=16", "--set", "job.global_batch=32"), "has 8 ranks"),
+    (("plan", "gpus.toml", "--set", "cluster.nodes=0"), "nodes"),
     (("parity", "job.toml", "--dtype", "float16"), "--dtype"),
     (("parity", "job.toml", "--strategy", "auto"), "parity examines one strategy"),
     (("parity", "job.toml", "--steps", "0"), "--steps"),
@@ -261,6 +342,9 @@ def spoiled(here: Path) -> Path:
     (here / "binary.toml").write_bytes(b"\xff\xfe")
     (here / "empty.txt").write_text("")
     (here / "config.json").write_text("{")
+    (here / "list.json").write_text('{"model_type": ["llama"]}')
+    (here / "odd.toml").write_text('name = "odd"\n[[tiers]]\nname = "a"\nbandwith = 3\n')
+    (here / "gpus.toml").write_text(JOB.replace("ranks = 2", 'preset = "dgx-h100"'))
     return here
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from drawn import PRECISIONS
 
 from phalanx.runtime import checkpoint, status, world
 from phalanx.runtime.comm import Comm
@@ -27,6 +28,13 @@ def training(job: Job, seed: int = 0) -> Training:
 def batch(step: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(step)
     return [torch.randint(61, (1, 9), generator=generator) for _ in range(2)]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS, ids=str)
+def test_no_gradient_is_left_for_the_next_step(precision: Precision) -> None:
+    state = training(Job(2, 8, precision))
+    norms = [state.step(batch(0), 1e-12).grad_norm for _ in range(3)]
+    assert norms[1:] == pytest.approx(norms[:1] * 2, rel=0.02)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

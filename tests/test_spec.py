@@ -80,7 +80,17 @@ def test_what_cannot_run_yet_is_refused_by_name(line: str) -> None:
     parsed = jobfile.make_strategy(line)
     assert parsed is not None
     with pytest.raises(InputError, match=r"not yet runnable"):
-        strategy.require_runnable(parsed)
+        strategy.require_runnable(parsed, Job(2, 8))
+
+
+def test_float16_is_refused_until_there_is_loss_scaling() -> None:
+    with pytest.raises(InputError, match="loss scaling"):
+        strategy.require_runnable(Strategy(), Job(2, 8, Precision("float16")))
+
+
+@given(st.integers(1, 5000))
+def test_divisors(n: int) -> None:
+    assert strategy.divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
 
 
 def test_the_mesh_puts_inner_axes_on_neighbours() -> None:

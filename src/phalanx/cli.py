@@ -6,11 +6,12 @@ Exit codes: 0 done; 1 a check or a rank failed; 2 the input was wrong; 130 inter
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -100,29 +101,46 @@ def train(
             raise InputError("JOB.toml", None, "is missing", "name a job file, or give --resume")
         else:
             file = jobfile.load(job, overrides)
-        if world is not None and world.size > 1:
-            raise typer.Exit(INTERRUPTED if session.train_rank(world, file, resume) else DONE)
+        if world is not None and world.rank:
+            session.train(file, resume, world, lambda _: None, lambda _: None)
+            _end(DONE)
         _notes(file.notes)
-        session.require_this_machine(file)
-        tokens = session.prepare_data(file)
-        decision = session.decide(file, announce=_announce)
+
+        def show(decision: Decision) -> None:
+            if not as_json:
+                _show_decision(decision, rows=10)
+                _announce_batch(decision)
+
+        outcome = session.train(file, resume, world, show, _announce)
+        assert outcome is not None
+        interrupted = outcome.recorded["interrupted"]
+        sample = ""
         if not as_json:
-            _show_decision(decision, rows=10)
-            _announce_batch(decision)
-        folder = session.open_run(decision, resume)
-        interrupted = session.train_local(folder, decision.plan, resume, _announce)
-        outcome = session.outcome(folder)
-        sample = "" if interrupted else session.sample(folder)
+            _show_outcome(outcome)
+        if not interrupted:
+            try:
+                sample = session.sample(outcome.folder)
+            except InputError as error:
+                _announce(f"note: no sample of text, {error}")
         if as_json:
-            _print_json(_outcome_json(outcome, tokens.unigram_entropy, sample))
-        else:
-            _show_outcome(outcome, tokens.unigram_entropy, sample)
+            _print_json(_outcome_json(outcome, sample))
+        elif sample:
+            print(f"\n{sample}\n")
+        code = FAILED if outcome.differences else DONE
         if interrupted:
             step = outcome.recorded["last_step"]
             _announce(f"interrupted after step {step}, state saved; continue with: phalanx train --resume")
-            raise typer.Exit(INTERRUPTED)
-        if outcome.differences:
-            raise typer.Exit(FAILED)
+            code = INTERRUPTED
+        if world is not None:
+            _end(code)
+        raise typer.Exit(code)
+
+
+def _end(code: int) -> NoReturn:
+    """End a rank that torchrun or srun started without torch's teardown, which now and then aborts."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @app.command()
@@ -231,6 +249,9 @@ def _mistakes() -> Iterator[None]:
     except KeyboardInterrupt:
         _announce("interrupted")
         raise typer.Exit(INTERRUPTED) from None
+    except OSError as error:
+        _announce(f"error: {error}")
+        raise typer.Exit(FAILED) from None
     except RuntimeError as error:
         # RankFailure and CheckpointError speak for themselves; anything else is our own fault and shows its trace.
         if type(error).__name__ not in ("RankFailure", "CheckpointError"):
@@ -279,13 +300,13 @@ def _announce_batch(decision: Decision) -> None:
     )
 
 
-def _outcome_json(outcome: Outcome, entropy: float, sample: str) -> dict[str, Any]:
+def _outcome_json(outcome: Outcome, sample: str) -> dict[str, Any]:
     return {
-        "run": str(outcome.folder),
-        "interrupted": outcome.interrupted,
+        "run": os.path.relpath(outcome.folder),
+        "interrupted": outcome.recorded["interrupted"],
         "last_step": outcome.recorded["last_step"],
         "eval_loss": outcome.recorded["eval_loss"],
-        "unigram_entropy": entropy,
+        "unigram_entropy": outcome.unigram_entropy,
         "sample": sample,
         "comparison": [
             {"name": c.name, "predicted": c.predicted, "measured": c.measured, "error": c.error}
@@ -295,13 +316,13 @@ def _outcome_json(outcome: Outcome, entropy: float, sample: str) -> dict[str, An
     }
 
 
-def _show_outcome(outcome: Outcome, entropy: float, sample: str) -> None:
+def _show_outcome(outcome: Outcome) -> None:
     from rich.console import Console
 
     from phalanx.report.tables import comparison
 
     console = Console()
-    loss = outcome.recorded["eval_loss"]
+    loss, entropy = outcome.recorded["eval_loss"], outcome.unigram_entropy
     if loss is not None:
         console.print(
             f"validation loss {loss:.3f} nat per token; unigram entropy of the training tokens {entropy:.3f} "
@@ -309,8 +330,6 @@ def _show_outcome(outcome: Outcome, entropy: float, sample: str) -> None:
             highlight=False,
             soft_wrap=True,
         )
-    if sample:
-        console.print(f"\n{sample}\n", style="italic", highlight=False, markup=False)
     console.print(comparison(outcome.comparisons))
     count = len(outcome.recorded["events"])
     if outcome.differences:
@@ -318,7 +337,7 @@ def _show_outcome(outcome: Outcome, entropy: float, sample: str) -> None:
             console.print(f"recorded step differs from the plan: {line}", highlight=False)
     else:
         console.print(f"the recorded step equals the plan: {count} events, FLOPs of every unit", highlight=False)
-    console.print(f"run: {outcome.folder}/", highlight=False)
+    console.print(f"run: {os.path.relpath(outcome.folder)}/", highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -5,14 +5,17 @@ The command line parses and renders; this file decides the order. It resolves st
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.cost.program import differences, expand
 from phalanx.measure.local import cache_folder, default_ranks, fingerprint, local_cluster
@@ -26,7 +29,11 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import Precision
 from phalanx.spec.jobfile import JobFile
 from phalanx.spec.plan import Plan
-from phalanx.spec.strategy import check, require_runnable
+from phalanx.spec.strategy import Strategy, check, require_runnable
+
+if TYPE_CHECKING:
+    from phalanx.runtime.world import World
+    from phalanx.train.data import TokenSet
 
 Announce = Callable[[str], None]
 RUNS = Path("runs")
@@ -47,53 +54,59 @@ class Outcome:
     """How a run ended. `comparisons` and `differences` hold it against its plan."""
 
     folder: Path
-    interrupted: bool
     recorded: dict[str, Any]
+    unigram_entropy: float
     comparisons: tuple[Comparison, ...]
     differences: tuple[str, ...]
 
 
-def resolve_cluster(file: JobFile, ranks: int | None, announce: Announce) -> ClusterSpec:
+def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> ClusterSpec:
     """The cluster that a job file names; `local` is measured, or read from the cache."""
     choice = file.cluster
     if choice.file:
         return jobfile.cluster_from_toml(Path(choice.file))
     if choice.preset == "local":
-        count = ranks or choice.ranks or (file.strategy.world if file.strategy else default_ranks())
+        if world is not None:  # the ranks of this host, under the load that they will make; hosts alike
+            host = local_cluster(world.local_size, file.job.precision.compute, file.train.threads, announce=announce)
+            return replace(host, nodes=-(-world.size // world.local_size))
+        count = choice.ranks or (file.strategy.world if file.strategy else default_ranks())
         require_local(count)
         return local_cluster(count, file.job.precision.compute, file.train.threads, announce=announce)
     return clusters.preset(str(choice.preset), choice.nodes)
 
 
-def decide(file: JobFile, world: int | None = None, announce: Announce = lambda _: None) -> Decision:
-    """Choose (or price) the strategy. `world`: the number of ranks, where somebody else has started them."""
-    strategy = file.strategy
+def decide(
+    file: JobFile, world: World | None = None, tokens: str = "", announce: Announce = lambda _: None
+) -> Decision:
+    """Choose (or price) the strategy. `world`: the ranks, where somebody else has started them; `tokens`: the
+    digest of the text that will be trained on. Raises InputError."""
+    strategy, size = file.strategy, world.size if world else None
     if strategy is not None:
-        require_runnable(strategy)
+        require_runnable(strategy, file.job)
         limit = file.cluster.ranks if file.cluster.preset == "local" else None
         if world is None and limit is not None and strategy.world > limit:
             raise InputError(
                 "strategy.dp", strategy.dp, f"needs {strategy.world} ranks, cluster.ranks is {limit}", "lower dp"
             )
-        check(strategy, file.model, file.job, world)
+        check(strategy, file.model, file.job, size)
+    else:
+        require_runnable(Strategy(), file.job)
     cluster = resolve_cluster(file, world, announce)
-    if strategy is not None and strategy.world > cluster.ranks and world is None:
+    needed = size or (strategy.world if strategy else 1)
+    if needed > cluster.ranks:
         raise InputError(
-            "strategy.dp",
-            strategy.dp,
-            f"needs {strategy.world} ranks, {cluster.name} has {cluster.ranks}",
-            "lower dp",
+            "cluster", cluster.name, f"has {cluster.ranks} ranks, {needed} are needed", "add nodes, or lower dp"
         )
     if strategy is None:
-        candidates = search(file.model, cluster, file.job, dp=world)
+        candidates = search(file.model, cluster, file.job, dp=size)
         chosen = candidates[0]
     else:
         chosen = price(file.model, cluster, file.job, strategy)
         candidates = [chosen]
-    return Decision(_plan(file, cluster, chosen), chosen, tuple(candidates))
+    return Decision(_plan(file, cluster, chosen, tokens), chosen, tuple(candidates))
 
 
-def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate) -> Plan:
+def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -> Plan:
     p = chosen.prediction
     rates = cluster.rates(file.job.precision.compute, min(chosen.strategy.world, cluster.ranks_per_node))
     prediction = {
@@ -113,57 +126,98 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate) -> Plan:
         "bucket_bytes": chosen.strategy.bucket_bytes,
         "peak_flops_per_s": rates.peak_flops_per_s,
         "rates_origin": rates.origin,
+        "tokens": tokens,
+        "cluster": asdict(file.cluster),
     }
     return Plan(file.model, cluster, file.job, chosen.strategy, file.train, choices, prediction)
 
 
-def open_run(decision: Decision, resume: bool) -> Path:
-    """The run's folder with its plan.json; an old run of that name is moved aside unless it is resumed."""
-    folder = RUNS / decision.plan.train.name
+@contextmanager
+def open_run(decision: Decision, tokens: TokenSet, resume: bool) -> Iterator[Path]:
+    """The run's folder with its plan.json and tokenizer, ours alone while the run lasts; an old run of that name is
+    moved aside unless it is resumed."""
+    name = decision.plan.train.name
+    folder = RUNS / name
     try:
-        if folder.exists() and not resume:
-            stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-            os.replace(folder, folder.with_name(f"{folder.name}.{stamp}"))
-        folder.mkdir(parents=True, exist_ok=True)
-        plan.write(decision.plan, folder / "plan.json")
+        RUNS.mkdir(exist_ok=True)
+        with (RUNS / f".{name}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    "train.name", name, "is being trained by another process", "choose another"
+                ) from None
+            if folder.exists() and not resume:
+                stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+                os.replace(folder, folder.with_name(f"{name}.{stamp}"))
+            folder.mkdir(exist_ok=True)
+            shutil.copyfile(tokens.tokenizer, folder / "tokenizer.json")
+            plan.write(decision.plan, folder / "plan.json")
+            yield folder.absolute()
     except OSError as error:
-        raise InputError("train.name", decision.plan.train.name, f"{folder} cannot be written ({error})") from None
-    return folder
+        raise InputError("train.name", name, f"{folder} cannot be used ({error})") from None
 
 
 def latest_run() -> Path:
-    """The run that was active last."""
-    found = [p.parent for p in RUNS.glob("*/plan.json") if list((p.parent / "checkpoint").glob("step-*"))]
+    """The run with the newest checkpoint."""
+    from phalanx.runtime.checkpoint import newest
+
+    found = {}
+    for path in RUNS.glob("*/plan.json"):
+        checkpoint = newest(path.parent / "checkpoint")
+        # A run that was moved aside carries another name than its plan.
+        if checkpoint is not None and plan.read(path).train.name == path.parent.name:
+            found[path.parent] = checkpoint.stat().st_mtime
     if not found:
         raise InputError("--resume", None, f"no run with a checkpoint in {RUNS}/", "name the job file to start one")
-    return max(found, key=lambda p: p.stat().st_mtime)
+    return max(found, key=lambda p: found[p])
 
 
 def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
-    """The job of a run that is taken up again: its own plan.json, with overrides laid over it.
+    """The job of a run that is taken up again: its job file as it is now, or without one the latest run's own
+    plan; overrides laid over it. A strategy that was chosen stays.
 
-    Raises InputError where there is nothing to resume.
+    Raises InputError where there is nothing to resume, or where a change would make it another run.
     """
-    folder = RUNS / jobfile.load(path, overrides).train.name if path else latest_run()
     from phalanx.runtime.checkpoint import steps
 
-    if not (folder / "plan.json").exists() or not steps(folder / "checkpoint"):
+    file = jobfile.load(path, overrides) if path else None
+    folder = RUNS / file.train.name if file else latest_run()
+    done = steps(folder / "checkpoint")
+    if not (folder / "plan.json").exists() or not done:
         raise InputError("--resume", str(folder), "holds no checkpoint", "train it without --resume first")
     old = plan.read(folder / "plan.json")
-    tables = json.loads(json.dumps(jobfile.to_tables(_job_file(old))))
-    tables = jobfile.override(tables, overrides)
-    return jobfile.from_tables(tables, Path())
+    if file is None:
+        choice = jobfile.build(jobfile.ClusterChoice, old.choices["cluster"], "cluster")
+        tables = jobfile.to_tables(JobFile(old.model, choice, old.job, old.strategy, old.train))
+        file = jobfile.from_tables(jobfile.override(json.loads(json.dumps(tables)), overrides), Path())
+    if file.strategy is None:
+        file = replace(file, strategy=old.strategy)
+    _same_run(file, old)
+    if done[-1] >= file.train.steps:
+        raise InputError("--resume", str(folder), f"is finished at step {done[-1]}", "raise train.steps to go on")
+    return file
 
 
-def _job_file(old: Plan) -> JobFile:
-    choice = jobfile.ClusterChoice(preset=old.cluster.name, nodes=old.cluster.nodes)
-    if old.cluster.name == "local":
-        choice = jobfile.ClusterChoice(preset="local", ranks=old.cluster.ranks)
-    return JobFile(old.model, choice, old.job, old.strategy, old.train)
+def _same_run(file: JobFile, old: Plan) -> None:
+    """Refuse to continue a run as something else: other weights, other data or another order of it."""
+    for name, now, then in (
+        ("model", file.model, old.model),
+        ("job.global_batch", file.job.global_batch, old.job.global_batch),
+        ("job.seq", file.job.seq, old.job.seq),
+        ("job.precision", file.job.precision, old.job.precision),
+        ("job.optimizer.name", file.job.optimizer.name, old.job.optimizer.name),
+        ("train.seed", file.train.seed, old.train.seed),
+        ("train.data", file.train.data, old.train.data),
+        ("train.name", file.train.name, old.train.name),
+    ):
+        if now != then:
+            shown = None if name == "model" else now
+            raise InputError(name, shown, "cannot change when a run is resumed", "train it under another train.name")
 
 
-def prepare_data(file: JobFile) -> Any:
-    """The tokens of a job: read, encoded and cached before any rank starts."""
+def prepare_data(file: JobFile) -> TokenSet:
+    """The tokens of a job: read, encoded and cached before any rank starts. Raises InputError."""
     from phalanx.train.data import Batches, prepare
 
     tokens = prepare(file.train.data, file.model.vocab, cache_folder())
@@ -171,19 +225,74 @@ def prepare_data(file: JobFile) -> Any:
     return tokens
 
 
-def train_local(folder: Path, given: Plan, resume: bool, announce: Announce) -> bool:
-    """Run the plan on ranks of this machine. True if the user stopped it. Raises RankFailure."""
+def train(
+    file: JobFile, resume: bool, world: World | None, show: Callable[[Decision], None], announce: Announce
+) -> Outcome | None:
+    """Plan a job, run it, and hold it against the plan: on ranks that we launch here, or as one rank of a `world`
+    that torchrun or srun has started (then the outcome is rank 0's alone). Raises InputError, RankFailure."""
+    if world is not None:
+        return _train_rank(file, resume, world, show, announce)
     from phalanx.runtime.launch import launch
 
-    argument = json.dumps({"folder": str(folder), "resume": resume})
+    require_this_machine(file)
+    decision, tokens = _begin(file, resume, None, announce)
+    show(decision)
+    with open_run(decision, tokens, resume) as folder:
+        argument = json.dumps({"folder": str(folder), "resume": resume})
+        launch(
+            "phalanx.train.worker",
+            argument,
+            decision.plan.strategy.world,
+            decision.plan.train.threads,
+            lambda: announce("stopping after this step; Ctrl-C again to end at once"),
+        )
+        return outcome(folder, tokens.unigram_entropy)
 
-    def on_interrupt() -> None:
-        announce("stopping after this step; Ctrl-C again to end at once")
 
-    return launch("phalanx.train.worker", argument, given.strategy.world, given.train.threads, on_interrupt)
+def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce) -> tuple[Decision, TokenSet]:
+    """Everything that can go wrong before the first rank works."""
+    if file.strategy is not None:
+        require_runnable(file.strategy, file.job)
+        check(file.strategy, file.model, file.job, world.size if world else None)
+    tokens = prepare_data(file)
+    decision = decide(file, world, tokens.digest, announce)
+    if decision.chosen.reason:
+        raise InputError("strategy", str(decision.plan.strategy), decision.chosen.reason, "use a smaller micro_batch")
+    if resume:
+        old = plan.read(RUNS / file.train.name / "plan.json")
+        if old.choices["tokens"] != tokens.digest:
+            raise InputError("train.data", file.train.data, "has changed since the run began", "start a new run")
+    return decision, tokens
 
 
-def outcome(folder: Path) -> Outcome:
+def _train_rank(
+    file: JobFile, resume: bool, world: World, show: Callable[[Decision], None], announce: Announce
+) -> Outcome | None:
+    """Be one rank. Rank 0 decides and tells the others; the run folder is on a file system that all share."""
+    from phalanx.runtime import world as worlds
+    from phalanx.train import worker
+
+    worlds.join(world, file.train.timeout_s)
+    if world.rank:
+        told = worlds.tell([None, None])
+        if told[0] != "folder":
+            raise InputError("rank 0", None, f"gave up: {told[1]}")
+        worker.train_rank(world, Path(str(told[1])), resume)
+        return None
+    with ExitStack() as stack:
+        try:
+            decision, tokens = _begin(file, resume, world, announce)
+            show(decision)
+            folder = stack.enter_context(open_run(decision, tokens, resume))
+        except Exception as error:
+            worlds.tell(["error", str(error)])
+            raise
+        worlds.tell(["folder", str(folder)])
+        worker.train_rank(world, folder, resume)
+        return outcome(folder, tokens.unigram_entropy)
+
+
+def outcome(folder: Path, unigram_entropy: float) -> Outcome:
     """What a finished run recorded, held against its plan."""
     given = plan.read(folder / "plan.json")
     recorded = json.loads((folder / "recorded.json").read_text())
@@ -205,7 +314,7 @@ def outcome(folder: Path) -> Outcome:
     ]
     program = expand(given.model, given.job, given.strategy)
     found = tuple(differences(program.events, events))
-    return Outcome(folder, recorded["interrupted"], recorded, tuple(rows), found)
+    return Outcome(folder, recorded, unigram_entropy, tuple(rows), found)
 
 
 def with_overrides(file: JobFile, strategy: str | None) -> JobFile:
@@ -225,14 +334,13 @@ def parity(file: JobFile, steps: int, dtype: str) -> dict[str, Any]:
         raise InputError("--steps", steps, "must be at least 1")
     if file.strategy is None:
         raise InputError("strategy", "auto", "parity examines one strategy", "name it, e.g. --strategy dp=2")
-    require_runnable(file.strategy)
+    require_runnable(file.strategy, file.job)
     check(file.strategy, file.model, file.job, None)
     require_local(file.strategy.world)
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         out = Path(folder) / "parity.json"
         given = {"tables": jobfile.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
-        if launch("phalanx.verify.worker", json.dumps(given), file.strategy.world, file.train.threads):
-            raise KeyboardInterrupt
+        launch("phalanx.verify.worker", json.dumps(given), file.strategy.world, file.train.threads)
         found = json.loads(out.read_text())
     loss, grad = (max(d[key] for d in found) for key in ("loss_rel_max", "grad_rel_max"))
     return {
@@ -271,7 +379,7 @@ def require_this_machine(file: JobFile) -> None:
 
 
 def sample(folder: Path) -> str:
-    """A few lines that the trained model writes."""
+    """A few lines that the trained model writes; empty where none are wanted. Raises InputError."""
     from phalanx.infer.generate import Sampling, generate
 
     train = plan.read(folder / "plan.json").train
@@ -286,28 +394,3 @@ def measure(ranks: int | None, dtype: str, threads: int, announce: Announce) -> 
         raise InputError("--ranks" if count < 1 else "--threads", min(count, threads), "must be at least 1")
     require_local(count)
     return local_cluster(count, precision.compute, threads, anew=True, announce=announce)
-
-
-def train_rank(world: Any, file: JobFile, resume: bool) -> bool:
-    """Be one rank of a job that torchrun or srun started. Rank 0 decides, and tells the others.
-
-    True if a stop was asked for.
-    """
-    from phalanx.runtime import world as worlds
-    from phalanx.train import worker
-
-    worlds.join(world, file.train.timeout_s)
-    box: list[str | None] = [None]
-    if world.rank == 0:
-        try:
-            decision = decide(file, world=world.size, announce=lambda _: None)
-            box[0] = str(open_run(decision, resume).absolute())
-        except InputError as error:
-            worlds.tell(["error", str(error)])
-            raise
-    told = worlds.tell(["folder", box[0]])
-    if told[0] == "error":
-        raise InputError("rank 0", None, str(told[1]))
-    interrupted = worker.train_rank(world, Path(str(told[1])), resume)
-    worlds.leave()
-    return interrupted

@@ -68,6 +68,12 @@ def state(spec: ModelSpec, job: Job, dp: int) -> State:
     )
 
 
+def cast_gradients(spec: ModelSpec, job: Job) -> int:
+    """The gradients once more in the master type, during the update, where they were accumulated in another."""
+    p = job.precision
+    return spec.parameter_count * DTYPE_BYTES[p.master_dtype] if p.master_dtype != p.accumulate_dtype else 0
+
+
 def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) -> Footprint:
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch."""
     t, h, q, kv, f, v = tokens, spec.hidden, spec.q_width, spec.kv_width, spec.ffn, spec.vocab

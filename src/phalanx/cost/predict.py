@@ -110,7 +110,7 @@ def _peak(spec: ModelSpec, found: tuple[Term, ...]) -> Column:
         if times:
             peak = np.maximum(peak, live + term.alloc)
             live = live + times * (term.alloc - term.free)
-    return peak
+    return np.maximum(peak, t["opt", ""].alloc)
 
 
 def _stack(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Columns) -> Prediction:

@@ -68,7 +68,8 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy) -> StepProgram:
     if strategy.dp > 1:
         metrics = by_template["all_reduce", "metrics"].event
         events.append(replace(metrics, group_size=mesh(strategy).world, bytes=METRICS * 8))
-    events.append(by_template["optimizer", ""].event)
+    update = by_template["optimizer", ""]
+    events.append(replace(update.event, alloc=update.alloc, free=update.free))
     return StepProgram(tuple(events), memory.state(spec, job, strategy.dp))
 
 

@@ -91,7 +91,9 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
             bytes=(s.dp > 1) * METRICS * 8,
         )
     )
-    found.append(Term(Event("compute", "optimizer", "opt"), count=1, work=kernel.optimizer(spec, job)))
+    cast = memory.cast_gradients(spec, job)
+    optimizer = Event("compute", "optimizer", "opt", dtype=job.precision.master_dtype)
+    found.append(Term(optimizer, count=1, work=kernel.optimizer(spec, job), alloc=cast, free=cast))
     return tuple(found)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from phalanx.measure.local import cache_folder
 from phalanx.nn.decoder import Cache, Decoder
 from phalanx.nn.initial import create
 from phalanx.runtime import checkpoint
@@ -16,7 +15,6 @@ from phalanx.runtime.comm import DTYPES
 from phalanx.spec import plan as plans
 from phalanx.spec.errors import InputError
 from phalanx.spec.model import parameters
-from phalanx.train.data import prepare
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,14 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or self.top_k < 0 or self.temperature < 0:
-            raise InputError("sampling", None, "needs tokens >= 1, temperature >= 0 and top-k >= 0 (0: all)")
+        if self.tokens < 1:
+            raise InputError("--tokens", self.tokens, "must be at least 1")
+        if self.top_k < 0:
+            raise InputError("--top-k", self.top_k, "must not be negative", "0 draws from all tokens")
+        if not (self.temperature == 0 or 1e-3 <= self.temperature <= 1e3):
+            raise InputError("--temperature", self.temperature, "must be 0 (greedy) or between 0.001 and 1000")
+        if not 0 <= self.seed < 2**63:
+            raise InputError("--seed", self.seed, "must be between 0 and 2^63 - 1")
 
 
 @torch.no_grad()
@@ -59,14 +63,14 @@ def generate(folder: Path, prompt: str, how: Sampling) -> str:
     """Continue a prompt with the newest checkpoint of a run. Raises InputError, CheckpointError."""
     plan = plans.read(folder / "plan.json")
     steps = checkpoint.steps(folder / "checkpoint")
-    if not steps:
+    if not steps or not (folder / "tokenizer.json").exists():
         raise InputError("run", str(folder), "holds no checkpoint yet")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = create(plan.model, DTYPES[plan.job.precision.master_dtype], device)
     own = dict(model.named_parameters())
     tensors = {f"parameters.{p.fqn}": own[p.fqn].detach() for p in parameters(plan.model)}
     checkpoint.load(folder / "checkpoint", steps[-1], tensors)
-    tokenizer = Tokenizer.from_file(str(prepare(plan.train.data, plan.model.vocab, cache_folder()).tokenizer))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = tokenizer.encode(prompt).ids
     if not ids:
         raise InputError("--prompt", prompt, "is empty", "give it at least one character")

@@ -98,8 +98,11 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure_points(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> list[Point]:
-    """Time the ladder on this rank; `barrier` starts each round together with the ranks beside it."""
+def measure_points(
+    dtype: DType, device: torch.device, barrier: Callable[[], None], whole: Callable[[], None]
+) -> list[Point]:
+    """Time the ladder on this rank; `barrier` starts each shape together with the ranks beside it. `whole` is
+    called now and then between shapes, so that it meets the same disturbances."""
     benches = []
     for shape, sizes in _LADDER:
         model = create(_spec(*shape), DTYPES[dtype], device)
@@ -107,9 +110,11 @@ def measure_points(dtype: DType, device: torch.device, barrier: Callable[[], Non
             torch.nn.init.normal_(p, std=0.02)
         benches += [_Bench(model, sequences, seq, device) for sequences, seq in sizes]
     for _ in range(_ROUNDS):
-        for bench in benches:
+        for i, bench in enumerate(benches):
             barrier()
             bench.run()
+            if i % 4 == 3:
+                whole()
     return [point for bench in benches for point in bench.points()]
 
 
@@ -171,35 +176,45 @@ def _features(work: Work) -> tuple[Any, ...]:
     return (work.gemm_flops, work.attention_flops, work.traffic_bytes, work.kernels)
 
 
-def measure_whole(dtype: DType, comm: Comm, forward: Rates, backward: Rates, link: CollectiveFit | None) -> float:
-    """A pass of a four-layer decoder with its gradient all-reduce, over the price of its parts."""
-    spec = replace(_spec(192, 6, 3, 512, 2048), layers=4)
-    job = Job(global_batch=6 * comm.world.size, seq=128, precision=Precision(compute=dtype))
-    model = create(spec, DTYPES[dtype], comm.world.device)
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.02)
-    engine = DataParallel(model, gradient_buckets(spec, job, 25 * 2**20), job.precision, comm)
-    tokens = torch.randint(spec.vocab, (6, job.seq + 1), device=comm.world.device)
-    times = []
-    for _ in range(9):
-        comm.barrier()
-        _synchronize(comm.world.device)
-        start = time.perf_counter()
-        engine.begin()
-        engine.micro_batch(0, last=True)
-        (model(tokens[:, :-1], tokens[:, 1:]) / tokens.numel()).backward()
-        engine.finish()
-        comm.barrier()
-        _synchronize(comm.world.device)
-        times.append(time.perf_counter() - start)
-    t, e = 6 * job.seq, DTYPE_BYTES[dtype]
-    parts = sum(
-        n * (kernel.forward(spec, unit, t, job.seq, e).seconds(forward))
-        + n * (kernel.backward(spec, unit, t, job.seq, e).seconds(backward))
-        for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1))
-    )
-    sent = 0.0
-    if link is not None and comm.world.device.type == "cpu":
-        size = spec.parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
-        sent = len(engine.buckets) * link.alpha_s + size * link.beta_s_per_byte
-    return max(1.0, (median(times[1:]) - sent) / parts)
+class Whole:
+    """Passes of a four-layer decoder with its gradient all-reduce, timed beside the ladder: what a whole costs
+    over the price of its parts (cold caches, ranks that wait for the slowest)."""
+
+    def __init__(self, dtype: DType, comm: Comm) -> None:
+        self.comm, self.spec = comm, replace(_spec(192, 6, 3, 512, 2048), layers=4)
+        self.job = Job(global_batch=6 * comm.world.size, seq=128, precision=Precision(compute=dtype))
+        self.model = create(self.spec, DTYPES[dtype], comm.world.device)
+        for p in self.model.parameters():
+            torch.nn.init.normal_(p, std=0.02)
+        cut = gradient_buckets(self.spec, self.job, 25 * 2**20)
+        self.engine = DataParallel(self.model, cut, self.job.precision, comm)
+        self.tokens = torch.randint(self.spec.vocab, (6, self.job.seq + 1), device=comm.world.device)
+        self.times: list[float] = []
+
+    def run(self) -> None:
+        device = self.comm.world.device
+        for _ in range(2):
+            self.comm.barrier()
+            _synchronize(device)
+            start = time.perf_counter()
+            self.engine.begin()
+            self.engine.micro_batch(0, last=True)
+            (self.model(self.tokens[:, :-1], self.tokens[:, 1:]) / self.tokens.numel()).backward()
+            self.engine.finish()
+            self.comm.barrier()
+            _synchronize(device)
+            self.times.append(time.perf_counter() - start)
+
+    def over_parts(self, forward: Rates, backward: Rates, link: CollectiveFit | None) -> float:
+        """The median pass, less its communication, over the sum of its units' prices; at least 1."""
+        spec, t, e = self.spec, 6 * self.job.seq, DTYPE_BYTES[self.job.precision.compute]
+        parts = sum(
+            n * (kernel.forward(spec, unit, t, self.job.seq, e).seconds(forward))
+            + n * (kernel.backward(spec, unit, t, self.job.seq, e).seconds(backward))
+            for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1))
+        )
+        sent = 0.0
+        if link is not None and self.comm.world.device.type == "cpu":
+            size = spec.parameter_count * DTYPE_BYTES[self.job.precision.reduce_dtype]
+            sent = len(self.engine.buckets) * link.alpha_s + size * link.beta_s_per_byte
+        return max(1.0, (median(self.times[2:]) - sent) / parts)

@@ -22,14 +22,17 @@ from phalanx.spec.job import DType
 from phalanx.spec.jobfile import build
 from phalanx.spec.plan import write_json
 
-VERSION = 3  # of what is measured and how; an older cache is measured anew
+VERSION = 4  # of what is measured and how; an older cache is measured anew
 
 
 def cache_folder() -> Path:
     """Where measurements and tokens are kept: $PHALANX_CACHE, else phalanx in the user's cache folder."""
     own = os.environ.get("PHALANX_CACHE")
     base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phalanx"
-    base.mkdir(parents=True, exist_ok=True)
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError("cache folder", str(base), f"cannot be made ({error})", "set PHALANX_CACHE") from None
     return base
 
 
@@ -43,6 +46,9 @@ def fingerprint() -> dict[str, Any]:
     lines = info.read_text().splitlines() if info.exists() else []
     models = {line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")}
     gpus = sorted(p.read_text().splitlines()[0] for p in Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        gpus = gpus[: len([v for v in visible.split(",") if v.strip() not in ("", "-1")])]
     try:
         torch_version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -57,7 +63,11 @@ def fingerprint() -> dict[str, Any]:
 
 
 def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Of the machine, or of the container where that has less."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return min(whole, int(text)) if text.isdigit() else whole
 
 
 def default_ranks() -> int:
@@ -99,8 +109,7 @@ def _measure(ranks: int, dtype: DType, threads: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         out = Path(folder) / "measured.json"
         argument = json.dumps({"out": str(out), "dtype": dtype, "threads": threads})
-        if launch("phalanx.measure.worker", argument, ranks, threads):
-            raise KeyboardInterrupt
+        launch("phalanx.measure.worker", argument, ranks, threads)
         return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 

@@ -43,7 +43,8 @@ def _measure(given: dict[str, Any], comm: Comm) -> dict[str, Any]:
             comm.status.now(f"measuring links of {concurrent} ranks")
             fits[concurrent] = links.measure_all_reduce(together, "world")
         comm.status.now(f"measuring kernels, {concurrent} at once")
-        points = kernels.measure_points(dtype, device, together.barrier)
+        whole = kernels.Whole(dtype, together)
+        points = kernels.measure_points(dtype, device, together.barrier, whole.run)
         forward, forward_error = kernels.fit(points, "F")
         backward, backward_error = kernels.fit(points, "B")
         found.append(
@@ -54,7 +55,7 @@ def _measure(given: dict[str, Any], comm: Comm) -> dict[str, Any]:
                 forward=forward,
                 backward=backward,
                 optimizer_per_byte=kernels.optimizer_per_byte(dtype, device, together.barrier),
-                whole=kernels.measure_whole(dtype, together, forward, backward, fits.get(concurrent)),
+                whole=whole.over_parts(forward, backward, fits.get(concurrent)),
                 peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
                 residual=max(forward_error, backward_error),
                 origin="measured",

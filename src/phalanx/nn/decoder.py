@@ -71,12 +71,17 @@ class Attention(nn.Module):
             q, k = functions.rotary(q, *angles), functions.rotary(k, *angles)
         if cache is not None:
             k, v = cache.extend(self.block, k, v)
+        grouped = self.grouped
+        if grouped and q.device.type == "cuda" and q.dtype not in (torch.float16, torch.bfloat16):
+            # Flash attention on CUDA takes 16 bit only, and the kernel that takes the rest knows no groups.
+            shared = q.shape[2] // k.shape[2]
+            k, v, grouped = k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2), False
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2),  # (batch, heads, seq, head_dim)
             k.transpose(1, 2),
             v.transpose(1, 2),
             is_causal=q.shape[1] > 1,  # one new token may see everything that is cached
-            enable_gqa=self.grouped,
+            enable_gqa=grouped,
         )
         return self.o(out.transpose(1, 2).flatten(2))
 

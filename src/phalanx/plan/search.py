@@ -15,7 +15,7 @@ from phalanx.spec.cluster import GIB, ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy, check
+from phalanx.spec.strategy import Strategy, check, divisors
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,8 @@ class Candidate:
 
 def enumerate_strategies(job: Job, ranks: int, dp: int | None = None) -> list[Strategy]:
     """Every legal (dp, micro_batch), none twice: dp up to `ranks`, or just the given one."""
-    replicas = [dp] if dp else [d for d in range(1, ranks + 1) if job.global_batch % d == 0]
-    return [
-        Strategy(dp=d, micro_batch=m)
-        for d in replicas
-        for m in range(1, job.global_batch // d + 1)
-        if (job.global_batch // d) % m == 0
-    ]
+    replicas = [dp] if dp else [d for d in divisors(job.global_batch) if d <= ranks]
+    return [Strategy(dp=d, micro_batch=m) for d in replicas for m in divisors(job.global_batch // d)]
 
 
 def search(model: ModelSpec, cluster: ClusterSpec, job: Job, dp: int | None = None) -> list[Candidate]:
@@ -43,9 +38,8 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, dp: int | None = No
 
     Raises InputError where no strategy fits, with what the smallest one needs.
     """
+    check(Strategy(dp=dp or 1), model, job, None)
     strategies = enumerate_strategies(job, cluster.ranks, dp)
-    for strategy in strategies[:1]:
-        check(strategy, model, job, None)
     times = predict(model, cluster, job, columns(strategies)).step_time_s
     found = [price(model, cluster, job, strategies[i]) for i in np.argsort(times, kind="stable")]
     found.sort(key=lambda c: bool(c.reason))

@@ -32,9 +32,9 @@ def _table(title: str) -> Table:
 
 
 def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: int) -> Table:
-    """The fastest candidates of every dp, the chosen one marked."""
+    """The fastest candidates, the chosen one marked."""
     table = _table("strategies, predicted")
-    for name in ("", "strategy", "accumulation", "step", "tokens/s", "exposed comm", "memory/rank"):
+    for name in ("", "strategy", "accum.", "step", "tokens/s", "exposed comm", "memory"):
         table.add_column(name, justify="left" if name in ("", "strategy") else "right", no_wrap=True)
     if any(c.reason for c in found):
         table.add_column("rejected")
@@ -107,6 +107,7 @@ def rates(cluster: ClusterSpec) -> list[Table]:
         "backward matmul",
         "bandwidth",
         "per kernel",
+        "whole",
         "fit error",
     ):
         kernels.add_column(name, justify="right")

@@ -38,6 +38,12 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in found if name.isdigit())
 
 
+def newest(folder: Path) -> Path | None:
+    """The newest whole checkpoint."""
+    found = steps(folder)
+    return _path(folder, found[-1]) if found else None
+
+
 def save(folder: Path, step: int, tensors: dict[str, Tensor], about: dict[str, Any], keep: int) -> Path:
     """Write a checkpoint from one rank that holds every tensor whole; keep the last `keep`."""
     final = _path(folder, step)
@@ -51,6 +57,7 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], about: dict[str, A
     (part / "phalanx.json").write_text(json.dumps({"version": VERSION, "step": step, **about}))
     for file in part.iterdir():
         _sync(file)
+    _sync(part)
     if final.exists():
         shutil.rmtree(final)
     os.replace(part, final)
@@ -75,6 +82,7 @@ def about(folder: Path, step: int) -> dict[str, Any]:
 def load(folder: Path, step: int, tensors: dict[str, Tensor]) -> None:
     """Fill tensors in place, by name; every rank reads what it needs. Raises CheckpointError."""
     path = _path(folder, step)
+    about(folder, step)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

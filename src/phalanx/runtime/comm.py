@@ -96,4 +96,5 @@ class Comm:
     def barrier(self) -> None:
         """Wait for every rank of the world. Outside of a step: not recorded."""
         if self.world.size > 1:
-            dist.all_reduce(torch.zeros(1, device=self.world.device), group=self.group("world"))
+            # A tensor of the host: Gloo keeps the host waiting, where NCCL would only queue.
+            dist.all_reduce(torch.zeros(1), group=self.group("world"))

@@ -25,7 +25,9 @@ from phalanx.runtime import status
 from phalanx.runtime import world as worlds
 from phalanx.runtime.world import World
 
+LAUNCHER_VARIABLE = "PHALANX_LAUNCHER"
 _SHUTDOWN_S = 10
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RankFailure(RuntimeError):
@@ -40,10 +42,13 @@ class Interrupted:
 
 
 def launch(
-    module: str, argument: str, ranks: int, threads: int, on_interrupt: Callable[[], None] = lambda: None
+    module: str, argument: str, ranks: int, threads: int, on_interrupt: Callable[[], None] | None = None
 ) -> bool:
-    """Run `python -m module argument` as local ranks and wait. True if the user interrupted (ranks then stopped
-    by themselves, in order). Raises RankFailure."""
+    """Run `python -m module argument` as local ranks and wait.
+
+    With `on_interrupt` the first Ctrl-C asks the ranks to stop by themselves, in order (they hold a StopFlag), and
+    the result is True; without it Ctrl-C ends them and raises KeyboardInterrupt. Raises RankFailure.
+    """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -62,11 +67,12 @@ def launch(
         max_restarts=0,
         monitor_interval=0.05,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
-        signals_to_handle="SIGHUP,SIGQUIT",
+        signals_to_handle="SIGQUIT",
         shutdown_timeout=_SHUTDOWN_S,
     )
     environment = {
         status.FOLDER_VARIABLE: str(folder),
+        LAUNCHER_VARIABLE: str(os.getpid()),
         "OMP_NUM_THREADS": str(threads),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
@@ -87,6 +93,11 @@ def _words(folder: Path, rank: int) -> Path:
     return folder / f"last-words-{rank}"
 
 
+def _words_of(folder: Path, rank: int) -> str:
+    path = _words(folder, rank)
+    return path.read_text().strip() if path.exists() else ""
+
+
 def _first(folder: Path, codes: dict[int, int]) -> tuple[int, int]:
     """Which of the failed ranks failed first, with its exit code: one that was killed, for its peers only notice
     that it is gone; else the one that spoke first."""
@@ -100,13 +111,16 @@ def _first(folder: Path, codes: dict[int, int]) -> tuple[int, int]:
 
 
 def _describe(folder: Path, rank: int, code: int) -> str:
-    """What is known of the first rank that failed."""
+    """What is known of the first rank that failed, and of one that it waited for in vain."""
     pages = status.read(folder)
+    late = min(pages.values(), key=lambda page: page.count, default=None)
+    for page in pages.values():
+        if late and late.count < page.count and "imed out" in _words_of(folder, page.rank):
+            return f"{late} did not arrive: last seen during {late.doing}; {page} waited for it in {page.doing}"
     if rank not in pages:
         return f"rank {rank} ended with {_exit(code)} before it could say what it does"
     page = pages[rank]
-    words = _words(folder, rank)
-    reason = words.read_text().strip() if words.exists() else f"ended with {_exit(code)}"
+    reason = _words_of(folder, rank) or f"ended with {_exit(code)}"
     return f"{page} failed during {page.doing}: {reason}"
 
 
@@ -129,13 +143,13 @@ def _environment(extra: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _forwarding_interrupts(folder: Path, on_interrupt: Callable[[], None]) -> Iterator[Interrupted]:
-    """First Ctrl-C (or SIGTERM): ask the ranks to stop after their step. Second: end them now."""
+def _forwarding_interrupts(folder: Path, on_interrupt: Callable[[], None] | None) -> Iterator[Interrupted]:
+    """First Ctrl-C (or SIGTERM, SIGHUP): ask the ranks to stop after their step. Second: end them now."""
     state = Interrupted()
 
     def handle(signum: int, frame: FrameType | None) -> None:
         pages = status.read(folder)
-        if state.asked or not pages:
+        if state.asked or not pages or on_interrupt is None:
             for page in pages.values():
                 _signal(page.pid, signal.SIGKILL)
             raise KeyboardInterrupt
@@ -144,7 +158,7 @@ def _forwarding_interrupts(folder: Path, on_interrupt: Callable[[], None]) -> It
         for page in pages.values():
             _signal(page.pid, signal.SIGUSR1)
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handle) for number in _STOPS}
     try:
         yield state
     finally:
@@ -160,12 +174,12 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 class StopFlag:
-    """Set by SIGUSR1, SIGTERM or SIGINT, or when the launcher is gone; the ranks agree on it once a step."""
+    """Set by SIGUSR1, SIGTERM, SIGINT or SIGHUP, or when the launcher is gone; the ranks agree on it once a step."""
 
     def __init__(self) -> None:
         self._asked = False
-        self._parent = os.getppid()
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+        self._parent = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
+        for number in (signal.SIGUSR1, *_STOPS):
             signal.signal(number, self._ask)
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:

@@ -20,6 +20,7 @@ class StatusPage:
 
     def __init__(self, rank: int, coordinates: dict[str, int]) -> None:
         self._page: mmap.mmap | None = None
+        self._count = 0
         self._place = ", ".join(f"{axis} {i}" for axis, i in coordinates.items())
         folder = os.environ.get(FOLDER_VARIABLE)
         if folder:
@@ -32,7 +33,8 @@ class StatusPage:
     def now(self, text: str) -> None:
         """Say what is being done."""
         if self._page is not None:
-            line = f"{os.getpid()}\n{self._place}\n{text}".encode()[: _SIZE - 1]
+            self._count += 1
+            line = f"{os.getpid()}\n{self._count}\n{self._place}\n{text}".encode()[: _SIZE - 1]
             self._page[: len(line) + 1] = line + b"\0"
 
 
@@ -40,6 +42,8 @@ class StatusPage:
 class Status:
     rank: int
     pid: int
+    count: int
+    """How often it has said something: ranks of one program say the same, so the least is behind."""
     place: str
     doing: str
 
@@ -52,8 +56,8 @@ def read(folder: Path) -> dict[int, Status]:
     found = {}
     for path in folder.glob("rank-*"):
         rank = int(path.name.removeprefix("rank-"))
-        pid, _, rest = path.read_bytes().split(b"\0")[0].decode(errors="replace").partition("\n")
-        place, _, doing = rest.partition("\n")
-        if pid:
-            found[rank] = Status(rank, int(pid), place, doing)
+        lines = path.read_bytes().split(b"\0")[0].decode(errors="replace").split("\n")
+        if len(lines) == 4:
+            pid, count, place, doing = lines
+            found[rank] = Status(rank, int(pid), int(count), place, doing)
     return found

@@ -7,6 +7,7 @@ environment which rank this is.
 from __future__ import annotations
 
 import os
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -38,6 +39,13 @@ ALONE = World(0, 1, 0, 1)
 def external() -> World | None:
     """The world that torchrun or srun made this process a rank of; None where nobody did."""
     env = os.environ
+    try:
+        return _external(env)
+    except ValueError as error:
+        raise InputError("environment of torchrun or srun", None, f"is not what they set ({error})") from None
+
+
+def _external(env: MutableMapping[str, str]) -> World | None:
     if "RANK" in env and "WORLD_SIZE" in env:
         size = int(env["WORLD_SIZE"])
         return World(int(env["RANK"]), size, int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", 1)))
@@ -67,7 +75,6 @@ def join(world: World, timeout_s: float) -> None:
         rank=world.rank,
         world_size=world.size,
         timeout=timedelta(seconds=timeout_s),
-        device_id=world.device if on_gpu else None,
     )
 
 

@@ -79,6 +79,17 @@ class KernelRates:
     """Median relative error of the fit over the points that were measured; 0 where nothing was fitted."""
     origin: Origin
 
+    def __post_init__(self) -> None:
+        r = (*_costs(self.forward), *_costs(self.backward), self.optimizer_per_byte)
+        if min(r) < 0 or not all(map(any, (_costs(self.forward), _costs(self.backward)))):
+            raise InputError("cluster.kernels", None, "rates must be 0 or more seconds, and not all 0")
+        if self.peak_flops_per_s <= 0 or self.whole <= 0 or self.concurrent < 1:
+            raise InputError("cluster.kernels", None, "needs concurrent >= 1, and a positive peak and whole")
+
+
+def _costs(r: Rates) -> tuple[float, ...]:
+    return (r.per_gemm_flop, r.per_attention_flop, r.per_byte, r.per_kernel)
+
 
 @dataclass(frozen=True)
 class CollectiveFit:

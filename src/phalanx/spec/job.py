@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -124,6 +125,12 @@ class Train:
                 f"leaves none of the {self.steps} steps",
                 "use fewer than train.steps",
             )
+        if self.seed >= 2**63:
+            raise InputError("train.seed", self.seed, "must be below 2^63")
+        if self.lr_base_batch is not None and self.lr_base_batch < 1:
+            raise InputError("train.lr_base_batch", self.lr_base_batch, "must be at least 1")
+        if not self.data:
+            raise InputError("train.data", self.data, "is empty", "name a text file, a folder, or austen")
         if self.lr_scaling != "none" and not self.lr_base_batch:
             raise InputError(
                 "train.lr_scaling",
@@ -131,7 +138,7 @@ class Train:
                 "needs the batch that lr was tuned for",
                 "set train.lr_base_batch (sequences)",
             )
-        if self.name and (self.name in (".", "..") or "/" in self.name):
+        if self.name and not re.fullmatch(r"[\w][\w.+-]*", self.name):
             raise InputError("train.name", self.name, "must be a plain folder name")
 
     def scaled_lr(self, global_batch: int) -> float:

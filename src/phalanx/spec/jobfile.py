@@ -37,6 +37,10 @@ class ClusterChoice:
     def __post_init__(self) -> None:
         if self.preset and self.file:
             raise InputError("cluster", None, "has both preset and file", "keep one")
+        if self.preset not in (None, "local") and self.ranks is not None:
+            raise InputError("cluster.ranks", self.ranks, "is for preset = 'local'", "use cluster.nodes")
+        if self.preset == "local" and self.nodes != 1:
+            raise InputError("cluster.nodes", self.nodes, "this machine is one node", "start torchrun on every node")
         if self.nodes < 1 or (self.ranks is not None and self.ranks < 1):
             name = "nodes" if self.nodes < 1 else "ranks"
             raise InputError(f"cluster.{name}", getattr(self, name), "must be at least 1")
@@ -94,8 +98,16 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
                 table = tables["strategy"] = strategies.parse(table)
             if not isinstance(table, dict):
                 raise InputError("--set", item, f"{name!r} is not a table")
-        table[last] = text.strip() if not parents else strategies.value(text.strip())
+        table[last] = text.strip() if not parents else _value(text.strip())
     return tables
+
+
+def _value(text: str) -> Any:
+    """What stands behind `=` in an override: TOML, or else a word."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def from_tables(tables: Mapping[str, Any], folder: Path) -> JobFile:
@@ -112,7 +124,8 @@ def from_tables(tables: Mapping[str, Any], folder: Path) -> JobFile:
     if cluster.file:
         cluster = replace(cluster, file=str(_beside(cluster.file, folder)))
     train = build(Train, tables.get("train", {}), "train")
-    train = replace(train, data=train.data if train.data == "austen" else str(_beside(train.data, folder)))
+    if train.data != "austen":
+        train = replace(train, data=str(_beside(train.data, folder)))
     return JobFile(
         model=model,
         cluster=cluster,
@@ -208,8 +221,11 @@ def _known_keys(kind: Any, table: Any, where: str) -> None:
         if isinstance(inner, float) and not math.isfinite(inner):
             raise InputError(f"{where}.{key}", inner, "must be a finite number")
         nested = _dataclass_in(hints[key])
-        if nested is not None and isinstance(inner, Mapping):
-            _known_keys(nested, inner, f"{where}.{key}")
+        if nested is not None:
+            for i, part in enumerate(inner if isinstance(inner, list | tuple) else [inner]):
+                if isinstance(part, Mapping):
+                    place = f"{where}.{key}" + (f".{i}" if isinstance(inner, list | tuple) else "")
+                    _known_keys(nested, part, place)
 
 
 def _model(table: Any, folder: Path) -> tuple[ModelSpec, list[str]]:

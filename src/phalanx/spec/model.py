@@ -57,6 +57,9 @@ class ModelSpec:
         for name in ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "max_seq"):
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name}", getattr(self, name), "must be at least 1")
+        for name in ("norm_eps", "rope_theta"):
+            if getattr(self, name) <= 0:
+                raise InputError(f"model.{name}", getattr(self, name), "must be positive")
         if self.heads % self.kv_heads:
             raise InputError(
                 "model.kv_heads",
@@ -221,11 +224,13 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
             "needs a preset, a config, or a family with sizes",
             f"families: {', '.join(FAMILIES)}",
         )
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise InputError("model.family", family, "is not a family that Phalanx knows", nearest(str(family), FAMILIES))
     full = {**FAMILIES[family], **given}
     heads, hidden = full.get("heads"), full.get("hidden")
-    if isinstance(heads, int) and heads > 0:
+    if isinstance(heads, int):
+        if heads < 1:
+            raise InputError("model.heads", heads, "must be at least 1")
         full.setdefault("kv_heads", heads)
         if "head_dim" not in full and isinstance(hidden, int):
             if hidden % heads:
@@ -266,10 +271,12 @@ def from_hugging_face(path: Path) -> tuple[dict[str, Any], list[str]]:
     if not isinstance(config, dict):
         raise InputError("model.config", str(path), "is not a JSON object")
     kind = config.get("model_type")
-    if kind == "llama":
-        given = _llama_fields(config, path)
-    elif kind == "gpt2":
-        given = _gpt2_fields(config, path)
+    readers = {"llama": _llama_fields, "gpt2": _gpt2_fields}
+    if isinstance(kind, str) and kind in readers:
+        try:
+            given = readers[kind](config, path)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError("model.config", str(path), f"has a field that cannot be read ({error!r})") from None
     else:
         raise InputError(
             "model.config", str(path), f"model_type {kind!r} is not supported", nearest(str(kind), FAMILIES)

@@ -6,6 +6,7 @@ The whole grammar is parsed and checked here. What the trainer cannot run yet is
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -146,6 +147,12 @@ def value(text: str) -> Any:
     return text
 
 
+def divisors(n: int) -> list[int]:
+    """All divisors, ascending."""
+    low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return low + [n // d for d in reversed(low) if d * d != n]
+
+
 def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:
     """That the strategy fits this model, batch and number of ranks. Raises InputError where it does not."""
     s = strategy
@@ -159,7 +166,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         )
     if job.global_batch % (s.micro_batch * s.dp):
         if job.global_batch % s.dp:
-            fits = [d for d in range(1, job.global_batch + 1) if job.global_batch % d == 0]
+            fits = divisors(job.global_batch)
             raise InputError(
                 "strategy.dp",
                 s.dp,
@@ -167,7 +174,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
                 f"use one of {_some(fits)}",
             )
         per_replica = job.global_batch // s.dp
-        fits = [m for m in range(1, per_replica + 1) if per_replica % m == 0]
+        fits = divisors(per_replica)
         raise InputError(
             "strategy.micro_batch",
             s.micro_batch,
@@ -208,8 +215,13 @@ _RUNNABLE: dict[str, set[Any] | None] = {
 }
 
 
-def require_runnable(strategy: Strategy) -> None:
+def require_runnable(strategy: Strategy, job: Job) -> None:
     """Refuse by name what is part of the grammar but cannot be run or priced yet."""
+    p = job.precision
+    if "float16" in (p.compute, p.reduce_dtype, p.accumulate_dtype, p.master_dtype):
+        raise InputError(
+            "job.precision", "float16", "needs loss scaling, which is not there yet", "use bfloat16 or float32"
+        )
     for name, runnable in _RUNNABLE.items():
         given = getattr(strategy, name)
         if runnable is not None and given not in runnable:

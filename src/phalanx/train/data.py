@@ -12,6 +12,7 @@ import lzma
 import os
 import shutil
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
@@ -34,6 +35,11 @@ class TokenSet:
     train_tokens: int
     validation_tokens: int
     unigram_entropy: float
+
+    @property
+    def digest(self) -> str:
+        """Of the text, the size of its encoding, and the form in which it is cached."""
+        return self.folder.name
 
     @property
     def tokenizer(self) -> Path:
@@ -161,21 +167,27 @@ class Batches:
         epochs, places = index // self.windows, index % self.windows
         out = np.empty_like(index)
         for epoch in np.unique(epochs):
-            generator = np.random.Generator(np.random.Philox(key=(self.seed << 64) + int(epoch)))
-            offset = int(generator.integers(self.seq))
-            order = generator.permutation(self.windows)
+            offset, order = _epoch(self.seed, int(epoch), self.seq, self.windows)
             here = epochs == epoch
             out[here] = order[places[here]] * self.seq + offset
         return out
 
-    def take(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """(sequences, seq + 1) token ids."""
-        return self.tokens[starts[:, None] + np.arange(self.seq + 1)].astype(np.int64)  # type: ignore[no-any-return]
-
     def share(self, step: int, replica: int, replicas: int, micro_batch: int) -> list[npt.NDArray[np.int64]]:
         """The micro-batches of one data-parallel replica in a step, each (micro_batch, seq + 1)."""
         mine = self.starts(step).reshape(replicas, -1, micro_batch)[replica]
-        return [self.take(starts) for starts in mine]
+        return [take(self.tokens, starts, self.seq) for starts in mine]
+
+
+def take(tokens: npt.NDArray[np.integer], starts: npt.NDArray[np.int64], seq: int) -> npt.NDArray[np.int64]:
+    """(sequences, seq + 1) token ids."""
+    return tokens[starts[:, None] + np.arange(seq + 1)].astype(np.int64)  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=2)
+def _epoch(seed: int, epoch: int, seq: int, windows: int) -> tuple[int, npt.NDArray[np.int64]]:
+    """Offset and order of an epoch's windows."""
+    generator = np.random.Generator(np.random.Philox(key=(seed << 64) + epoch))
+    return int(generator.integers(seq)), generator.permutation(windows)
 
 
 def validation_windows(tokens: npt.NDArray[np.integer], seq: int, limit: int) -> npt.NDArray[np.int64]:

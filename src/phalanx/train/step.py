@@ -85,10 +85,10 @@ class Training:
         metrics[2] = float(stop)
         metrics[3] = ~torch.isfinite(metrics[0])
         comm.all_reduce(metrics, "world", unit="metrics", phase="opt").wait()
-        loss_sum, tokens, stops, faulty = _read(metrics)
+        loss_sum, tokens, stops, faulty, norm = _read(torch.cat([metrics, self.engine.gradient_norm()[None]]))
         # The loss was divided by the expected number of target tokens; make it the true one.
         factor = expected / tokens
-        norm = float(self.engine.gradient_norm()) * factor
+        norm *= factor
         if faulty or not math.isfinite(norm):
             raise FloatingPointError(f"loss {loss_sum / tokens} and gradient norm {norm} are not both finite")
         clip = min(1.0, job.clip / (norm + 1e-6)) if job.clip else 1.0
@@ -106,9 +106,12 @@ class Training:
             group["lr"] = lr
         self.optimizer.step()
         for name, weight in self.weights.items():
-            if self.masters[name] is not weight:
-                self.masters[name].grad = None
-                weight.copy_(self.masters[name])
+            master = self.masters[name]
+            if not self._same or master is not weight:
+                # A cast copy, or a view that the weight's own gradient must not add to: gone after its use.
+                master.grad = None
+            if master is not weight:
+                weight.copy_(master)
 
     @torch.no_grad()
     def evaluate(self, batches: list[Tensor]) -> tuple[float, int]:

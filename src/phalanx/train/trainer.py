@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -26,10 +27,11 @@ from phalanx.runtime import checkpoint
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.launch import StopFlag
+from phalanx.schedule.event import Event
 from phalanx.spec.job import Train
 from phalanx.spec.mesh import mesh
 from phalanx.spec.plan import Plan, write_json
-from phalanx.train.data import Batches, TokenSet, validation_windows
+from phalanx.train.data import Batches, TokenSet, take, validation_windows
 from phalanx.train.progress import Progress
 from phalanx.train.step import StepResult, Training
 
@@ -57,10 +59,11 @@ class Trainer:
         self.start = 0
         if resume:
             self.start = checkpoint.steps(folder / "checkpoint")[-1]
-            checkpoint.about(folder / "checkpoint", self.start)
             checkpoint.load(folder / "checkpoint", self.start, self.training.logical_tensors())
             self.training.loaded()
         self.memory = 0
+        self.events: tuple[Event, ...] = ()
+        self._ahead: tuple[int, list[Tensor]] | None = None
         self.step_times: list[float] = []
         self.saved = self.start
 
@@ -79,14 +82,17 @@ class Trainer:
                 row = self._step(step, stop)
                 interrupted = row.pop("stop")
                 done, last = step + 1, step + 1 == steps
-                if last or interrupted or (train.eval_every and done % train.eval_every == 0):
-                    last_loss = row["eval_loss"] = self._evaluate()
+                # Whoever asked for a stop may not wait long: save at once, and leave evaluation out.
+                if last or interrupted or (train.save_every and done % train.save_every == 0):
+                    self._save(done, row["lr"])
+                if not interrupted and (last or (train.eval_every and done % train.eval_every == 0)):
+                    last_loss = self._evaluate()
+                    if last_loss is not None:
+                        row["eval_loss"] = last_loss
                 if metrics is not None and progress is not None:
                     metrics.write(json.dumps(row) + "\n")
                     metrics.flush()
                     progress.step(row)
-                if last or interrupted or (train.save_every and done % train.save_every == 0):
-                    self._save(done)
                 if interrupted:
                     break
         if progress is not None:
@@ -100,8 +106,7 @@ class Trainer:
         plan, world = self.plan, self.comm.world
         lr = learning_rate(plan.train, self.peak_lr, step)
         start = time.perf_counter()
-        share = self.batches.share(step, self.replica, plan.strategy.dp, plan.strategy.micro_batch)
-        inputs = [_to_device(batch, world.device) for batch in share]
+        inputs = self._inputs(step)
         recorder = self.comm.recorder
         try:
             # The first step of a process is slow anyhow: it is the instrumented one.
@@ -124,6 +129,19 @@ class Trainer:
             self.step_times.append(seconds)
         return self._row(step, result, lr, seconds)
 
+    def _inputs(self, step: int) -> list[Tensor]:
+        """This rank's micro-batches of a step; on a device of its own the next ones are already on their way."""
+        strategy, device = self.plan.strategy, self.comm.world.device
+
+        def send(step: int) -> list[Tensor]:
+            share = self.batches.share(step, self.replica, strategy.dp, strategy.micro_batch)
+            return [_to_device(batch, device) for batch in share]
+
+        here = self._ahead[1] if self._ahead and self._ahead[0] == step else send(step)
+        if device.type == "cuda":
+            self._ahead = (step + 1, send(step + 1))
+        return here
+
     def _row(self, step: int, result: StepResult, lr: float, seconds: float) -> dict[str, Any]:
         peak = self.plan.choices["peak_flops_per_s"]
         return {
@@ -139,22 +157,23 @@ class Trainer:
             "stop": result.stop,
         }
 
-    def _evaluate(self) -> float:
-        """Loss on held-out sequences, in nats per token."""
+    def _evaluate(self) -> float | None:
+        """Loss on held-out sequences, in nats per token; None where there are none."""
         plan, world = self.plan, self.comm.world
         self.comm.status.now("evaluation")
         limit = plan.train.eval_batches * plan.job.global_batch
         starts = validation_windows(self.tokens.validation(), plan.job.seq, limit)[world.rank :: world.size]
-        data = Batches(self.tokens.validation(), plan.job.seq, 1, 0)
-        size = plan.strategy.micro_batch
-        parts = [data.take(starts[i : i + size]) for i in range(0, len(starts), size)]
+        held_out, size = self.tokens.validation(), plan.strategy.micro_batch
+        parts = [take(held_out, starts[i : i + size], plan.job.seq) for i in range(0, len(starts), size)]
         loss, tokens = self.training.evaluate([_to_device(part, world.device) for part in parts])
-        return loss / max(tokens, 1)
+        return loss / tokens if tokens else None
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, lr: float) -> None:
         self.comm.status.now(f"writing the checkpoint of step {step}")
         if self.first:
-            about = {"seed": self.plan.train.seed, "data_cursor": step, "random_state": [self.plan.train.seed, step]}
+            seed = self.plan.train.seed
+            cursor = step * self.plan.job.global_batch  # sequences seen
+            about = {"seed": seed, "data_cursor": cursor, "random_state": [seed, step], "lr": lr}
             tensors = self.training.logical_tensors()
             checkpoint.save(self.folder / "checkpoint", step, tensors, about, self.plan.train.keep)
         self.saved = step
@@ -198,6 +217,8 @@ def _metrics_file(folder: Path, start: int, first: bool) -> Iterator[TextIO | No
                     kept.append(line + "\n")
             except (json.JSONDecodeError, KeyError):
                 continue  # the half-written last line of a killed run
-    path.write_text("".join(kept))
+    part = path.with_name(".metrics.jsonl")
+    part.write_text("".join(kept))
+    os.replace(part, path)
     with path.open("a") as file:
         yield file

@@ -17,6 +17,7 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import StopFlag, run_rank
 from phalanx.runtime.world import World
 from phalanx.spec import plan as plans
+from phalanx.spec.errors import InputError
 from phalanx.spec.mesh import mesh
 from phalanx.train.data import prepare
 from phalanx.train.trainer import Trainer
@@ -33,6 +34,8 @@ def train_rank(world: World, folder: Path, resume: bool) -> bool:
         prepare(plan.train.data, plan.model.vocab, cache_folder())
     comm.barrier()
     tokens = prepare(plan.train.data, plan.model.vocab, cache_folder())
+    if tokens.digest != plan.choices["tokens"]:
+        raise InputError("train.data", plan.train.data, "is not the text that this run was planned with")
     return Trainer(plan, tokens, folder, comm, resume).run(stop)
 
 

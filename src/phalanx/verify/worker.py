@@ -1,4 +1,4 @@
-"""An examined rank: `python -m phalanx.verify.worker '{"plan": ..., "out": ..., "steps": ..., "dtype": ...}'`."""
+"""An examined rank: `python -m phalanx.verify.worker '{"tables": ..., "out": ..., "steps": ..., "dtype": ...}'`."""
 
 from __future__ import annotations
 
