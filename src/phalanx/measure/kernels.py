@@ -35,7 +35,6 @@ _LADDER: tuple[tuple[tuple[int, int, int, int, int], tuple[tuple[int, int], ...]
     ((256, 8, 8, 1024, 4096), ((1, 256), (4, 256), (2, 512))),
     ((512, 8, 4, 1408, 8192), ((2, 128), (4, 128))),
 )
-_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -99,17 +98,20 @@ def _synchronize(device: torch.device) -> None:
 
 
 def measure_points(
-    dtype: DType, device: torch.device, barrier: Callable[[], None], whole: Callable[[], None]
+    dtype: DType, device: torch.device, barrier: Callable[[], None], whole: Callable[[], None], rounds: int
 ) -> list[Point]:
-    """Time the ladder on this rank; `barrier` starts each shape together with the ranks beside it. `whole` is
-    called now and then between shapes, so that it meets the same disturbances."""
+    """Time the ladder on this rank, `rounds` times after one to warm up.
+
+    `barrier` starts each shape together with the ranks beside it. `whole` is called now and then between shapes, so
+    that it meets the same disturbances.
+    """
     benches = []
     for shape, sizes in _LADDER:
         model = create(_spec(*shape), DTYPES[dtype], device)
         for p in model.parameters():
             torch.nn.init.normal_(p, std=0.02)
         benches += [_Bench(model, sequences, seq, device) for sequences, seq in sizes]
-    for _ in range(_ROUNDS):
+    for _ in range(rounds + 1):
         for i, bench in enumerate(benches):
             barrier()
             bench.run()

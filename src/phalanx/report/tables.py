@@ -23,7 +23,7 @@ def size(value: float) -> str:
     """Memory, in powers of 1024."""
     for unit, scale in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
         if value >= scale:
-            return f"{value / scale:.2f} {unit}"
+            return f"{value / scale:.1f} {unit}"
     return f"{value:.0f} B"
 
 
@@ -34,7 +34,7 @@ def _table(title: str) -> Table:
 def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: int) -> Table:
     """The fastest candidates, the chosen one marked."""
     table = _table("strategies, predicted")
-    for name in ("", "strategy", "accum.", "step", "tokens/s", "exposed comm", "memory"):
+    for name in ("", "strategy", "accum.", "step", "tokens/s", "exposed", "memory"):
         table.add_column(name, justify="left" if name in ("", "strategy") else "right", no_wrap=True)
     if any(c.reason for c in found):
         table.add_column("rejected")
@@ -50,13 +50,14 @@ def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: 
             str(c.strategy.accumulation(job)),
             seconds(p.step_time_s),
             f"{job.global_batch * job.seq / p.step_time_s:,.0f}",
-            f"{seconds(exposed)} ({exposed / p.step_time_s:.0%})" if exposed else "none",
+            seconds(exposed) if exposed else "none",
             size(p.memory_bytes),
             *([c.reason] if c.reason else []),
             style="bold" if c is chosen else ("dim" if c.reason else ""),
         )
-    if len(found) > len(shown):
-        table.caption = f"{len(found) - len(shown)} slower or rejected ones not shown"
+    left = len(found) - len(shown)
+    table.caption = "exposed: communication that nothing hides" + (f"; {left} more not shown" if left else "")
+    table.caption_justify = "left"
     return table
 
 
@@ -98,13 +99,13 @@ def comparison(rows: Sequence[Comparison]) -> Table:
 
 def rates(cluster: ClusterSpec) -> list[Table]:
     """What was measured of a cluster."""
-    kernels = _table(f"kernels of {cluster.device.name}")
+    kernels = _table(f"kernels of {cluster.device.name}; peak and matrix products in TFLOP/s")
     for name in (
         "type",
         "at once",
         "peak",
-        "forward matmul",
-        "backward matmul",
+        "forward",
+        "backward",
         "bandwidth",
         "per kernel",
         "whole",
@@ -140,4 +141,4 @@ def rates(cluster: ClusterSpec) -> list[Table]:
 
 
 def _tera(flops_per_s: float) -> str:
-    return f"{flops_per_s / 1e12:.3f} TFLOP/s"
+    return f"{flops_per_s / 1e12:.3f}"
