@@ -332,6 +332,14 @@ WRONG = [
     (("generate", "runs/none"), "no such file"),
     (("generate", "job.toml"), "cannot be read"),
     (("measure", "--ranks", "0"), "--ranks"),
+    (("collectives", "show", "rign"), "did you mean ring?"),
+    (("collectives", "show", "ring", "--op", "all_reduse"), "did you mean all_reduce"),
+    (("collectives", "show", "ring", "--ranks", "40"), "too many to draw"),
+    (("collectives", "show", "ring", "--ranks", "0"), "--ranks"),
+    (("collectives", "prove", "--max-ranks", "0"), "--max-ranks"),
+    (("collectives", "table", "--bytes", "5QB"), "is not a size"),
+    (("collectives", "table", "--cluster", "dgx"), "known: dgx-a100"),
+    (("collectives", "table", "--ranks", "0"), "--ranks"),
     (("measure", "--dtype", "int8"), "--dtype"),
 ]
 
@@ -365,6 +373,19 @@ def test_wrong_input_gets_one_line(
     assert lines[0].startswith("error: ")
     assert said in lines[0]
     assert {p.name for p in spoiled.glob("runs/*")} == before
+
+
+def test_collectives_are_proved_shown_and_compared(here: Path) -> None:
+    code, out, err = phalanx(here, "collectives", "prove", "--max-ranks", "5")
+    assert code == 0, err
+    assert out.strip().splitlines()[-1].endswith("schedules proved, 1 to 5 ranks")
+    code, out, err = phalanx(here, "collectives", "show", "ring", "--ranks", "3")
+    assert code == 0, err
+    assert "round 4 of 4" in out
+    assert out.count("ABC       ABC       ABC") == 3
+    code, out, err = phalanx(here, "collectives", "table", "--bytes", "100MB", "--ranks", "64", "--json")
+    assert code == 0, err
+    assert json.loads(out)["rows"][0]["algorithm"] == "hierarchical"
 
 
 def test_resume_with_nothing_to_resume(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from phalanx.cost.critical_path import Costs, closed_form, lower_bound, seconds
+from phalanx.plan.collectives import compare
 from phalanx.schedule.collectives import ALGORITHMS, build
 from phalanx.schedule.prove import Unproved, prove
 from phalanx.schedule.transfers import Round, Schedule, compose, intervals
+from phalanx.spec import cluster as clusters
 from phalanx.spec.errors import InputError
 
 NAMES = [(op, algorithm) for op, names in ALGORITHMS.items() for algorithm in names]
@@ -137,6 +140,64 @@ def test_two_partners_at_once_are_refused() -> None:
     schedule = compose("broadcast", "eager", 3, 4, [r], intervals(0, 0, 4), intervals([0, 1, 2], 0, 4))
     with pytest.raises(Unproved, match=r"rank 0, .*round 0: sends to ranks \[1, 2\] at once"):
         prove(schedule)
+
+
+@given(
+    st.sampled_from([n for n in NAMES if n[1] != "hierarchical"]),
+    st.sampled_from([1, 2, 4, 8, 16]),
+    st.sampled_from([1e-6, 5e-5]),
+    st.sampled_from([1e-11, 1e-9]),
+    st.sampled_from([0.0, 1e-10]),
+)
+def test_the_critical_path_is_the_published_formula(
+    name: tuple[str, str], p: int, alpha: float, beta: float, gamma: float
+) -> None:
+    """p a power of two, and p (and the chain's 8 segments) divide n."""
+    n = 16 * 8 * p
+    schedule = build(*name, p, n)
+    if name == ("broadcast", "chain") and p == 1:
+        return  # the formula's p - 2 has no meaning there
+    formula = closed_form(*name, p, n * 4, alpha, beta, gamma)
+    assert formula is not None
+    assert seconds(schedule, 4, Costs(((p, alpha, beta),), gamma)) == pytest.approx(formula, rel=1e-9, abs=1e-15)
+
+
+@given(st.sampled_from(NAMES), st.sampled_from([2, 3, 6, 8, 16, 24]), st.sampled_from([1e3, 1e9]))
+def test_nothing_beats_the_bound(name: tuple[str, str], p: int, size: float) -> None:
+    links = Costs(((8, 5e-6, 1 / 300e9), (64, 15e-6, 1 / 25e9)))
+    inner = 8 if p % 8 == 0 else p
+    schedule = build(*name, p, p, tiers=(inner, p // inner))
+    assert seconds(schedule, size / p, links) >= lower_bound(name[0], p, size, links) * (1 - 1e-9)
+
+
+def test_the_hierarchy_crosses_the_slow_link_with_the_fewest_bytes() -> None:
+    """2 hosts x 2 ranks, as measured over shaped links: ring 1.5 S, interleaved hosts 3 S, hierarchical 1 S."""
+
+    def crossing(schedule: Schedule, hosts: list[int]) -> float:
+        host = np.array(hosts)
+        out = (host[schedule.source] == 0) & (host[schedule.destination] == 1)
+        return float(schedule.length[out].sum()) / 64
+
+    ring = build("all_reduce", "ring", 4, 64)
+    assert crossing(ring, [0, 0, 1, 1]) == 1.5
+    assert crossing(ring, [0, 1, 0, 1]) == 3.0
+    assert crossing(build("all_reduce", "hierarchical", 4, 64, tiers=(2, 2)), [0, 0, 1, 1]) == 1.0
+    # recursive halving with the far partner first sends half of everything across
+    assert crossing(build("all_reduce", "rabenseifner", 4, 64), [0, 0, 1, 1]) == 2.0
+
+
+def test_the_golden_times_of_the_textbooks() -> None:
+    """70B in bf16 over 8 ranks (worked numbers, C5): 0.817 s at 300 GB/s per direction, 9.8 s at 25 GB/s."""
+    ring = build("all_reduce", "ring", 8, 8)
+    for rate, golden in ((300e9, 0.8167), (25e9, 9.8)):
+        assert seconds(ring, 140e9 / 8, Costs(((8, 0.0, 1 / rate),))) == pytest.approx(golden, rel=1e-3)
+
+
+def test_the_winner_depends_on_the_size() -> None:
+    found = compare("all_reduce", 1e8, 64, clusters.dgx_h100(8))
+    assert found.rows[0].algorithm == "hierarchical"
+    assert [name for _, _, name in found.winners] == ["doubling", "rabenseifner", "hierarchical"]
+    assert all(row.seconds >= row.bound for row in found.rows)
 
 
 def test_unknown_names_are_said() -> None:
