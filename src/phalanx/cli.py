@@ -5,15 +5,15 @@ Exit codes: 0 done; 1 a check or a rank failed; 2 the input was wrong; 130 inter
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+from phalanx.cli_collectives import collectives
+from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, mistakes, print_json
 
 if TYPE_CHECKING:
     from phalanx.session import Decision, Outcome
@@ -33,9 +33,8 @@ Set = Annotated[
 StrategyLine = Annotated[
     str | None, typer.Option("--strategy", metavar="LINE", help="A strategy such as dp=2,micro_batch=4.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")]
 
-DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+app.add_typer(collectives, name="collectives")
 
 
 @app.callback(invoke_without_command=True)
@@ -53,12 +52,12 @@ def plan(job: Job, strategy: StrategyLine = None, overrides: Set = None, as_json
     from phalanx import session
     from phalanx.spec import jobfile
 
-    with _mistakes():
+    with mistakes():
         file = session.with_overrides(jobfile.load(job, overrides or ()), strategy)
         _notes(file.notes)
-        decision = session.decide(file, announce=_announce)
+        decision = session.decide(file, announce=announce)
         if as_json:
-            _print_json(
+            print_json(
                 {
                     "best": {"strategy": str(decision.plan.strategy), **decision.plan.prediction},
                     "alternatives": [
@@ -89,7 +88,7 @@ def train(
     from phalanx.spec import jobfile
     from phalanx.spec.errors import InputError
 
-    with _mistakes():
+    with mistakes():
         overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
         _require_torch()
         from phalanx.runtime import world as worlds
@@ -111,7 +110,7 @@ def train(
                 _show_decision(decision, rows=10)
                 _announce_batch(decision)
 
-        outcome = session.train(file, resume, world, show, _announce)
+        outcome = session.train(file, resume, world, show, announce)
         assert outcome is not None
         interrupted = outcome.recorded["interrupted"]
         sample = ""
@@ -121,15 +120,15 @@ def train(
             try:
                 sample = session.sample(outcome.folder)
             except InputError as error:
-                _announce(f"note: no sample of text, {error}")
+                announce(f"note: no sample of text, {error}")
         if as_json:
-            _print_json(_outcome_json(outcome, sample))
+            print_json(_outcome_json(outcome, sample))
         elif sample:
             print(f"\n{sample}\n")
         code = FAILED if outcome.differences else DONE
         if interrupted:
             step = outcome.recorded["last_step"]
-            _announce(f"interrupted after step {step}, state saved; continue with: phalanx train --resume")
+            announce(f"interrupted after step {step}, state saved; continue with: phalanx train --resume")
             code = INTERRUPTED
         if world is not None:
             _end(code)
@@ -154,14 +153,14 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Continue a text with the newest checkpoint of a run."""
-    with _mistakes():
+    with mistakes():
         _require_torch()
         from phalanx.infer.generate import Sampling
         from phalanx.infer.generate import generate as continue_text
 
         text = continue_text(run, prompt, Sampling(tokens, temperature, top_k, seed))
         if as_json:
-            _print_json({"prompt": prompt, "text": text})
+            print_json({"prompt": prompt, "text": text})
         else:
             print(text)
 
@@ -179,13 +178,13 @@ def parity(
     from phalanx import session
     from phalanx.spec import jobfile
 
-    with _mistakes():
+    with mistakes():
         _require_torch()
         file = session.with_overrides(jobfile.load(job, overrides or ()), strategy)
         _notes(file.notes)
         result = session.parity(file, steps, dtype)
         if as_json:
-            _print_json(result)
+            print_json(result)
         else:
             for found in result["optimizers"]:
                 worst = f"  ({found['worst']})" if found["worst"] else ""
@@ -212,11 +211,11 @@ def measure(
 
     from phalanx import session
 
-    with _mistakes():
+    with mistakes():
         _require_torch()
-        cluster = session.measure(ranks, dtype, threads, _announce)
+        cluster = session.measure(ranks, dtype, threads, announce)
         if as_json:
-            _print_json(asdict(cluster))
+            print_json(asdict(cluster))
             return
         from rich.console import Console
 
@@ -224,99 +223,6 @@ def measure(
 
         for table in rates(cluster):
             Console().print(table)
-
-
-collectives = typer.Typer(no_args_is_help=True, help="Collective algorithms: shown step by step, proved, compared.")
-app.add_typer(collectives, name="collectives")
-
-Operation = Annotated[str, typer.Option("--op", help="all_reduce, all_gather, reduce_scatter, broadcast, ...")]
-
-
-@collectives.command("show")
-def collectives_show(
-    algorithm: Annotated[str, typer.Argument(help="ring, rabenseifner, binomial, bruck, ...")],
-    op: Operation = "all_reduce",
-    ranks: Annotated[int, typer.Option(help="At most 26: contributions are letters.")] = 4,
-    root: Annotated[int, typer.Option(help="Of broadcast, reduce, scatter, gather.")] = 0,
-) -> None:
-    """Step through an algorithm: who sends which chunk to whom, and what each rank then holds."""
-    from phalanx.schedule.collectives import build
-    from phalanx.spec.errors import InputError
-
-    with _mistakes():
-        schedule = build(op, algorithm, ranks, ranks, root, tiers=_square(ranks))
-        from rich.console import Console
-
-        from phalanx.report.collectives import drawable, steps
-
-        if not drawable(schedule):
-            raise InputError("--ranks", ranks, "is too many to draw", "use at most 26")
-        console = Console()
-        for title, table in steps(schedule):
-            console.print(title, highlight=False)
-            console.print(table)
-
-
-@collectives.command("prove")
-def collectives_prove(
-    max_ranks: Annotated[int, typer.Option(help="Worlds of 1 to this many ranks.")] = 33,
-    as_json: Json = False,
-) -> None:
-    """Prove every algorithm: each rank ends with each contribution exactly once, and nothing deadlocks."""
-    from phalanx.schedule.sweep import sweep
-    from phalanx.spec.errors import InputError
-
-    with _mistakes():
-        if max_ranks < 1:
-            raise InputError("--max-ranks", max_ranks, "must be at least 1")
-        found = list(sweep(max_ranks))
-        refused = [line for line in found if line is not None]
-        if as_json:
-            _print_json({"schedules": len(found), "refused": refused, "passed": not refused})
-        else:
-            for line in refused:
-                print(line)
-            print(f"{len(found) - len(refused)} of {len(found)} schedules proved, 1 to {max_ranks} ranks")
-        if refused:
-            raise typer.Exit(FAILED)
-
-
-@collectives.command("table")
-def collectives_table(
-    op: Operation = "all_reduce",
-    size: Annotated[str, typer.Option("--bytes", help="Of the buffer, such as 100MB or 64KiB.")] = "100MB",
-    ranks: Annotated[int, typer.Option(help="Ranks of the group.")] = 8,
-    cluster: Annotated[str, typer.Option(help="dgx-a100 or dgx-h100.")] = "dgx-h100",
-    as_json: Json = False,
-) -> None:
-    """Compare all algorithms of an operation on a cluster: rounds, bytes, time, distance from the bound."""
-    from dataclasses import asdict
-
-    with _mistakes():
-        from phalanx.plan.collectives import compare
-        from phalanx.spec import cluster as clusters
-        from phalanx.spec.quantity import parse_bytes
-
-        spec = clusters.preset(cluster, nodes=max(1, -(-ranks // 8)))
-        found = compare(op, parse_bytes(size), ranks, spec)
-        if as_json:
-            _print_json(asdict(found))
-            return
-        from rich.console import Console
-
-        from phalanx.report.collectives import comparison, winners
-
-        console = Console()
-        console.print(comparison(found, f"{op} of {size} over {ranks} ranks of {cluster}"))
-        console.print("fastest, by size of the buffer:", highlight=False)
-        for line in winners(found):
-            console.print(f"  {line}", highlight=False)
-
-
-def _square(p: int) -> tuple[int, ...]:
-    """Two tiers for a picture of the hierarchical algorithm."""
-    inner = next(d for d in range(2, p + 1) if p % d == 0) if p > 1 else 1
-    return (inner, p // inner)
 
 
 def _require_torch() -> None:
@@ -329,41 +235,9 @@ def _require_torch() -> None:
             raise InputError("installation", None, f"{name} is not installed", "pip install 'phalanx[train]'")
 
 
-@contextmanager
-def _mistakes() -> Iterator[None]:
-    """Turn what can go wrong into one line and an exit code."""
-    from phalanx.spec.errors import InputError
-
-    try:
-        yield
-    except InputError as error:
-        _announce(f"error: {error}")
-        raise typer.Exit(WRONG_INPUT) from None
-    except KeyboardInterrupt:
-        _announce("interrupted")
-        raise typer.Exit(INTERRUPTED) from None
-    except OSError as error:
-        _announce(f"error: {error}")
-        raise typer.Exit(FAILED) from None
-    except RuntimeError as error:
-        # RankFailure and CheckpointError speak for themselves; anything else is our own fault and shows its trace.
-        if type(error).__name__ not in ("RankFailure", "CheckpointError"):
-            raise
-        _announce(f"error: {error}")
-        raise typer.Exit(FAILED) from None
-
-
-def _announce(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _notes(notes: tuple[str, ...]) -> None:
     for note in notes:
-        _announce(f"note: {note}")
-
-
-def _print_json(content: Any) -> None:
-    print(json.dumps(content, indent=1))
+        announce(f"note: {note}")
 
 
 def _show_decision(decision: Decision, rows: int) -> None:

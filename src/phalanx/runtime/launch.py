@@ -113,10 +113,13 @@ def _first(folder: Path, codes: dict[int, int]) -> tuple[int, int]:
 def _describe(folder: Path, rank: int, code: int) -> str:
     """What is known of the first rank that failed, and of one that it waited for in vain."""
     pages = status.read(folder)
-    late = min(pages.values(), key=lambda page: page.count, default=None)
-    for page in pages.values():
-        if late and late.count < page.count and "imed out" in _words_of(folder, page.rank):
-            return f"{late} did not arrive: last seen during {late.doing}; {page} waited for it in {page.doing}"
+    waited = next((p for p in pages.values() if "imed out" in _words_of(folder, p.rank)), None)
+    if waited is not None:
+        # One that is stopped or hangs could say nothing, where those that waited for it did; or it said less before.
+        silent = [page for page in pages.values() if not _words_of(folder, page.rank)]
+        late = min(silent or pages.values(), key=lambda page: page.count)
+        if silent or late.count < waited.count:
+            return f"{late} did not arrive: last seen during {late.doing}; {waited} waited for it in {waited.doing}"
     if rank not in pages:
         return f"rank {rank} ended with {_exit(code)} before it could say what it does"
     page = pages[rank]

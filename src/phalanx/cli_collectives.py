@@ -1,0 +1,99 @@
+"""`phalanx collectives`: algorithms shown step by step, proved, and compared."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from phalanx.terminal import FAILED, Json, mistakes, print_json
+
+collectives = typer.Typer(no_args_is_help=True, help="Collective algorithms: shown step by step, proved, compared.")
+Operation = Annotated[str, typer.Option("--op", help="all_reduce, all_gather, reduce_scatter, broadcast, ...")]
+
+
+@collectives.command("show")
+def collectives_show(
+    algorithm: Annotated[str, typer.Argument(help="ring, rabenseifner, binomial, bruck, ...")],
+    op: Operation = "all_reduce",
+    ranks: Annotated[int, typer.Option(help="At most 26: contributions are letters.")] = 4,
+    root: Annotated[int, typer.Option(help="Of broadcast, reduce, scatter, gather.")] = 0,
+) -> None:
+    """Step through an algorithm: who sends which chunk to whom, and what each rank then holds."""
+    from phalanx.schedule.collectives import build
+    from phalanx.spec.errors import InputError
+
+    with mistakes():
+        schedule = build(op, algorithm, ranks, ranks, root, tiers=_square(ranks))
+        from rich.console import Console
+
+        from phalanx.report.collectives import drawable, steps
+
+        if not drawable(schedule):
+            raise InputError("--ranks", ranks, "is too many to draw", "use at most 26")
+        console = Console()
+        for title, table in steps(schedule):
+            console.print(title, highlight=False)
+            console.print(table)
+
+
+@collectives.command("prove")
+def collectives_prove(
+    max_ranks: Annotated[int, typer.Option(help="Worlds of 1 to this many ranks.")] = 33,
+    as_json: Json = False,
+) -> None:
+    """Prove every algorithm: each rank ends with each contribution exactly once, and nothing deadlocks."""
+    from phalanx.schedule.sweep import sweep
+    from phalanx.spec.errors import InputError
+
+    with mistakes():
+        if max_ranks < 1:
+            raise InputError("--max-ranks", max_ranks, "must be at least 1")
+        found = list(sweep(max_ranks))
+        refused = [line for line in found if line is not None]
+        if as_json:
+            print_json({"schedules": len(found), "refused": refused, "passed": not refused})
+        else:
+            for line in refused:
+                print(line)
+            print(f"{len(found) - len(refused)} of {len(found)} schedules proved, 1 to {max_ranks} ranks")
+        if refused:
+            raise typer.Exit(FAILED)
+
+
+@collectives.command("table")
+def collectives_table(
+    op: Operation = "all_reduce",
+    size: Annotated[str, typer.Option("--bytes", help="Of the buffer, such as 100MB or 64KiB.")] = "100MB",
+    ranks: Annotated[int, typer.Option(help="Ranks of the group.")] = 8,
+    cluster: Annotated[str, typer.Option(help="dgx-a100 or dgx-h100.")] = "dgx-h100",
+    as_json: Json = False,
+) -> None:
+    """Compare all algorithms of an operation on a cluster: rounds, bytes, time, distance from the bound."""
+    from dataclasses import asdict
+
+    with mistakes():
+        from phalanx.plan.collectives import compare
+        from phalanx.spec import cluster as clusters
+        from phalanx.spec.quantity import parse_bytes
+
+        spec = clusters.preset(cluster, nodes=max(1, -(-ranks // 8)))
+        found = compare(op, parse_bytes(size), ranks, spec)
+        if as_json:
+            print_json(asdict(found))
+            return
+        from rich.console import Console
+
+        from phalanx.report.collectives import comparison, winners
+
+        console = Console()
+        console.print(comparison(found, f"{op} of {size} over {ranks} ranks of {cluster}"))
+        console.print("fastest, by size of the buffer:", highlight=False)
+        for line in winners(found):
+            console.print(f"  {line}", highlight=False)
+
+
+def _square(p: int) -> tuple[int, ...]:
+    """Two tiers for a picture of the hierarchical algorithm."""
+    inner = next(d for d in range(2, p + 1) if p % d == 0) if p > 1 else 1
+    return (inner, p // inner)

@@ -1,0 +1,50 @@
+"""What all commands share: exit codes, mistakes as one line, JSON.
+
+Exit codes: 0 done; 1 a check or a rank failed; 2 the input was wrong; 130 interrupted, state saved.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")]
+
+
+@contextmanager
+def mistakes() -> Iterator[None]:
+    """Turn what can go wrong into one line and an exit code."""
+    from phalanx.spec.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        announce(f"error: {error}")
+        raise typer.Exit(WRONG_INPUT) from None
+    except KeyboardInterrupt:
+        announce("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except OSError as error:
+        announce(f"error: {error}")
+        raise typer.Exit(FAILED) from None
+    except RuntimeError as error:
+        # RankFailure and CheckpointError speak for themselves; anything else is our own fault and shows its trace.
+        if type(error).__name__ not in ("RankFailure", "CheckpointError"):
+            raise
+        announce(f"error: {error}")
+        raise typer.Exit(FAILED) from None
+
+
+def announce(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(content: Any) -> None:
+    print(json.dumps(content, indent=1))
