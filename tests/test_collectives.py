@@ -197,7 +197,9 @@ def test_the_winner_depends_on_the_size() -> None:
     found = compare("all_reduce", 1e8, 64, clusters.dgx_h100(8))
     assert found.rows[0].algorithm == "hierarchical"
     assert [name for _, _, name in found.winners] == ["doubling", "rabenseifner", "hierarchical"]
-    assert all(row.seconds >= row.bound for row in found.rows)
+    assert all(row.seconds >= row.bound and row.formula_seconds is None for row in found.rows)
+    for row in compare("all_reduce", 1e8, 8, clusters.dgx_h100(1)).rows:
+        assert row.algorithm == "hierarchical" or row.formula_seconds == pytest.approx(row.seconds)
 
 
 def test_unknown_names_are_said() -> None:

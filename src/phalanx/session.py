@@ -114,6 +114,7 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
         "forward_s": float(p.forward_s),
         "backward_s": float(p.backward_s),
         "optimizer_s": float(p.optimizer_s),
+        "communication_s": float(p.communication_s),
         "exposed_communication_s": float(p.exposed_communication_s),
         "flops": int(p.flops),
         "memory_bytes": int(p.memory_bytes),
@@ -138,24 +139,23 @@ def open_run(decision: Decision, tokens: TokenSet, resume: bool) -> Iterator[Pat
     moved aside unless it is resumed."""
     name = decision.plan.train.name
     folder = RUNS / name
-    try:
-        RUNS.mkdir(exist_ok=True)
-        with (RUNS / f".{name}.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(
-                    "train.name", name, "is being trained by another process", "choose another"
-                ) from None
+    with ExitStack() as stack:
+        # What goes wrong here is the folder's fault; what goes wrong while the run lasts is not.
+        try:
+            RUNS.mkdir(exist_ok=True)
+            lock = stack.enter_context((RUNS / f".{name}.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if folder.exists() and not resume:
                 stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
                 os.replace(folder, folder.with_name(f"{name}.{stamp}"))
             folder.mkdir(exist_ok=True)
             shutil.copyfile(tokens.tokenizer, folder / "tokenizer.json")
             plan.write(decision.plan, folder / "plan.json")
-            yield folder.absolute()
-    except OSError as error:
-        raise InputError("train.name", name, f"{folder} cannot be used ({error})") from None
+        except BlockingIOError:
+            raise InputError("train.name", name, "is being trained by another process", "choose another") from None
+        except OSError as error:
+            raise InputError("train.name", name, f"{folder} cannot be used ({error})") from None
+        yield folder.absolute()
 
 
 def latest_run() -> Path:

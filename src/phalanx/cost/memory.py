@@ -94,7 +94,7 @@ def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) ->
         )
     if unit == "head":
         kept = stream + statistics + t * v * e
-        cast = np.minimum(t * v, LOGITS_AT_ONCE) * wide if e < 4 else 0
+        cast = np.minimum(t * v, max(v, LOGITS_AT_ONCE)) * wide if e < 4 else 0
         # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
         # normed input (one stream) has given way to its gradient
         normed = normed_temporaries - t * v * e

@@ -8,7 +8,7 @@ NumPy columns of many. The search sums terms; `program.expand` turns the same te
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
-Stage = Literal["embed", "blocks", "head"]
 METRICS = 4
 """Numbers in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag, faulty-loss flag."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from phalanx.cost.critical_path import costs, lower_bound
+from phalanx.cost.critical_path import closed_form, costs, lower_bound
 from phalanx.cost.critical_path import seconds as path_seconds
 from phalanx.schedule.collectives import ALGORITHMS, build
 from phalanx.spec.cluster import ClusterSpec
@@ -23,6 +23,8 @@ class Row:
     sent_bytes: float
     seconds: float
     bound: float
+    formula_seconds: float | None
+    """The published closed form, where all ranks share one tier of links."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,20 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Com
     def time(algorithm: str, n: float) -> float:
         return path_seconds(built[algorithm], n / ranks, links)
 
+    within, alpha, beta = links.tiers[0]
+    flat = ranks <= within
     bound = lower_bound(op, ranks, size_bytes, links)
     rows = [
-        Row(a, s.rounds, float(s.sent.max(initial=0)) * size_bytes / ranks, time(a, size_bytes), bound)
+        Row(
+            algorithm=a,
+            rounds=s.rounds,
+            sent_bytes=float(s.sent.max(initial=0)) * size_bytes / ranks,
+            seconds=time(a, size_bytes),
+            bound=bound,
+            formula_seconds=closed_form(op, a, ranks, size_bytes, alpha, beta, links.gamma_s_per_byte)
+            if flat
+            else None,
+        )
         for a, s in built.items()
     ]
     winners: list[tuple[float, float, str]] = []

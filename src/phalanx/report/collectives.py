@@ -54,11 +54,16 @@ def _holdings(symbolic: Run, counts: Counts) -> Table:
 def comparison(found: Comparison, title: str) -> Table:
     """Fastest first; `x bound` is the distance from what no schedule can beat on these links."""
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("algorithm", "rounds", "most bytes sent", "time", "x bound"):
+    formulas = any(row.formula_seconds is not None for row in found.rows)
+    for name in ("algorithm", "rounds", "most bytes sent", "time", "x bound", *(["formula"] if formulas else [])):
         table.add_column(name, justify="left" if name == "algorithm" else "right")
     for row in found.rows:
+        published = "-" if row.formula_seconds is None else seconds(row.formula_seconds)
+        formula = [published] if formulas else []
         distance = f"{row.seconds / row.bound:.2f}" if row.bound else "-"
-        table.add_row(row.algorithm, f"{row.rounds:,}", f"{row.sent_bytes:,.0f}", seconds(row.seconds), distance)
+        table.add_row(
+            row.algorithm, f"{row.rounds:,}", f"{row.sent_bytes:,.0f}", seconds(row.seconds), distance, *formula
+        )
     return table
 
 

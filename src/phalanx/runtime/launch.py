@@ -16,7 +16,6 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -34,20 +33,13 @@ class RankFailure(RuntimeError):
     """A rank died; the message names it, its coordinates and its event."""
 
 
-@dataclass
-class Interrupted:
-    """Whether the user asked for a stop."""
-
-    asked: bool = False
-
-
 def launch(
     module: str, argument: str, ranks: int, threads: int, on_interrupt: Callable[[], None] | None = None
-) -> bool:
+) -> None:
     """Run `python -m module argument` as local ranks and wait.
 
-    With `on_interrupt` the first Ctrl-C asks the ranks to stop by themselves, in order (they hold a StopFlag), and
-    the result is True; without it Ctrl-C ends them and raises KeyboardInterrupt. Raises RankFailure.
+    With `on_interrupt` the first Ctrl-C asks the ranks to stop by themselves, in order (they hold a StopFlag);
+    without it Ctrl-C ends them and raises KeyboardInterrupt. Raises RankFailure.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -77,7 +69,7 @@ def launch(
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
     try:
-        with _environment(environment), _forwarding_interrupts(folder, on_interrupt) as interrupted:
+        with _environment(environment), _forwarding_interrupts(folder, on_interrupt):
             elastic_launch(config, sys.executable)("-m", module, argument)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
@@ -86,7 +78,6 @@ def launch(
         raise RankFailure(f"the launcher was stopped by {signal.Signals(error.sigval).name}") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return interrupted.asked
 
 
 def _words(folder: Path, rank: int) -> Path:
@@ -146,24 +137,25 @@ def _environment(extra: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _forwarding_interrupts(folder: Path, on_interrupt: Callable[[], None] | None) -> Iterator[Interrupted]:
+def _forwarding_interrupts(folder: Path, on_interrupt: Callable[[], None] | None) -> Iterator[None]:
     """First Ctrl-C (or SIGTERM, SIGHUP): ask the ranks to stop after their step. Second: end them now."""
-    state = Interrupted()
+    asked = False
 
     def handle(signum: int, frame: FrameType | None) -> None:
+        nonlocal asked
         pages = status.read(folder)
-        if state.asked or not pages or on_interrupt is None:
+        if asked or not pages or on_interrupt is None:
             for page in pages.values():
                 _signal(page.pid, signal.SIGKILL)
             raise KeyboardInterrupt
-        state.asked = True
+        asked = True
         on_interrupt()
         for page in pages.values():
             _signal(page.pid, signal.SIGUSR1)
 
     previous = {number: signal.signal(number, handle) for number in _STOPS}
     try:
-        yield state
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

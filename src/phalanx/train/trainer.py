@@ -82,9 +82,7 @@ class Trainer:
                 row = self._step(step, stop)
                 interrupted = row.pop("stop")
                 done, last = step + 1, step + 1 == steps
-                # Whoever asked for a stop may not wait long: save at once, and leave evaluation out.
-                if last or interrupted or (train.save_every and done % train.save_every == 0):
-                    self._save(done, row["lr"])
+                # Whoever asked for a stop may not wait long: evaluation is left out then.
                 if not interrupted and (last or (train.eval_every and done % train.eval_every == 0)):
                     last_loss = self._evaluate()
                     if last_loss is not None:
@@ -93,6 +91,9 @@ class Trainer:
                     metrics.write(json.dumps(row) + "\n")
                     metrics.flush()
                     progress.step(row)
+                # After its line: a checkpoint without one would leave a gap in the metrics of a resumed run.
+                if last or interrupted or (train.save_every and done % train.save_every == 0):
+                    self._save(done, row["lr"])
                 if interrupted:
                     break
         if progress is not None:
