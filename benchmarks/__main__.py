@@ -89,6 +89,43 @@ def bench_ddp() -> Iterator[Result]:
     yield Result("phalanx, 2 ranks / twice one process", shown)
 
 
+def bench_collectives() -> Iterator[Result]:
+    """Shared memory against Gloo, what `auto` takes against what is best, and the limit of the memory."""
+    from benchmarks.collectives import LARGE, ORDINARY, SIZES
+    from phalanx.measure.links import OPS
+    from phalanx.measure.local import local_cluster
+    from phalanx.plan.choose import choose
+    from phalanx.runtime.launch import launch
+    from phalanx.spec.choice import pick
+
+    for ranks, asked in ((2, 5.0), (4, 3.0)):
+        chosen = choose(local_cluster(ranks, "float32", 1).collectives)
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "collectives.json"
+            launch("benchmarks.collectives", json.dumps({"out": str(out)}), ranks, 1)
+            found = json.loads(out.read_text())
+        for op in OPS:
+            for size in SIZES:
+                times = found[f"{op} {size}"]
+                name = f"{op}, {size >> 10} KiB, {ranks} ranks"
+                for way, least in (("shm", asked), (ORDINARY, 1.2 if ranks == 2 else 0.0)):
+                    ratios = sorted(a / b for a, b in zip(times["native"], times[way], strict=True))
+                    ratio = median(times["native"]) / median(times[way])
+                    shown = f"{ratio:.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f}), {median(times[way]) * 1e6:.0f} µs"
+                    limit = f"at least {least}" if least else ""
+                    yield Result(f"Gloo / {way}: {name}", shown, limit, not least or ratio >= least)
+                choice = pick(chosen, op, ranks, size)
+                way = choice.way
+                best = min((w for w in times if w != ORDINARY), key=lambda w: median(times[w]))
+                share = median(times[best]) / median(times[way])
+                yield Result(f"auto ({way}) / best ({best}): {name}", f"{share:.2f}", "at least 0.95", share >= 0.95)
+        if ranks == 2:
+            limit_s = 4 * LARGE / median(found["copy"])
+            over = median(found[f"all_reduce {LARGE}"]["shm"]) / limit_s
+            shown = f"{over:.2f} x {limit_s * 1e3:.1f} ms, at {median(found['copy']) / 1e9:.0f} GB/s of copying"
+            yield Result("shm all_reduce of 64 MiB, 2 ranks, over 4 S bytes", shown, "2.5", over <= 2.5)
+
+
 def bench_restart() -> Iterator[Result]:
     """From the command to the first training step, when this machine is measured and the corpus tokenised; and
     how right the prediction was."""
@@ -145,6 +182,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "help": bench_help,
     "mesh": bench_mesh,
     "ddp": bench_ddp,
+    "collectives": bench_collectives,
     "restart": bench_restart,
     "cold": bench_cold,
     "suite": bench_suite,

@@ -21,6 +21,7 @@ PRECISIONS = [
     Precision("float32", accumulate="float64"),
     Precision("float32", master="float64"),
 ]
+TRANSPORTS = st.sampled_from(["native", "p2p", "shm"])
 
 
 @st.composite

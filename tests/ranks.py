@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from phalanx.cost.program import differences, expand
-from phalanx.runtime.comm import Comm
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.instrument import instrument
+from phalanx.runtime.p2p import Executor, program
+from phalanx.runtime.transport import Call
 from phalanx.runtime.world import World
+from phalanx.schedule.transfers import Schedule
+from phalanx.spec.choice import Choice
 from phalanx.spec.job import Job, Train
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
@@ -20,9 +29,11 @@ from phalanx.train.step import Training
 from phalanx.verify import parity
 
 
-def instrumented_step(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> dict[str, Any]:
+def instrumented_step(
+    world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str = "native"
+) -> dict[str, Any]:
     """One recorded step against its program: differences, predicted and measured peak."""
-    comm = Comm(world, mesh(strategy))
+    comm = Comm(world, mesh(strategy), over(transport))
     training = Training(spec, job, strategy, comm, seed=0)
     generator = torch.Generator().manual_seed(world.rank)
     shape = (strategy.micro_batch, job.seq + 1)
@@ -39,8 +50,16 @@ def instrumented_step(world: World, spec: ModelSpec, job: Job, strategy: Strateg
     }
 
 
-def examine(world: World, spec: ModelSpec, job: Job, strategy: Strategy, dtype: Any, steps: int) -> list[Any]:
-    comm = Comm(world, mesh(strategy))
+def examine(
+    world: World,
+    spec: ModelSpec,
+    job: Job,
+    strategy: Strategy,
+    dtype: Any,
+    steps: int,
+    transport: str = "native",
+) -> list[Any]:
+    comm = Comm(world, mesh(strategy), over(transport))
     train = Train(lr=1e-3, steps=100, warmup=2, seed=3)
     return [parity.examine(spec, job, strategy, train, comm, name, dtype, steps) for name in ("sgd", "adamw")]
 
@@ -87,3 +106,161 @@ def sleep_on(world: World, rank: int) -> None:
     if world.rank == rank:
         comm.status.now("a nap")
         time.sleep(60)
+
+
+RINGS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "all_to_all": "pairwise"}
+
+
+def over(transport: Any) -> tuple[Choice, ...]:
+    """Everything over one transport."""
+    return tuple(
+        Choice(op, size, 0, transport, RINGS[op] if transport == "p2p" else "") for op in RINGS for size in (2, 3, 4)
+    )
+
+
+def _values(rank: int, n: int, dtype: Any, seed: int) -> torch.Tensor:
+    """Small whole numbers and powers of two: every order of adding and multiplying them is exact."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return 2 ** torch.randint(0, 3, (n,), generator=generator).to(torch.float64).to(dtype)
+
+
+def transport_case(
+    world: World,
+    transport: Any,
+    op: str,
+    algorithm: str,
+    dtype_name: str,
+    reduction: Any,
+    ranks: tuple[int, ...],
+    n: int,
+    own: bool,
+    seed: int,
+    splits: list[list[int]] | None = None,
+) -> None:
+    """One collective against its definition; `own`: in memory from comm.buffer."""
+    if world.rank not in ranks:
+        return
+    p, me, dtype = len(ranks), ranks.index(world.rank), DTYPES[dtype_name]
+    comm = Comm(world, mesh(Strategy(dp=world.size)), over("shm"))
+
+    def memory(given: torch.Tensor) -> torch.Tensor:
+        return comm.buffer(given.numel(), dtype).copy_(given) if own else given.clone()
+
+    combine = {
+        "sum": lambda t: t.sum(0),
+        "avg": lambda t: t.sum(0) / p,
+        "min": lambda t: t.amin(0),
+        "max": lambda t: t.amax(0),
+        "product": lambda t: t.prod(0),
+    }[reduction]
+    parts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    if op == "all_reduce":
+        everyone = [_values(r, n, dtype, seed) for r in ranks]
+        source = target = memory(everyone[me])
+        wanted = combine(torch.stack(everyone).double())
+    elif op == "reduce_scatter":
+        everyone = [_values(r, p * n, dtype, seed) for r in ranks]
+        source = memory(everyone[me])
+        target = source[me * n : (me + 1) * n] if seed % 2 else memory(torch.zeros(n, dtype=dtype))
+        wanted = combine(torch.stack(everyone).double())[me * n : (me + 1) * n]
+    elif op == "all_gather":
+        everyone = [_values(r, n, dtype, seed) for r in ranks]
+        target = memory(torch.zeros(p * n, dtype=dtype))
+        source = memory(everyone[me])
+        if seed % 2:
+            source = target[me * n : (me + 1) * n].copy_(source)
+        wanted = torch.cat(everyone).double()
+    else:
+        sizes = splits or [[n] * p for _ in ranks]
+        everyone = [_values(r, sum(sizes[i]), dtype, seed) for i, r in enumerate(ranks)]
+        source, target = memory(everyone[me]), memory(torch.zeros(sum(row[me] for row in sizes), dtype=dtype))
+        if splits:
+            parts = tuple(sizes[me]), tuple(row[me] for row in sizes)
+        wanted = torch.cat([t.split(sizes[i])[me] for i, t in enumerate(everyone)]).double()
+    comm.start(Call(op, ranks, me, source, target, reduction, *parts), transport, algorithm).wait()
+    assert torch.equal(target.double(), wanted.to(dtype).double()), (target, wanted)
+
+
+def run_schedule(world: World, schedule: Schedule, grouped: bool) -> Any:
+    """A schedule on a buffer of 100 (rank + 1) + index; what the buffer holds then."""
+    buffer = torch.arange(schedule.size, dtype=torch.float64) + 100.0 * (world.rank + 1)
+    executor = Executor(worlds.group(tuple(range(world.size))), grouped)
+    executor.run(program(schedule, world.rank), lambda low, high: buffer[low:high], "sum", buffer)
+    return buffer.numpy()
+
+
+def many_at_once(world: World, seed: int, count: int) -> None:
+    """All-reduces over three transports and several groups, issued alike everywhere, waited for in an order of
+    each rank's own."""
+    comm = Comm(world, mesh(Strategy(dp=world.size)), over("shm"))
+    shared, own = random.Random(seed), random.Random(seed * 7 + world.rank)
+    issued = []
+    for i in range(count):
+        ranks = shared.choice([(0, 1, 2, 3), (0, 1), (2, 3), (1, 2), (0, 2, 3)])
+        transport: Any = shared.choice(["shm", "shm", "p2p", "native"])
+        n = shared.choice([1, 100, 50_000])
+        if world.rank not in ranks:
+            continue
+        buffer = comm.buffer(n, torch.float64) if i % 2 else torch.zeros(n, dtype=torch.float64)
+        buffer.fill_(world.rank + 1 + i)
+        call = Call("all_reduce", ranks, ranks.index(world.rank), buffer, buffer)
+        issued.append((comm.start(call, transport, "ring"), buffer, sum(r + 1 + i for r in ranks)))
+        if own.random() < 0.1:
+            issued[own.randrange(len(issued))][0].wait()
+    own.shuffle(issued)
+    for handle, buffer, wanted in issued:
+        handle.wait()
+        assert bool((buffer == wanted).all()), (buffer, wanted)
+
+
+def loopback_bytes(world: World, size: int) -> tuple[int, int]:
+    """Bytes over the loopback interface by a reduce-scatter of ours and of Gloo."""
+    comm = Comm(world, mesh(Strategy(dp=world.size)))
+    source = torch.zeros(size // 4)
+    ranks = tuple(range(world.size))
+    call = Call("reduce_scatter", ranks, world.rank, source, source.new_empty(size // 4 // world.size))
+    found = []
+    for transport in ("p2p", "native"):
+        comm.barrier()
+        before = _loopback()
+        comm.start(call, transport, "ring").wait()
+        comm.barrier()
+        found.append(_loopback() - before)
+    return found[0], found[1]
+
+
+def _loopback() -> int:
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return int(next(line for line in lines if line.strip().startswith("lo:")).split(":")[1].split()[0])
+
+
+def broken_program(world: World) -> None:
+    comm = Comm(world, mesh(Strategy(dp=world.size)), over("shm"))
+    a, b = comm.buffer(8, torch.float32), comm.buffer(16, torch.float32)
+    if world.rank:
+        comm.all_gather(b, a, "world", unit="test", phase="B").wait()
+    else:
+        comm.all_reduce(a, "world", unit="test", phase="B").wait()
+
+
+def die_in_shm(world: World, rank: int) -> None:
+    comm = Comm(world, mesh(Strategy(dp=world.size)), over("shm"))
+    buffer = comm.buffer(8, torch.float32)
+    comm.all_reduce(buffer, "world", unit="gradients", phase="B").wait()
+    if world.rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.all_reduce(buffer, "world", unit="gradients", phase="B").wait()
+
+
+def without_arena(world: World, rank: int) -> None:
+    """One rank has no arena: all use torch's collectives."""
+    from phalanx.runtime import shm
+
+    shm._here.clear()
+    here = shm.attach()
+    if world.rank == rank:
+        here.arena, here.reason = None, "for a test"
+    comm = Comm(world, mesh(Strategy(dp=world.size)), over("shm"))
+    total = torch.tensor([float(world.rank)])
+    comm.all_reduce(total, "world", unit="test", phase="B").wait()
+    assert float(total) == sum(range(world.size))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import ranks
-from drawn import cases
+from drawn import TRANSPORTS, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
@@ -19,9 +19,9 @@ from phalanx.verify.parity import BOUNDS
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_parity_in_fp64(pool: Pool, world: int) -> None:
     @settings(max_examples=6)
-    @given(cases(world))
-    def holds(case) -> None:  # type: ignore[no-untyped-def]
-        for found in pool.run(world, ranks.examine, *case, "float64", 10)[0]:
+    @given(cases(world), TRANSPORTS)
+    def holds(case, transport) -> None:  # type: ignore[no-untyped-def]
+        for found in pool.run(world, ranks.examine, *case, "float64", 10, transport)[0]:
             assert found.loss_rel_max <= BOUNDS["float64"], found
             assert found.grad_rel_max <= BOUNDS["float64"], found
 

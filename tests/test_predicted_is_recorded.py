@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import ranks
-from drawn import cases
+from drawn import TRANSPORTS, cases
 from hypothesis import given, settings
 from pool import Pool
 
@@ -25,9 +25,9 @@ def test_one_process(case) -> None:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_ranks(pool: Pool, world: int) -> None:
     @settings(max_examples=12)
-    @given(cases(world, small=False))
-    def equal(case) -> None:  # type: ignore[no-untyped-def]
-        for found in pool.run(world, ranks.instrumented_step, *case):
+    @given(cases(world, small=False), TRANSPORTS)
+    def equal(case, transport) -> None:  # type: ignore[no-untyped-def]
+        for found in pool.run(world, ranks.instrumented_step, *case, transport):
             assert found["differences"] == []
             assert found["events"] > 0
             assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.02), case

@@ -47,7 +47,13 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @app.command()
-def plan(job: Job, strategy: StrategyLine = None, overrides: Set = None, as_json: Json = False) -> None:
+def plan(
+    job: Job,
+    strategy: StrategyLine = None,
+    overrides: Set = None,
+    choices: Annotated[bool, typer.Option("--choices", help="Say which transport serves which collective.")] = False,
+    as_json: Json = False,
+) -> None:
     """Price the strategies of a job on its cluster; nothing is run."""
     from phalanx import session
     from phalanx.spec import jobfile
@@ -60,6 +66,7 @@ def plan(job: Job, strategy: StrategyLine = None, overrides: Set = None, as_json
             print_json(
                 {
                     "best": {"strategy": str(decision.plan.strategy), **decision.plan.prediction},
+                    "collectives": decision.plan.choices["collectives"],
                     "alternatives": [
                         {
                             "strategy": str(c.strategy),
@@ -73,6 +80,8 @@ def plan(job: Job, strategy: StrategyLine = None, overrides: Set = None, as_json
             )
         else:
             _show_decision(decision, rows=16)
+            if choices:
+                _show_choices(decision)
 
 
 @app.command()
@@ -182,7 +191,7 @@ def parity(
         _require_torch()
         file = session.with_overrides(jobfile.load(job, overrides or ()), strategy)
         _notes(file.notes)
-        result = session.parity(file, steps, dtype)
+        result = session.parity(file, steps, dtype, announce)
         if as_json:
             print_json(result)
         else:
@@ -255,6 +264,18 @@ def _show_decision(decision: Decision, rows: int) -> None:
         soft_wrap=True,
     )
     console.print(alternatives(decision.candidates, decision.chosen, p.job, rows))
+
+
+def _show_choices(decision: Decision) -> None:
+    from phalanx.report.collectives import choices
+
+    found = decision.plan.collectives
+    for op, ranks in dict.fromkeys((c.op, c.group_size) for c in found):
+        print(f"{op} over {ranks} ranks")
+        for line in choices([c for c in found if (c.op, c.group_size) == (op, ranks)]):
+            print(f"  {line}")
+    if not found:
+        print("collectives: torch.distributed's own, nothing else was measured on this cluster")
 
 
 def _announce_batch(decision: Decision) -> None:

@@ -64,33 +64,71 @@ def collectives_prove(
 @collectives.command("table")
 def collectives_table(
     op: Operation = "all_reduce",
-    size: Annotated[str, typer.Option("--bytes", help="Of the buffer, such as 100MB or 64KiB.")] = "100MB",
+    size: Annotated[
+        str, typer.Option("--bytes", help="Of the buffer, such as 100MB or 64KiB; a barrier has none.")
+    ] = "100MB",
     ranks: Annotated[int, typer.Option(help="Ranks of the group.")] = 8,
-    cluster: Annotated[str, typer.Option(help="dgx-a100 or dgx-h100.")] = "dgx-h100",
+    cluster: Annotated[
+        str, typer.Option(help="dgx-a100, dgx-h100, a cluster's TOML file, or local: measured here.")
+    ] = "dgx-h100",
     as_json: Json = False,
 ) -> None:
     """Compare all algorithms of an operation on a cluster: rounds, bytes, time, distance from the bound."""
     from dataclasses import asdict
+    from pathlib import Path
 
     with mistakes():
         from phalanx.plan.collectives import compare
         from phalanx.spec import cluster as clusters
+        from phalanx.spec import jobfile
         from phalanx.spec.quantity import parse_bytes
 
-        spec = clusters.preset(cluster, nodes=max(1, -(-ranks // 8)))
+        if cluster == "local":
+            _measured(op, int(parse_bytes(size)), ranks, as_json)
+            return
+        if cluster.endswith(".toml"):
+            spec = jobfile.cluster_from_toml(Path(cluster))
+        else:
+            spec = clusters.preset(cluster, nodes=max(1, -(-ranks // 8)))
         found = compare(op, parse_bytes(size), ranks, spec)
         if as_json:
             print_json(asdict(found))
             return
         from rich.console import Console
 
-        from phalanx.report.collectives import comparison, winners
+        from phalanx.report.collectives import comparison, crossovers, winners
 
         console = Console()
-        console.print(comparison(found, f"{op} of {size} over {ranks} ranks of {cluster}"))
-        console.print("fastest, by size of the buffer:", highlight=False)
+        what = op if op == "barrier" else f"{op} of {size}"
+        console.print(comparison(found, f"{what} over {ranks} ranks of {spec.name}"))
+        if found.winners:
+            console.print("fastest, by size of the buffer:", highlight=False)
         for line in winners(found):
             console.print(f"  {line}", highlight=False)
+        for line in crossovers(found):
+            console.print(line, highlight=False)
+
+
+def _measured(op: str, size: int, ranks: int, as_json: bool) -> None:
+    """What was measured between local ranks: every transport and algorithm, and which serves which size."""
+    from phalanx import session
+    from phalanx.report.collectives import choices, measured
+    from phalanx.terminal import announce
+
+    fits, chosen = session.local_collectives(op, ranks, announce)
+    if as_json:
+        from dataclasses import asdict
+
+        rows = [{"way": fit.way, "seconds": float(fit.seconds(size)), **asdict(fit)} for fit in fits]
+        print_json({"rows": rows, "choices": [asdict(c) for c in chosen]})
+        return
+    from rich.console import Console
+
+    console = Console()
+    console.print(measured(fits, size, f"{op} of {size:,} bytes over {ranks} ranks of this machine"))
+    console.print("auto takes, by size of the buffer:", highlight=False)
+    for line in choices(chosen):
+        console.print(f"  {line}", highlight=False)
 
 
 def _square(p: int) -> tuple[int, ...]:

@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.cost.program import differences, expand
 from phalanx.measure.local import cache_folder, default_ranks, fingerprint, local_cluster
+from phalanx.plan import choose
+from phalanx.plan.choose import allowed
 from phalanx.plan.search import Candidate, price, search
 from phalanx.report.tables import Comparison
 from phalanx.schedule.event import Event
 from phalanx.spec import cluster as clusters
 from phalanx.spec import jobfile, plan
-from phalanx.spec.cluster import ClusterSpec
-from phalanx.spec.errors import InputError
+from phalanx.spec.choice import Choice
+from phalanx.spec.cluster import ClusterSpec, CollectiveFit
+from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Precision
 from phalanx.spec.jobfile import JobFile
 from phalanx.spec.plan import Plan
@@ -91,7 +94,7 @@ def decide(
         check(strategy, file.model, file.job, size)
     else:
         require_runnable(Strategy(), file.job)
-    cluster = resolve_cluster(file, world, announce)
+    cluster = allowed(resolve_cluster(file, world, announce), file.train.transport)
     needed = size or (strategy.world if strategy else 1)
     if needed > cluster.ranks:
         raise InputError(
@@ -123,7 +126,8 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
         "bytes_per_axis": {axis: int(n) for axis, n in p.bytes_per_axis.items()},
     }
     choices = {
-        "transport": "native",
+        "transport": file.train.transport,
+        "collectives": [asdict(c) for c in choose.decide(cluster, file.train.transport)],
         "bucket_bytes": chosen.strategy.bucket_bytes,
         "peak_flops_per_s": rates.peak_flops_per_s,
         "rates_origin": rates.origin,
@@ -262,6 +266,9 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
         old = plan.read(RUNS / file.train.name / "plan.json")
         if old.choices["tokens"] != tokens.digest:
             raise InputError("train.data", file.train.data, "has changed since the run began", "start a new run")
+        if old.choices["transport"] == file.train.transport and old.cluster.ranks == decision.plan.cluster.ranks:
+            # On the same ranks the same transports: losses stay equal to the bit, whatever a new measurement says.
+            decision.plan.choices["collectives"] = old.choices["collectives"]
     return decision, tokens
 
 
@@ -322,7 +329,7 @@ def with_overrides(file: JobFile, strategy: str | None) -> JobFile:
     return replace(file, strategy=jobfile.make_strategy(strategy)) if strategy else file
 
 
-def parity(file: JobFile, steps: int, dtype: str) -> dict[str, Any]:
+def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[str, Any]:
     """Hold a strategy against one process; the result as `phalanx parity --json` prints it. Raises InputError,
     RankFailure."""
     from phalanx.runtime.launch import launch
@@ -337,9 +344,15 @@ def parity(file: JobFile, steps: int, dtype: str) -> dict[str, Any]:
     require_runnable(file.strategy, file.job)
     check(file.strategy, file.model, file.job, None)
     require_local(file.strategy.world)
+    train = file.train
+    collectives: tuple[Choice, ...] = ()
+    if file.strategy.world > 1 and train.transport != "native":  # what `train` would use on this machine
+        here = local_cluster(file.strategy.world, file.job.precision.compute, train.threads, announce=announce)
+        collectives = choose.decide(here, train.transport)
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         out = Path(folder) / "parity.json"
         given = {"tables": jobfile.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
+        given["collectives"] = [asdict(c) for c in collectives]
         launch("phalanx.verify.worker", json.dumps(given), file.strategy.world, file.train.threads)
         found = json.loads(out.read_text())
     loss, grad = (max(d[key] for d in found) for key in ("loss_rel_max", "grad_rel_max"))
@@ -353,6 +366,22 @@ def parity(file: JobFile, steps: int, dtype: str) -> dict[str, Any]:
         "passed": loss <= BOUNDS[dtype] and grad <= BOUNDS[dtype],
         "optimizers": found,
     }
+
+
+def local_collectives(
+    op: str, ranks: int, announce: Announce
+) -> tuple[tuple[CollectiveFit, ...], tuple[Choice, ...]]:
+    """What was measured of a collective between this machine's ranks, and which way serves which size. Raises
+    InputError."""
+    if ranks < 2:
+        raise InputError("--ranks", ranks, "leaves nobody to talk to", "use 2 or more")
+    require_local(ranks)
+    cluster = local_cluster(ranks, "float32", 1, announce=announce)
+    fits = tuple(cluster.fits(op, ranks))
+    if not fits:
+        ops = sorted({f.op for f in cluster.collectives})
+        raise InputError("--op", op, "is not measured between local ranks", nearest(op, ops))
+    return fits, choose.choose(fits)
 
 
 def require_local(ranks: int) -> None:

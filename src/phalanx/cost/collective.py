@@ -1,10 +1,12 @@
-"""How long a collective takes: measured α + β n where there is a fit, else the ring's formula.
+"""How long a collective takes: the cheapest way that was measured on a host, else the ring's formula.
 
 Ring all-reduce of n bytes over p ranks: 2(p-1) α + 2n(p-1)/p β; all-gather and reduce-scatter half of that
 (Thakur et al. 2005). n counts the buffer, as Event.bytes does.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from phalanx.cost.kernel import Column
 from phalanx.cost.link import Link, link
@@ -24,7 +26,8 @@ def ring_seconds(op: str, p: int, count: Column, total_bytes: Column, over: Link
 def seconds(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str, count: Column, total_bytes: Column) -> Column:
     """`count` collectives along a mesh axis with `total_bytes` together."""
     p = mesh.size(axis)
-    fit = cluster.collective(op, p)
-    if fit is not None:
-        return count * fit.alpha_s + total_bytes * fit.beta_s_per_byte
+    fits = cluster.fits(op, p) if mesh.within(axis, cluster.ranks_per_node) else []
+    if fits:
+        size = total_bytes / np.maximum(count, 1)
+        return count * np.minimum.reduce([fit.seconds(size) for fit in fits])
     return ring_seconds(op, p, count, total_bytes, link(cluster, mesh, axis))

@@ -207,7 +207,7 @@ class Whole:
             _synchronize(device)
             self.times.append(time.perf_counter() - start)
 
-    def over_parts(self, forward: Rates, backward: Rates, link: CollectiveFit | None) -> float:
+    def over_parts(self, forward: Rates, backward: Rates, links: list[CollectiveFit]) -> float:
         """The median pass, less its communication, over the sum of its units' prices; at least 1."""
         spec, t, e = self.spec, 6 * self.job.seq, DTYPE_BYTES[self.job.precision.compute]
         parts = sum(
@@ -216,7 +216,7 @@ class Whole:
             for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1))
         )
         sent = 0.0
-        if link is not None and self.comm.world.device.type == "cpu":
-            size = spec.parameter_count * DTYPE_BYTES[self.job.precision.reduce_dtype]
-            sent = len(self.engine.buckets) * link.alpha_s + size * link.beta_s_per_byte
+        if links and self.comm.world.device.type == "cpu":
+            e = DTYPE_BYTES[self.job.precision.reduce_dtype]
+            sent = sum(min(fit.seconds(b.bucket.numel * e) for fit in links) for b in self.engine.buckets)
         return max(1.0, (median(self.times[2:]) - sent) / parts)

@@ -1,37 +1,127 @@
-"""α and β of collectives between the ranks of this machine, as the run will use them."""
+"""Collectives between the ranks of this machine, timed: every operation, transport and algorithm.
+
+Rounds are interleaved, so that whatever else the machine does falls on all alike; buffers are rewritten in every
+round, as a step does. A round lasts from the moment when the last rank begins until the last one is done.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from phalanx.measure.fit import nonnegative_fit
+from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
+from phalanx.runtime.transport import Call
+from phalanx.schedule.collectives import ALGORITHMS, build
+from phalanx.spec.choice import Choice, Transport
 from phalanx.spec.cluster import CollectiveFit
 
-_SIZES = tuple(2**k for k in range(10, 25, 2))  # 1 KiB .. 16 MiB
-_ROUNDS = 6
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_SIZES = tuple(2**k for k in range(10, 25, 2))  # 1 KiB .. 16 MiB, as Event counts bytes
+_ROUNDS = 7
+_LEAD_S = 1e-3  # for Gloo's own threads to fall asleep again
 
 
-def measure_all_reduce(comm: Comm, axis: str) -> CollectiveFit:
-    """Time all-reduces along an axis and fit α + β n. Inputs are rewritten each round, as a step does."""
-    buffers = [comm.buffer(size // 4, torch.float32) for size in _SIZES]
-    times: list[list[float]] = [[] for _ in _SIZES]
-    for _ in range(_ROUNDS):
-        for buffer, seen in zip(buffers, times, strict=True):
-            buffer.fill_(1.0)
-            comm.barrier()
-            start = time.perf_counter()
-            comm.all_reduce(buffer, axis, unit="measure", phase="B").wait()
-            if buffer.device.type == "cuda":
-                torch.cuda.synchronize(buffer.device)
-            seen.append(time.perf_counter() - start)
-    seconds = np.array([median(seen[1:]) for seen in times])
+@dataclass(frozen=True)
+class Way:
+    """One way to serve an operation."""
+
+    transport: Transport
+    algorithm: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.transport} {self.algorithm}".strip()
+
+
+SHARED = tuple(Choice(op, 0, 0, "shm") for op in OPS)
+"""Choices that make a Comm place its buffers in shared memory, and decide nothing."""
+
+
+def ways(op: str, ranks: int, comm: Comm) -> Iterator[Way]:
+    """Everything that could serve an operation; of algorithms that are the same for so few ranks, the first."""
+    yield Way("native")
+    if comm.world.device.type == "cpu":
+        yield Way("shm")
+    seen = set()
+    for algorithm in ALGORITHMS[op]:
+        s = build(op, algorithm, ranks, 4 * ranks)
+        same = tuple(c.tobytes() for c in (s.round, s.source, s.destination, s.offset, s.length))
+        if same not in seen and algorithm != "hierarchical":  # one host has no hierarchy
+            seen.add(same)
+            yield Way("p2p", algorithm)
+
+
+def tensors(op: str, size: int, ranks: int, make: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+    """(source, target) in float32 of a collective of `size` bytes; `make` gives memory of so many elements."""
+    n = size // 4
+    if op == "all_reduce":
+        whole = make(n)
+        return whole, whole
+    if op == "all_gather":
+        return make(n // ranks), make(n)
+    return make(n), make(n // ranks if op == "reduce_scatter" else n)
+
+
+def _together(ranks: tuple[int, ...]) -> None:
+    """Wait until all ranks are there and awake, by the host's one clock."""
+    moment = torch.tensor([time.perf_counter() + _LEAD_S], dtype=torch.float64)
+    dist.all_reduce(moment, dist.ReduceOp.MAX, group=worlds.group(ranks))
+    while time.perf_counter() < float(moment):
+        pass
+
+
+def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[str, list[float]]:
+    """Seconds of every round of every way, the same on all ranks; a first round warms up and is dropped."""
+    names = list(tried)
+    ranks = next(iter(tried.values()))[0].ranks
+    times = torch.zeros(2, len(names), count + 1, dtype=torch.float64)  # of beginning, of end
+    for i in range(count + 1):
+        for k in [*range(i % len(names), len(names)), *range(i % len(names))]:
+            call, way = tried[names[k]]
+            _together(ranks)
+            call.source.fill_(i)
+            if call.source.is_cuda:
+                torch.cuda.synchronize(call.source.device)
+            times[0, k, i] = time.perf_counter()
+            comm.start(call, way.transport, way.algorithm).wait()
+            if call.source.is_cuda:
+                torch.cuda.synchronize(call.source.device)
+            times[1, k, i] = time.perf_counter()
+    dist.all_reduce(times, dist.ReduceOp.MAX, group=worlds.group(ranks))
+    return {name: (times[1] - times[0])[k, 1:].tolist() for k, name in enumerate(names)}
+
+
+def measure_collectives(comm: Comm, axis: str) -> list[CollectiveFit]:
+    """Time every operation along an axis, every way, and fit α + β n to each. `comm` places its buffers in shared
+    memory (SHARED)."""
+    ranks = comm.ranks(axis)
+    found = []
+    for op in OPS:
+        seconds: dict[Way, list[float]] = {way: [] for way in ways(op, len(ranks), comm)}
+        for size in _SIZES:
+            source, target = tensors(op, size, len(ranks), lambda n: comm.buffer(n, torch.float32))
+            call = Call(op, ranks, ranks.index(comm.world.rank), source, target, label="a measurement")
+            timed = rounds(comm, {str(way): (call, way) for way in seconds}, _ROUNDS)
+            for way, seen in seconds.items():
+                seen.append(median(timed[str(way)]))
+        found += [_fit(op, len(ranks), way, seen) for way, seen in seconds.items()]
+    return found
+
+
+def _fit(op: str, ranks: int, way: Way, seconds: list[float]) -> CollectiveFit:
     sizes = np.array(_SIZES, dtype=np.float64)
     features = np.stack([np.ones_like(sizes), sizes], axis=1)
-    alpha, beta = nonnegative_fit(features, seconds)
+    # A larger buffer cannot take less: what was disturbed is recognised by that.
+    seconds = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
+    alpha, beta = nonnegative_fit(features, np.array(seconds))
     residual = float(np.median(np.abs(features @ [alpha, beta] / seconds - 1)))
-    return CollectiveFit("all_reduce", comm.size(axis), float(alpha), float(beta), residual, "native")
+    points = tuple(zip(_SIZES, seconds, strict=True))
+    return CollectiveFit(op, ranks, float(alpha), float(beta), residual, way.transport, way.algorithm, points)

@@ -22,7 +22,7 @@ from phalanx.spec.job import DType
 from phalanx.spec.jobfile import build
 from phalanx.spec.plan import write_json
 
-VERSION = 5  # of what is measured and how; an older cache is measured anew
+VERSION = 6  # of what is measured and how; an older cache is measured anew
 
 
 def cache_folder() -> Path:
@@ -117,7 +117,8 @@ def _describe(machine: dict[str, Any], ranks: int, dtype: DType, found: dict[str
     """The tables of a ClusterSpec from what was measured."""
     last = found["kernels"][-1]
     on_gpu = bool(machine["gpus"])
-    fits = found["collectives"]
+    # What torch's own all-reduce makes of the link stands for it wherever nothing was measured.
+    fits = [f for f in found["collectives"] if (f["op"], f["transport"]) == ("all_reduce", "native")]
     beta = fits[-1]["beta_s_per_byte"] if fits else 0.0
     # Ring all-reduce: 2(p-1)/p bytes over the link per byte of the buffer.
     bandwidth = 2 * (ranks - 1) / ranks / beta if beta else 1e10
@@ -141,7 +142,8 @@ def _describe(machine: dict[str, Any], ranks: int, dtype: DType, found: dict[str
         "origin": "measured" if fits else "estimated",
         "source": "all-reduce between the ranks of this host" if fits else "one rank: nothing to measure",
     }
-    parts = {"device": device, "tiers": [tier], "kernels": found["kernels"], "collectives": fits}
+    parts = {"device": device, "tiers": [tier], "kernels": found["kernels"]}
+    parts["collectives"] = found["collectives"]
     return {"name": "local", "ranks_per_node": ranks, "nodes": 1, **parts}
 
 

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from phalanx.measure import kernels, links
+from phalanx.plan.choose import choose
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
+from phalanx.spec.choice import Choice
 from phalanx.spec.cluster import CollectiveFit, KernelRates
 from phalanx.spec.mesh import mesh
 from phalanx.spec.plan import write_json
@@ -33,15 +36,18 @@ def levels(ranks: int) -> list[int]:
 def _measure(given: dict[str, Any], comm: Comm) -> dict[str, Any]:
     dtype, rank, device = given["dtype"], comm.world.rank, comm.world.device
     found: list[KernelRates] = []
-    fits: dict[int, CollectiveFit] = {}
+    fits: list[CollectiveFit] = []
     for concurrent in levels(comm.world.size):
         comm.barrier()
         if rank >= concurrent:
             continue  # waits, asleep, at the next level's barrier
-        together = Comm(replace(comm.world, size=concurrent), mesh(Strategy(dp=concurrent)))
+        world = replace(comm.world, size=concurrent)
+        together = Comm(world, mesh(Strategy(dp=concurrent)))
         if concurrent > 1:
-            comm.status.now(f"measuring links of {concurrent} ranks")
-            fits[concurrent] = links.measure_all_reduce(together, "world")
+            comm.status.now(f"measuring collectives of {concurrent} ranks")
+            fits += links.measure_collectives(Comm(world, together.mesh, links.SHARED), "world")
+            # Passes are timed with the collectives that a run on these ranks will use: decided by rank 0.
+            together = Comm(world, together.mesh, _agreed(fits, together))
         comm.status.now(f"measuring kernels, {concurrent} at once")
         # Longest where it matters most: all at once is how a run goes.
         rounds = 6 if concurrent == comm.world.size else 3
@@ -57,14 +63,24 @@ def _measure(given: dict[str, Any], comm: Comm) -> dict[str, Any]:
                 forward=forward,
                 backward=backward,
                 optimizer_per_byte=kernels.optimizer_per_byte(dtype, device, together.barrier),
-                whole=whole.over_parts(forward, backward, fits.get(concurrent)),
+                whole=whole.over_parts(forward, backward, _all_reduce(fits, concurrent)),
                 peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
                 residual=max(forward_error, backward_error),
                 origin="measured",
             )
         )
     comm.barrier()
-    return {"kernels": [asdict(k) for k in found], "collectives": [asdict(f) for f in fits.values()]}
+    return {"kernels": [asdict(k) for k in found], "collectives": [asdict(f) for f in fits]}
+
+
+def _agreed(fits: list[CollectiveFit], comm: Comm) -> tuple[Choice, ...]:
+    box = [choose(fits)]
+    dist.broadcast_object_list(box, src=0, group=worlds.group(comm.ranks("world")))
+    return box[0]
+
+
+def _all_reduce(fits: list[CollectiveFit], ranks: int) -> list[CollectiveFit]:
+    return [f for f in fits if (f.op, f.group_size) == ("all_reduce", ranks)]
 
 
 def main() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
-from phalanx.cost.critical_path import closed_form, costs, lower_bound
+from phalanx.cost.critical_path import Costs, best_segments, closed_form, costs, lower_bound
 from phalanx.cost.critical_path import seconds as path_seconds
-from phalanx.schedule.collectives import ALGORITHMS, build
+from phalanx.schedule.collectives import ALGORITHMS, SEGMENTED, build
+from phalanx.schedule.transfers import Schedule
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
 
@@ -19,6 +22,8 @@ class Row:
     """One algorithm at one size; `bound`: no schedule is faster on these links."""
 
     algorithm: str
+    segments: int | None
+    """The best number of them, where the algorithm sends in segments."""
     rounds: int
     sent_bytes: float
     seconds: float
@@ -28,48 +33,90 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Crossover:
+    """The size (bytes) at which a message spends as long on a tier's latency as on its bandwidth: n* = α/β."""
+
+    tier: str
+    bytes: float
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """All algorithms of an operation, fastest first; and who wins from which size (bytes) to which."""
+    """All algorithms of an operation, fastest first; who wins from which size (bytes) to which; and the crossover
+    of every tier of links in use."""
 
     rows: tuple[Row, ...]
     winners: tuple[tuple[float, float, str], ...]
+    crossovers: tuple[Crossover, ...]
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """A schedule whose chunks are equal, for any size."""
+
+    schedule: Schedule
+    segments: int
+    elements: int
+    """Of the buffer."""
+
+    def seconds(self, n: float, links: Costs) -> float:
+        return path_seconds(self.schedule, n / self.elements, links)
 
 
 def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Comparison:
-    """Price every algorithm of a collective over the first `ranks` ranks of a cluster. Raises InputError."""
+    """Price every algorithm of a collective over the first `ranks` ranks of a cluster; a barrier has no size.
+
+    Raises InputError.
+    """
     if op not in ALGORITHMS:
         raise InputError("--op", op, "is not a collective", nearest(op, ALGORITHMS))
     if not 1 <= ranks <= cluster.ranks:
-        raise InputError("--ranks", ranks, f"{cluster.name} has {cluster.ranks} ranks", "give more --nodes")
+        raise InputError("--ranks", ranks, f"{cluster.name} has {cluster.ranks} ranks", "ask for as many or fewer")
     links = costs(cluster)
-    inner = math.gcd(ranks, cluster.tiers[0].ranks)
-    # As many elements as ranks: chunks are equal, and an element stands for n / ranks bytes.
-    built = {a: build(op, a, ranks, ranks, tiers=(inner, ranks // inner)) for a in ALGORITHMS[op]}
-
-    def time(algorithm: str, n: float) -> float:
-        return path_seconds(built[algorithm], n / ranks, links)
-
-    within, alpha, beta = links.tiers[0]
-    flat = ranks <= within
-    bound = lower_bound(op, ranks, size_bytes, links)
-    rows = [
-        Row(
-            algorithm=a,
-            rounds=s.rounds,
-            sent_bytes=float(s.sent.max(initial=0)) * size_bytes / ranks,
-            seconds=time(a, size_bytes),
+    used = next((i for i, t in enumerate(cluster.tiers) if t.ranks >= ranks), len(cluster.tiers) - 1) + 1
+    priced = _pricing(op, ranks, cluster, links.tiers[used - 1][1:])
+    n = 0.0 if op == "barrier" else size_bytes
+    _, alpha, beta = links.tiers[0]
+    flat = used == 1 and cluster.tiers[0].uplink_bandwidth_bytes_per_s_per_direction is None
+    bound = lower_bound(op, ranks, n, links)
+    rows = []
+    for algorithm in ALGORITHMS[op]:
+        found = priced(algorithm, n)
+        formula = closed_form(op, algorithm, ranks, n, alpha, beta, links.gamma_s_per_byte, found.segments)
+        row = Row(
+            algorithm=algorithm,
+            segments=found.segments if (op, algorithm) in SEGMENTED else None,
+            rounds=found.schedule.rounds,
+            sent_bytes=float(found.schedule.sent.max(initial=0)) * n / found.elements,
+            seconds=found.seconds(n, links),
             bound=bound,
-            formula_seconds=closed_form(op, a, ranks, size_bytes, alpha, beta, links.gamma_s_per_byte)
-            if flat
-            else None,
+            formula_seconds=formula if flat else None,
         )
-        for a, s in built.items()
-    ]
+        rows.append(row)
     winners: list[tuple[float, float, str]] = []
-    for n in _SIZES:
-        best = min(built, key=lambda a: time(a, n))
+    for size in _SIZES if op != "barrier" else ():
+        best = min(ALGORITHMS[op], key=lambda a: priced(a, size).seconds(size, links))
         if winners and winners[-1][2] == best:
-            winners[-1] = (winners[-1][0], n, best)
+            winners[-1] = (winners[-1][0], size, best)
         else:
-            winners.append((n, n, best))
-    return Comparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners))
+            winners.append((size, size, best))
+    crossovers = [
+        Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in cluster.tiers[:used]
+    ]
+    return Comparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
+
+
+def _pricing(
+    op: str, ranks: int, cluster: ClusterSpec, slowest: tuple[float, float]
+) -> Callable[[str, float], _Priced]:
+    """(algorithm, bytes) -> the schedule to price, in the number of segments that is best on the slowest link."""
+    inner = math.gcd(ranks, cluster.tiers[0].ranks)
+
+    @cache
+    def built(algorithm: str, segments: int) -> _Priced:
+        # As many elements as equal chunks, or in both halves of a double tree as segments.
+        elements = 2 * segments if (op, algorithm) in SEGMENTED else ranks
+        tiers = (inner, ranks // inner)
+        return _Priced(build(op, algorithm, ranks, elements, tiers=tiers, segments=segments), segments, elements)
+
+    return lambda algorithm, n: built(algorithm, best_segments(op, algorithm, ranks, n, *slowest))

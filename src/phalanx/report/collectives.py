@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from rich import box
@@ -11,7 +11,9 @@ from rich.table import Table
 from phalanx.plan.collectives import Comparison
 from phalanx.report.tables import seconds
 from phalanx.schedule.prove import Counts, Run, run
-from phalanx.schedule.transfers import Schedule
+from phalanx.schedule.transfers import Ints, Schedule, atoms
+from phalanx.spec.choice import Choice
+from phalanx.spec.cluster import CollectiveFit
 
 _MOST = 26  # contributions are letters
 
@@ -19,9 +21,10 @@ _MOST = 26  # contributions are letters
 def steps(schedule: Schedule) -> Iterator[tuple[str, Table]]:
     """(What happens, what each rank holds afterwards) for the start and every round."""
     symbolic = run(schedule)
+    holdings = _blocks if schedule.op == "all_to_all" else _contributions
     for number, counts in symbolic.states():
         title = "start" if number == 0 else f"round {number} of {schedule.rounds}"
-        yield f"{title}{_messages(schedule, symbolic, number - 1)}", _holdings(symbolic, counts)
+        yield f"{title}{_messages(schedule, symbolic, number - 1)}", holdings(symbolic, counts)
 
 
 def drawable(schedule: Schedule) -> bool:
@@ -29,30 +32,73 @@ def drawable(schedule: Schedule) -> bool:
 
 
 def _messages(s: Schedule, symbolic: Run, number: int) -> str:
+    """A line per message: all that a rank sends in a round, and what the other one does with it."""
+    rows = np.nonzero(s.round == number)[0]
     lines = []
-    for i in np.nonzero(s.round == number)[0]:
-        span = symbolic.span(int(s.offset[i]), int(s.length[i]))
-        chunks = f"{span.start}" if span.stop - span.start == 1 else f"{span.start}-{span.stop - 1}"
-        verb = "adds" if s.reduces[i] else "keeps"
-        lines.append(f"\n  {s.source[i]} -> {s.destination[i]}: chunk {chunks}, {s.destination[i]} {verb} it")
+    for source, reduces in dict.fromkeys(zip(s.source[rows].tolist(), s.reduces[rows].tolist(), strict=True)):
+        mine = rows[(s.source[rows] == source) & (s.reduces[rows] == reduces)]
+        _, chunks = atoms(symbolic.edges, s.offset[mine], s.length[mine])
+        if s.op == "all_to_all":
+            what = "block " + ", ".join(f"{a} to {b}" for a, b in zip(*_ends(symbolic, chunks), strict=True))
+        else:
+            what = "chunk " + _runs(sorted(chunks.tolist()), str, ",")
+        destination = s.destination[mine[0]]
+        lines.append(f"\n  {source} -> {destination}: {what}, {destination} {'adds' if reduces else 'keeps'} it")
     return "".join(lines)
 
 
-def _holdings(symbolic: Run, counts: Counts) -> Table:
+def _contributions(symbolic: Run, counts: Counts) -> Table:
     """A row per rank, a column per chunk; A is rank 0's contribution, B rank 1's, and so on."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("rank", justify="right")
-    for atom in range(counts.shape[1]):
-        table.add_column(f"chunk {atom}")
-    letters = np.array([chr(ord("A") + r) for r in range(counts.shape[0])])
-    for rank in range(counts.shape[0]):
-        cells = ["".join(letters[counts[rank, atom] > 0]) or "." for atom in range(counts.shape[1])]
-        table.add_row(str(rank), *cells)
+    ranks, chunks, _ = counts.shape
+    table = _grid("chunk", chunks)
+    for rank in range(ranks):
+        found = [np.nonzero(counts[rank, chunk])[0].tolist() for chunk in range(chunks)]
+        table.add_row(str(rank), *(_runs(who, lambda r: chr(ord("A") + r), "") for who in found))
     return table
 
 
+def _blocks(symbolic: Run, counts: Counts) -> Table:
+    """Of an all-to-all. A row per rank, a column per rank from which blocks come; a cell says to whom they go."""
+    ranks, chunks, _ = counts.shape
+    table = _grid("from", ranks)
+    sender, receiver = _ends(symbolic, np.arange(chunks))
+    for rank in range(ranks):
+        here = counts[rank].any(axis=1)
+        found = [sorted(receiver[here & (sender == other)].tolist()) for other in range(ranks)]
+        table.add_row(str(rank), *(_runs(whom, str, ",") for whom in found))
+    return table
+
+
+def _ends(symbolic: Run, chunks: Ints) -> tuple[Ints, Ints]:
+    """Of chunks of an all-to-all, the rank that each comes from and the one that it goes to."""
+    s = symbolic.schedule
+    return symbolic.held(s.start).argmax(axis=0)[chunks], symbolic.held(s.end).argmax(axis=0)[chunks]
+
+
+def _grid(column: str, columns: int) -> Table:
+    wide = columns <= 6
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1) if wide else 0)
+    table.add_column("rank", justify="right")
+    for i in range(columns):
+        table.add_column(f"{column} {i}" if wide or i == 0 else str(i), overflow="fold")
+    return table
+
+
+def _runs(members: list[int], name: Callable[[int], str], between: str) -> str:
+    """Ascending numbers by name, more than four in a row as first-last: ABC, A-F; a point for none."""
+    parts, i = [], 0
+    while i < len(members):
+        j = i
+        while j + 1 < len(members) and members[j + 1] == members[j] + 1:
+            j += 1
+        parts += [f"{name(members[i])}-{name(members[j])}"] if j - i > 3 else [name(m) for m in members[i : j + 1]]
+        i = j + 1
+    return between.join(parts) or "."
+
+
 def comparison(found: Comparison, title: str) -> Table:
-    """Fastest first; `x bound` is the distance from what no schedule can beat on these links."""
+    """Fastest first; `x bound` is the distance from what no schedule can beat on these links, `m` the best number
+    of segments."""
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     formulas = any(row.formula_seconds is not None for row in found.rows)
     for name in ("algorithm", "rounds", "most bytes sent", "time", "x bound", *(["formula"] if formulas else [])):
@@ -61,9 +107,8 @@ def comparison(found: Comparison, title: str) -> Table:
         published = "-" if row.formula_seconds is None else seconds(row.formula_seconds)
         formula = [published] if formulas else []
         distance = f"{row.seconds / row.bound:.2f}" if row.bound else "-"
-        table.add_row(
-            row.algorithm, f"{row.rounds:,}", f"{row.sent_bytes:,.0f}", seconds(row.seconds), distance, *formula
-        )
+        name = row.algorithm if row.segments is None else f"{row.algorithm}, m = {row.segments}"
+        table.add_row(name, f"{row.rounds:,}", f"{row.sent_bytes:,.0f}", seconds(row.seconds), distance, *formula)
     return table
 
 
@@ -72,8 +117,40 @@ def winners(found: Comparison) -> list[str]:
     return [f"{_binary(low)} to {_binary(high)}: {name}" for low, high, name in found.winners]
 
 
+def measured(fits: Sequence[CollectiveFit], size: float, title: str) -> Table:
+    """Every way in which a collective was measured, fastest first."""
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("over", "time", "algbw", "alpha", "ns/B", "n*", "error"):
+        table.add_column(name, justify="left" if name == "over" else "right")
+    for fit in sorted(fits, key=lambda f: float(f.seconds(size))):
+        time = float(fit.seconds(size))
+        crossover = _binary(round(fit.alpha_s / fit.beta_s_per_byte)) if fit.beta_s_per_byte else "-"
+        line = (seconds(fit.alpha_s), f"{fit.beta_s_per_byte * 1e9:.3f}", crossover, f"{fit.residual:.0%}")
+        table.add_row(fit.way, seconds(time), f"{size / time / 1e9:.2f} GB/s", *line)
+    table.caption = "alpha, ns/B, n* = alpha/beta: of the fitted line, with its median error"
+    table.caption_justify = "left"
+    return table
+
+
+def choices(chosen: Sequence[Choice]) -> list[str]:
+    """A line per range of sizes, with its reason."""
+    return [f"from {_binary(c.from_bytes)}: {c.way} ({c.reason})" for c in chosen]
+
+
+def crossovers(found: Comparison) -> list[str]:
+    """A line per tier of links: where a message's latency costs as much as its bytes."""
+    return [f"crossover n* = alpha/beta: {c.tier} {_decimal(c.bytes)}" for c in found.crossovers]
+
+
+def _decimal(n: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.3g} {unit}"
+    return f"{n:.3g} B"
+
+
 def _binary(n: float) -> str:
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if n >= scale:
-            return f"{n / scale:g} {unit}"
+            return f"{n / scale:.4g} {unit}"
     return f"{n:g} B"

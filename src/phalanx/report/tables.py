@@ -124,19 +124,23 @@ def rates(cluster: ClusterSpec) -> list[Table]:
             f"x {k.whole:.2f}",
             f"{k.residual:.0%}" + (" (not to be trusted)" if k.residual > 0.2 else ""),
         )
-    links = _table("links")
-    for name in ("operation", "ranks", "alpha", "beta", "algbw at 16 MiB", "fit error"):
-        links.add_column(name, justify="left" if name == "operation" else "right")
+    links = _table("collectives: time of n bytes as alpha + n beta, crossover n* = alpha / beta")
+    for name in ("operation", "ranks", "over", "alpha", "ns/B", "n*", "16 MiB", "error"):
+        links.add_column(name, justify="left" if name in ("operation", "over") else "right", no_wrap=True)
     for fit in cluster.collectives:
-        n = 2**24
         links.add_row(
-            f"{fit.op} ({fit.transport})",
+            fit.op,
             str(fit.group_size),
+            fit.way,
             seconds(fit.alpha_s),
-            f"{fit.beta_s_per_byte * 1e9:.3f} ns/B",
-            f"{n / (fit.alpha_s + fit.beta_s_per_byte * n) / 1e9:.2f} GB/s",
-            f"{fit.residual:.0%}" + (" (not to be trusted)" if fit.residual > 0.2 else ""),
+            f"{fit.beta_s_per_byte * 1e9:.3f}",
+            size(fit.alpha_s / fit.beta_s_per_byte) if fit.beta_s_per_byte else "-",
+            seconds(fit.seconds(2**24)),
+            f"{fit.residual:.0%}" + ("!" if fit.residual > 0.2 else ""),
         )
+    if any(fit.residual > 0.2 for fit in cluster.collectives):
+        links.caption = "!: the line is not to be trusted; times between the measured sizes are"
+        links.caption_justify = "left"
     return [kernels, links] if cluster.collectives else [kernels]
 
 

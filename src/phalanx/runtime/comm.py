@@ -6,17 +6,21 @@ on every rank of a group: that is the caller's duty, and what the recorder lets 
 
 from __future__ import annotations
 
-from typing import Protocol
+import sys
+from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from phalanx.runtime import world as worlds
+from phalanx.runtime import native, shm
+from phalanx.runtime.p2p import P2P
 from phalanx.runtime.record import Recorder
+from phalanx.runtime.shm import Shm
 from phalanx.runtime.status import StatusPage
+from phalanx.runtime.transport import DONE, Call, Handle
 from phalanx.runtime.world import World
-from phalanx.schedule.event import Event, Phase
+from phalanx.schedule.event import Event, Phase, Reduction
+from phalanx.spec.choice import Choice, Transport, pick
 from phalanx.spec.mesh import Mesh
 
 DTYPE_NAMES = {
@@ -25,76 +29,173 @@ DTYPE_NAMES = {
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
     torch.int64: "int64",
+    torch.int32: "int32",
+    torch.uint8: "uint8",
 }
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
-class Handle(Protocol):
-    """An operation under way."""
+class _InOrder:
+    """A handle that first does this rank's part of what was issued before over shared memory: a peer may need it
+    in order to get here."""
 
-    def wait(self) -> object: ...
+    def __init__(self, handle: Handle, memory: Shm) -> None:
+        self._handle, self._memory, self._mark = handle, memory, memory.started
 
-
-class _Done:
     def wait(self) -> None:
-        return None
-
-
-DONE = _Done()
+        self._memory.finish_before(self._mark)
+        self._handle.wait()
 
 
 class Comm:
-    """The collectives of one rank of a mesh. Transport: native (torch.distributed's own)."""
+    """The collectives of one rank of a mesh. `choices` say which transport serves what; without them native."""
 
-    def __init__(self, world: World, mesh: Mesh) -> None:
+    def __init__(self, world: World, mesh: Mesh, choices: Sequence[Choice] = ()) -> None:
         self.world, self.mesh = world, mesh
+        self.choices = tuple(choices) if world.size > 1 else ()
         self.recorder = Recorder()
         self.status = StatusPage(world.rank, mesh.coordinates(world.rank))
-        self._sizes: dict[str, int] = {}
+        self._groups: dict[str, tuple[int, ...]] = {}
+        shared = any(c.transport == "shm" for c in self.choices) and world.device.type == "cpu"
+        self._shm = shm.attach() if shared else None
+        self._p2p = P2P(world)
+
+    def ranks(self, axis: str) -> tuple[int, ...]:
+        """This rank's group along an axis; alone where the name is empty: an axis that dropped out."""
+        if axis not in self._groups:
+            self._groups[axis] = self.mesh.group_of(self.world.rank, axis) if axis else (self.world.rank,)
+        return self._groups[axis]
 
     def size(self, axis: str) -> int:
-        """Ranks along an axis; the empty name is an axis that dropped out."""
-        if axis not in self._sizes:
-            self._sizes[axis] = self.mesh.size(axis) if axis else 1
-        return self._sizes[axis]
-
-    def group(self, axis: str) -> dist.ProcessGroup:
-        return worlds.group(self.mesh.group_of(self.world.rank, axis))
+        return len(self.ranks(axis))
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed flat memory for communication; a transport may place it."""
+        """Zeroed flat memory for communication, where the transports like it."""
+        if self._shm is not None and self._shm.arena is not None and numel:
+            try:
+                return self._shm.arena.buffer(numel, dtype)
+            except OSError:
+                pass  # the arena is full: ordinary memory is copied when it is used
         return torch.zeros(numel, dtype=dtype, device=self.world.device)
 
     def all_reduce(
-        self, tensor: Tensor, axis: str, *, unit: str, phase: Phase, micro_batch: int | None = None
+        self,
+        tensor: Tensor,
+        axis: str,
+        *,
+        unit: str,
+        phase: Phase,
+        micro_batch: int | None = None,
+        reduction: Reduction = "sum",
     ) -> Handle:
-        """Start summing `tensor` in place over an axis."""
-        ranks = self.size(axis)
-        if ranks == 1:
-            return DONE
-        self.recorder.collective(
-            Event(
-                "collective",
-                "all_reduce",
-                phase,
-                unit,
-                axis,
-                ranks,
-                dtype=DTYPE_NAMES[tensor.dtype],
-                micro_batch=micro_batch,
-                bytes=tensor.nbytes,
-            )
+        """Start reducing `tensor` in place over an axis."""
+        flat = tensor.view(-1)
+        return self._record("all_reduce", axis, flat, flat, tensor.nbytes, unit, phase, micro_batch, reduction)
+
+    def all_gather(
+        self, target: Tensor, source: Tensor, axis: str, *, unit: str, phase: Phase, micro_batch: int | None = None
+    ) -> Handle:
+        """Start gathering every rank's `source`, (n,), into `target`, (ranks n,); source may be its part of it."""
+        return self._record("all_gather", axis, source, target, target.nbytes, unit, phase, micro_batch)
+
+    def reduce_scatter(
+        self,
+        target: Tensor,
+        source: Tensor,
+        axis: str,
+        *,
+        unit: str,
+        phase: Phase,
+        micro_batch: int | None = None,
+        reduction: Reduction = "sum",
+    ) -> Handle:
+        """Start reducing `source`, (ranks n,), to this rank's part of the result, `target`, (n,), which may be that
+        part of source. The rest of source is undefined afterwards."""
+        return self._record(
+            "reduce_scatter", axis, source, target, source.nbytes, unit, phase, micro_batch, reduction
         )
-        self.status.now(f"all_reduce of {unit} over {axis} ({tensor.nbytes} bytes)")
-        return dist.all_reduce(tensor, group=self.group(axis), async_op=True)  # type: ignore[no-any-return]
+
+    def all_to_all(
+        self,
+        target: Tensor,
+        source: Tensor,
+        axis: str,
+        *,
+        unit: str,
+        phase: Phase,
+        micro_batch: int | None = None,
+        sends: Sequence[int] = (),
+        receives: Sequence[int] = (),
+    ) -> Handle:
+        """Start sending part j of `source` to rank j, into `target`; equal parts, or `sends` and `receives`
+        elements."""
+        parts = tuple(sends), tuple(receives)
+        return self._record("all_to_all", axis, source, target, source.nbytes, unit, phase, micro_batch, parts=parts)
+
+    def _record(
+        self,
+        op: str,
+        axis: str,
+        source: Tensor,
+        target: Tensor,
+        size: int,
+        unit: str,
+        phase: Phase,
+        micro_batch: int | None,
+        reduction: Reduction = "sum",
+        parts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
+    ) -> Handle:
+        ranks = self.ranks(axis)
+        if len(ranks) == 1:
+            if target.data_ptr() != source.data_ptr():
+                target.copy_(source)
+            return DONE
+        dtype = DTYPE_NAMES[source.dtype]
+        self.recorder.collective(
+            Event("collective", op, phase, unit, axis, len(ranks), dtype=dtype, micro_batch=micro_batch, bytes=size)
+        )
+        label = f"{unit} over {axis}"
+        self.status.now(f"{op} of {label} ({size} bytes)")
+        call = Call(op, ranks, ranks.index(self.world.rank), source, target, reduction, *parts, label=label)
+        chosen = pick(self.choices, op, len(ranks), size)
+        return self.start(call, chosen.transport, chosen.algorithm)
+
+    def start(self, call: Call, transport: Transport = "native", algorithm: str = "") -> Handle:
+        """Issue a call over a transport, unrecorded: what measuring does. A transport that cannot serve the group,
+        because its ranks are on several hosts, gives way to native: on every rank alike."""
+        if not self._on_one_host(call.ranks):
+            transport = "native"
+        if transport == "shm":
+            if self._shm is not None and self._shm.reaches(call.ranks, self.world.rank, _say):
+                return self._shm.start(call)
+            transport = "native"
+        handle = self._p2p.start(call, algorithm) if transport == "p2p" else native.start(call)
+        return handle if self._shm is None else _InOrder(handle, self._shm)
+
+    def _on_one_host(self, ranks: tuple[int, ...]) -> bool:
+        local = self.world.local_size
+        return ranks[0] // local == ranks[-1] // local
 
     def broadcast(self, tensor: Tensor, axis: str) -> None:
         """Give every rank of an axis its first rank's tensor. Outside of a step: not recorded."""
-        if self.size(axis) > 1:
-            dist.broadcast(tensor, group=self.group(axis), group_src=0)
+        ranks = self.ranks(axis)
+        if len(ranks) > 1:
+            self._settle()
+            native.start(Call("broadcast", ranks, ranks.index(self.world.rank), tensor, tensor)).wait()
 
     def barrier(self) -> None:
         """Wait for every rank of the world. Outside of a step: not recorded."""
         if self.world.size > 1:
+            self._settle()
             # A tensor of the host: Gloo keeps the host waiting, where NCCL would only queue.
-            dist.all_reduce(torch.zeros(1), group=self.group("world"))
+            word = torch.zeros(1)
+            ranks = tuple(range(self.world.size))
+            native.start(Call("all_reduce", ranks, self.world.rank, word, word)).wait()
+
+    def _settle(self) -> None:
+        if self._shm is not None:
+            self._shm.settle()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from phalanx.runtime import shm
 from phalanx.runtime.comm import DTYPE_NAMES
 from phalanx.runtime.record import Recorder
 
@@ -48,7 +49,7 @@ class Tracker(TorchDispatchMode):
     def _follow(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._known:
+        if key in self._known or shm.foreign(tensor):
             return
         size = storage.nbytes()
 

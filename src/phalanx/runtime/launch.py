@@ -26,6 +26,8 @@ from phalanx.runtime.world import World
 
 LAUNCHER_VARIABLE = "PHALANX_LAUNCHER"
 _SHUTDOWN_S = 10
+# Copies of more than a core's cache write around it: what transport shm copies is read by others, or much later.
+_STREAMING = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -66,6 +68,7 @@ def launch(
         status.FOLDER_VARIABLE: str(folder),
         LAUNCHER_VARIABLE: str(os.getpid()),
         "OMP_NUM_THREADS": str(threads),
+        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _STREAMING),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
     try:

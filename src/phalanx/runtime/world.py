@@ -63,6 +63,8 @@ def _external(env: MutableMapping[str, str]) -> World | None:
 
 def join(world: World, timeout_s: float) -> None:
     """Meet the other ranks: one process group, Gloo for CPU tensors and NCCL for CUDA ones."""
+    global _timeout_s
+    _timeout_s = timeout_s
     if world.size == 1:
         return
     on_gpu = world.device.type == "cuda"
@@ -86,6 +88,12 @@ def leave() -> None:
 
 
 _groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+_timeout_s = 300.0
+
+
+def timeout_s() -> float:
+    """How long a collective may wait for a peer."""
+    return _timeout_s
 
 
 def group(ranks: tuple[int, ...]) -> dist.ProcessGroup:

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["compute", "collective", "p2p"]
 Phase = Literal["F", "B", "I", "W", "opt"]
+Reduction = Literal["sum", "avg", "min", "max", "product"]
 
 
 class Identity(NamedTuple):

@@ -1,10 +1,10 @@
 """A schedule, proved by running it on symbols: for every rank and every piece of the buffer, how often each rank's
 contribution is in it.
 
-Proved means: nothing is read before it is there; nothing is added twice; every rank ends with each contribution
-exactly once; and no rank has more than one partner to send to and one to receive from in a round, so that with the
-receive posted first even blocking sends cannot deadlock (by induction over rounds: a partner in round k waits only
-for rounds before k).
+Proved means: nothing is read, or added to, before it is there; nothing is added twice, nor received twice in a round;
+every rank ends with each contribution exactly once; and no rank has more than one partner to send to and one to
+receive from in a round, so that with the receive posted first even blocking sends cannot deadlock (by induction over
+rounds: a partner in round k waits only for rounds before k).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.schedule.transfers import Holdings, Ints, Schedule
+from phalanx.schedule.transfers import Holdings, Ints, Schedule, atoms, boundaries
 
 Counts = npt.NDArray[np.int16]
 
@@ -47,48 +47,63 @@ class Run:
         return f"[{self.edges[atom]}, {self.edges[atom + 1]})"
 
     def held(self, holdings: Holdings) -> npt.NDArray[np.bool_]:
+        """(ranks, atoms)"""
         found = np.zeros((self.schedule.ranks, len(self.edges) - 1), dtype=bool)
-        for rank, offset, length in zip(holdings.rank, holdings.offset, holdings.length, strict=True):
-            found[rank, self.span(offset, length)] = True
+        row, atom = atoms(self.edges, holdings.offset, holdings.length)
+        found[holdings.rank[row], atom] = True
         return found
 
     def states(self) -> Iterator[tuple[int, Counts]]:
-        """(rounds done, counts) at the start and after every round. Raises Unproved where a round cannot happen."""
+        """(rounds done, counts) at the start and after every round; one array, brought up to date. Raises Unproved
+        where a round cannot happen."""
         s = self.schedule
         counts = np.zeros((s.ranks, len(self.edges) - 1, s.ranks), dtype=np.int16)
         rank, atom = np.nonzero(self.held(s.start))
         counts[rank, atom, rank] = 1
         yield 0, counts
-        first = np.searchsorted(s.round, np.arange(s.rounds + 1))
         for number in range(s.rounds):
-            rows = range(first[number], first[number + 1])
-            _one_port(s, number, slice(first[number], first[number + 1]))
-            before = counts.copy()
-            for i in rows:
-                source, destination = int(s.source[i]), int(s.destination[i])
-                span = self.span(s.offset[i], s.length[i])
-                sent = before[source, span]
-                missing = np.nonzero(~sent.any(axis=1))[0]
-                if len(missing):
-                    where = f"rank {source}, chunk {self.chunk(span.start + int(missing[0]))}, round {number}"
-                    raise Unproved(f"{where}: sends to rank {destination} what it does not have")
-                if s.reduces[i]:
-                    counts[destination, span] += sent
-                else:
-                    counts[destination, span] = sent
-            twice = np.argwhere(counts > 1)
-            if len(twice):
-                rank_, atom_, who = (int(x) for x in twice[0])
-                where = f"rank {rank_}, chunk {self.chunk(atom_)}, round {number}"
-                raise Unproved(f"{where}: adds the contribution of rank {who} a second time")
+            self._happen(counts, number)
             yield number + 1, counts
+
+    def _happen(self, counts: Counts, number: int) -> None:
+        """Bring `counts` from before a round to after it."""
+        s = self.schedule
+        rows = slice(*np.searchsorted(s.round, [number, number + 1]).tolist())
+        _one_port(s, number, rows)
+        row, atom = atoms(self.edges, s.offset[rows], s.length[rows])
+        source, destination, adds = s.source[rows][row], s.destination[rows][row], s.reduces[rows][row]
+        sent = counts[source, atom]
+        at = _first(~sent.any(axis=1))
+        if at is not None:
+            where = self._where(source[at], atom[at], number)
+            raise Unproved(f"{where}: sends to rank {destination[at]} what it does not have")
+        at = _first(adds & ~counts[destination, atom].any(axis=1))
+        if at is not None:
+            where = self._where(destination[at], atom[at], number)
+            raise Unproved(f"{where}: adds what rank {source[at]} sends to what it does not have")
+        places, times = np.unique(destination * len(self.edges) + atom, return_counts=True)
+        at = _first(times > 1)
+        if at is not None:
+            who, what = divmod(int(places[at]), len(self.edges))
+            raise Unproved(f"{self._where(who, what, number)}: receives it twice")
+        counts[destination, atom] = np.where(adds[:, None], counts[destination, atom] + sent, sent)
+        at = _first((counts[destination, atom] > 1).any(axis=1))
+        if at is not None:
+            where = self._where(destination[at], atom[at], number)
+            who = int(np.argmax(counts[destination[at], atom[at]]))
+            raise Unproved(f"{where}: adds the contribution of rank {who} a second time")
+
+    def _where(self, rank: int, atom: int, number: int) -> str:
+        return f"rank {rank}, chunk {self.chunk(atom)}, round {number}"
+
+
+def _first(true: npt.ArrayLike) -> int | None:
+    """The index of the first True."""
+    return int(np.argmax(true)) if np.any(true) else None
 
 
 def run(schedule: Schedule) -> Run:
-    ends = [schedule.offset + schedule.length, schedule.offset, np.array([0, schedule.size])]
-    for h in (schedule.start, schedule.end):
-        ends += [h.offset, h.offset + h.length]
-    return Run(schedule, np.unique(np.concatenate(ends)))
+    return Run(schedule, boundaries(schedule))
 
 
 def prove(schedule: Schedule) -> Proof:
@@ -99,29 +114,25 @@ def prove(schedule: Schedule) -> Proof:
         counts = state
     assert counts is not None
     wanted = symbolic.held(schedule.start).T.astype(np.int16)  # (atoms, contributors)
-    for rank, atom in np.argwhere(symbolic.held(schedule.end)):
-        got = counts[rank, atom]
-        if not np.array_equal(got, wanted[atom]):
-            lost = np.nonzero(got < wanted[atom])[0]
-            foreign = np.nonzero(got > wanted[atom])[0]
-            what = (
-                f"lacks the contribution of rank {lost[0]}" if len(lost) else f"holds rank {foreign[0]}'s by mistake"
-            )
-            raise Unproved(
-                f"rank {rank}, chunk {symbolic.chunk(int(atom))}, after round {schedule.rounds - 1}: {what}"
-            )
-    pairs = np.stack([schedule.round, schedule.source, schedule.destination], axis=1)
-    messages = len(np.unique(pairs, axis=0)) if len(pairs) else 0
-    return Proof(schedule.rounds, messages, int(schedule.sent.max(initial=0)))
+    wrong = symbolic.held(schedule.end) & (counts != wanted).any(axis=2)
+    if wrong.any():
+        rank, atom = (int(x) for x in np.argwhere(wrong)[0])
+        lost = np.nonzero(counts[rank, atom] < wanted[atom])[0]
+        foreign = np.nonzero(counts[rank, atom] > wanted[atom])[0]
+        what = f"lacks the contribution of rank {lost[0]}" if len(lost) else f"holds rank {foreign[0]}'s by mistake"
+        when = f"after round {schedule.rounds - 1}" if schedule.rounds else "before round 0"
+        raise Unproved(f"rank {rank}, chunk {symbolic.chunk(atom)}, {when}: {what}")
+    message = (schedule.round * schedule.ranks + schedule.source) * schedule.ranks + schedule.destination
+    return Proof(schedule.rounds, len(np.unique(message)), int(schedule.sent.max(initial=0)))
 
 
 def _one_port(s: Schedule, number: int, rows: slice) -> None:
     """At most one partner each way, and no message to oneself."""
-    pairs = np.unique(np.stack([s.source[rows], s.destination[rows]], axis=1), axis=0)
+    pairs = np.stack(np.divmod(np.unique(s.source[rows] * s.ranks + s.destination[rows]), s.ranks), axis=1)
     for column, does in ((0, "sends to"), (1, "receives from")):
-        ranks, count = np.unique(pairs[:, column], return_counts=True)
+        count = np.bincount(pairs[:, column], minlength=s.ranks)
         if (count > 1).any():
-            rank = int(ranks[count > 1][0])
+            rank = int(np.argmax(count > 1))
             others = pairs[pairs[:, column] == rank][:, 1 - column]
             chunk = f"[{s.offset[rows].min()}, ...)"
             raise Unproved(f"rank {rank}, chunk {chunk}, round {number}: {does} ranks {others.tolist()} at once")

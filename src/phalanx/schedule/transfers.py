@@ -2,7 +2,7 @@
 
 A schedule is columns of transfers: in `round`, `source` sends elements [offset, offset + length) to `destination`,
 which adds them to its own (`reduces`) or takes them over. Offsets lie in one address space of the whole collective:
-an all-to-all of p ranks has p² blocks there, block i p + j going from rank i to rank j.
+an all-to-all of p ranks has p² blocks there, what rank i sends to rank j before what it sends to j + 1.
 
 All transfers of a round read what was there before the round. Rounds are for proof and drawing.
 """
@@ -10,7 +10,7 @@ All transfers of a round read what was there before the round. Rounds are for pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +40,8 @@ class Holdings:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A collective as columns. What must come out follows from `start` and `end`: every rank ends with its `end`
-    intervals, each holding the contribution of every rank that starts with it, exactly once."""
+    """A collective as columns, sorted by round. What must come out follows from `start` and `end`: every rank ends
+    with its `end` intervals, each holding the contribution of every rank that starts with it, exactly once."""
 
     op: str
     algorithm: str
@@ -72,9 +72,11 @@ def compose(
     """A schedule from its rounds. Transfers of nothing are dropped, and rounds that are left empty."""
     kept = []
     for r in rounds:
-        there = r.length.ravel() > 0
-        if there.any():
-            columns = [c.ravel()[there] for c in (r.source, r.destination, r.offset, r.length)]
+        columns = [c.ravel() for c in (r.source, r.destination, r.offset, r.length)]
+        there = columns[3] > 0
+        if not there.all():
+            columns = [c[there] for c in columns]
+        if len(columns[0]):
             kept.append((columns, r.reduces))
     counts = [len(columns[0]) for columns, _ in kept]
     source, destination, offset, length = (
@@ -85,9 +87,93 @@ def compose(
     return Schedule(op, algorithm, ranks, size, number, source, destination, offset, length, reduces, start, end)
 
 
+# Schedules out of schedules.
+
+
+def then(first: Schedule, second: Schedule, op: str, algorithm: str) -> Schedule:
+    """The first, and after it the second, which starts with what the first ends with."""
+    if (first.ranks, first.size) != (second.ranks, second.size) or not _same(first.end, second.start):
+        raise ValueError(f"{second.op} does not start with what {first.op} ends with")
+    return replace(
+        first,
+        op=op,
+        algorithm=algorithm,
+        round=np.concatenate([first.round, second.round + first.rounds]),
+        source=np.concatenate([first.source, second.source]),
+        destination=np.concatenate([first.destination, second.destination]),
+        offset=np.concatenate([first.offset, second.offset]),
+        length=np.concatenate([first.length, second.length]),
+        reduces=np.concatenate([first.reduces, second.reduces]),
+        end=second.end,
+    )
+
+
+def dual(s: Schedule, op: str, algorithm: str, reduces: bool) -> Schedule:
+    """Every transfer the other way, the last one first. A broadcast turns into a reduce, a scatter into a gather, a
+    reduce-scatter into an all-gather."""
+    number = s.rounds - 1 - s.round
+    rows = np.argsort(number, kind="stable")
+    return replace(
+        s,
+        op=op,
+        algorithm=algorithm,
+        round=number[rows],
+        source=s.destination[rows],
+        destination=s.source[rows],
+        offset=s.offset[rows],
+        length=s.length[rows],
+        reduces=np.full(len(rows), reduces),
+        start=s.end,
+        end=s.start,
+    )
+
+
+def relabel(s: Schedule, order: Sequence[int]) -> Schedule:
+    """The same with other names: what rank i did, rank order[i] does. So an algorithm that likes neighbours gets the
+    ranks in the order in which they lie on the machine."""
+    name = np.asarray(order, dtype=np.int64)
+    if not np.array_equal(np.sort(name), np.arange(s.ranks)):
+        raise ValueError(f"{list(order)} does not name each of {s.ranks} ranks once")
+    start, end = (replace(h, rank=name[h.rank]) for h in (s.start, s.end))
+    return replace(s, source=name[s.source], destination=name[s.destination], start=start, end=end)
+
+
+def _same(a: Holdings, b: Holdings) -> bool:
+    """Whether each rank holds the same elements in both, however they are cut into intervals."""
+
+    def whole(h: Holdings) -> Ints:
+        """(rank, first, stop) with touching intervals joined."""
+        order = np.lexsort((h.offset, h.rank))
+        order = order[h.length[order] > 0]
+        rank, low, high = h.rank[order], h.offset[order], h.offset[order] + h.length[order]
+        joins = (rank[1:] == rank[:-1]) & (low[1:] == high[:-1])
+        opens, closes = np.append(True, ~joins)[: len(rank)], np.append(~joins, True)[-len(rank) :]
+        return np.stack([rank[opens], low[opens], high[closes]]) if len(rank) else np.zeros((3, 0), dtype=np.int64)
+
+    return np.array_equal(whole(a), whole(b))
+
+
+# Rounds out of members and intervals.
+
+
+def meeting(groups: Ints, source: Ints, destination: Ints, low: Ints, high: Ints, reduces: bool) -> Round:
+    """One round of several groups side by side, from `groups` (groups, p), member indices (members,) and intervals
+    (groups, members)."""
+    shape = (len(groups), len(source))
+    low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
+    return Round(groups[:, source], groups[:, destination], low, high - low, reduces)
+
+
+def joined(parts: Sequence[Round]) -> Round:
+    """Parts of one round as one: several intervals of one message."""
+    source, destination, offset, length = (
+        np.concatenate([getattr(r, c).ravel() for r in parts]) for c in ("source", "destination", "offset", "length")
+    )
+    return Round(source, destination, offset, length, parts[0].reduces)
+
+
 def reverse(rounds: Sequence[Round], reduces: bool) -> list[Round]:
-    """The dual: every transfer the other way, last round first. A broadcast turns into a reduce, a reduce-scatter
-    into an all-gather, a scatter into a gather."""
+    """`dual`, of rounds."""
     return [Round(r.destination, r.source, r.offset, r.length, reduces) for r in reversed(rounds)]
 
 
@@ -99,3 +185,22 @@ def intervals(rank: npt.ArrayLike, offset: npt.ArrayLike, length: npt.ArrayLike)
 def cut(low: Ints, high: Ints, parts: int) -> Ints:
     """Boundaries of `parts` nearly equal pieces of [low, high): (..., parts + 1)."""
     return low[..., None] + (high - low)[..., None] * np.arange(parts + 1) // parts
+
+
+# Pieces that no transfer divides.
+
+
+def boundaries(s: Schedule) -> Ints:
+    """Where the pieces (atoms) begin and end that nothing in a schedule divides: (atoms + 1,), sorted."""
+    ends = [s.offset, s.offset + s.length, np.array([0, s.size])]
+    for h in (s.start, s.end):
+        ends += [h.offset, h.offset + h.length]
+    return np.unique(np.concatenate(ends))
+
+
+def atoms(edges: Ints, offset: Ints, length: Ints) -> tuple[Ints, Ints]:
+    """(row, atom) of every atom in each of the intervals."""
+    low = np.searchsorted(edges, offset)
+    count = np.searchsorted(edges, offset + length) - low
+    row = np.repeat(np.arange(len(offset)), count)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(low, count)

@@ -8,13 +8,17 @@ numbers come from.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+
+from phalanx.spec.choice import Transport
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import DType
 
 Origin = Literal["measured", "published", "estimated"]
 GIB = 2**30
+Column = Any  # a number, or a NumPy column of them
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,18 @@ class Tier:
     bandwidth_bytes_per_s_per_gpu_per_direction: float
     origin: Origin
     source: str
+    uplink_bandwidth_bytes_per_s_per_direction: float | None = None
+    """What all ranks below this tier, those of a host, share towards it. None: every rank has a link of its own."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.latency_s < 0 or self.bandwidth_bytes_per_s_per_gpu_per_direction <= 0:
             raise InputError(
                 f"cluster.tiers.{self.name}", None, "needs ranks >= 1, latency >= 0 and a positive bandwidth"
             )
+        uplink = self.uplink_bandwidth_bytes_per_s_per_direction
+        if uplink is not None and uplink <= 0:
+            name = f"cluster.tiers.{self.name}.uplink_bandwidth_bytes_per_s_per_direction"
+            raise InputError(name, uplink, "must be positive", "leave it out where every rank has a link of its own")
 
 
 @dataclass(frozen=True)
@@ -93,14 +103,29 @@ def _costs(r: Rates) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class CollectiveFit:
-    """Measured time of one collective over a group: α + β x bytes (bytes as DESIGN.md counts them)."""
+    """Measured time of one collective over a group on one host: α + β x bytes (bytes as DESIGN.md counts them), and
+    the `points` (bytes, seconds) behind it, ascending. `algorithm` is of transport p2p alone."""
 
     op: str
     group_size: int
     alpha_s: float
     beta_s_per_byte: float
     residual: float
-    transport: str
+    transport: Transport
+    algorithm: str = ""
+    points: tuple[tuple[int, float], ...] = ()
+
+    def seconds(self, size: Column) -> Column:
+        """Of one collective: between points log-log, beyond the last one with the slope β; without points α + β n."""
+        if not self.points:
+            return self.alpha_s + self.beta_s_per_byte * size
+        sizes, times = (np.array(column, dtype=float) for column in zip(*self.points, strict=True))
+        inside = np.exp(np.interp(np.log(np.maximum(size, 1)), np.log(sizes), np.log(times)))
+        return inside + self.beta_s_per_byte * np.maximum(size - sizes[-1], 0)
+
+    @property
+    def way(self) -> str:
+        return f"{self.transport} {self.algorithm}".strip()
 
 
 @dataclass(frozen=True)
@@ -142,11 +167,10 @@ class ClusterSpec:
             )
         return min(found, key=lambda k: abs(k.concurrent - concurrent))
 
-    def collective(self, op: str, group_size: int) -> CollectiveFit | None:
-        for fit in self.collectives:
-            if (fit.op, fit.group_size) == (op, group_size):
-                return fit
-        return None
+    def fits(self, op: str, group_size: int) -> list[CollectiveFit]:
+        """What was measured of an operation over groups of this size, or else of the next larger one."""
+        sizes = [f.group_size for f in self.collectives if f.op == op and f.group_size >= group_size]
+        return [f for f in self.collectives if sizes and (f.op, f.group_size) == (op, min(sizes))]
 
 
 def _datasheet(device: Device, dtype: DType) -> KernelRates:

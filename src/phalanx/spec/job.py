@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from phalanx.spec.choice import Transport
 from phalanx.spec.errors import InputError
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
@@ -86,7 +87,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Train:
-    """How a run goes about a job: data, learning rate, evaluation, saving. Times in steps unless named."""
+    """How a run goes about a job: data, learning rate, evaluation, saving. Times in steps unless named.
+
+    `transport`: of collectives between the ranks of a host; auto takes what was measured to be the fastest."""
 
     data: str = "austen"
     name: str = ""
@@ -103,6 +106,7 @@ class Train:
     keep: int = 2
     threads: int = 1
     timeout_s: float = 300.0
+    transport: Transport | Literal["auto"] = "auto"
     prompt: str = "It is a truth"
     sample_tokens: int = 80
 

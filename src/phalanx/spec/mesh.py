@@ -93,6 +93,11 @@ class Mesh:
         """What dense gradients reduce over: dp_replicate, dp_shard and cp, fused."""
         return self.name("dp_replicate", "dp_shard", "cp")
 
+    def within(self, axis: str, ranks: int) -> bool:
+        """Whether every group of the axis lies in one block of `ranks` neighbours (a node)."""
+        groups = self.groups(axis) // ranks
+        return bool(np.all(groups == groups[:, :1]))
+
     def tier(self, axis: str, cluster: ClusterSpec) -> Tier:
         """The innermost tier of links that holds every group of the axis whole."""
         groups = self.groups(axis)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from phalanx.spec.choice import Choice
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Train
@@ -33,6 +34,11 @@ class Plan:
     train: Train
     choices: dict[str, Any]
     prediction: dict[str, Any]
+
+    @property
+    def collectives(self) -> tuple[Choice, ...]:
+        """Which transport and algorithm serve which collective."""
+        return tuple(build(Choice, c, "choices.collectives") for c in self.choices.get("collectives", ()))
 
 
 def write(plan: Plan, path: Path) -> None:

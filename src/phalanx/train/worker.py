@@ -28,7 +28,7 @@ def train_rank(world: World, folder: Path, resume: bool) -> bool:
     stop = StopFlag()
     plan = plans.read(folder / "plan.json")
     torch.set_num_threads(plan.train.threads)
-    comm = Comm(world, mesh(plan.strategy))
+    comm = Comm(world, mesh(plan.strategy), plan.collectives)
     comm.status.now("start-up")
     if world.local_rank == 0:
         prepare(plan.train.data, plan.model.vocab, cache_folder())

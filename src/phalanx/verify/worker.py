@@ -1,4 +1,4 @@
-"""An examined rank: `python -m phalanx.verify.worker '{"tables": ..., "out": ..., "steps": ..., "dtype": ...}'`."""
+"""An examined rank: `python -m phalanx.verify.worker '{"tables", "out", "steps", "dtype", "collectives"}'`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
 from phalanx.spec import jobfile
+from phalanx.spec.choice import Choice
 from phalanx.spec.mesh import mesh
 from phalanx.spec.plan import write_json
 from phalanx.verify.parity import examine
@@ -24,10 +25,11 @@ def main() -> None:
     file = jobfile.from_tables(given["tables"], Path())
     strategy = file.strategy
     assert strategy is not None
+    choices = [jobfile.build(Choice, c, "choices.collectives") for c in given["collectives"]]
     torch.set_num_threads(file.train.threads)
 
     def work() -> None:
-        comm = Comm(world, mesh(strategy))
+        comm = Comm(world, mesh(strategy), choices)
         found = [
             examine(file.model, file.job, strategy, file.train, comm, name, given["dtype"], given["steps"])
             for name in ("sgd", "adamw")

@@ -1,0 +1,70 @@
+"""A benchmark rank: every operation over every transport, interleaved, buffers rewritten in every round."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phalanx.measure.links import OPS, SHARED, Way, rounds, tensors, ways
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.launch import run_rank
+from phalanx.runtime.transport import Call
+from phalanx.runtime.world import ALONE
+from phalanx.spec.mesh import mesh
+from phalanx.spec.plan import write_json
+from phalanx.spec.strategy import Strategy
+
+SIZES = tuple(2**k for k in range(16, 25, 2))  # 64 KiB .. 16 MiB, as Event counts bytes
+LARGE = 2**26
+ROUNDS = 11
+ORDINARY = "shm, ordinary memory"
+
+
+def _copies(comm: Comm) -> list[float]:
+    """Bytes read and written per second by all ranks that copy LARGE bytes each at the same time, in every round."""
+    source, target = torch.ones(LARGE // 4), torch.zeros(LARGE // 4)
+    seconds = []
+    for _ in range(ROUNDS):
+        comm.barrier()
+        begin = time.perf_counter()
+        target.copy_(source)
+        comm.barrier()
+        seconds.append(time.perf_counter() - begin)
+    return [2 * LARGE * comm.world.size / s for s in seconds]
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    world = worlds.external() or ALONE
+    torch.set_num_threads(1)
+
+    def work() -> None:
+        ranks = tuple(range(world.size))
+        comm = Comm(world, mesh(Strategy(dp=world.size)), SHARED)
+        found: dict[str, Any] = {}
+        for op in OPS:
+            for size in (*SIZES, *([LARGE] if op == "all_reduce" else [])):
+                own = tensors(op, size, world.size, lambda n: comm.buffer(n, torch.float32))
+                ordinary = tensors(op, size, world.size, torch.zeros)
+                calls = [Call(op, ranks, world.rank, *both) for both in (own, ordinary)]
+                tried = {str(way): (calls[0], way) for way in ways(op, world.size, comm)}
+                if size == LARGE:
+                    tried = {name: tried[name] for name in ("native", "shm")}
+                tried["native"] = (calls[1], Way("native"))  # what torch's users have
+                tried[ORDINARY] = (calls[1], Way("shm"))
+                found[f"{op} {size}"] = rounds(comm, tried, ROUNDS)
+        found["copy"] = _copies(comm)
+        if world.rank == 0:
+            write_json(Path(given["out"]), found)
+
+    run_rank(world, 120, work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Which transport and algorithm serve which collective: the cheapest that was measured, size by size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from phalanx.spec.choice import Choice, Transport
+from phalanx.spec.cluster import ClusterSpec, CollectiveFit
+
+_SIZES = tuple(2**k for k in range(10, 31))
+_FORCED = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "all_to_all": "pairwise"}
+_CLEARLY = 0.98  # what another way must at least save: neighbouring sizes do not flip by noise
+
+
+def allowed(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> ClusterSpec:
+    """The cluster with one transport's measurements alone; with all of them for `auto`."""
+    if transport == "auto":
+        return cluster
+    return replace(cluster, collectives=tuple(f for f in cluster.collectives if f.transport == transport))
+
+
+def decide(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> tuple[Choice, ...]:
+    """The choices for a cluster's ranks on one host. A transport that was asked for serves everything; where it was
+    not measured, with the algorithms that send the fewest bytes."""
+    found = choose(allowed(cluster, transport).collectives)
+    if found or transport == "auto" or transport == "native":
+        return found
+    names = {op: name if transport == "p2p" else "" for op, name in _FORCED.items()}
+    return tuple(Choice(op, cluster.ranks_per_node, 0, transport, name, "asked for") for op, name in names.items())
+
+
+def choose(fits: Iterable[CollectiveFit]) -> tuple[Choice, ...]:
+    """For every operation and group size, who is the cheapest from which size on, and why."""
+    by_group: dict[tuple[str, int], list[CollectiveFit]] = {}
+    for fit in fits:
+        by_group.setdefault((fit.op, fit.group_size), []).append(fit)
+    return tuple(choice for (op, ranks), found in by_group.items() for choice in _ranges(op, ranks, found))
+
+
+def _ranges(op: str, ranks: int, fits: Sequence[CollectiveFit]) -> Iterable[Choice]:
+    before: CollectiveFit | None = None
+    for size in _SIZES:
+        best = min(fits, key=lambda fit: float(fit.seconds(size)))
+        if before is not None and best.seconds(size) >= _CLEARLY * before.seconds(size):
+            continue
+        start = 0 if before is None else size
+        yield Choice(op, ranks, start, best.transport, best.algorithm, _reason(best, fits, size))
+        before = best
+
+
+def _reason(best: CollectiveFit, fits: Sequence[CollectiveFit], size: int) -> str:
+    others = [fit for fit in fits if fit is not best]
+    text = f"{_time(best.seconds(size))} at {_bytes(size)}"
+    if not others:
+        return f"{text}; nothing else was allowed or measured"
+    second = min(others, key=lambda fit: float(fit.seconds(size)))
+    return f"{text}; next {second.way}, {_time(second.seconds(size))}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+
+
+def _bytes(size: int) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size // scale} {unit}"
+    return f"{size} B"

@@ -1,0 +1,130 @@
+"""A rank's arena: memory that the other ranks of its host map too.
+
+The file behind it never has a name (memfd_create): peers open it through /proc while its owner lives. So nothing is
+left behind however a run ends, kill -9 included, and the size of /dev/shm does not matter.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import select
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_LINE = 64  # bytes of a cache line
+_HEADER = 4096  # holds the nonce, so that nobody maps a stranger
+_RESERVE = 1 << 20  # bytes by which the file grows
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an arena is to be found on its host."""
+
+    pid: int
+    fd: int
+    nonce: int
+
+
+class Arena:
+    """Shared memory of this process: a first-fit allocator over one mapped file. Raises OSError where the system
+    has none."""
+
+    def __init__(self) -> None:
+        span = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # only what is used is ever there
+        self._fd = os.memfd_create("phalanx", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, span)
+        self._bytes = memoryview(mmap.mmap(self._fd, span))
+        self.words = self._bytes.cast("Q")
+        self.base = torch.frombuffer(self._bytes[:1], dtype=torch.uint8).data_ptr()
+        self._span, self._reserved, self._top = span, 0, 0
+        self._free: list[tuple[int, int]] = []  # (offset, size), ascending, never adjacent
+        self._returned: list[tuple[int, int]] = []
+        self.allocate(_HEADER)
+        self.words[0] = secrets.randbits(63)
+        self.address = Address(os.getpid(), self._fd, self.words[0])
+
+    def allocate(self, size: int) -> int:
+        """The offset of `size` bytes, aligned to a cache line. Raises OSError where memory does not suffice."""
+        if self._returned:
+            self._merge()
+        size = _rounded(size)
+        for i, (offset, free) in enumerate(self._free):
+            if free >= size:
+                self._free[i : i + 1] = [(offset + size, free - size)] if free > size else []
+                return offset
+        offset = self._top
+        if offset + size > self._reserved:
+            # Memory that is not there would end the process at its first use; reserving it fails here instead.
+            grow = -(-(offset + size - self._reserved) // _RESERVE) * _RESERVE
+            os.posix_fallocate(self._fd, self._reserved, min(grow, self._span - self._reserved))
+            self._reserved += grow
+        self._top += size
+        return offset
+
+    def release(self, offset: int, size: int) -> None:
+        """Give back what `allocate` gave. May be called at any moment: by the garbage collector too."""
+        self._returned.append((offset, _rounded(size)))
+
+    def _merge(self) -> None:
+        returned, self._returned = self._returned, []
+        merged: list[tuple[int, int]] = []
+        for start, length in sorted(self._free + returned):
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + length)
+            else:
+                merged.append((start, length))
+        self._free = merged
+
+    def tensor(self, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
+        """A tensor on allocated bytes that does not own them."""
+        return torch.frombuffer(self._bytes[offset : offset + numel * dtype.itemsize], dtype=dtype)
+
+    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Zeroed flat memory that is given back when the last tensor on it is gone."""
+        size = numel * dtype.itemsize
+        offset = self.allocate(size)
+        view = self._bytes[offset : offset + size]
+        # The tensor's storage holds this view, and nothing else does.
+        weakref.finalize(view, self.release, offset, size).atexit = False
+        return torch.frombuffer(view, dtype=dtype).zero_()
+
+    def offset(self, tensor: Tensor) -> int | None:
+        """Where a tensor's memory begins in the arena; None where it lies elsewhere."""
+        at = tensor.data_ptr() - self.base
+        return at if 0 <= at < self._top else None
+
+
+class Neighbour:
+    """The arena of another process of this host, mapped. Raises OSError where it cannot be."""
+
+    def __init__(self, rank: int, address: Address) -> None:
+        self.rank = rank
+        fd = os.open(f"/proc/{address.pid}/fd/{address.fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._bytes = memoryview(mmap.mmap(fd, os.fstat(fd).st_size))
+        except ValueError as error:  # what mmap says of an empty or foreign file
+            raise OSError(str(error)) from None
+        finally:
+            os.close(fd)
+        self.words = self._bytes.cast("Q")
+        if self.words[0] != address.nonce:
+            raise OSError(f"process {address.pid} is not rank {rank}")
+        self.memory = torch.frombuffer(self._bytes, dtype=torch.uint8)
+        self.base = self.memory.data_ptr()
+        self._process = select.poll()
+        self._process.register(os.pidfd_open(address.pid), select.POLLIN)
+
+    def tensor(self, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
+        return self.memory[offset : offset + numel * dtype.itemsize].view(dtype)
+
+    def alive(self) -> bool:
+        return not self._process.poll(0)
+
+
+def _rounded(size: int) -> int:
+    return max(1, -(-size // _LINE)) * _LINE

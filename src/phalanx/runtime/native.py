@@ -1,0 +1,38 @@
+"""Transport native: torch.distributed's own collectives (Gloo, NCCL)."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from phalanx.runtime.transport import Call, Handle
+from phalanx.runtime.world import group
+from phalanx.schedule.event import Reduction
+
+_REDUCE: dict[Reduction, dist.ReduceOp.RedOpType] = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.AVG,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "product": dist.ReduceOp.PRODUCT,
+}
+# torch 2.13 renamed them.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def start(call: Call) -> Handle:
+    """Issue a collective; `wait` on CUDA keeps the stream waiting, not the host."""
+    over, reduction = group(call.ranks), _REDUCE[call.reduction]
+    work: Handle
+    if call.op == "all_reduce":
+        work = dist.all_reduce(call.target, reduction, group=over, async_op=True)
+    elif call.op == "all_gather":
+        work = _all_gather(call.target, call.source, group=over, async_op=True)
+    elif call.op == "reduce_scatter":
+        work = _reduce_scatter(call.target, call.source, reduction, group=over, async_op=True)
+    elif call.op == "all_to_all":
+        sends, receives = list(call.sends) or None, list(call.receives) or None
+        work = dist.all_to_all_single(call.target, call.source, receives, sends, group=over, async_op=True)
+    else:
+        work = dist.broadcast(call.target, group=over, group_src=0, async_op=True)
+    return work

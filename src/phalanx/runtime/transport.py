@@ -1,0 +1,86 @@
+"""What every transport is given and gives back: a Call, and a Handle on it.
+
+Transports: native (torch.distributed's own collectives), p2p (our schedules over sends and receives), shm (ranks of
+one host through shared memory). Tensors are flat and contiguous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from phalanx.schedule.event import Reduction
+
+
+class Handle(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> object: ...
+
+
+class Done:
+    """An operation that is over, or that had nothing to do."""
+
+    def wait(self) -> None:
+        return None
+
+
+DONE = Done()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective on one rank, over the group `ranks` (global ranks, ascending).
+
+    all_reduce, broadcast    source is target, (n,); a broadcast comes from the group's first rank
+    all_gather               source (n,), target (p n,); source may be this rank's part of target
+    reduce_scatter           source (p n,), whose content is undefined afterwards, target (n,), maybe a part of it
+    all_to_all               source and target in consecutive parts, `sends[j]` elements to rank j and `receives[j]`
+                             from it; equal parts where both are empty
+    """
+
+    op: str
+    ranks: tuple[int, ...]
+    me: int
+    source: Tensor
+    target: Tensor
+    reduction: Reduction = "sum"
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
+    label: str = ""
+
+    @property
+    def sent(self) -> list[int]:
+        """Elements of an all-to-all to each rank."""
+        p = len(self.ranks)
+        return list(self.sends) or [self.source.numel() // p] * p
+
+    @property
+    def received(self) -> list[int]:
+        """Elements of an all-to-all from each rank."""
+        p = len(self.ranks)
+        return list(self.receives) or [self.target.numel() // p] * p
+
+    def __str__(self) -> str:
+        return f"{self.op} of {self.label or 'a buffer'} ({self.source.nbytes} bytes)"
+
+
+def combine(reduction: Reduction, out: Tensor, a: Tensor, b: Tensor) -> None:
+    """out = a (+) b elementwise; an average is a sum until `conclude`."""
+    if reduction in ("sum", "avg"):
+        torch.add(a, b, out=out)
+    elif reduction == "min":
+        torch.minimum(a, b, out=out)
+    elif reduction == "max":
+        torch.maximum(a, b, out=out)
+    else:
+        torch.mul(a, b, out=out)
+
+
+def conclude(reduction: Reduction, out: Tensor, ranks: int) -> None:
+    """What is left to do when every rank's contribution is in."""
+    if reduction == "avg":
+        out.div_(ranks)

@@ -1,0 +1,115 @@
+"""Reduce-scatter, all-gather and all-reduce in chunks.
+
+Builders take `groups`, (groups, p) ranks that run the same algorithm side by side, and the interval [low, high) of
+each group. Sources: Thakur, Rabenseifner & Gropp 2005; Bruck et al. 1997; Patarasuk & Yuan 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from phalanx.schedule.transfers import Ints, Round, cut, joined, meeting, reverse
+
+
+def ring_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
+    """p-1 rounds; member i sends chunk i-1-s to i+1 and ends with chunk i (Patarasuk & Yuan)."""
+    p = groups.shape[1]
+    bounds, i = cut(low, high, p), np.arange(p)
+    return [
+        meeting(groups, i, (i + 1) % p, bounds[:, (i - 1 - s) % p], bounds[:, (i - 1 - s) % p + 1], True)
+        for s in range(p - 1)
+    ]
+
+
+def pairwise_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
+    """p-1 rounds; in round s member i sends chunk i+s straight to its owner."""
+    p = groups.shape[1]
+    bounds, i = cut(low, high, p), np.arange(p)
+    return [
+        meeting(groups, i, (i + s) % p, bounds[:, (i + s) % p], bounds[:, (i + s) % p + 1], True) for s in range(1, p)
+    ]
+
+
+def _power_below(p: int) -> int:
+    return 1 << (p.bit_length() - 1)
+
+
+def halving_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
+    """lg p rounds, halving what is sent each time, far partner first. Other p: the members beyond the largest power
+    of two m first give everything to member i-m, and get their chunk from it in the end."""
+    p = groups.shape[1]
+    m = _power_below(p)
+    bounds, i, extra = cut(low, high, p), np.arange(m), np.arange(m, p)
+    rounds = [meeting(groups, extra, extra - m, low[:, None], high[:, None], True)] if len(extra) else []
+    half = m // 2
+    while half:
+        partner = i ^ half
+        first = partner // half * half  # the partner's half of the block: members first .. first + half - 1
+        parts = [(bounds[:, first], bounds[:, first + half])]
+        beyond = np.minimum(first + m, p), np.minimum(first + half + m, p)
+        parts.append((bounds[:, beyond[0]], bounds[:, beyond[1]]))
+        rounds.append(joined([meeting(groups, i, partner, a, b, True) for a, b in parts]))
+        half //= 2
+    if len(extra):
+        rounds.append(meeting(groups, extra - m, extra, bounds[:, extra], bounds[:, extra + 1], False))
+    return rounds
+
+
+def bruck_all_gather(groups: Ints, low: Ints, high: Ints) -> list[Round]:
+    """ceil(lg p) rounds for any p; member i sends the chunks i, i+1, ... that it has to i-2^k."""
+    p = groups.shape[1]
+    bounds, i = cut(low, high, p), np.arange(p)
+    rounds, have = [], 1
+    while have < p:
+        count = min(have, p - have)
+        stop = i + count
+        direct = meeting(groups, i, (i - have) % p, bounds[:, i], bounds[:, np.minimum(stop, p)], False)
+        zero = np.zeros_like(i)
+        wrapped = meeting(groups, i, (i - have) % p, bounds[:, zero], bounds[:, np.maximum(stop - p, 0)], False)
+        rounds.append(joined([direct, wrapped]))
+        have += count
+    return rounds
+
+
+def _folded(groups: Ints, low: Ints, high: Ints, inner: Callable[[Ints, Ints, Ints], list[Round]]) -> list[Round]:
+    """An all-reduce for powers of two, made one for any p: the members beyond fold into the others and get the
+    result back, 2 more messages of everything."""
+    p = groups.shape[1]
+    m = _power_below(p)
+    extra = np.arange(m, p)
+    if not len(extra):
+        return inner(groups, low, high)
+    whole = low[:, None], high[:, None]
+    fold = meeting(groups, extra, extra - m, *whole, True)
+    unfold = meeting(groups, extra - m, extra, *whole, False)
+    return [fold, *inner(groups[:, :m], low, high), unfold]
+
+
+def doubling_all_reduce(groups: Ints, low: Ints, high: Ints) -> list[Round]:
+    """lg p rounds in which partners exchange everything."""
+
+    def inner(groups: Ints, low: Ints, high: Ints) -> list[Round]:
+        i = np.arange(groups.shape[1])
+        steps = [1 << k for k in range((groups.shape[1] - 1).bit_length())]
+        return [meeting(groups, i, i ^ step, low[:, None], high[:, None], True) for step in steps]
+
+    return _folded(groups, low, high, inner)
+
+
+def rabenseifner_all_reduce(groups: Ints, low: Ints, high: Ints) -> list[Round]:
+    """Recursive halving, then recursive doubling: 2 lg p rounds and 2n(p-1)/p bytes (Rabenseifner 2004)."""
+
+    def inner(groups: Ints, low: Ints, high: Ints) -> list[Round]:
+        scatter = halving_reduce_scatter(groups, low, high)
+        return scatter + reverse(scatter, reduces=False)
+
+    return _folded(groups, low, high, inner)
+
+
+def ring_all_reduce(groups: Ints, low: Ints, high: Ints) -> list[Round]:
+    """Reduce-scatter and all-gather, both by ring: 2(p-1) rounds, the fewest bytes."""
+    scatter = ring_reduce_scatter(groups, low, high)
+    # Reversed, the ring turns the other way round, which is as good.
+    return scatter + reverse(scatter, reduces=False)

@@ -1,0 +1,111 @@
+"""`phalanx collectives`: every algorithm drawn, proved on request, and compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from phalanx.cli_collectives import collectives
+from phalanx.schedule.collectives import ALGORITHMS
+
+NAMES = [(op, algorithm) for op, names in ALGORITHMS.items() for algorithm in names]
+
+CLUSTER = """
+name = "lab"
+ranks_per_node = 2
+nodes = 2
+kernels = []
+
+[device]
+name = "test"
+kind = "cpu"
+memory_bytes = 1000000000
+usable_bytes = 1000000000
+memory_bandwidth_bytes_per_s = 1e13
+dense_flops_per_s = { float32 = 1e11 }
+own_communication_engine = false
+origin = "estimated"
+source = "test"
+
+[[tiers]]
+name = "loopback"
+ranks = 2
+latency_s = 1e-5
+bandwidth_bytes_per_s_per_gpu_per_direction = 1e12
+origin = "measured"
+source = "test"
+
+[[tiers]]
+name = "ethernet"
+ranks = 4
+latency_s = 5e-5
+bandwidth_bytes_per_s_per_gpu_per_direction = 125e6
+uplink_bandwidth_bytes_per_s_per_direction = 125e6
+origin = "measured"
+source = "1 Gbit/s"
+"""
+
+
+def invoke(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(collectives, words, env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.mark.parametrize(("op", "algorithm"), NAMES)
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_everything_is_drawn(op: str, algorithm: str, ranks: int) -> None:
+    out = invoke("show", algorithm, "--op", op, "--ranks", str(ranks), "--root", str(ranks - 1))
+    assert out.startswith("start")
+    if ranks > 1:
+        assert "round 1 of" in out
+    last = [line.split()[1:] for line in out.strip().splitlines()[-ranks:]]
+    everyone = "ABCDEFGH"[:ranks] if ranks < 5 else f"A-{'ABCDEFGH'[ranks - 1]}"
+    if op == "all_reduce":
+        assert last == [[everyone] * len(last[0])] * ranks
+    elif op == "all_to_all":
+        assert all(str(i) in line[j].split(",") for i, line in enumerate(last) for j in range(ranks) if i != j)
+    elif op == "barrier":
+        assert last == [list("ABCDEFGH"[:ranks])] * ranks
+
+
+def test_an_all_to_all_names_its_blocks() -> None:
+    out = invoke("show", "bruck", "--op", "all_to_all", "--ranks", "6")
+    assert "1 -> 2: block 1 to 2, 1 to 4, 1 to 0, 2 keeps it" in out
+    start, after = [line.split() for line in out.splitlines() if line.split()[:1] == ["2"] and "->" not in line][:2]
+    assert start == ["2", ".", ".", "0-5", ".", ".", "."]
+    assert after == ["2", ".", "0,2,4", "0-5", ".", ".", "."]
+
+
+@pytest.mark.parametrize("op", ALGORITHMS)
+def test_everything_is_compared(op: str) -> None:
+    out = invoke("table", "--op", op, "--ranks", "16", "--bytes", "1MiB")
+    assert all(algorithm in out for algorithm in ALGORITHMS[op])
+    assert "crossover n* = alpha/beta: nvlink 2.25 MB" in out
+    assert "crossover n* = alpha/beta: infiniband 750 kB" in out
+    assert ("fastest, by size" in out) == (op != "barrier")
+
+
+def test_only_tiers_in_use_have_a_crossover() -> None:
+    assert "infiniband" not in invoke("table", "--ranks", "8")
+
+
+def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "lab.toml"
+    file.write_text(CLUSTER)
+    out = invoke("table", "--cluster", str(file), "--ranks", "4", "--bytes", "16MiB")
+    assert "all_reduce of 16MiB over 4 ranks of lab" in out
+    assert "ethernet 6.25 kB" in out
+    rows = json.loads(invoke("table", "--cluster", str(file), "--ranks", "4", "--bytes", "16MiB", "--json"))["rows"]
+    assert rows[0]["algorithm"] == "hierarchical"
+    assert rows[0]["seconds"] == pytest.approx(0.1342, rel=0.01)
+    invoke("table", "--cluster", str(file), "--ranks", "5", code=2)
+    invoke("table", "--cluster", str(tmp_path / "none.toml"), code=2)
+    invoke("table", "--cluster", "dgx-h10", code=2)
+
+
+def test_the_proof_ends_with_one_line() -> None:
+    assert invoke("prove", "--max-ranks", "4").strip().endswith("schedules proved, 1 to 4 ranks")

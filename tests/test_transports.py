@@ -1,0 +1,114 @@
+"""Every transport gives what torch's own collectives give: any operation, type, size, group and order of waiting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pool import CaseFailed, Pool
+from ranks import (
+    broken_program,
+    die_in_shm,
+    loopback_bytes,
+    many_at_once,
+    run_schedule,
+    transport_case,
+    without_arena,
+)
+
+from phalanx.schedule.collectives import ALGORITHMS, build
+
+RUN = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+P2P = [(op, algorithm) for op in RUN for algorithm in ALGORITHMS[op]]
+DTYPES = ["float64", "float32", "bfloat16", "float16", "int64", "int32"]
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from([("shm", op, "") for op in RUN] * 3 + [("p2p", *name) for name in P2P]),
+    st.sampled_from(DTYPES),
+    st.sampled_from(["sum", "avg", "min", "max", "product"]),
+    st.sampled_from([(0, 1), (0, 1, 2), (0, 1, 2, 3), (1, 3)]),
+    st.sampled_from([1, 3, 64, 1000, 70_001, 600_000]),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_a_transport_equals_the_sum_of_its_parts(
+    pool: Pool,
+    how: tuple[str, str, str],
+    dtype: str,
+    reduction: str,
+    ranks: tuple[int, ...],
+    n: int,
+    own: bool,
+    seed: int,
+) -> None:
+    if reduction == "avg" and dtype.startswith("int"):
+        reduction = "sum"
+    pool.run(4, transport_case, *how, dtype, reduction, ranks, n, own, seed)
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from(["shm", "p2p pairwise", "p2p bruck"]),
+    st.lists(st.integers(0, 2000), min_size=16, max_size=16),
+    st.booleans(),
+)
+def test_uneven_all_to_all(pool: Pool, how: str, counts: list[int], own: bool) -> None:
+    transport, _, algorithm = how.partition(" ")
+    splits = np.array(counts).reshape(4, 4).tolist()
+    pool.run(4, transport_case, transport, "all_to_all", algorithm, "float32", "sum", (0, 1, 2, 3), 0, own, 1, splits)
+
+
+@pytest.mark.parametrize("op", ["broadcast", "reduce", "scatter", "gather", "barrier", "all_reduce"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_executor_runs_every_schedule(pool: Pool, op: str, ranks: int, grouped: bool) -> None:
+    """Posted one by one, and grouped by rounds as NCCL wants them."""
+    for algorithm in ALGORITHMS[op]:
+        size = ranks if op == "barrier" else 37
+        schedule = build(op, algorithm, ranks, size, root=0 if op == "barrier" else ranks - 1)
+        states = pool.run(ranks, run_schedule, schedule, grouped)
+        values = [np.arange(size) + 100.0 * (r + 1) for r in range(ranks)]
+        wanted = np.zeros(size)
+        for rank, offset, length in zip(
+            schedule.start.rank, schedule.start.offset, schedule.start.length, strict=True
+        ):
+            wanted[offset : offset + length] += values[rank][offset : offset + length]
+        for rank, offset, length in zip(schedule.end.rank, schedule.end.offset, schedule.end.length, strict=True):
+            np.testing.assert_array_equal(states[rank][offset : offset + length], wanted[offset : offset + length])
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 10**6))
+def test_many_at_once_over_mixed_transports_waited_for_in_any_order(pool: Pool, seed: int) -> None:
+    pool.run(4, many_at_once, seed, 80)
+
+
+def test_our_reduce_scatter_moves_half_of_gloos_bytes(pool: Pool) -> None:
+    """Counted by the loopback interface: (p-1)/p S for each rank, where Gloo moves an all-reduce's bytes."""
+    for ranks in (2, 4):
+        ours, gloos = pool.run(ranks, loopback_bytes, 2**24)[0]
+        optimum = (ranks - 1) * 2**24
+        assert ours == pytest.approx(optimum, rel=0.05)
+        assert gloos == pytest.approx(2 * optimum, rel=0.05)
+
+
+def test_a_rank_that_issues_something_else_is_named(pool: Pool) -> None:
+    with pytest.raises(CaseFailed, match=r"rank 1 issued another operation \(all_gather .*\) where this rank issued"):
+        pool.run(2, broken_program)
+
+
+def test_a_killed_rank_is_named_by_those_that_wait(pool: Pool) -> None:
+    with pytest.raises(CaseFailed, match="rank 1 is gone; waited for it in all_reduce of gradients over world"):
+        pool.run(3, die_in_shm, 1)
+
+
+def test_ranks_that_cannot_share_memory_say_so_and_go_on(pool: Pool, capfd: pytest.CaptureFixture[str]) -> None:
+    pool.run(3, without_arena, 2)
+    pool.stop()
+    assert (
+        "note: rank 2 has no memory to share (for a test); 3 ranks use torch.distributed's own"
+        in capfd.readouterr().err
+    )
