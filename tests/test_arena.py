@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.runtime.arena import Address, Arena, Neighbour
 
 
+@settings(max_examples=30)
 @given(st.lists(st.one_of(st.integers(1, 5000), st.integers(-5, -1)), max_size=60))
 def test_blocks_never_overlap_and_come_back(steps: list[int]) -> None:
     arena = Arena()

@@ -37,10 +37,12 @@ class Arena:
     def __init__(self) -> None:
         span = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # only what is used is ever there
         self._fd = os.memfd_create("phalanx", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd).atexit = False
         os.ftruncate(self._fd, span)
         self._bytes = memoryview(mmap.mmap(self._fd, span))
         self.words = self._bytes.cast("Q")
-        self.base = torch.frombuffer(self._bytes[:1], dtype=torch.uint8).data_ptr()
+        self.memory = torch.frombuffer(self._bytes, dtype=torch.uint8)
+        self.base = self.memory.data_ptr()
         self._span, self._reserved, self._top = span, 0, 0
         self._free: list[tuple[int, int]] = []  # (offset, size), ascending, never adjacent
         self._returned: list[tuple[int, int]] = []
@@ -82,7 +84,7 @@ class Arena:
 
     def tensor(self, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
         """A tensor on allocated bytes that does not own them."""
-        return torch.frombuffer(self._bytes[offset : offset + numel * dtype.itemsize], dtype=dtype)
+        return self.memory[offset : offset + numel * dtype.itemsize].view(dtype)
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed flat memory that is given back when the last tensor on it is gone."""

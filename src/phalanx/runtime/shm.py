@@ -154,9 +154,10 @@ class Shm:
         return self.arena.address, own
 
     def maps(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in the memory of another rank."""
+        """Whether a tensor is a view of a whole arena; buffers have storage of their own."""
         storage = tensor.untyped_storage().data_ptr()
-        return any(storage == peer.memory.data_ptr() for peer in self._neighbours.values())
+        own = self.arena is not None and storage == self.arena.base
+        return own or any(storage == peer.base for peer in self._neighbours.values())
 
     def start(self, call: Call) -> Waiting:
         """Publish an operation over a group that `reaches`; its buffers belong to it until `wait` returns."""
@@ -314,5 +315,5 @@ def attach() -> Shm:
 
 
 def foreign(tensor: Tensor) -> bool:
-    """Whether a tensor lies in the memory of another rank."""
+    """Whether a tensor is a view of a whole arena, ours or another rank's: no memory of its own."""
     return bool(_here) and _here[0].maps(tensor)
