@@ -89,6 +89,42 @@ def bench_ddp() -> Iterator[Result]:
     yield Result("phalanx, 2 ranks / twice one process", shown)
 
 
+def bench_zero() -> Iterator[Result]:
+    """Our ZeRO stages beside DistributedDataParallel and fully_shard, over Gloo and over shared memory."""
+    from phalanx.runtime.launch import launch
+
+    for ranks in (2, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "zero.json"
+            launch("benchmarks.zero", json.dumps({"out": str(out)}), ranks, 1)
+            found = json.loads(out.read_text())
+        for name, values in found.items():
+            speed = f"{median(values['tokens_per_s']):,.0f} tokens/s (best {max(values['tokens_per_s']):,.0f})"
+            yield Result(
+                f"  {ranks} ranks, {name}", f"{speed}, {median(values['cpu_s_per_step']):.2f} CPU-s per step"
+            )
+        pairs = [
+            ("zero=0, native", "DistributedDataParallel", 0.97, 0.0),
+            ("zero=2, native", "fully_shard, keep", 1.0, 0.0),
+            ("zero=3, native", "fully_shard, reshard", 1.0, 0.0),
+            ("zero=2, shm", "fully_shard, keep", 1.1 if ranks == 2 else 1.15, 0.9),
+            ("zero=3, shm", "fully_shard, reshard", 1.1 if ranks == 2 else 1.15, 0.9),
+        ]
+        for ours, theirs, least, most in pairs:
+            both = found[ours], found[theirs]
+            ratios = sorted(a / b for a, b in zip(*(b["tokens_per_s"] for b in both), strict=True))
+            shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
+            yield Result(f"{ours} / {theirs}, {ranks} ranks", shown, f"at least {least}", median(ratios) >= least)
+            if most:
+                share = median(both[0]["cpu_s_per_step"]) / median(both[1]["cpu_s_per_step"])
+                yield Result(f"  CPU-seconds of the same, {ranks} ranks", f"{share:.3f}", f"{most}", share <= most)
+        if ranks == 2:
+            alone = found["one process"]["tokens_per_s"]
+            shares = sorted(a / (2 * b) for a, b in zip(found["zero=0, shm"]["tokens_per_s"], alone, strict=True))
+            shown = f"{median(shares):.3f} (rounds {shares[0]:.3f} to {shares[-1]:.3f})"
+            yield Result("zero=0, shm / twice one process", shown, "at least 0.95", median(shares) >= 0.95)
+
+
 def bench_collectives() -> Iterator[Result]:
     """Shared memory against Gloo, what `auto` takes against what is best, and the limit of the memory."""
     from benchmarks.collectives import LARGE, ORDINARY, SIZES
@@ -182,6 +218,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "help": bench_help,
     "mesh": bench_mesh,
     "ddp": bench_ddp,
+    "zero": bench_zero,
     "collectives": bench_collectives,
     "restart": bench_restart,
     "cold": bench_cold,

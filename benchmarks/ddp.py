@@ -36,7 +36,8 @@ def _ddp_step(file: jobfile.JobFile) -> Callable[[Tensor], None]:
     model: Decoder = create(file.model, torch.float32, torch.device("cpu"))
     initialise(model, file.model, 0)
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = make_optimizer(file.job.optimizer, dict(model.named_parameters()))
+    own = dict(model.named_parameters())
+    optimizer = make_optimizer(file.job.optimizer, own, {name for name, p in own.items() if p.ndim > 1})
     for group in optimizer.param_groups:
         group["lr"] = 1e-3
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.jobfile import build
 from phalanx.spec.model import ModelSpec, complete
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy import Strategy, divisors
 
 PRECISIONS = [
     Precision("float32"),
@@ -51,7 +51,17 @@ def cases(draw: st.DrawFn, ranks: int, small: bool = True) -> tuple[ModelSpec, J
     model = draw(models(small=small))
     micro_batch = draw(st.sampled_from([1, 2, 3]))
     accumulation = draw(st.sampled_from([1, 2, 3]))
-    strategy = Strategy(dp=ranks, micro_batch=micro_batch, bucket=draw(st.sampled_from([0.002, 0.02, 0.5, "auto"])))
+    zero = draw(st.sampled_from([0, 1, 2, 3]))
+    strategy = Strategy(
+        dp=ranks,
+        zero=zero,
+        shard=draw(st.sampled_from([None, *divisors(ranks)])) if zero else None,
+        micro_batch=micro_batch,
+        grad_sync=draw(st.sampled_from([None, "step"])) if zero == 2 else None,
+        reshard=draw(st.sampled_from([None, "action", "step"])) if zero == 3 else None,
+        prefetch=draw(st.sampled_from([0, 1])),
+        bucket=draw(st.sampled_from([0.002, 0.02, 0.5, "auto"])),
+    )
     job = Job(
         global_batch=micro_batch * accumulation * ranks,
         seq=draw(st.sampled_from([8, 32] if small else [32, 128, 256])),

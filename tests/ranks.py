@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.cost.program import differences, expand
+from phalanx.runtime import checkpoint
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.instrument import instrument
@@ -33,6 +34,8 @@ def instrumented_step(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str = "native"
 ) -> dict[str, Any]:
     """One recorded step against its program: differences, predicted and measured peak."""
+    if world.size > 1:
+        time.sleep(0.05)  # Gloo's threads let go of the last case's tensors some moments after it is over
     comm = Comm(world, mesh(strategy), over(transport))
     training = Training(spec, job, strategy, comm, seed=0)
     generator = torch.Generator().manual_seed(world.rank)
@@ -40,6 +43,7 @@ def instrumented_step(
     batches = [torch.randint(spec.vocab, shape, generator=generator) for _ in range(strategy.accumulation(job))]
     with instrument(training.model.units(), comm.recorder, lambda: training.current) as tracker:
         training.step(batches, lr=1e-3)
+    comm.barrier()  # what is still under way would hold its memory into the next case
     program = expand(spec, job, strategy)
     return {
         "differences": list(differences(program.events, tuple(comm.recorder.events))),
@@ -61,7 +65,33 @@ def examine(
 ) -> list[Any]:
     comm = Comm(world, mesh(strategy), over(transport))
     train = Train(lr=1e-3, steps=100, warmup=2, seed=3)
-    return [parity.examine(spec, job, strategy, train, comm, name, dtype, steps) for name in ("sgd", "adamw")]
+    found = [parity.examine(spec, job, strategy, train, comm, name, dtype, steps) for name in ("sgd", "adamw")]
+    comm.barrier()
+    return found
+
+
+def continue_run(
+    world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder: Path, steps: tuple[int, int], transport: str
+) -> list[float]:
+    """Losses of steps [from, to) of a run that saves its state in `folder` at its end, and takes up what is there."""
+    comm = Comm(world, mesh(strategy), over(transport))
+    training = Training(spec, job, strategy, comm, seed=5)
+    start, stop = steps
+    if start:
+        tensors = training.logical_tensors()
+        checkpoint.load(folder, start, tensors)
+        training.restore(tensors)
+    losses = []
+    for step in range(start, stop):
+        generator = torch.Generator().manual_seed(step)
+        batch = torch.randint(spec.vocab, (job.global_batch, job.seq + 1), generator=generator)
+        mine = batch.view(strategy.dp, -1, strategy.micro_batch, job.seq + 1)[comm.mesh.replica(world.rank)]
+        losses.append(training.step(list(mine), lr=1e-2).loss)
+    tensors = training.logical_tensors()
+    if world.rank == 0:
+        checkpoint.save(folder, stop, tensors, {"seed": 5}, keep=9)
+    comm.barrier()
+    return losses
 
 
 def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
@@ -72,7 +102,7 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
     original = engine._issue
 
     def mean_instead_of_sum(self: Any) -> None:
-        self.buckets[self._next].flat.div_(self.comm.world.size)  # the oracle's engine stays whole
+        self.buckets[self._next].whole.div_(self.comm.world.size)  # the oracle's engine stays whole
         original(self)
 
     def forgets_last_bucket(self: Any) -> None:
@@ -234,10 +264,41 @@ def _loopback() -> int:
     return int(next(line for line in lines if line.strip().startswith("lo:")).split(":")[1].split()[0])
 
 
-def broken_program(world: World) -> None:
+def used_again(world: World) -> None:
+    comm = Comm(world, mesh(Strategy(dp=world.size)), over("shm"))
+
+    def total(dtype: torch.dtype) -> float:
+        tensor = comm.buffer(1 << 16, dtype).fill_(2**26)
+        comm.all_reduce(tensor, "world", unit="test", phase="B").wait()
+        return float(tensor[-1])
+
+    assert [total(dtype) for dtype in (torch.float32, torch.int32, torch.float32)] == [2.0**27] * 3
+    target = comm.buffer(64, torch.float32)
+    for value in (1.0, 2.0, 3.0):
+        source = comm.buffer(128, torch.float32) if value == 1.0 else torch.zeros(128)
+        source.fill_(value)
+        comm.reduce_scatter(target, source, "world", unit="test", phase="B").wait()
+        assert target.tolist() == [2 * value] * 64
+        del source
+
+
+def uneven_choice(world: World) -> None:
+    """One rank sends little, the other one much."""
+    choices = (Choice("all_to_all", 2, 0, "native"), Choice("all_to_all", 2, 4096, "shm"))
+    comm = Comm(world, mesh(Strategy(dp=world.size)), choices)
+    sends, receives = ((5, 5), (5, 5000)) if world.rank == 0 else ((5000, 5), (5, 5))
+    source, target = torch.ones(sum(sends)), torch.zeros(sum(receives))
+    comm.all_to_all(target, source, "world", unit="test", phase="F", sends=sends, receives=receives).wait()
+    assert bool((target == 1).all())
+
+
+def broken_program(world: World, dtype: str = "") -> None:
     comm = Comm(world, mesh(Strategy(dp=world.size)), over("shm"))
     a, b = comm.buffer(8, torch.float32), comm.buffer(16, torch.float32)
-    if world.rank:
+    if dtype:
+        other = comm.buffer(8, DTYPES[dtype]) if world.rank else a
+        comm.all_reduce(other, "world", unit="test", phase="B").wait()
+    elif world.rank:
         comm.all_gather(b, a, "world", unit="test", phase="B").wait()
     else:
         comm.all_reduce(a, "world", unit="test", phase="B").wait()

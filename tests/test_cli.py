@@ -273,7 +273,13 @@ def test_planning_for_a_preset_needs_no_torch(here: Path) -> None:
         job + '[job]\nglobal_batch = 64\nseq = 4096\nprecision = { compute = "bfloat16" }\n'
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
-    # zero=0 keeps 18 bytes for each of 8 G parameters on every GPU: the planner says so.
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    # zero=0 keeps 18 bytes for each of 8 G parameters on every GPU; sharded over 8 of them the model fits.
+    assert "zero=" in result["best"]["strategy"]
+    assert all("GiB" in c["rejected"] for c in result["alternatives"] if "zero" not in c["strategy"])
+    (here / "gpu.toml").write_text(job.replace("llama3-8b", "llama3-70b") + "[job]\nglobal_batch = 64\nseq = 4096\n")
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "nothing fits" in done.stderr
     (here / "gpu.toml").write_text(job.replace("llama3-8b", "gpt2-xl") + "[job]\nglobal_batch = 64\nseq = 1024\n")
@@ -293,7 +299,7 @@ WRONG = [
     (("train", "job.toml", "--set", "strategy.dp=4"), "cluster.ranks is 2"),
     (("train", "job.toml", "--set", "strategy.micro_batch=3"), "use one of 1, 2, 4"),
     (("train", "job.toml", "--set", "strategy.micro_bach=2"), "did you mean micro_batch?"),
-    (("train", "job.toml", "--set", "strategy.zero=3"), "not yet runnable"),
+    (("train", "job.toml", "--set", "strategy.tp=2"), "not yet runnable"),
     (("train", "job.toml", "--strategy", "dp=2;zero=1"), "strategy"),
     (("train", "job.toml", "--set", "nonsense"), "--set"),
     (("train", "job.toml", "--set", "modle.hidden=3"), "no such table"),

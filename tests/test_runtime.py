@@ -46,8 +46,9 @@ def test_a_checkpoint_continues_to_the_bit(tmp_path: Path, dtype: str, optimizer
         whole.step(batch(i), 1e-2)
     checkpoint.save(tmp_path, 3, whole.logical_tensors(), {"seed": 0}, keep=1)
     other = training(job, seed=9)
-    checkpoint.load(tmp_path, 3, other.logical_tensors())
-    other.loaded()
+    tensors = other.logical_tensors()
+    checkpoint.load(tmp_path, 3, tensors)
+    other.restore(tensors)
     for i in range(3, 6):
         assert whole.step(batch(i), 1e-2) == other.step(batch(i), 1e-2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import CaseFailed, Pool
@@ -14,9 +15,12 @@ from ranks import (
     many_at_once,
     run_schedule,
     transport_case,
+    uneven_choice,
+    used_again,
     without_arena,
 )
 
+from phalanx.runtime.transport import Call
 from phalanx.schedule.collectives import ALGORITHMS, build
 
 RUN = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -96,8 +100,39 @@ def test_our_reduce_scatter_moves_half_of_gloos_bytes(pool: Pool) -> None:
 
 
 def test_a_rank_that_issues_something_else_is_named(pool: Pool) -> None:
-    with pytest.raises(CaseFailed, match=r"rank 1 issued another operation \(all_gather .*\) where this rank issued"):
+    with pytest.raises(
+        CaseFailed,
+        match=r"rank 1 issued another operation, all_gather \(32 bytes of float32\), where this rank issued",
+    ):
         pool.run(2, broken_program)
+
+
+def test_a_type_is_another_operation(pool: Pool) -> None:
+    with pytest.raises(
+        CaseFailed, match=r"another operation, all_reduce \(32 bytes of int32, sum\), where this rank"
+    ):
+        pool.run(2, broken_program, "int32")
+
+
+def test_memory_that_is_used_again_is_not_mistaken(pool: Pool) -> None:
+    """At one address: another type of the same width, and a copy of what lies elsewhere."""
+    pool.run(2, used_again)
+
+
+def test_uneven_sizes_choose_alike(pool: Pool) -> None:
+    pool.run(2, uneven_choice)
+
+
+def test_what_cannot_be_is_refused_before_it_is_issued() -> None:
+    flat = torch.zeros(8)
+    for make, words in (
+        (lambda: Call("all_gather", (0, 1), 0, torch.zeros(4, 2)[:, 0], flat), "flat contiguous"),
+        (lambda: Call("all_to_all", (0, 1), 0, flat, flat, sends=(10, 10), receives=(4, 4)), "8 elements"),
+        (lambda: Call("all_to_all", (0, 1, 2), 0, flat, flat), "8 elements"),
+        (lambda: Call("all_reduce", (0, 1), 0, flat.int(), flat.int(), "avg"), "no average"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()
 
 
 def test_a_killed_rank_is_named_by_those_that_wait(pool: Pool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from phalanx.cli_collectives import collectives
-from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, mistakes, print_json
+from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json
 
 if TYPE_CHECKING:
     from phalanx.session import Decision, Outcome
@@ -226,12 +226,11 @@ def measure(
         if as_json:
             print_json(asdict(cluster))
             return
-        from rich.console import Console
 
         from phalanx.report.tables import rates
 
         for table in rates(cluster):
-            Console().print(table)
+            console().print(table)
 
 
 def _require_torch() -> None:
@@ -250,20 +249,19 @@ def _notes(notes: tuple[str, ...]) -> None:
 
 
 def _show_decision(decision: Decision, rows: int) -> None:
-    from rich.console import Console
 
     from phalanx.report.tables import alternatives
 
-    console = Console()
+    out = console()
     p = decision.plan
     origin = p.choices["rates_origin"]
-    console.print(
+    out.print(
         f"{p.model.family} decoder, {p.model.parameter_count:,} parameters; {p.cluster.name}: "
         f"{p.cluster.ranks} x {p.cluster.device.name}, rates {origin}",
         highlight=False,
         soft_wrap=True,
     )
-    console.print(alternatives(decision.candidates, decision.chosen, p.job, rows))
+    out.print(alternatives(decision.candidates, decision.chosen, p.job, rows))
 
 
 def _show_choices(decision: Decision) -> None:
@@ -305,27 +303,26 @@ def _outcome_json(outcome: Outcome, sample: str) -> dict[str, Any]:
 
 
 def _show_outcome(outcome: Outcome) -> None:
-    from rich.console import Console
 
     from phalanx.report.tables import comparison
 
-    console = Console()
+    out = console()
     loss, entropy = outcome.recorded["eval_loss"], outcome.unigram_entropy
     if loss is not None:
-        console.print(
+        out.print(
             f"validation loss {loss:.3f} nat per token; unigram entropy of the training tokens {entropy:.3f} "
             f"({entropy - loss:.3f} better)",
             highlight=False,
             soft_wrap=True,
         )
-    console.print(comparison(outcome.comparisons))
+    out.print(comparison(outcome.comparisons))
     count = len(outcome.recorded["events"])
     if outcome.differences:
         for line in outcome.differences:
-            console.print(f"recorded step differs from the plan: {line}", highlight=False)
+            out.print(f"recorded step differs from the plan: {line}", highlight=False)
     else:
-        console.print(f"the recorded step equals the plan: {count} events, FLOPs of every unit", highlight=False)
-    console.print(f"run: {os.path.relpath(outcome.folder)}/", highlight=False, soft_wrap=True)
+        out.print(f"the recorded step equals the plan: {count} events, FLOPs of every unit", highlight=False)
+    out.print(f"run: {os.path.relpath(outcome.folder)}/", highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.terminal import FAILED, Json, mistakes, print_json
+from phalanx.terminal import FAILED, Json, console, mistakes, print_json
 
 collectives = typer.Typer(no_args_is_help=True, help="Collective algorithms: shown step by step, proved, compared.")
 Operation = Annotated[str, typer.Option("--op", help="all_reduce, all_gather, reduce_scatter, broadcast, ...")]
@@ -25,16 +25,15 @@ def collectives_show(
 
     with mistakes():
         schedule = build(op, algorithm, ranks, ranks, root, tiers=_square(ranks))
-        from rich.console import Console
 
         from phalanx.report.collectives import drawable, steps
 
         if not drawable(schedule):
             raise InputError("--ranks", ranks, "is too many to draw", "use at most 26")
-        console = Console()
+        out = console()
         for title, table in steps(schedule):
-            console.print(title, highlight=False)
-            console.print(table)
+            out.print(title, highlight=False)
+            out.print(table)
 
 
 @collectives.command("prove")
@@ -94,19 +93,18 @@ def collectives_table(
         if as_json:
             print_json(asdict(found))
             return
-        from rich.console import Console
 
         from phalanx.report.collectives import comparison, crossovers, winners
 
-        console = Console()
+        out = console()
         what = op if op == "barrier" else f"{op} of {size}"
-        console.print(comparison(found, f"{what} over {ranks} ranks of {spec.name}"))
+        out.print(comparison(found, f"{what} over {ranks} ranks of {spec.name}"))
         if found.winners:
-            console.print("fastest, by size of the buffer:", highlight=False)
+            out.print("fastest, by size of the buffer:", highlight=False)
         for line in winners(found):
-            console.print(f"  {line}", highlight=False)
+            out.print(f"  {line}", highlight=False)
         for line in crossovers(found):
-            console.print(line, highlight=False)
+            out.print(line, highlight=False)
 
 
 def _measured(op: str, size: int, ranks: int, as_json: bool) -> None:
@@ -122,13 +120,12 @@ def _measured(op: str, size: int, ranks: int, as_json: bool) -> None:
         rows = [{"way": fit.way, "seconds": float(fit.seconds(size)), **asdict(fit)} for fit in fits]
         print_json({"rows": rows, "choices": [asdict(c) for c in chosen]})
         return
-    from rich.console import Console
 
-    console = Console()
-    console.print(measured(fits, size, f"{op} of {size:,} bytes over {ranks} ranks of this machine"))
-    console.print("auto takes, by size of the buffer:", highlight=False)
+    out = console()
+    out.print(measured(fits, size, f"{op} of {size:,} bytes over {ranks} ranks of this machine"))
+    out.print("auto takes, by size of the buffer:", highlight=False)
     for line in choices(chosen):
-        console.print(f"  {line}", highlight=False)
+        out.print(f"  {line}", highlight=False)
 
 
 def _square(p: int) -> tuple[int, ...]:

@@ -268,7 +268,7 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
             raise InputError("train.data", file.train.data, "has changed since the run began", "start a new run")
         if old.choices["transport"] == file.train.transport and old.cluster.ranks == decision.plan.cluster.ranks:
             # On the same ranks the same transports: losses stay equal to the bit, whatever a new measurement says.
-            decision.plan.choices["collectives"] = old.choices["collectives"]
+            decision.plan.choices["collectives"] = old.choices.get("collectives", [])
     return decision, tokens
 
 

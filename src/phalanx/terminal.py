@@ -9,9 +9,12 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -40,6 +43,13 @@ def mistakes() -> Iterator[None]:
             raise
         announce(f"error: {error}")
         raise typer.Exit(FAILED) from None
+
+
+def console() -> Console:
+    """As wide as the terminal; wide enough for every table where there is none."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120)
 
 
 def announce(text: str) -> None:

@@ -117,11 +117,11 @@ def backward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Wo
     return work + (_memory(11 * t * f, e, 4) if spec.activation == "swiglu" else _memory(3 * t * f, e, 1))
 
 
-def optimizer(spec: ModelSpec, job: Job) -> Work:
+def optimizer(spec: ModelSpec, job: Job, shards: int) -> Work:
     """The whole optimizer step over the parameters of one rank: zero, norm, clip, update, and the cast down."""
     master = DTYPE_BYTES[job.precision.master_dtype]
     accumulate = DTYPE_BYTES[job.precision.accumulate_dtype]
-    n = spec.parameter_count
+    n = spec.parameter_count // shards
     # read and write of weights and moments; gradients: zeroed, read for the norm, scaled, read for the update
     update = {"adamw": 6, "sgd": 4 if job.optimizer.betas[0] else 2}[job.optimizer.name] * master
     cast = DTYPE_BYTES[job.precision.compute] + master if job.precision.compute != job.precision.master_dtype else 0

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.kernel import Column
+from phalanx.schedule.buckets import buckets, slot_sizes
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.strategy import Strategy
 
 LOGITS_AT_ONCE = 2**17
 """The cross-entropy works on slices of so many logits, which stay in a core's cache (nn/functions.py)."""
@@ -27,12 +29,15 @@ class State:
     master: int
     gradients: int
     optimizer: int
+    buffers: int
+    """Memory that buckets and units take turns in: gradients on their way, gathered parameters."""
     tables: int
     batch: int
 
     @property
     def total(self) -> int:
-        return self.parameters + self.master + self.gradients + self.optimizer + self.tables + self.batch
+        held = self.parameters + self.master + self.gradients + self.optimizer
+        return held + self.buffers + self.tables + self.batch
 
 
 @dataclass(frozen=True)
@@ -50,28 +55,40 @@ class Footprint:
     leaves: Column
 
 
-def state(spec: ModelSpec, job: Job, dp: int) -> State:
-    """What a rank holds at zero=0: everything whole, and its share of the batch as int64 token ids."""
-    p = job.precision
-    n = spec.parameter_count
+def state(spec: ModelSpec, job: Job, s: Strategy) -> State:
+    """What a rank holds: at stage 0 everything whole, else its shards (of the padded buckets) and the memory in which
+    they are whole for a time; and its share of the batch as int64 token ids."""
+    p, stage, shards = job.precision, s.stage, s.dp_shard
+    cut = buckets(spec, job, s)
+    padded = [b.padded(shards if stage else 1) for b in cut]
+    n, part = sum(padded), sum(padded) // (shards if stage else 1)
     master, reduce, accumulate = (DTYPE_BYTES[d] for d in (p.master_dtype, p.reduce_dtype, p.accumulate_dtype))
+    compute, narrow = DTYPE_BYTES[p.compute], p.reduce_dtype != p.accumulate_dtype
     moments = {"adamw": 2, "sgd": 1 if job.optimizer.betas[0] else 0}[job.optimizer.name]
     counters = 4 * len(parameters(spec)) if job.optimizer.name == "adamw" else 0  # fp32 step counts
-    rotary = spec.max_seq * spec.head_dim * DTYPE_BYTES[p.compute] if spec.position == "rotary" else 0
+    rotary = spec.max_seq * spec.head_dim * compute if spec.position == "rotary" else 0
+    lent = sum(slot_sizes(padded)) * reduce if stage >= 2 else 0
+    if stage == 3:
+        units = [b.padded(shards) for b in reversed(cut) if b.unit != "model"]
+        shared = sum(b.padded(shards) for b in cut if b.unit == "model")
+        lent += (shared + (sum(units) if s.reshard == "step" else sum(slot_sizes(units)))) * compute
     return State(
-        parameters=n * DTYPE_BYTES[p.compute],
-        master=n * master if p.master_dtype != p.compute else 0,
-        gradients=n * (accumulate + (reduce if p.reduce_dtype != p.accumulate_dtype else 0)),
-        optimizer=n * moments * master + counters,
+        parameters=0 if stage == 3 else n * compute,
+        master=part * master if stage == 3 or p.master_dtype != p.compute else 0,
+        gradients=n * (accumulate + reduce * narrow) if stage <= 1 else part * accumulate,
+        optimizer=part * moments * master + counters,
+        buffers=lent,
         tables=rotary,
-        batch=job.global_batch // dp * (job.seq + 1) * 8,
+        batch=job.global_batch // s.dp * (job.seq + 1) * 8,
     )
 
 
-def cast_gradients(spec: ModelSpec, job: Job) -> int:
-    """The gradients once more in the master type, during the update, where they were accumulated in another."""
+def cast_gradients(spec: ModelSpec, job: Job, shards: int) -> int:
+    """This rank's gradients once more, in the master type, during the update; 0 where they are of it already."""
     p = job.precision
-    return spec.parameter_count * DTYPE_BYTES[p.master_dtype] if p.master_dtype != p.accumulate_dtype else 0
+    if p.master_dtype == p.accumulate_dtype:
+        return 0
+    return spec.parameter_count // shards * DTYPE_BYTES[p.master_dtype]
 
 
 def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) -> Footprint:

@@ -1,18 +1,19 @@
 """The price of a strategy on a cluster: step time, memory, traffic, from its terms.
 
-`predict` takes one Strategy or columns of many; the walk over instants that gives the memory peak has a closed
-form here, which a property test holds equal to the walk over the expanded events.
+`predict` takes one Strategy, `predict_all` many; the walk over instants that gives the memory peak has a closed form
+here, which a property test holds equal to the walk over the expanded events.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from phalanx.cost import collective, kernel, memory
 from phalanx.cost.kernel import Column
-from phalanx.cost.terms import Columns, Term, terms
+from phalanx.cost.terms import Columns, Term, columns, terms
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import Job
 from phalanx.spec.mesh import mesh
@@ -37,17 +38,30 @@ class Prediction:
     state_bytes: Column
 
 
-def predict(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Columns) -> Prediction:
+def predict(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> Prediction:
     """Price the terms. Raises InputError where the cluster has no rates for the job's compute type."""
-    if isinstance(s, Columns):
-        return _stack(spec, cluster, job, s)
-    return _price(spec, cluster, job, s, s.dp)
+    return _price(spec, cluster, job, s, s)
 
 
-def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Columns, dp: int) -> Prediction:
-    """One strategy, or columns that share `dp` (the mesh, and so the links, follow from it)."""
-    rates = cluster.rates(job.precision.compute, min(dp, cluster.ranks_per_node))
-    grid = mesh(Strategy(dp=dp))
+def predict_all(spec: ModelSpec, cluster: ClusterSpec, job: Job, strategies: Sequence[Strategy]) -> Prediction:
+    """The same for many at once, as columns. Raises InputError likewise."""
+    rows = len(strategies)
+    names = [f.name for f in fields(Prediction) if f.name != "bytes_per_axis"]
+    out = {name: np.zeros(rows) for name in names}
+    traffic: dict[str, Column] = {}
+    for group, here in columns(strategies):
+        part = _price(spec, cluster, job, group, group.like)
+        for name in names:
+            out[name][here] = getattr(part, name)
+        for axis, column in part.bytes_per_axis.items():
+            traffic.setdefault(axis, np.zeros(rows))[here] = column
+    return Prediction(**out, bytes_per_axis=traffic)
+
+
+def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Columns, like: Strategy) -> Prediction:
+    """One strategy, or columns of some that are as `like` is in all that the mesh and the stage depend on."""
+    rates = cluster.rates(job.precision.compute, min(like.world, cluster.ranks_per_node))
+    grid = mesh(like)
     forward: Column = 0.0
     backward: Column = 0.0
     communication: Column = 0.0
@@ -56,13 +70,14 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     traffic: dict[str, Column] = {}
     found = terms(spec, job, s)
     for term in found:
-        if term.event.phase == "F":
+        kind, phase = term.event.kind, term.event.phase
+        if kind == "compute" and phase == "F":
             forward = forward + term.work.seconds(rates.forward) * rates.whole
-        elif term.event.kind == "compute" and term.event.phase == "B":
+        elif kind == "compute" and phase == "B":
             backward = backward + term.work.seconds(rates.backward) * rates.whole
         elif term.event.op == "optimizer":
             optimizer = kernel.optimizer_seconds(term.work, rates)
-        elif dp > 1:
+        elif like.dp > 1:
             axis = term.event.axis
             communication = communication + collective.seconds(
                 cluster, grid, term.event.op, axis, term.count, term.bytes
@@ -73,8 +88,8 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     if cluster.device.own_communication_engine:
         # Buckets travel beside the last micro-batch's backward pass; what does not fit there is seen.
         exposed = np.maximum(communication - backward / s.accumulation(job), 0.0)
-    state = memory.state(spec, job, dp)
-    peak = state.total + _peak(spec, found)
+    held = _state(spec, job, s)
+    peak = held + _peak(spec, found)
     return Prediction(
         step_time_s=forward + backward + optimizer + exposed,
         forward_s=forward,
@@ -85,8 +100,8 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         flops=flops,
         bytes_per_axis=traffic,
         memory_bytes=peak,
-        activation_bytes=peak - state.total,
-        state_bytes=state.total,
+        activation_bytes=peak - held,
+        state_bytes=held,
     )
 
 
@@ -113,17 +128,9 @@ def _peak(spec: ModelSpec, found: tuple[Term, ...]) -> Column:
     return np.maximum(peak, t["opt", ""].alloc)
 
 
-def _stack(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Columns) -> Prediction:
-    """Price columns group by group: strategies of one dp share mesh and links."""
-    rows = len(s.dp)
-    names = [f.name for f in fields(Prediction) if f.name != "bytes_per_axis"]
-    out = {name: np.zeros(rows) for name in names}
-    traffic: dict[str, Column] = {}
-    for dp in np.unique(s.dp):
-        here = s.dp == dp
-        part = _price(spec, cluster, job, Columns(s.dp[here], s.micro_batch[here], s.bucket_bytes[here]), int(dp))
-        for name in names:
-            out[name][here] = getattr(part, name)
-        for axis, column in part.bytes_per_axis.items():
-            traffic.setdefault(axis, np.zeros(rows))[here] = column
-    return Prediction(**out, bytes_per_axis=traffic)
+def _state(spec: ModelSpec, job: Job, s: Strategy | Columns) -> Column:
+    if isinstance(s, Strategy):
+        return memory.state(spec, job, s).total
+    sizes, where = np.unique(s.bucket_bytes, return_inverse=True)
+    totals = [memory.state(spec, job, replace(s.like, bucket=size / 2**20)).total for size in sizes]
+    return np.array(totals)[where]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from phalanx.cost import memory
-from phalanx.cost.terms import METRICS, Term, terms
-from phalanx.schedule.buckets import Bucket, gradient_buckets
-from phalanx.schedule.event import Event
+from phalanx.cost.terms import Term, metrics, terms
+from phalanx.schedule.buckets import Bucket, buckets
+from phalanx.schedule.event import Event, Phase
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec, units
@@ -54,23 +54,57 @@ class StepProgram:
 def expand(spec: ModelSpec, job: Job, strategy: Strategy) -> StepProgram:
     """Order the terms of a strategy into a step."""
     by_template = {(t.event.op, t.event.unit): t for t in terms(spec, job, strategy)}
-    cut = gradient_buckets(spec, job, strategy.bucket_bytes) if strategy.dp > 1 else ()
+    stage, alone = strategy.stage, strategy.dp == 1
+    cut = () if alone else buckets(spec, job, strategy)
+    order = [b.name for b in reversed(cut) if b.unit not in ("", "model")]  # units that gather, forward
     events: list[Event] = []
     last = strategy.accumulation(job) - 1
+    ready = _completed(cut, spec)
+
+    def gather(name: str, phase: Phase, m: int | None) -> Event:
+        bucket = next(b for b in cut if b.name == name)
+        return _bucket(by_template["all_gather", "parameters"], bucket, strategy, m, phase)
+
     for m in range(last + 1):
+        gathers = stage == 3 and (m == 0 or strategy.reshard != "step")
+        if gathers and cut[-1].unit == "model":
+            events.append(gather("model", "F", m))
         for unit in units(spec):
+            if gathers:
+                events += (gather(name, "F", m) for name in _ahead(order, unit, +1, strategy.prefetch))
             events.append(_compute(by_template["forward", unit.split(".")[0]], unit, m))
-        ready = _completed(cut, spec)
         for unit in reversed(units(spec)):
+            if gathers and strategy.reshard != "step":
+                events += (gather(name, "B", m) for name in _ahead(order, unit, -1, strategy.prefetch))
             events.append(_compute(by_template["backward", unit.split(".")[0]], unit, m))
-            if m == last:
-                events += (_bucket(by_template["all_reduce", "gradients"], b, job, strategy, m) for b in ready[unit])
-    if strategy.dp > 1:
-        metrics = by_template["all_reduce", "metrics"].event
-        events.append(replace(metrics, group_size=mesh(strategy).world, bytes=METRICS * 8))
+            if alone:
+                continue
+            if stage == 0 and m == last:
+                term = by_template["all_reduce", "gradients"]
+                events += (_bucket(term, b, strategy, m) for b in ready[unit])
+            elif stage >= 2 or (stage == 1 and m == last):
+                term = by_template["reduce_scatter", "gradients"]
+                events += (_bucket(term, b, strategy, m) for b in ready[unit])
+    if stage and strategy.dp_replicate > 1:
+        events += (_bucket(by_template["all_reduce", "shards"], b, strategy, last) for b in cut)
+    if not alone:
+        event = by_template["all_reduce", "metrics"].event
+        events.append(replace(event, group_size=mesh(strategy).world, bytes=metrics(stage) * 8))
     update = by_template["optimizer", ""]
     events.append(replace(update.event, alloc=update.alloc, free=update.free))
-    return StepProgram(tuple(events), memory.state(spec, job, strategy.dp))
+    if stage in (1, 2):
+        events += (_bucket(by_template["all_gather", "parameters"], b, strategy, None) for b in reversed(cut))
+    return StepProgram(tuple(events), memory.state(spec, job, strategy))
+
+
+def _ahead(order: list[str], unit: str, way: int, prefetch: int) -> list[str]:
+    """What starts to be gathered when a unit's pass begins: itself, where nobody did before, and what comes next."""
+    if unit not in order:
+        return []
+    at, last = order.index(unit), len(order) - 1
+    first = at == (0 if way > 0 else last)
+    own = [unit] if (first and way > 0) or (not first and not prefetch) else []
+    return own + ([order[at + way]] if prefetch and 0 <= at + way <= last else [])
 
 
 def _completed(cut: tuple[Bucket, ...], spec: ModelSpec) -> dict[str, list[Bucket]]:
@@ -96,13 +130,18 @@ def _compute(term: Term, unit: str, micro_batch: int) -> Event:
     )
 
 
-def _bucket(term: Term, bucket: Bucket, job: Job, strategy: Strategy, micro_batch: int) -> Event:
+def _bucket(
+    term: Term, bucket: Bucket, strategy: Strategy, micro_batch: int | None, phase: Phase | None = None
+) -> Event:
+    shards = strategy.dp_shard if strategy.stage else 1
+    numel = bucket.padded(shards) // (shards if term.event.unit == "shards" else 1)
     return replace(
         term.event,
         unit=bucket.name,
+        phase=phase or term.event.phase,
         group_size=mesh(strategy).size(term.event.axis),
         micro_batch=micro_batch,
-        bytes=bucket.numel * DTYPE_BYTES[job.precision.reduce_dtype],
+        bytes=numel * DTYPE_BYTES[term.event.dtype],
     )
 
 
@@ -125,4 +164,4 @@ def differences(predicted: tuple[Event, ...], recorded: tuple[Event, ...]) -> It
             yield f"FLOPs of {key[0]} {key[1]}: predicted {a_flops}, recorded {b_flops}"
 
 
-_NO_STATE = memory.State(0, 0, 0, 0, 0, 0)
+_NO_STATE = memory.State(0, 0, 0, 0, 0, 0, 0)

@@ -7,37 +7,55 @@ NumPy columns of many. The search sums terms; `program.expand` turns the same te
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from phalanx.cost import kernel, memory
 from phalanx.cost.kernel import NO_WORK, Column, Work
-from phalanx.schedule.buckets import gradient_buckets
-from phalanx.schedule.event import Event
-from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.schedule.buckets import gradient_buckets, unit_buckets
+from phalanx.schedule.event import Event, Phase
+from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
-METRICS = 4
-"""Numbers in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag, faulty-loss flag."""
+Indices = npt.NDArray[np.int64]
+
+
+def metrics(stage: int) -> int:
+    """Numbers in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag, faulty-loss flag, and
+    where gradients are sharded the square of their norm."""
+    return 5 if stage else 4
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The fields of many strategies, one NumPy column each: what terms read, and a Strategy has alike."""
+    """Strategies that differ in what stands here as NumPy columns, and else are as `like` is."""
 
-    dp: Column
+    like: Strategy
     micro_batch: Column
     bucket_bytes: Column
 
     def accumulation(self, job: Job) -> Column:
-        return job.global_batch // (self.micro_batch * self.dp)
+        return job.global_batch // (self.micro_batch * self.like.dp)
 
 
-def columns(strategies: list[Strategy]) -> Columns:
-    return Columns(*(np.array([getattr(s, f.name) for s in strategies], dtype=np.int64) for f in fields(Columns)))
+def columns(strategies: Sequence[Strategy]) -> list[tuple[Columns, Indices]]:
+    """Strategies as columns, group by group, with the rows that each group stands for."""
+    groups: dict[Strategy, list[int]] = {}
+    for i, s in enumerate(strategies):
+        groups.setdefault(replace(s, micro_batch=1, bucket="auto"), []).append(i)
+    return [
+        (
+            Columns(
+                like, *(np.array([getattr(strategies[i], f) for i in rows]) for f in ("micro_batch", "bucket_bytes"))
+            ),
+            np.array(rows),
+        )
+        for like, rows in groups.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -53,8 +71,9 @@ class Term:
 
 
 def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
-    """The terms of a data-parallel step at zero=0: units forward and backward for each micro-batch, one all-reduce
-    per bucket, the metrics, the optimizer."""
+    """The terms of a data-parallel step: units forward and backward for each micro-batch, the collectives of the ZeRO
+    stage, the metrics, the optimizer."""
+    like = s if isinstance(s, Strategy) else s.like
     m = s.accumulation(job)
     # FLOPs of a step pass 2^63 for large models: columns go through float64, one strategy through exact ints.
     t: Column = s.micro_batch * job.seq if isinstance(s, Strategy) else (s.micro_batch * job.seq).astype(float)
@@ -82,17 +101,19 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
                 free=held.backward - held.leaves + targets + _freed(spec, unit, t, job),
             )
         )
-    found += _gradient_terms(spec, job, s)
+    found += _collective_terms(spec, job, s, like)
+    active = int(like.dp > 1)
     found.append(
         Term(
             Event("collective", "all_reduce", "opt", "metrics", "world", dtype="float64"),
-            count=np.where(np.greater(s.dp, 1), 1, 0) if isinstance(s, Columns) else int(s.dp > 1),
-            bytes=(s.dp > 1) * METRICS * 8,
+            count=active,
+            bytes=active * metrics(like.stage) * 8,
         )
     )
-    cast = memory.cast_gradients(spec, job)
+    shards = like.dp_shard
+    cast = memory.cast_gradients(spec, job, shards)
     optimizer = Event("compute", "optimizer", "opt", dtype=job.precision.master_dtype)
-    found.append(Term(optimizer, count=1, work=kernel.optimizer(spec, job), alloc=cast, free=cast))
+    found.append(Term(optimizer, count=1, work=kernel.optimizer(spec, job, shards), alloc=cast, free=cast))
     return tuple(found)
 
 
@@ -103,15 +124,46 @@ def _freed(spec: ModelSpec, unit: str, t: Column, job: Job) -> Column:
     return {"embed": kept - stream, "blocks": kept, "head": kept + stream}[unit]
 
 
-def _gradient_terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> list[Term]:
-    """One all-reduce per bucket over the data axis, in the last micro-batch's backward pass."""
-    dtype = job.precision.reduce_dtype
-    event = Event("collective", "all_reduce", "B", "gradients", "dp_replicate", dtype=dtype)
-    total = spec.parameter_count * DTYPE_BYTES[dtype]
-    if isinstance(s, Strategy):
-        count: Any = len(gradient_buckets(spec, job, s.bucket_bytes))
+def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy) -> list[Term]:
+    """Gradients on their way, in the backward pass, and parameters that are gathered (one of ZeRO's stages)."""
+    p, stage, shards = job.precision, like.stage, like.dp_shard
+    m = s.accumulation(job)
+    bucket_bytes = np.atleast_1d(s.bucket_bytes)
+    if stage == 3:
+        cuts = [unit_buckets(spec)]
+        where = np.zeros(len(bucket_bytes), dtype=int)
     else:
-        sizes, where = np.unique(s.bucket_bytes, return_inverse=True)
-        count = np.array([len(gradient_buckets(spec, job, int(size))) for size in sizes])[where]
-    active = s.dp > 1
-    return [Term(event, count=count * active, bytes=total * active)]
+        sizes, where = np.unique(bucket_bytes, return_inverse=True)
+        cuts = [gradient_buckets(spec, job, int(size)) for size in sizes]
+    counts = np.array([len(cut) for cut in cuts])[where]
+    padded = np.array([sum(b.padded(shards if stage else 1) for b in cut) for cut in cuts], dtype=object)[where]
+    one = isinstance(s, Strategy)
+    count: Column = int(counts[0]) if one else counts
+    numel: Column = int(padded[0]) if one else padded.astype(np.int64)
+
+    def term(op: str, phase: Phase, unit: str, axis: str, dtype: DType, times: Column, size: Column) -> Term:
+        total = numel * size * DTYPE_BYTES[dtype]
+        return Term(Event("collective", op, phase, unit, axis, dtype=dtype), count=count * times, bytes=total)
+
+    if stage == 0:
+        active = int(like.dp > 1)
+        return [term("all_reduce", "B", "gradients", "dp_replicate", p.reduce_dtype, active, active)]
+    often = m if stage >= 2 else 1
+    found = [term("reduce_scatter", "B", "gradients", "dp_shard", p.reduce_dtype, often, often)]
+    if like.dp_replicate > 1:
+        shard = term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, 1, 1)
+        found.append(replace(shard, bytes=shard.bytes // shards))
+    if stage < 3:
+        found.append(term("all_gather", "opt", "parameters", "dp_shard", p.compute, 1, 1))
+        return found
+    cut = unit_buckets(spec)
+    whole = sum(b.padded(shards) for b in cut)
+    kept = sum(b.padded(shards) for b in cut if b.unit in ("head", "model"))  # from the forward to the backward pass
+    kept_units = sum(b.unit in ("head", "model") for b in cut)
+    event = Event("collective", "all_gather", "F", "parameters", "dp_shard", dtype=p.compute)
+    if like.reshard == "step":
+        gathers, size = len(cut), whole
+    else:
+        gathers, size = (2 * len(cut) - kept_units) * m, (2 * whole - kept) * m
+    found.append(Term(event, count=gathers, bytes=size * DTYPE_BYTES[p.compute]))
+    return found

@@ -27,6 +27,7 @@ from phalanx.schedule.buckets import gradient_buckets
 from phalanx.spec.cluster import CollectiveFit, Rates
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Optimizer, Precision
 from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.strategy import Strategy
 
 # (hidden, heads, kv_heads, ffn, vocab), then (sequences, seq): shapes around what a small machine trains.
 _LADDER: tuple[tuple[tuple[int, int, int, int, int], tuple[tuple[int, int], ...]], ...] = (
@@ -157,7 +158,7 @@ def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[],
         optimizer.step()
         _synchronize(device)
         times.append(time.perf_counter() - start)
-    per_parameter = kernel.optimizer(spec, job).traffic_bytes / spec.parameter_count
+    per_parameter = kernel.optimizer(spec, job, 1).traffic_bytes / spec.parameter_count
     if job.precision.compute != job.precision.master_dtype:
         per_parameter -= DTYPE_BYTES[dtype] + DTYPE_BYTES[job.precision.master_dtype]  # no cast was timed
     return median(times[1:]) / (per_parameter * flat.numel())
@@ -189,7 +190,8 @@ class Whole:
         for p in self.model.parameters():
             torch.nn.init.normal_(p, std=0.02)
         cut = gradient_buckets(self.spec, self.job, 25 * 2**20)
-        self.engine = DataParallel(self.model, cut, self.job.precision, comm)
+        self.engine = DataParallel(self.model, cut, self.job.precision, comm, Strategy(dp=comm.world.size), {})
+        self.engine.start(None)
         self.tokens = torch.randint(self.spec.vocab, (6, self.job.seq + 1), device=comm.world.device)
         self.times: list[float] = []
 

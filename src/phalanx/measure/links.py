@@ -48,7 +48,7 @@ SHARED = tuple(Choice(op, 0, 0, "shm") for op in OPS)
 def ways(op: str, ranks: int, comm: Comm) -> Iterator[Way]:
     """Everything that could serve an operation; of algorithms that are the same for so few ranks, the first."""
     yield Way("native")
-    if comm.world.device.type == "cpu":
+    if comm.shares(tuple(range(ranks))):
         yield Way("shm")
     seen = set()
     for algorithm in ALGORITHMS[op]:

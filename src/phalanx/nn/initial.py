@@ -50,11 +50,19 @@ def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> None:
         own[p.fqn].copy_(torch.from_numpy(draw(spec, p, seed, 0, p.numel)).view(p.shape))
 
 
-def create(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """A Decoder on a device, parameters allocated and not yet filled."""
+def create(spec: ModelSpec, dtype: torch.dtype, device: torch.device, parameters: bool = True) -> Decoder:
+    """A Decoder on a device, parameters allocated and not yet filled; without `parameters` they have their shapes and
+    no memory."""
     with torch.device("meta"):
         model = Decoder(spec, dtype)
-    model.to_empty(device=device)
+    if parameters:
+        model.to_empty(device=device)
+    else:
+        for module in model.modules():
+            for name, p in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(torch.empty(1, dtype=dtype, device=device).expand(p.shape)))
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                setattr(module, name, torch.empty_like(buffer, device=device))
     if spec.tied:  # to_empty makes a parameter anew for each of its users
         model.head.linear.weight = model.embed.token.weight
     if spec.position == "rotary":

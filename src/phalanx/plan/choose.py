@@ -11,7 +11,7 @@ from phalanx.spec.cluster import ClusterSpec, CollectiveFit
 
 _SIZES = tuple(2**k for k in range(10, 31))
 _FORCED = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "all_to_all": "pairwise"}
-_CLEARLY = 0.98  # what another way must at least save: neighbouring sizes do not flip by noise
+_CLEARLY = 0.95  # what another way may take at most: neighbouring sizes flip less by noise
 
 
 def allowed(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> ClusterSpec:

@@ -1,16 +1,16 @@
 """The strategies that fit a job on a cluster, priced, best first.
 
-Today the axis is dp (zero=0) by micro-batch; every later axis joins this enumeration.
+Today: data parallelism with ZeRO and HSDP, by micro-batch; every later axis joins this enumeration.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from phalanx.cost.predict import Prediction, predict
-from phalanx.cost.terms import columns
+from phalanx.cost.predict import Prediction, predict, predict_all
 from phalanx.spec.cluster import GIB, ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -28,9 +28,18 @@ class Candidate:
 
 
 def enumerate_strategies(job: Job, ranks: int, dp: int | None = None) -> list[Strategy]:
-    """Every legal (dp, micro_batch), none twice: dp up to `ranks`, or just the given one."""
+    """Every legal (dp, zero, shard, micro_batch), none twice: dp up to `ranks`, or just the given one."""
     replicas = [dp] if dp else [d for d in divisors(job.global_batch) if d <= ranks]
-    return [Strategy(dp=d, micro_batch=m) for d in replicas for m in divisors(job.global_batch // d)]
+    stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
+    return [
+        Strategy(dp=d, zero=zero, shard=shard if shard < d else None, micro_batch=m)
+        if zero
+        else Strategy(dp=d, micro_batch=m)
+        for d in replicas
+        for zero in stages
+        for shard in (divisors(d)[1:] if zero else [1])
+        for m in divisors(job.global_batch // d)
+    ]
 
 
 def search(model: ModelSpec, cluster: ClusterSpec, job: Job, dp: int | None = None) -> list[Candidate]:
@@ -40,7 +49,7 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, dp: int | None = No
     """
     check(Strategy(dp=dp or 1), model, job, None)
     strategies = enumerate_strategies(job, cluster.ranks, dp)
-    times = predict(model, cluster, job, columns(strategies)).step_time_s
+    times = predict_all(model, cluster, job, strategies).step_time_s
     found = [price(model, cluster, job, strategies[i]) for i in np.argsort(times, kind="stable")]
     found.sort(key=lambda c: bool(c.reason))
     if found[0].reason:

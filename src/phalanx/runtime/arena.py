@@ -6,11 +6,13 @@ left behind however a run ends, kill -9 included, and the size of /dev/shm does 
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import secrets
 import select
 import weakref
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +47,7 @@ class Arena:
         self.base = self.memory.data_ptr()
         self._span, self._reserved, self._top = span, 0, 0
         self._free: list[tuple[int, int]] = []  # (offset, size), ascending, never adjacent
-        self._returned: list[tuple[int, int]] = []
+        self._returned: deque[tuple[int, int]] = deque()
         self.allocate(_HEADER)
         self.words[0] = secrets.randbits(63)
         self.address = Address(os.getpid(), self._fd, self.words[0])
@@ -60,20 +62,26 @@ class Arena:
                 self._free[i : i + 1] = [(offset + size, free - size)] if free > size else []
                 return offset
         offset = self._top
+        if offset + size > self._span:
+            raise OSError(errno.ENOMEM, f"{size} bytes more than the machine has")
         if offset + size > self._reserved:
-            # Memory that is not there would end the process at its first use; reserving it fails here instead.
+            # What cannot be had fails here, and not at its first use; where a container's limit is lower than the
+            # machine's memory, the system decides.
             grow = -(-(offset + size - self._reserved) // _RESERVE) * _RESERVE
-            os.posix_fallocate(self._fd, self._reserved, min(grow, self._span - self._reserved))
+            grow = min(grow, self._span - self._reserved)
+            os.posix_fallocate(self._fd, self._reserved, grow)
             self._reserved += grow
         self._top += size
         return offset
 
     def release(self, offset: int, size: int) -> None:
-        """Give back what `allocate` gave. May be called at any moment: by the garbage collector too."""
-        self._returned.append((offset, _rounded(size)))
+        """Give back what `allocate` gave. May be called at any moment, by the garbage collector and other threads."""
+        self._returned.append((offset, _rounded(size)))  # a deque's append and popleft are atomic
 
     def _merge(self) -> None:
-        returned, self._returned = self._returned, []
+        returned = []
+        while self._returned:
+            returned.append(self._returned.popleft())
         merged: list[tuple[int, int]] = []
         for start, length in sorted(self._free + returned):
             if merged and merged[-1][0] + merged[-1][1] == start:

@@ -1,7 +1,7 @@
 """Communication: every collective of a step goes through here, and is recorded above the transport.
 
-A collective is named by mesh axis; over an axis of one rank it is nothing, and no event. Issue order is the same
-on every rank of a group: that is the caller's duty, and what the recorder lets tests check.
+A collective is named by mesh axis; over an axis of one rank it is nothing, and no event. All ranks issue in one
+order over all groups together: that is the caller's duty, and what the recorder lets tests check.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Comm:
         self._groups: dict[str, tuple[int, ...]] = {}
         shared = any(c.transport == "shm" for c in self.choices) and world.device.type == "cpu"
         self._shm = shm.attach() if shared else None
-        self._p2p = P2P(world)
+        self._p2p = P2P()
 
     def ranks(self, axis: str) -> tuple[int, ...]:
         """This rank's group along an axis; alone where the name is empty: an axis that dropped out."""
@@ -156,8 +156,10 @@ class Comm:
         )
         label = f"{unit} over {axis}"
         self.status.now(f"{op} of {label} ({size} bytes)")
-        call = Call(op, ranks, ranks.index(self.world.rank), source, target, reduction, *parts, label=label)
-        chosen = pick(self.choices, op, len(ranks), size)
+        me = ranks.index(self.world.rank)
+        call = Call(op, ranks, me, source.detach(), target.detach(), reduction, *parts, label=label)
+        # Of uneven parts no rank knows another's size: all take what serves the largest.
+        chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size)
         return self.start(call, chosen.transport, chosen.algorithm)
 
     def start(self, call: Call, transport: Transport = "native", algorithm: str = "") -> Handle:
@@ -172,6 +174,10 @@ class Comm:
         handle = self._p2p.start(call, algorithm) if transport == "p2p" else native.start(call)
         return handle if self._shm is None else _InOrder(handle, self._shm)
 
+    def shares(self, ranks: tuple[int, ...]) -> bool:
+        """Whether shared memory serves this group; collective when asked first."""
+        return self._shm is not None and self._on_one_host(ranks) and self._shm.reaches(ranks, self.world.rank, _say)
+
     def _on_one_host(self, ranks: tuple[int, ...]) -> bool:
         local = self.world.local_size
         return ranks[0] // local == ranks[-1] // local
@@ -181,7 +187,9 @@ class Comm:
         ranks = self.ranks(axis)
         if len(ranks) > 1:
             self._settle()
-            native.start(Call("broadcast", ranks, ranks.index(self.world.rank), tensor, tensor)).wait()
+            native.start(
+                Call("broadcast", ranks, ranks.index(self.world.rank), tensor.view(-1), tensor.view(-1))
+            ).wait()
 
     def barrier(self) -> None:
         """Wait for every rank of the world. Outside of a step: not recorded."""

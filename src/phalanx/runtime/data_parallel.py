@@ -1,11 +1,16 @@
-"""The data-parallel engine (zero=0): gradients in flat buckets, reduced while the backward pass still runs.
+"""The data-parallel engine: gradients in flat buckets, reduced while the backward pass runs; ZeRO stages 0 to 3.
 
-Communication of a step, in phases:
-    backward of the last micro-batch   one all-reduce per bucket over the data axis, as soon as it is full
-    finish()                           buckets of unused parameters, then waits for all
+The stage says what is sharded over dp_shard and when it is gathered. Communication of a step, in phases:
+    forward, backward   stage 3: units' parameters, all-gather just ahead of their use (gathered.py)
+    backward            stage 0: all-reduce of every full bucket, once a step
+                        stage 1: reduce-scatter of every full bucket, once a step
+                        stages 2, 3: the same in every micro-batch
+    end of backward     replicas of the shards (HSDP): all-reduce of each shard over dp_replicate, once a step
+    optimizer           stages 1, 2: all-gather of the parameters, awaited where the next forward pass needs them
 
 Buckets are issued in their fixed order, never in order of readiness, so that every rank issues alike.
-Reference: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
+References: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"; Rajbhandari et
+al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
 """
 
 from __future__ import annotations
@@ -17,23 +22,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from phalanx.runtime.comm import DTYPES, Comm, Handle
-from phalanx.schedule.buckets import Bucket
+from phalanx.runtime.comm import DTYPES, Comm
+from phalanx.runtime.flat import Flat, Piece
+from phalanx.runtime.gathered import Gathered
+from phalanx.runtime.transport import Call
+from phalanx.schedule.buckets import Bucket, slot_sizes, slots
 from phalanx.spec.job import Precision
+from phalanx.spec.strategy import Strategy
 
-
-class _FlatBucket:
-    """The gradients of a bucket as one flat tensor of the accumulate type, each a view of it."""
-
-    def __init__(self, bucket: Bucket, precision: Precision, comm: Comm) -> None:
-        self.name, self.bucket = bucket.name, bucket
-        self.flat = comm.buffer(bucket.numel, DTYPES[precision.accumulate_dtype])
-        narrow = precision.reduce_dtype != precision.accumulate_dtype
-        self.sent = comm.buffer(bucket.numel, DTYPES[precision.reduce_dtype]) if narrow else self.flat
-        parts = self.flat.split([p.numel for p in bucket.parameters])
-        self.views = {p.fqn: part.view(p.shape) for p, part in zip(bucket.parameters, parts, strict=True)}
-        self.missing = 0
-        self.handle: Handle | None = None
+Draw = Callable[[Piece], Tensor]
 
 
 def _call(hook: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name: str, p: nn.Parameter) -> None:
@@ -46,88 +43,269 @@ class DataParallel:
     """Sums the gradients of a module's parameters over the data axis. The caller divides by the token count.
 
     Between `begin` and `finish` each micro-batch is announced by `micro_batch`; a plain backward pass calls
-    `grad_ready` through hooks. After `finish`, `gradients` holds sums over all micro-batches and replicas.
+    `grad_ready` through hooks. After `finish`, gradients are sums over all micro-batches and replicas: whole at
+    stage 0, else this rank's `pieces`. `units`: the modules that gather at once at stage 3, in forward order.
     """
 
-    def __init__(self, module: nn.Module, buckets: tuple[Bucket, ...], precision: Precision, comm: Comm) -> None:
-        self.comm, self.axis = comm, comm.mesh.gradient_axis
+    def __init__(
+        self,
+        module: nn.Module,
+        buckets: tuple[Bucket, ...],
+        precision: Precision,
+        comm: Comm,
+        strategy: Strategy,
+        units: dict[str, nn.Module],
+    ) -> None:
+        self.comm, self.stage, self.module = comm, strategy.stage, module
+        self.axis = comm.mesh.gradient_axis if self.stage == 0 else "dp_shard"
+        self.replicas = strategy.dp_replicate if self.stage else 1
+        ranks = comm.ranks("dp_shard") if self.stage else (comm.world.rank,)
+        self.shards, self.index = len(ranks), ranks.index(comm.world.rank)
         self.parameters = dict(module.named_parameters())
-        self.buckets = [_FlatBucket(b, precision, comm) for b in buckets]
-        self._bucket_of = {name: b for b in self.buckets for name in b.views}
+        self.buckets = [Flat(b, self.shards, self.index) for b in buckets]
+        self._bucket_of = {p.fqn: b for b in self.buckets for p in b.bucket.parameters}
+        self._reduce = DTYPES[precision.reduce_dtype]
         # A gradient of the bucket's own type is accumulated by autograd right where it is reduced.
-        same = precision.compute == precision.accumulate_dtype
-        self._in_place = same
+        self._in_place = precision.compute == precision.accumulate_dtype and self.stage <= 1
         self._last, self._micro_batch, self._next = False, 0, 0
+        self._allocate(precision)
+        self.gathered = None
+        if self.stage == 3:
+            keep = strategy.reshard == "step"
+            self.gathered = Gathered(module, units, self.buckets, comm, strategy.prefetch, keep)
+        elif self.stage:
+            self._await_parameters_in(units)
         # The parameter holds its hook outside Python's sight: a strong reference back would never be collected.
         hook = weakref.WeakMethod(self._hook)
         for name, p in self.parameters.items():
             p.register_post_accumulate_grad_hook(partial(_call, hook, name))
-        for tensor in (*self.parameters.values(), *module.buffers()):
-            comm.broadcast(tensor.detach(), self.axis)
 
-    @property
-    def flats(self) -> list[Tensor]:
-        return [b.flat for b in self.buckets]
+    def _allocate(self, precision: Precision) -> None:
+        buffer, compute, master = self.comm.buffer, DTYPES[precision.compute], DTYPES[precision.master_dtype]
+        accumulate = DTYPES[precision.accumulate_dtype]
+        for b in self.buckets:
+            if self.stage <= 1:
+                b.whole = buffer(b.padded, accumulate)
+                b.sent = b.whole if self._reduce == accumulate else buffer(b.padded, self._reduce)
+                b.shard = b.own(b.whole) if self.stage else b.whole
+            else:
+                b.shard = buffer(b.part, accumulate)
+            if self.stage in (1, 2):
+                b.weights = buffer(b.padded, compute)
+                for name, view in b.views(b.weights).items():
+                    self.parameters[name].data = view
+                b.master = b.own(b.weights) if master == compute else buffer(b.part, master)
+            elif self.stage == 3:
+                b.master = buffer(b.part, master)
+        self._views = {name: v for b in self.buckets if b.whole is not None for name, v in b.views(b.whole).items()}
+        self._slot_of: dict[str, int] = {}
+        self._lent: dict[int, tuple[Tensor, Flat | None]] = {}
+        if self.stage >= 2:
+            sizes = [b.padded for b in self.buckets]
+            self._slot_of = {b.name: s for b, s in zip(self.buckets, slots(sizes), strict=True)}
+            self._lent = {s: (buffer(n, self._reduce), None) for s, n in enumerate(slot_sizes(sizes)) if n}
+
+    def _await_parameters_in(self, units: dict[str, nn.Module]) -> None:
+        """Stages 1, 2: a unit's forward pass waits for the buckets that hold its parameters."""
+        this = weakref.ref(self)
+
+        def wait(needed: list[str], *_: object) -> None:
+            engine = this()
+            if engine is not None:
+                engine.wait_parameters(needed)
+
+        inside = {id(p) for unit in units.values() for p in unit.parameters()}
+        for unit in units.values():
+            mine = {id(p) for p in unit.parameters()}
+            unit.register_forward_pre_hook(partial(wait, [n for n, p in self.parameters.items() if id(p) in mine]))
+        rest = [n for n, p in self.parameters.items() if id(p) not in inside]
+        self.module.register_forward_pre_hook(partial(wait, rest))
+
+    def wait_parameters(self, names: list[str]) -> None:
+        """That the parameters of these names are gathered."""
+        for name in names:
+            bucket = self._bucket_of[name]
+            if bucket.gathering is not None:
+                bucket.gathering.wait()
+                bucket.gathering = None
+
+    def pieces(self) -> Iterator[tuple[Piece, Tensor, Tensor]]:
+        """(piece, master, gradient) of what this rank updates, stages 1 to 3."""
+        for b in self.buckets:
+            assert b.master is not None
+            assert b.shard is not None
+            for piece in b.pieces():
+                yield piece, piece.of(b.master), piece.of(b.shard)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, gradient) of every parameter, views into the buckets."""
-        for bucket in self.buckets:
-            yield from bucket.views.items()
+        """(name, gradient) of every parameter, whole: views at stage 0, gathered by all ranks together else."""
+        for b in self.buckets:
+            assert b.shard is not None
+            yield from b.views(b.shard if self.stage == 0 else self.whole(b.shard)).items()
+
+    def whole(self, shard: Tensor) -> Tensor:
+        """A bucket's flat buffer from all ranks' parts of it. Outside of a step: not recorded."""
+        flat = shard.new_empty(shard.numel() * self.shards)
+        self.comm.start(Call("all_gather", self.comm.ranks(self.axis), self.index, shard.contiguous(), flat)).wait()
+        return flat
+
+    def start(self, draw: Draw | None) -> None:
+        """Set the parameters: stages 1 to 3 from `draw`, piece by piece; at stage 0 the axis's first rank's are
+        everybody's."""
+        if self.stage == 0:
+            for p in self.parameters.values():
+                self.comm.broadcast(p.detach(), self.axis)
+        elif draw is not None:
+            for piece, master, _ in self.pieces():
+                master.copy_(draw(piece))
+            self.updated()
+        for tensor in self.module.buffers():
+            self.comm.broadcast(tensor, self.axis)
+            if self.replicas > 1:
+                self.comm.broadcast(tensor, "dp_replicate")
+
+    def updated(self) -> None:
+        """The masters have changed: stages 1 and 2 send the parameters round, those needed first first."""
+        if self.stage not in (1, 2):
+            return
+        for b in reversed(self.buckets):
+            assert b.weights is not None
+            assert b.master is not None
+            own = b.own(b.weights)
+            if own.data_ptr() != b.master.data_ptr():
+                own.copy_(b.master)
+            b.gathering = self.comm.all_gather(b.weights, own, self.axis, unit=b.name, phase="opt")
 
     def begin(self) -> None:
         """Start a step: gradients zero, nothing issued."""
-        torch._foreach_zero_(self.flats)
+        torch._foreach_zero_([b.shard if b.whole is None else b.whole for b in self.buckets])
+        self._micro_batch = -1
+        self._reset()
+        if self._in_place:
+            for name, view in self._views.items():
+                self.parameters[name].grad = view
+
+    def _reset(self) -> None:
         self._next = 0
-        for bucket in self.buckets:
-            bucket.missing = len(bucket.views)
-            if self._in_place:
-                for name, view in bucket.views.items():
-                    self.parameters[name].grad = view
+        for b in self.buckets:
+            b.missing = len(b.bucket.parameters)
+            b.arrived.clear()
 
     def micro_batch(self, index: int, last: bool) -> None:
-        """Announce the micro-batch whose backward pass comes next; gradients leave with the last one."""
+        """Announce the micro-batch whose passes come next."""
+        if self.stage >= 2 and self._micro_batch >= 0:
+            self._flush()
+            self._reset()
         self._micro_batch, self._last = index, last
+        if self.gathered is not None:
+            self.gathered.micro_batch(index)
 
     def _hook(self, name: str, parameter: nn.Parameter) -> None:
         if not self._in_place:
             assert parameter.grad is not None
-            self._bucket_of[name].views[name].add_(parameter.grad)
+            if self.stage >= 2:
+                bucket = self._bucket_of[name]
+                self._view(bucket, name).copy_(parameter.grad)
+                bucket.arrived.add(name)
+            else:
+                self._views[name].add_(parameter.grad)
             parameter.grad = None
         self.grad_ready(name)
 
+    def _view(self, bucket: Flat, name: str) -> Tensor:
+        """Where a parameter's gradient goes in the memory that is lent to its bucket."""
+        if bucket.sent is None:
+            slot = self._slot_of[bucket.name]
+            memory, user = self._lent[slot]
+            if user is not None and user.handle is not None:
+                self._complete(user)
+                user = None
+            if user is None:
+                self._lent[slot] = (memory, bucket)
+            else:  # it fills still, out of turn: a bucket that others overtake
+                memory = self.comm.buffer(bucket.padded, self._reduce)
+            bucket.lend(memory[: bucket.padded])
+        return bucket.places[name]
+
     def grad_ready(self, name: str) -> None:
         """A parameter's gradient of this micro-batch is complete."""
-        if not self._last:
+        if not self._last and self.stage <= 1:
             return
         self._bucket_of[name].missing -= 1
         while self._next < len(self.buckets) and self.buckets[self._next].missing == 0:
             self._issue()
 
     def _issue(self) -> None:
-        bucket = self.buckets[self._next]
-        if bucket.sent is not bucket.flat:
-            bucket.sent.copy_(bucket.flat)
-        bucket.handle = self.comm.all_reduce(
-            bucket.sent, self.axis, unit=bucket.name, phase="B", micro_batch=self._micro_batch
-        )
+        b = self.buckets[self._next]
+        if self.stage >= 2:
+            if self._next:
+                self._complete(self.buckets[self._next - 1])
+            for p in b.bucket.parameters:
+                if p.fqn not in b.arrived:
+                    self._view(b, p.fqn).zero_()
+            if self.gathered is not None:
+                self.gathered.release(b.name)
+        assert b.sent is not None
+        if b.whole is not None and b.sent is not b.whole:
+            b.sent.copy_(b.whole)
+        if self.stage == 0:
+            b.handle = self.comm.all_reduce(b.sent, self.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
+        else:
+            b.handle = self.comm.reduce_scatter(
+                b.own(b.sent), b.sent, self.axis, unit=b.name, phase="B", micro_batch=self._micro_batch
+            )
         self._next += 1
 
-    def finish(self) -> None:
+    def _complete(self, b: Flat) -> None:
+        """Wait for a bucket's reduction, and put the result where it is accumulated."""
+        if b.handle is None:
+            return
+        b.handle.wait()
+        b.handle = None
+        assert b.sent is not None
+        assert b.shard is not None
+        if self.stage == 0:
+            if b.sent is not b.whole:
+                b.shard.copy_(b.sent)
+            return
+        own = b.own(b.sent)
+        if self.stage >= 2:
+            b.shard.add_(own)
+            b.sent = None
+            slot = self._slot_of[b.name]
+            if self._lent[slot][1] is b:
+                self._lent[slot] = (self._lent[slot][0], None)
+        elif own.data_ptr() != b.shard.data_ptr():
+            b.shard.copy_(own)
+        if self._last and self.replicas > 1:
+            b.across = self.comm.all_reduce(
+                b.shard, "dp_replicate", unit=b.name, phase="B", micro_batch=self._micro_batch
+            )
+
+    def _flush(self) -> None:
         """Reduce what is left, parameters without a gradient among it, and wait for everything."""
         while self._next < len(self.buckets):
             self._issue()
-        for bucket in self.buckets:
-            if bucket.handle is not None:
-                bucket.handle.wait()
-                bucket.handle = None
-            if bucket.sent is not bucket.flat:
-                bucket.flat.copy_(bucket.sent)
+        for b in self.buckets:
+            self._complete(b)
 
-    def gradient_norm(self) -> Tensor:
-        """The global 2-norm of the summed gradients, fp64."""
-        return torch.stack([torch.linalg.vector_norm(f).double() for f in self.flats]).norm()
+    def finish(self) -> None:
+        """The end of the last backward pass: gradients are complete."""
+        self._flush()
+        for b in self.buckets:
+            if b.across is not None:
+                b.across.wait()
+                b.across = None
+        if self.gathered is not None:
+            self.gathered.end_of_step()
+
+    def norm_square(self) -> Tensor:
+        """The square of the 2-norm of this rank's gradients, fp64: whole at stage 0, else its share of the sum over
+        the world."""
+        norms = [torch.linalg.vector_norm(b.shard).double() for b in self.buckets if b.shard is not None]
+        return torch.stack(norms).square().sum() / self.replicas
 
     def scale(self, factor: float) -> None:
         """Multiply every gradient."""
         if factor != 1.0:
-            torch._foreach_mul_(self.flats, factor)
+            torch._foreach_mul_([b.shard for b in self.buckets], factor)

@@ -25,12 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.runtime.transport import DONE, Call, Handle, combine, conclude
-from phalanx.runtime.world import World, group
+from phalanx.runtime.world import group
 from phalanx.schedule.collectives import build
 from phalanx.schedule.event import Reduction
 from phalanx.schedule.transfers import Schedule
 
-_SEGMENT = 1 << 20  # bytes
+_SEGMENT = 1 << 20  # bytes, of a message that is sent in parts
+_PIECE = 1 << 18  # bytes, of an algorithm's own segments
+_KEPT = 16  # sizes of staging memory that are kept for the next time
 _TAG = 7  # of our messages; those of a pair of ranks arrive in the order in which they were sent
 
 Piece = tuple[int, int]
@@ -200,6 +202,8 @@ class Executor:
         return spare.pop() if spare else torch.empty(numel, dtype=like.dtype, device=like.device)
 
     def _give_back(self, staged: Tensor) -> None:
+        if len(self._spare) > _KEPT:  # sizes that vary would pile up
+            self._spare.clear()
         self._spare.setdefault((staged.dtype, staged.numel()), []).append(staged)
 
     def _pack(self, pieces: Sequence[Piece], memory: Memory, like: Tensor) -> Tensor:
@@ -226,11 +230,11 @@ def _program(
     ranks: int,
     size: int,
     me: int,
-    tiers: tuple[int, ...],
-    splits: tuple[tuple[int, ...], ...],
+    segments: int,
+    splits: tuple[tuple[int, ...], ...] = (),
 ) -> tuple[Step, ...]:
     given = np.array(splits, dtype=np.int64) if splits else None
-    return program(build(op, algorithm, ranks, size, tiers=tiers, splits=given), me)
+    return program(build(op, algorithm, ranks, size, splits=given, segments=segments), me)
 
 
 _Work = Callable[[], None]
@@ -240,20 +244,23 @@ def _serve_all(calls: SimpleQueue[tuple[_Work, Future[None]] | None]) -> None:
     """The communication thread: one call after the other, until there is None."""
     while (item := calls.get()) is not None:
         work, future = item
+        error = None
         try:
             with torch.no_grad():
                 work()
+        except Exception as problem:
+            error = problem
+        del item, work  # nothing of a call outlives it, for whoever waits may be quick
+        if error is None:
             future.set_result(None)
-        except Exception as error:
+        else:
             future.set_exception(error)
-        del item, work, future  # nothing of a call outlives it
 
 
 class P2P:
     """Serves the calls of one rank."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self) -> None:
         self._executors: dict[tuple[int, ...], Executor] = {}
         self._calls: SimpleQueue[tuple[_Work, Future[None]] | None] | None = None
 
@@ -283,7 +290,7 @@ class P2P:
             if own.data_ptr() != call.source.data_ptr():
                 own.copy_(call.source)
         buffer = call.source if call.op == "reduce_scatter" else call.target
-        steps = _program(call.op, algorithm, ranks, buffer.numel(), me, self._tiers(call.ranks), ())
+        steps = _program(call.op, algorithm, ranks, buffer.numel(), me, _pipelined(buffer.nbytes))
         executor.run(steps, lambda low, high: buffer[low:high], call.reduction, buffer)
         if call.op == "reduce_scatter":
             n = call.target.numel()
@@ -312,7 +319,7 @@ class P2P:
                 homes[begin] = call.source.new_empty(int(sizes.flat[block]))
             return homes[begin][low - begin : high - begin]
 
-        steps = _program(call.op, algorithm, ranks, call.source.numel(), me, (ranks,), splits)
+        steps = _program(call.op, algorithm, ranks, call.source.numel(), me, 1, splits)
         executor.run(steps, memory, "sum", call.source)
 
     def _splits(self, call: Call, executor: Executor) -> tuple[tuple[int, ...], ...]:
@@ -322,19 +329,15 @@ class P2P:
             return ()
         own = torch.tensor(call.sends, dtype=torch.int64, device=call.source.device)
         everyone = own.new_empty(p * p)
-        steps = _program("all_gather", "bruck", p, p * p, call.me, (p,), ())
+        steps = _program("all_gather", "bruck", p, p * p, call.me, 1)
         everyone[call.me * p : (call.me + 1) * p] = own
         executor.run(steps, lambda low, high: everyone[low:high], "sum", everyone)
         return tuple(tuple(row) for row in everyone.view(p, p).tolist())
 
-    def _tiers(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """Ranks of the group per host, and hosts; one tier where hosts hold unequal numbers of them."""
-        hosts = [rank // self._world.local_size for rank in ranks]
-        inner = hosts.count(hosts[0])
-        even = all(hosts[i] == hosts[i - i % inner] for i in range(len(hosts))) and len(set(hosts)) * inner == len(
-            hosts
-        )
-        return (inner, len(ranks) // inner) if even else (len(ranks),)
+
+def _pipelined(size: int) -> int:
+    """In how many pieces the algorithms that send in segments do so."""
+    return max(1, min(64, size // _PIECE))
 
 
 class _Served:

@@ -19,14 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from phalanx.runtime import native
 from phalanx.runtime import world as worlds
 from phalanx.runtime.arena import Address, Arena, Neighbour
 from phalanx.runtime.shm_work import Source, Step, copy, copy_others, work
-from phalanx.runtime.transport import Call
+from phalanx.runtime.transport import Call, described
 
 _KNOWN = 512  # operations on the same buffers that are remembered
 _RING = 32  # operations that may be published and not yet finished
@@ -34,9 +35,14 @@ _LINE = 8  # words of a cache line
 _SPINS = 300  # looks at a flag, yielding the core between them, before the first sleep
 _NAP_S = 50e-6
 _LOOK_S = 0.02  # how often a sleeper looks whether its peer is alive
-_OPS = {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 3, "all_to_all": 4, "broadcast": 5}
+_OPS = {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 3, "all_to_all": 4}
+_DTYPES = {
+    dtype: i
+    for i, dtype in enumerate(
+        (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
+    )
+}
 _REDUCTIONS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "product": 4}
-_ELSEWHERE = 1  # no arena block lies at this offset
 
 _ARRIVED, _FINISHED = 0, _LINE  # words of a control block; then _RING entries
 
@@ -71,7 +77,7 @@ class _Operation:
     number: int
     call: Call
     code: int
-    place: int | None
+    place: int
     staged: bool
     serial: int  # over all groups
     over: bool = False
@@ -167,15 +173,12 @@ class Shm:
         if group.issued - group.done == _RING:
             self.finish(next(o for o in self._pending if o.group is group))
         number, source = group.issued, call.source
-        place: int | None = 0
-        staged = False
-        if source.numel() and not (call.op == "broadcast" and call.me):
-            place = arena.offset(source)
-            if place is None:
-                place, staged = _stage(call, arena)
+        place, staged = arena.offset(source), False
+        if place is None:
+            place, staged = (_stage(call, arena), True) if source.numel() else (0, False)
         code = _code(call)
         words, at = arena.words, group.own + group.entry(number)
-        words[at], words[at + 1], words[at + 2] = code, source.nbytes, _ELSEWHERE if place is None else place
+        words[at], words[at + 1], words[at + 2] = code, source.nbytes, place
         if call.sends:
             for j, begins in enumerate(accumulate(call.sends, initial=0)):
                 words[at + 3 + j] = begins
@@ -206,7 +209,7 @@ class Shm:
         assert arena is not None
         group, number, call, place = operation.group, operation.number, operation.call, operation.place
         entry = group.entry(number)
-        key = [operation.code, call.source.nbytes, place or 0, call.target.data_ptr()]
+        key = [operation.code, call.source.nbytes, place, call.target.data_ptr()]
         for _, peer, control in group.peers:
             words = peer.words
             if words[control + _ARRIVED] <= number:
@@ -215,18 +218,16 @@ class Shm:
             if words[at] != key[0] or (words[at + 1] != key[1] and not call.sends):
                 raise RuntimeError(_another(call, peer, at))
             key.append(words[at + 2])
-        if place is None or _ELSEWHERE in key[4:]:
-            native.start(call).wait()  # somebody's memory is full
-        else:
-            # Between arenas the same buffers are always the same addresses: what to do is known from the last time.
-            steps = group.known.get(tuple(key)) or self._steps(operation, key, arena)
-            for function, arguments in steps:
+        # Between arenas the same buffers are always the same addresses: what to do is known from the last time.
+        known = None if operation.staged else group.known.get(tuple(key))
+        with np.errstate(all="ignore"):  # infinities are for whoever looks at the result
+            for function, arguments in known or self._steps(operation, key, arena):
                 function(*arguments)
         arena.words[group.own + _FINISHED] = number + 1
         for _, peer, control in group.peers:
             if peer.words[control + _FINISHED] <= number:
                 self._until(peer, control + _FINISHED, number, call)
-        if operation.staged and place is not None:
+        if operation.staged:
             if call.op == "all_reduce":
                 result = arena.tensor(place, call.source.numel(), call.source.dtype)
                 for function, arguments in copy_others(call, call.target, result):
@@ -277,31 +278,35 @@ class Shm:
                 raise RuntimeError(f"timed out after {self.timeout_s:g} s waiting for rank {peer.rank} in {call}")
 
 
-def _stage(call: Call, arena: Arena) -> tuple[int | None, bool]:
-    """Copy what others read or write of a source that lies elsewhere into the arena; None where that is full."""
+def _stage(call: Call, arena: Arena) -> int:
+    """Copy what others read or write of a source that lies elsewhere into the arena. Raises RuntimeError where that
+    is full."""
     source = call.source
     try:
         place = arena.allocate(source.nbytes)
-    except OSError:
-        return None, False
+    except OSError as error:
+        raise RuntimeError(f"no shared memory left for {call} ({error})") from None
     into = arena.tensor(place, source.numel(), source.dtype)
     some = call.op in ("all_reduce", "reduce_scatter")
     steps = copy_others(call, into, source) if some else copy(into.data_ptr(), source.data_ptr(), source.nbytes)
     for function, arguments in steps:
         function(*arguments)
-    return place, True
+    return place
 
 
 def _code(call: Call) -> int:
     """What must be the same on all ranks, beside the size."""
-    return _OPS[call.op] + 8 * _REDUCTIONS[call.reduction] + (128 if call.sends else 0) + 256 * call.source.itemsize
+    kind = _OPS[call.op] + 8 * _REDUCTIONS[call.reduction] + (128 if call.sends else 0)
+    return kind + 256 * _DTYPES[call.source.dtype]
 
 
 def _another(call: Call, peer: Neighbour, at: int) -> str:
     code, size = peer.words[at], peer.words[at + 1]
-    op, reduction = list(_OPS)[code % 8 - 1], list(_REDUCTIONS)[code // 8 % 16]
-    theirs = f"{op} of {size} bytes, {reduction}"
-    return f"rank {peer.rank} issued another operation ({theirs}) where this rank issued {call}"
+    op, reduction, dtype = (
+        list(names)[i] for names, i in ((_OPS, code % 8 - 1), (_REDUCTIONS, code // 8 % 16), (_DTYPES, code // 256))
+    )
+    theirs = described(op, size, dtype, reduction, bool(code & 128))
+    return f"rank {peer.rank} issued another operation, {theirs}, where this rank issued {call}"
 
 
 _here: list[Shm] = []

@@ -2,7 +2,7 @@
 
     all_reduce       slice i of everybody's buffer is added up by rank i and written into everybody's buffer
     reduce_scatter   rank i adds up part i of everybody's source
-    all_gather, all_to_all, broadcast   everybody copies what is for it
+    all_gather, all_to_all   everybody copies what is for it
 
 Reductions go block by block, so that what is passed on is still in the core's own cache.
 """
@@ -135,13 +135,6 @@ def _all_to_all(call: Call, sources: dict[int, Source]) -> list[Step]:
     return steps
 
 
-def _broadcast(call: Call, sources: dict[int, Source]) -> list[Step]:
-    if call.me == 0:
-        return []
-    peer, at, _ = sources[0]
-    return [*copy(call.target.data_ptr(), peer.base + at, call.target.nbytes)]
-
-
 def _from_next(call: Call) -> Iterator[int]:
     """The other members, beginning with the next: not all read one rank's memory at once."""
     p = len(call.ranks)
@@ -153,5 +146,4 @@ _WORK: dict[str, Callable[[Call, dict[int, Source]], list[Step]]] = {
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
-    "broadcast": _broadcast,
 }

@@ -64,8 +64,26 @@ class Call:
         p = len(self.ranks)
         return list(self.receives) or [self.target.numel() // p] * p
 
+    def __post_init__(self) -> None:
+        for tensor in (self.source, self.target):
+            if tensor.ndim != 1 or not tensor.is_contiguous():
+                raise ValueError(f"{self}: needs flat contiguous tensors, got {tuple(tensor.shape)}")
+        if self.op == "all_to_all":
+            for name, parts, tensor in (("sends", self.sent, self.source), ("receives", self.received, self.target)):
+                if len(parts) != len(self.ranks) or sum(parts) != tensor.numel():
+                    raise ValueError(f"{self}: {name} {parts}, but there are {tensor.numel()} elements")
+        if self.reduction == "avg" and not self.source.is_floating_point():
+            raise ValueError(f"{self}: whole numbers have no average")
+
     def __str__(self) -> str:
-        return f"{self.op} of {self.label or 'a buffer'} ({self.source.nbytes} bytes)"
+        of = f" of {self.label}" if self.label else ""
+        return described(self.op + of, self.source.nbytes, self.source.dtype, self.reduction, bool(self.sends))
+
+
+def described(op: str, size: int, dtype: torch.dtype, reduction: Reduction, uneven: bool) -> str:
+    """A collective in words."""
+    how = f", {reduction}" if "reduce" in op else ""
+    return f"{op} ({size} bytes of {str(dtype).removeprefix('torch.')}{how}{', uneven' if uneven else ''})"
 
 
 def combine(reduction: Reduction, out: Tensor, a: Tensor, b: Tensor) -> None:

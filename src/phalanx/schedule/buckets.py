@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec, Parameter, parameters
+from phalanx.spec.strategy import Strategy
+
+_ALIGNED = 16  # elements: 64 bytes in fp32
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,8 @@ class Bucket:
 
     index: int
     parameters: tuple[Parameter, ...]
+    unit: str = ""
+    """At zero=3, where a bucket is what a unit gathers."""
 
     @property
     def numel(self) -> int:
@@ -26,7 +32,11 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        return f"bucket.{self.index}"
+        return self.unit or f"bucket.{self.index}"
+
+    def padded(self, shards: int) -> int:
+        """Elements of its flat buffer: equal parts for all shards, each beginning at a cache line."""
+        return -(-self.numel // (shards * _ALIGNED)) * shards * _ALIGNED if shards > 1 else self.numel
 
 
 def backward_order(spec: ModelSpec) -> tuple[Parameter, ...]:
@@ -55,6 +65,37 @@ def fill(order: Sequence[Parameter], element_bytes: int, bucket_bytes: int) -> t
     return tuple(buckets)
 
 
+def unit_buckets(spec: ModelSpec) -> tuple[Bucket, ...]:
+    """A bucket for every unit, in the order of the backward pass; what several units share (`model`) comes last."""
+    found: dict[str, list[Parameter]] = {}
+    for p in backward_order(spec):
+        found.setdefault(p.unit, []).append(p)
+    return tuple(Bucket(i, tuple(own), unit) for i, (unit, own) in enumerate(found.items()))
+
+
+def buckets(spec: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]:
+    """What a strategy reduces at once."""
+    if strategy.stage == 3:
+        return unit_buckets(spec)
+    return gradient_buckets(spec, job, strategy.bucket_bytes)
+
+
+@cache
 def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int) -> tuple[Bucket, ...]:
-    """The gradient buckets of one rank, full at `bucket_bytes` of the type that is reduced."""
+    """Buckets of any units, full at `bucket_bytes` of the type that is reduced."""
     return fill(backward_order(spec), DTYPE_BYTES[job.precision.reduce_dtype], bucket_bytes)
+
+
+def slots(sizes: list[int]) -> list[int]:
+    """Which of three buffers each bucket of a sequence uses, when at most two neighbours are in use at a time: the
+    first and the last, the largest as a rule, share one; those between take turns. Two have one each."""
+    last = len(sizes) - 1
+    return [0 if i in (0, last) and last > 1 else 1 + i % 2 for i in range(len(sizes))]
+
+
+def slot_sizes(sizes: list[int]) -> list[int]:
+    """Elements of each of these buffers."""
+    used = [0, 0, 0]
+    for size, slot in zip(sizes, slots(sizes), strict=True):
+        used[slot] = max(used[slot], size)
+    return used

@@ -160,7 +160,7 @@ def _check(
         raise InputError("--ranks", ranks, "needs ranks >= 1, size >= 0 and a root among the ranks")
     if segments < 1:
         raise InputError("segments", segments, "must be at least 1")
-    if tiers is not None and int(np.prod(tiers)) != ranks:
+    if tiers is not None and (min(tiers, default=0) < 1 or int(np.prod(tiers)) != ranks):
         raise InputError("--tiers", "x".join(map(str, tiers)), f"has not product {ranks}")
     if splits is None:
         if op == "all_to_all" and size % ranks:

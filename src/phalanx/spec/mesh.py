@@ -83,6 +83,13 @@ class Mesh:
         place = np.unravel_index(rank, self._ranks.shape)
         return {name: int(i) for (name, size), i in zip(self.axes, place, strict=True) if size > 1}
 
+    def replica(self, rank: int) -> int:
+        """Which share of the batch is this rank's, of dp."""
+        place = {
+            name: int(i) for (name, _), i in zip(self.axes, np.unravel_index(rank, self._ranks.shape), strict=True)
+        }
+        return place["dp_replicate"] * dict(self.axes)["dp_shard"] + place["dp_shard"]
+
     def name(self, *parts: str) -> str:
         """The name of the fused axis of these parts; parts of size 1 are dropped ("" if all are)."""
         sizes = dict(self.axes)

@@ -100,6 +100,14 @@ class Strategy:
         return self.dp // self.dp_shard
 
     @property
+    def stage(self) -> int:
+        """The ZeRO stage that takes effect: over a single shard none does; at zero=2 with grad_sync=step gradients
+        stay whole until the end of the step, which is stage 1."""
+        if self.dp_shard == 1:
+            return 0
+        return 1 if self.zero == 2 and self.grad_sync == "step" else self.zero
+
+    @property
     def bucket_bytes(self) -> int:
         return int((DEFAULT_BUCKET_MIB if self.bucket == "auto" else self.bucket) * 2**20)
 
@@ -193,8 +201,8 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
 # Fields that the trainer runs today, with the values it takes (None: any legal one).
 _RUNNABLE: dict[str, set[Any] | None] = {
     "dp": None,
-    "zero": {0},
-    "shard": {None, 1},
+    "zero": None,
+    "shard": None,
     "tp": {1},
     "sp": {False},
     "cp": {1},
@@ -207,10 +215,10 @@ _RUNNABLE: dict[str, set[Any] | None] = {
     "micro_batch": None,
     "recompute": {"none"},
     "compression": {"none"},
-    "grad_sync": {None, "step"},
-    "reshard": {None},
+    "grad_sync": None,
+    "reshard": None,
     "bucket": None,
-    "prefetch": {1},
+    "prefetch": {0, 1},
     "order": {"pp/dp/cp/tp"},
 }
 
@@ -222,6 +230,16 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
         raise InputError(
             "job.precision", "float16", "needs loss scaling, which is not there yet", "use bfloat16 or float32"
         )
+    if strategy.grad_sync == "micro" and strategy.zero < 2:
+        raise InputError(
+            "strategy.grad_sync", "micro", f"zero={strategy.zero} reduces once a step", "use zero=2 or 3"
+        )
+    if strategy.grad_sync == "step" and strategy.zero == 3:
+        raise InputError(
+            "strategy.grad_sync", "step", "zero=3 has no room for whole gradients", "use zero=2, or leave it out"
+        )
+    if strategy.reshard is not None and strategy.zero != 3:
+        raise InputError("strategy.reshard", strategy.reshard, "only zero=3 gathers parameters", "leave it out")
     for name, runnable in _RUNNABLE.items():
         given = getattr(strategy, name)
         if runnable is not None and given not in runnable:

@@ -3,7 +3,8 @@
 The trainer, the parity examiner and the benchmarks all run this same step.
 
     micro-batches: forward, backward (gradients leave with the last one)
-    metrics:       one fused fp64 all-reduce: loss sum, target tokens, stop flag, faulty-loss flag
+    metrics:       one fused fp64 all-reduce: loss sum, target tokens, stop flag, faulty-loss flag; sharded
+                   gradients: the square of their norm
     finish:        gradients are sums over the global batch; divided by its token count, clipped
     optimizer:     on the masters; weights are cast down from them
 """
@@ -11,6 +12,7 @@ The trainer, the parity examiner and the benchmarks all run this same step.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +22,7 @@ from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create, draw
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.data_parallel import DataParallel
-from phalanx.schedule.buckets import gradient_buckets
+from phalanx.schedule.buckets import buckets
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.strategy import Strategy
@@ -43,21 +45,28 @@ class Training:
         self.spec, self.job, self.comm = spec, job, comm
         precision = job.precision
         device = comm.world.device
-        self.model: Decoder = create(spec, DTYPES[precision.compute], device)
-        own = dict(self.model.named_parameters())
+        stage = strategy.stage
+        self.model: Decoder = create(spec, DTYPES[precision.compute], device, parameters=stage < 3)
+        self.weights: dict[str, Tensor] = dict(self.model.named_parameters()) if stage == 0 else {}
         separate = precision.master_dtype != precision.compute
         self.masters: dict[str, Tensor] = {}
-        for p in parameters(spec):
+        for p in parameters(spec) if stage == 0 else ():
             values = torch.from_numpy(draw(spec, p, seed, 0, p.numel)).view(p.shape)
             with torch.no_grad():
-                own[p.fqn].copy_(values)
+                self.weights[p.fqn].copy_(values)
             self.masters[p.fqn] = (
-                values.to(device, DTYPES[precision.master_dtype], copy=True) if separate else own[p.fqn]
+                values.to(device, DTYPES[precision.master_dtype], copy=True) if separate else self.weights[p.fqn]
             )
-        self.weights = own
-        self.engine = DataParallel(self.model, gradient_buckets(spec, job, strategy.bucket_bytes), precision, comm)
-        self.optimizer = make_optimizer(job.optimizer, self.masters)
-        self._gradients = dict(self.engine.gradients())
+        self.engine = DataParallel(
+            self.model, buckets(spec, job, strategy), precision, comm, strategy, self.model.units()
+        )
+        self.engine.start(lambda piece: torch.from_numpy(draw(spec, piece.parameter, seed, piece.start, piece.stop)))
+        self._gradients = dict(self.engine.gradients()) if stage == 0 else {}
+        if stage:
+            for piece, master, gradient in self.engine.pieces():
+                self.masters[piece.parameter.fqn], self._gradients[piece.parameter.fqn] = master, gradient
+        matrices = {p.fqn for p in parameters(spec) if len(p.shape) > 1}
+        self.optimizer = make_optimizer(job.optimizer, self.masters, matrices)
         # A master of the gradients' own type reads them where they were reduced; another gets a cast copy.
         self._same = precision.accumulate_dtype == precision.master_dtype
         self.current = 0  # micro-batch under way
@@ -69,7 +78,8 @@ class Training:
         """
         job, comm = self.job, self.comm
         expected = job.global_batch * job.seq
-        metrics = torch.zeros(4, dtype=torch.float64, device=comm.world.device)
+        sharded = self.engine.stage > 0
+        metrics = torch.zeros(4 + sharded, dtype=torch.float64, device=comm.world.device)
         self.engine.begin()
         for i, batch in enumerate(micro_batches):
             self.current = i
@@ -84,8 +94,12 @@ class Training:
         self.engine.finish()
         metrics[2] = float(stop)
         metrics[3] = ~torch.isfinite(metrics[0])
+        if sharded:
+            metrics[4] = self.engine.norm_square()
         comm.all_reduce(metrics, "world", unit="metrics", phase="opt").wait()
-        loss_sum, tokens, stops, faulty, norm = _read(torch.cat([metrics, self.engine.gradient_norm()[None]]))
+        whole = metrics if sharded else torch.cat([metrics, self.engine.norm_square()[None]])
+        loss_sum, tokens, stops, faulty, square = _read(whole)
+        norm = math.sqrt(square) if square >= 0 else math.nan
         # The loss was divided by the expected number of target tokens; make it the true one.
         factor = expected / tokens
         norm *= factor
@@ -112,29 +126,59 @@ class Training:
                 master.grad = None
             if master is not weight:
                 weight.copy_(master)
+        if not self.weights:
+            for master in self.masters.values():
+                master.grad = None
+        self.engine.updated()
 
     @torch.no_grad()
-    def evaluate(self, batches: list[Tensor]) -> tuple[float, int]:
-        """(Loss summed over target tokens, their number) of this rank's sequences, reduced over the world."""
+    def evaluate(self, batches: list[Tensor], passes: int) -> tuple[float, int]:
+        """(Loss summed over target tokens, their number) of this rank's sequences, reduced over the world. `passes`:
+        the most batches that any rank has, for at stage 3 every rank takes part in every pass."""
         total = torch.zeros(2, dtype=torch.float64, device=self.comm.world.device)
         for batch in batches:
             total[0] += self.model(batch[:, :-1], batch[:, 1:])
             total[1] += batch.shape[0] * (batch.shape[1] - 1)
+        if self.engine.stage == 3:
+            nothing = torch.zeros(1, 2, dtype=torch.int64, device=self.comm.world.device)
+            for _ in range(passes - len(batches)):
+                self.model(nothing[:, :-1], nothing[:, 1:])
         self.comm.all_reduce(total, "world", unit="evaluation", phase="opt").wait()
         loss, tokens = total.tolist()
         return loss, int(tokens)
 
+    @torch.no_grad()
     def logical_tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint holds, by its layout-free name; views of live state, to save or to fill."""
-        found = {f"parameters.{name}": master.detach() for name, master in self.masters.items()}
-        for name, master in self.masters.items():
-            for key, value in self.optimizer.state[master].items():
-                found[f"optimizer.{name}.{key}"] = value
-        return found
+        """Everything a checkpoint holds, by its layout-free name and whole: views of live state at stage 0, copies
+        that all ranks gather together else."""
+        state = {name: self.optimizer.state[master] for name, master in self.masters.items()}
+        if self.engine.stage == 0:
+            found = {f"parameters.{name}": master.detach() for name, master in self.masters.items()}
+            return found | {f"optimizer.{n}.{key}": value for n, own in state.items() for key, value in own.items()}
+        keys = sorted({key for own in state.values() for key in own if key != "step"})
+        found = {}
+        for flat in self.engine.buckets:
+            assert flat.master is not None
+            found |= {f"parameters.{n}": t for n, t in flat.views(self.engine.whole(flat.master)).items()}
+            for key in keys:
+                shard = torch.zeros_like(flat.master)
+                for piece in flat.pieces():
+                    piece.of(shard).copy_(state[piece.parameter.fqn][key])
+                found |= {f"optimizer.{n}.{key}": t for n, t in flat.views(self.engine.whole(shard)).items()}
+        counters = [own["step"] for own in state.values() if "step" in own]
+        return found | {f"optimizer.{p.fqn}.step": counters[0].clone() for p in parameters(self.spec) if counters}
 
     @torch.no_grad()
-    def loaded(self) -> None:
-        """After masters were filled from a checkpoint: the weights follow."""
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Take over logical tensors that were filled from a checkpoint; the weights follow."""
+        if self.engine.stage:
+            for piece, master, _ in self.engine.pieces():
+                name = piece.parameter.fqn
+                master.copy_(tensors[f"parameters.{name}"].flatten()[piece.start : piece.stop])
+                for key, value in self.optimizer.state[self.masters[name]].items():
+                    given = tensors[f"optimizer.{name}.{key}"]
+                    value.copy_(given if key == "step" else given.flatten()[piece.start : piece.stop])
+            self.engine.updated()
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.copy_(self.masters[name])
@@ -145,14 +189,14 @@ def _read(metrics: Tensor) -> list[float]:
     return metrics.tolist()  # type: ignore[no-any-return]
 
 
-def make_optimizer(given: Optimizer, masters: dict[str, Tensor]) -> torch.optim.Optimizer:
-    """AdamW, or SGD with momentum betas[0], fused; weight decay on matrices and embeddings only.
+def make_optimizer(given: Optimizer, masters: dict[str, Tensor], decayed: Collection[str]) -> torch.optim.Optimizer:
+    """AdamW, or SGD with momentum betas[0], fused; weight decay on `decayed` only (matrices, embeddings).
 
     State is made here and not in the first step, so that a checkpoint can fill it and memory is the same in
     every step. Masters of another type than the gradients get theirs cast at the update.
     """
-    matrices = [m for m in masters.values() if m.ndim > 1]
-    vectors = [m for m in masters.values() if m.ndim <= 1]
+    matrices = [m for name, m in masters.items() if name in decayed]
+    vectors = [m for name, m in masters.items() if name not in decayed]
     groups = [{"params": matrices, "weight_decay": given.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     groups = [g for g in groups if g["params"]]
     optimizer: torch.optim.Optimizer

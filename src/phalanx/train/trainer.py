@@ -29,7 +29,6 @@ from phalanx.runtime.instrument import instrument
 from phalanx.runtime.launch import StopFlag
 from phalanx.schedule.event import Event
 from phalanx.spec.job import Train
-from phalanx.spec.mesh import mesh
 from phalanx.spec.plan import Plan, write_json
 from phalanx.train.data import Batches, TokenSet, take, validation_windows
 from phalanx.train.progress import Progress
@@ -52,15 +51,16 @@ class Trainer:
         self.plan, self.tokens, self.folder, self.comm = plan, tokens, folder, comm
         job, train, strategy = plan.job, plan.train, plan.strategy
         self.first = comm.world.rank == 0
-        self.replica = mesh(strategy).coordinates(comm.world.rank).get("dp_replicate", 0)
+        self.replica = comm.mesh.replica(comm.world.rank)
         self.batches = Batches(tokens.training(), job.seq, job.global_batch, train.seed)
         self.training = Training(plan.model, job, strategy, comm, train.seed)
         self.peak_lr = train.scaled_lr(job.global_batch)
         self.start = 0
         if resume:
             self.start = checkpoint.steps(folder / "checkpoint")[-1]
-            checkpoint.load(folder / "checkpoint", self.start, self.training.logical_tensors())
-            self.training.loaded()
+            tensors = self.training.logical_tensors()
+            checkpoint.load(folder / "checkpoint", self.start, tensors)
+            self.training.restore(tensors)
         self.memory = 0
         self.events: tuple[Event, ...] = ()
         self._ahead: tuple[int, list[Tensor]] | None = None
@@ -166,16 +166,18 @@ class Trainer:
         starts = validation_windows(self.tokens.validation(), plan.job.seq, limit)[world.rank :: world.size]
         held_out, size = self.tokens.validation(), plan.strategy.micro_batch
         parts = [take(held_out, starts[i : i + size], plan.job.seq) for i in range(0, len(starts), size)]
-        loss, tokens = self.training.evaluate([_to_device(part, world.device) for part in parts])
+        most = -(-len(validation_windows(held_out, plan.job.seq, limit)) // world.size)  # of any rank
+        passes = -(-most // size)
+        loss, tokens = self.training.evaluate([_to_device(part, world.device) for part in parts], passes)
         return loss / tokens if tokens else None
 
     def _save(self, step: int, lr: float) -> None:
         self.comm.status.now(f"writing the checkpoint of step {step}")
+        tensors = self.training.logical_tensors()
         if self.first:
             seed = self.plan.train.seed
             cursor = step * self.plan.job.global_batch  # sequences seen
             about = {"seed": seed, "data_cursor": cursor, "random_state": [seed, step], "lr": lr}
-            tensors = self.training.logical_tensors()
             checkpoint.save(self.folder / "checkpoint", step, tensors, about, self.plan.train.keep)
         self.saved = step
         self.comm.barrier()

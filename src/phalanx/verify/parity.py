@@ -66,19 +66,20 @@ def examine(
     oracle = Training(spec, job, whole, Comm(ALONE, mesh(whole)), train.seed) if first else None
     tokens = np.random.default_rng(train.seed).integers(spec.vocab, size=(job.global_batch + 2) * (job.seq + 1) * 4)
     batches = Batches(tokens, job.seq, job.global_batch, train.seed)
-    replica = comm.mesh.coordinates(comm.world.rank).get("dp_replicate", 0)
+    replica = comm.mesh.replica(comm.world.rank)
     device = comm.world.device
     loss_max, grad_max, worst = 0.0, 0.0, ""
     for step in range(steps):
         lr = learning_rate(train, train.lr, step)
         share = batches.share(step, replica, strategy.dp, strategy.micro_batch)
         result = ours.step([torch.from_numpy(b).to(device) for b in share], lr)
+        gradients = dict(ours.engine.gradients())
         if oracle is None:
             continue
         share = batches.share(step, 0, 1, whole.micro_batch)
         truth = oracle.step([torch.from_numpy(b).to(device) for b in share], lr)
         loss_max = max(loss_max, abs(result.loss / truth.loss - 1))
-        errors = dict(gradient_errors(dict(ours.engine.gradients()), dict(oracle.engine.gradients())))
+        errors = dict(gradient_errors(gradients, dict(oracle.engine.gradients())))
         errors["gradient norm"] = abs(result.grad_norm / truth.grad_norm - 1)
         name = max(errors, key=lambda n: errors[n])
         if errors[name] > grad_max:

@@ -1,0 +1,86 @@
+"""A bucket's memory on one rank: flat buffers in which parameters are views, and this rank's part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phalanx.runtime.transport import Handle
+from phalanx.schedule.buckets import Bucket
+from phalanx.spec.model import Parameter
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The elements [start, stop) of a flattened parameter, which lie in this rank's shard of its bucket from `at`."""
+
+    parameter: Parameter
+    start: int
+    stop: int
+    at: int
+
+    def of(self, shard: Tensor) -> Tensor:
+        return shard[self.at : self.at + self.stop - self.start]
+
+
+class Flat:
+    """The bucket over `shards` ranks, of which this is number `index`. Tensors are there as the stage needs them.
+
+    weights   (padded,) of the compute type, the parameters' own memory        stages 1, 2
+    whole     (padded,) of the accumulate type, gradients of all parameters    stages 0, 1
+    sent      (padded,) of the reduce type, what is reduced: `whole` itself where the types agree; at stages 2 and 3
+              memory that is lent while the bucket fills and travels
+    shard     (part,) of the accumulate type, this rank's gradients            stages 1 (in `whole`), 2, 3
+    master    (part,) of the master type                                       stages 1, 2 (in `weights` if it can), 3
+    """
+
+    def __init__(self, bucket: Bucket, shards: int, index: int) -> None:
+        self.bucket, self.name = bucket, bucket.name
+        self.padded = bucket.padded(shards)
+        self.part = self.padded // shards
+        self.low = index * self.part
+        self.weights: Tensor | None = None
+        self.whole: Tensor | None = None
+        self.sent: Tensor | None = None
+        self.shard: Tensor | None = None
+        self.master: Tensor | None = None
+        self.places: dict[str, Tensor] = {}  # the parameters' gradients in `sent`, where that is lent
+        self.missing = 0
+        self.arrived: set[str] = set()
+        self.handle: Handle | None = None  # of the reduction under way
+        self.gathering: Handle | None = None  # of the parameters on their way
+        self.across: Handle | None = None  # of the shard's reduction over replicas
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The bucket's parameters in a flat buffer of it."""
+        sizes = [p.numel for p in self.bucket.parameters]
+        parts = flat[: self.bucket.numel].split(sizes)
+        return {p.fqn: part.view(p.shape) for p, part in zip(self.bucket.parameters, parts, strict=True)}
+
+    def lend(self, memory: Tensor) -> None:
+        """Fill `memory`, (padded,), from now on."""
+        if not self.places or next(iter(self.places.values())).data_ptr() != memory.data_ptr():
+            self.places = self.views(memory)
+        self.sent = memory
+        memory[self.bucket.numel :].zero_()
+
+    def own(self, flat: Tensor) -> Tensor:
+        """This rank's part of a flat buffer of the bucket."""
+        return flat[self.low : self.low + self.part]
+
+    def pieces(self) -> Iterator[Piece]:
+        """What this rank's part holds of each parameter."""
+        begins = 0
+        for p in self.bucket.parameters:
+            low, high = max(begins, self.low), min(begins + p.numel, self.low + self.part)
+            if low < high:
+                yield Piece(p, low - begins, high - begins, low - self.low)
+            begins += p.numel
+
+
+def placeholder(parameter: Tensor) -> Tensor:
+    """A tensor of the same shape that takes one element."""
+    return torch.empty(1, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)

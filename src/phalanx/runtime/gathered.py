@@ -1,0 +1,211 @@
+"""ZeRO-3: a unit's parameters are whole only while its forward or backward pass runs.
+
+    forward of unit u    wait for u, start gathering u+1; afterwards u is let go (the last unit stays: its backward
+                         pass is next)
+    backward of unit u   wait for u, start gathering u-1; u is let go when its gradients are complete
+    what units share     (`model`) is gathered before the module's forward pass and let go like any unit
+
+Neighbouring units' memory takes turns. What autograd saves of a unit's parameters is not kept: it is noted which part
+it was, and looked up again in the unit's memory of the backward pass (saved_tensors_hooks).
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.flat import Flat, placeholder
+from phalanx.schedule.buckets import slot_sizes, slots
+from phalanx.schedule.event import Phase
+
+SHARED = "model"
+
+
+class _Unit:
+    """One unit's parameters: at home in shards, and `memory` where they are whole."""
+
+    def __init__(self, flat: Flat, parameters: dict[str, nn.Parameter], memory: Tensor) -> None:
+        self.flat, self.memory = flat, memory
+        self.parameters = parameters
+        self.views = flat.views(memory)
+        self.away = {name: placeholder(p) for name, p in parameters.items()}
+        self.whole = False
+        for name, p in parameters.items():
+            p.data = self.away[name]
+
+
+class Gathered:
+    """The parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`: for a whole step."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        units: dict[str, nn.Module],
+        buckets: list[Flat],
+        comm: Comm,
+        prefetch: int,
+        keep: bool,
+    ) -> None:
+        self.comm, self.prefetch, self.keep = comm, prefetch, keep
+        self.order = [name for name in units if any(b.name == name for b in buckets)]
+        parameters = dict(module.named_parameters())
+        dtype = next(iter(parameters.values())).dtype
+        flats = {b.name: b for b in buckets}
+        sizes = [flats[name].padded for name in self.order]
+        if keep:
+            memories = [comm.buffer(n, dtype) for n in sizes]
+        else:
+            shared = [comm.buffer(n, dtype) for n in slot_sizes(sizes)]
+            memories = [shared[slot] for slot in slots(sizes)]
+        self.units: dict[str, _Unit] = {}
+        for name, memory in (*zip(self.order, memories, strict=True), (SHARED, None)):
+            if name not in flats:
+                continue
+            b = flats[name]
+            if memory is None:
+                memory = comm.buffer(b.padded, dtype)
+            own = {p.fqn: parameters[p.fqn] for p in b.bucket.parameters}
+            self.units[name] = _Unit(b, own, memory[: b.padded])
+        self._micro_batch: int | None = None
+        self._watch(module, units)
+
+    def _watch(self, module: nn.Module, units: dict[str, nn.Module]) -> None:
+        this = weakref.ref(self)
+
+        def before(name: str) -> Any:
+            saved: list[saved_tensors_hooks] = []
+
+            def enter(_: nn.Module, args: object) -> None:
+                gathered = this()
+                if gathered is not None:
+                    gathered.forward_begins(name)
+                    saved.append(gathered.noting(name))
+                    saved[-1].__enter__()
+
+            def leave(_: nn.Module, args: object, out: Any) -> None:
+                if saved:
+                    saved.pop().__exit__(None, None, None)
+                gathered = this()
+                if gathered is not None:
+                    gathered.forward_ends(name, out)
+
+            return enter, leave
+
+        for name in self.order:
+            enter, leave = before(name)
+            units[name].register_forward_pre_hook(enter)
+            units[name].register_forward_hook(leave, always_call=True)
+
+        def all_begins(_: nn.Module, args: object) -> None:
+            gathered = this()
+            if gathered is not None and SHARED in gathered.units:
+                gathered.need(SHARED, "F")
+
+        def all_ends(_: nn.Module, args: object, out: object) -> None:
+            gathered = this()
+            if gathered is not None and SHARED in gathered.units and not torch.is_grad_enabled():
+                gathered._let_go(gathered.units[SHARED])
+
+        module.register_forward_pre_hook(all_begins)
+        module.register_forward_hook(all_ends)
+
+    def micro_batch(self, index: int | None) -> None:
+        """Which micro-batch the passes belong to; None outside of a step."""
+        self._micro_batch = index
+
+    def start(self, name: str, phase: Phase) -> None:
+        """Start gathering a unit."""
+        unit = self.units[name]
+        if unit.whole or unit.flat.gathering is not None:
+            return
+        for other in self.units.values():  # whoever has the memory now is done with it
+            if other is not unit and other.whole and other.memory.data_ptr() == unit.memory.data_ptr():
+                self._let_go(other)
+        flat = unit.flat
+        assert flat.master is not None
+        own = flat.own(unit.memory)
+        own.copy_(flat.master)
+        flat.gathering = self.comm.all_gather(
+            unit.memory, own, "dp_shard", unit=name, phase=phase, micro_batch=self._micro_batch
+        )
+
+    def need(self, name: str, phase: Phase) -> None:
+        """That a unit is whole now."""
+        self.start(name, phase)
+        unit = self.units[name]
+        if unit.flat.gathering is not None:
+            unit.flat.gathering.wait()
+            unit.flat.gathering = None
+        if not unit.whole:
+            for fqn, view in unit.views.items():
+                unit.parameters[fqn].data = view
+            unit.whole = True
+
+    def forward_begins(self, name: str) -> None:
+        self.need(name, "F")
+        after = self.order.index(name) + 1
+        if self.prefetch and after < len(self.order):
+            self.start(self.order[after], "F")
+
+    def forward_ends(self, name: str, out: Any) -> None:
+        if not torch.is_grad_enabled():
+            self._let_go(self.units[name])
+            return
+        if name != self.order[-1] and not self.keep:
+            self._let_go(self.units[name])
+        this = weakref.ref(self)
+
+        def begins(_: Tensor) -> None:
+            gathered = this()
+            if gathered is not None:
+                gathered.backward_begins(name)
+
+        for tensor in out if isinstance(out, tuple) else (out,):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(begins)
+
+    def backward_begins(self, name: str) -> None:
+        self.need(name, "B")
+        before = self.order.index(name) - 1
+        if self.prefetch and before >= 0:
+            self.start(self.order[before], "B")
+
+    def release(self, name: str) -> None:
+        """A unit's gradients are complete."""
+        if not self.keep:
+            self._let_go(self.units[name])
+
+    def end_of_step(self) -> None:
+        """Nothing stays whole: the weights are about to change."""
+        for unit in self.units.values():
+            self._let_go(unit)
+        self._micro_batch = None
+
+    def _let_go(self, unit: _Unit) -> None:
+        if unit.whole:
+            for name, p in unit.parameters.items():
+                p.data = unit.away[name]
+            unit.whole = False
+
+    def noting(self, name: str) -> saved_tensors_hooks:
+        """What autograd saves of the unit's parameters is noted, not kept."""
+        unit = self.units[name]
+        base = unit.memory.untyped_storage().data_ptr()
+
+        def pack(tensor: Tensor) -> Any:
+            if tensor.untyped_storage().data_ptr() != base or not unit.whole:
+                return tensor
+            return (tensor.size(), tensor.stride(), tensor.storage_offset())
+
+        def unpack(noted: Any) -> Tensor:
+            if isinstance(noted, Tensor):
+                return noted
+            size, stride, offset = noted
+            return torch.as_strided(unit.memory, size, stride, offset)
+
+        return saved_tensors_hooks(pack, unpack)

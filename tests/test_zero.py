@@ -1,0 +1,92 @@
+"""ZeRO: state is sharded as the stage says, and no checkpoint knows the layout."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import ranks
+from hypothesis import given
+from hypothesis import strategies as st
+from pool import Pool
+
+from phalanx.cost import memory
+from phalanx.schedule.buckets import Bucket, slot_sizes, slots
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job, Optimizer, Precision
+from phalanx.spec.jobfile import build
+from phalanx.spec.model import ModelSpec, Parameter, complete, preset
+from phalanx.spec.strategy import Strategy, require_runnable
+
+SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_run_goes_on_over_any_layout(pool: Pool, tmp_path: Path, optimizer: str) -> None:
+    """dp=2 zero=1, then dp=3 zero=3, dp=4 in shards of 2, dp=1 continue the curve of one process, fp64 to 1e-9."""
+    spec = build(ModelSpec, complete({**SIZES, "tied": True}), "model")
+    job = Job(12, 8, Precision("float64"), Optimizer(optimizer))  # type: ignore[arg-type]
+    whole = pool.run(1, ranks.continue_run, spec, job, Strategy(micro_batch=6), tmp_path / "whole", (0, 9), "native")[
+        0
+    ]
+    parts = []
+    for steps, strategy, transport in (
+        ((0, 3), Strategy(dp=2, zero=1, micro_batch=3), "shm"),
+        ((3, 6), Strategy(dp=3, zero=3, micro_batch=1), "native"),
+        ((6, 8), Strategy(dp=4, zero=2, shard=2, micro_batch=3), "shm"),
+        ((8, 9), Strategy(micro_batch=2), "native"),
+    ):
+        parts += pool.run(strategy.dp, ranks.continue_run, spec, job, strategy, tmp_path, steps, transport)[0]
+    assert parts == pytest.approx(whole, rel=1e-9)
+
+
+def test_state_of_the_textbook() -> None:
+    """Rajbhandari et al. 2020, figure 1: mixed precision with Adam, K = 12, over 64 ranks; here gradients are kept in
+    fp32, which makes 2 + 4 + 12 bytes per parameter at stage 0."""
+    model = build(ModelSpec, complete(preset("gpt2")), "model")
+    job = Job(64, 1, Precision("bfloat16", accumulate="float32"))
+    n = model.parameter_count
+    for zero, parameters, gradients, optimizer in (
+        (0, 2.0, 4.0, 12.0),
+        (1, 2.0, 4.0, 12 / 64),
+        (2, 2.0, 4 / 64, 12 / 64),
+        (3, 0.0, 4 / 64, 12 / 64),
+    ):
+        state = memory.state(model, job, Strategy(dp=64, zero=zero))  # type: ignore[arg-type]
+        assert state.parameters / n == pytest.approx(parameters, rel=1e-2)
+        assert state.gradients / n == pytest.approx(gradients, rel=1e-2)
+        assert (state.optimizer + state.master) / n == pytest.approx(optimizer, rel=1e-2)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=9))
+def test_neighbours_never_share_memory(sizes: list[int]) -> None:
+    found = slots(sizes)
+    assert all(a != b for a, b in pairwise(found))
+    assert all(slot_sizes(sizes)[slot] >= size for size, slot in zip(sizes, found, strict=True))
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(1, 7))
+def test_pieces_are_a_partition(sizes: list[int], shards: int) -> None:
+    from phalanx.runtime.flat import Flat
+
+    bucket = Bucket(0, tuple(Parameter(f"p{i}", (n,), "norm", "embed") for i, n in enumerate(sizes)))
+    found = [piece for i in range(shards) for piece in Flat(bucket, shards, i).pieces()]
+    for p in bucket.parameters:
+        mine = [(piece.start, piece.stop) for piece in found if piece.parameter is p]
+        assert mine[0][0] == 0
+        assert mine[-1][1] == p.numel
+        assert all(a[1] == b[0] for a, b in pairwise(mine))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "field"),
+    [
+        (Strategy(dp=2, zero=1, grad_sync="micro"), "grad_sync"),
+        (Strategy(dp=2, zero=3, grad_sync="step"), "grad_sync"),
+        (Strategy(dp=2, zero=2, reshard="step"), "reshard"),
+    ],
+)
+def test_what_a_stage_cannot_do_is_refused(strategy: Strategy, field: str) -> None:
+    with pytest.raises(InputError, match=f"strategy.{field}"):
+        require_runnable(strategy, Job(4, 8))
