@@ -53,7 +53,11 @@ SIZES = {
 CASE = (build(ModelSpec, complete(SIZES), "model"), Job(global_batch=4, seq=8), Strategy(dp=2, bucket=0.002))
 
 
-@pytest.mark.parametrize("how", ["mean", "forgets"])
-def test_a_broken_engine_is_caught(pool: Pool, how: str) -> None:
-    assert all(d.grad_rel_max < 1e-9 for d in pool.run(2, ranks.examine, *CASE, "float64", 2)[0])
-    assert all(d.grad_rel_max > 1e-2 for d in pool.run(2, ranks.examine_broken, how, *CASE, "float64", 2)[0])
+@pytest.mark.parametrize(
+    ("how", "zero"), [("mean", 0), ("forgets", 0), ("forgets", 1), ("forgets", 2), ("forgets", 3)]
+)
+def test_a_broken_engine_is_caught(pool: Pool, how: str, zero: int) -> None:
+    model, job, strategy = CASE
+    case = (model, job, replace(strategy, zero=zero))
+    assert all(d.grad_rel_max < 1e-9 for d in pool.run(2, ranks.examine, *case, "float64", 2)[0])
+    assert all(d.grad_rel_max > 1e-2 for d in pool.run(2, ranks.examine_broken, how, *case, "float64", 2)[0])
