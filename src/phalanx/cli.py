@@ -100,11 +100,12 @@ def train(
     with mistakes():
         overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
         _require_torch()
+        from phalanx.resume import resumed
         from phalanx.runtime import world as worlds
 
         world = worlds.external()
         if resume:
-            file = session.resumed(job, overrides)
+            file = resumed(job, overrides)
         elif job is None:
             raise InputError("JOB.toml", None, "is missing", "name a job file, or give --resume")
         else:

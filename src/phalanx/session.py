@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -95,6 +95,8 @@ def decide(
     else:
         require_runnable(Strategy(), file.job)
     cluster = allowed(resolve_cluster(file, world, announce), file.train.transport)
+    if file.train.transport == "shm" and cluster.device.kind != "cpu":
+        raise InputError("train.transport", "shm", "is for CPU ranks", "use auto")
     needed = size or (strategy.world if strategy else 1)
     if needed > cluster.ranks:
         raise InputError(
@@ -160,64 +162,6 @@ def open_run(decision: Decision, tokens: TokenSet, resume: bool) -> Iterator[Pat
         except OSError as error:
             raise InputError("train.name", name, f"{folder} cannot be used ({error})") from None
         yield folder.absolute()
-
-
-def latest_run() -> Path:
-    """The run with the newest checkpoint."""
-    from phalanx.runtime.checkpoint import newest
-
-    found = {}
-    for path in RUNS.glob("*/plan.json"):
-        checkpoint = newest(path.parent / "checkpoint")
-        # A run that was moved aside carries another name than its plan.
-        if checkpoint is not None and plan.read(path).train.name == path.parent.name:
-            found[path.parent] = checkpoint.stat().st_mtime
-    if not found:
-        raise InputError("--resume", None, f"no run with a checkpoint in {RUNS}/", "name the job file to start one")
-    return max(found, key=lambda p: found[p])
-
-
-def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
-    """The job of a run that is taken up again: its job file as it is now, or without one the latest run's own
-    plan; overrides laid over it. A strategy that was chosen stays.
-
-    Raises InputError where there is nothing to resume, or where a change would make it another run.
-    """
-    from phalanx.runtime.checkpoint import steps
-
-    file = jobfile.load(path, overrides) if path else None
-    folder = RUNS / file.train.name if file else latest_run()
-    done = steps(folder / "checkpoint")
-    if not (folder / "plan.json").exists() or not done:
-        raise InputError("--resume", str(folder), "holds no checkpoint", "train it without --resume first")
-    old = plan.read(folder / "plan.json")
-    if file is None:
-        choice = jobfile.build(jobfile.ClusterChoice, old.choices["cluster"], "cluster")
-        tables = jobfile.to_tables(JobFile(old.model, choice, old.job, old.strategy, old.train))
-        file = jobfile.from_tables(jobfile.override(json.loads(json.dumps(tables)), overrides), Path())
-    if file.strategy is None:
-        file = replace(file, strategy=old.strategy)
-    _same_run(file, old)
-    if done[-1] >= file.train.steps:
-        raise InputError("--resume", str(folder), f"is finished at step {done[-1]}", "raise train.steps to go on")
-    return file
-
-
-def _same_run(file: JobFile, old: Plan) -> None:
-    """Refuse to continue a run as something else: other weights, other data or another order of it."""
-    for name, now, then in (
-        ("model", file.model, old.model),
-        ("job.global_batch", file.job.global_batch, old.job.global_batch),
-        ("job.seq", file.job.seq, old.job.seq),
-        ("job.precision", file.job.precision, old.job.precision),
-        ("job.optimizer.name", file.job.optimizer.name, old.job.optimizer.name),
-        ("train.seed", file.train.seed, old.train.seed),
-        ("train.data", file.train.data, old.train.data),
-        ("train.name", file.train.name, old.train.name),
-    ):
-        if now != then:
-            shown = None if name == "model" else now
-            raise InputError(name, shown, "cannot change when a run is resumed", "train it under another train.name")
 
 
 def prepare_data(file: JobFile) -> TokenSet:

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from phalanx.spec.choice import Transport
 from phalanx.spec.errors import InputError
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
@@ -106,7 +105,7 @@ class Train:
     keep: int = 2
     threads: int = 1
     timeout_s: float = 300.0
-    transport: Transport | Literal["auto"] = "auto"
+    transport: Literal["auto", "native", "p2p", "shm"] = "auto"
     prompt: str = "It is a truth"
     sample_tokens: int = 80
 

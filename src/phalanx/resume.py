@@ -1,0 +1,72 @@
+"""Taking up a run again: which one, as what job, and what may not have changed since."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from phalanx.session import RUNS
+from phalanx.spec import jobfile, plan
+from phalanx.spec.errors import InputError
+from phalanx.spec.jobfile import JobFile
+from phalanx.spec.plan import Plan
+
+
+def latest_run() -> Path:
+    """The run with the newest checkpoint."""
+    from phalanx.runtime.checkpoint import newest
+
+    found = {}
+    for path in RUNS.glob("*/plan.json"):
+        checkpoint = newest(path.parent / "checkpoint")
+        # A run that was moved aside carries another name than its plan.
+        if checkpoint is not None and plan.read(path).train.name == path.parent.name:
+            found[path.parent] = checkpoint.stat().st_mtime
+    if not found:
+        raise InputError("--resume", None, f"no run with a checkpoint in {RUNS}/", "name the job file to start one")
+    return max(found, key=lambda p: found[p])
+
+
+def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
+    """The job of a run that is taken up again: its job file as it is now, or without one the latest run's own
+    plan; overrides laid over it. A strategy that was chosen stays.
+
+    Raises InputError where there is nothing to resume, or where a change would make it another run.
+    """
+    from phalanx.runtime.checkpoint import steps
+
+    file = jobfile.load(path, overrides) if path else None
+    folder = RUNS / file.train.name if file else latest_run()
+    done = steps(folder / "checkpoint")
+    if not (folder / "plan.json").exists() or not done:
+        raise InputError("--resume", str(folder), "holds no checkpoint", "train it without --resume first")
+    old = plan.read(folder / "plan.json")
+    if file is None:
+        choice = jobfile.build(jobfile.ClusterChoice, old.choices["cluster"], "cluster")
+        tables = jobfile.to_tables(JobFile(old.model, choice, old.job, old.strategy, old.train))
+        file = jobfile.from_tables(jobfile.override(json.loads(json.dumps(tables)), overrides), Path())
+    if file.strategy is None:
+        file = replace(file, strategy=old.strategy)
+    _same_run(file, old)
+    if done[-1] >= file.train.steps:
+        raise InputError("--resume", str(folder), f"is finished at step {done[-1]}", "raise train.steps to go on")
+    return file
+
+
+def _same_run(file: JobFile, old: Plan) -> None:
+    """Refuse to continue a run as something else: other weights, other data or another order of it."""
+    for name, now, then in (
+        ("model", file.model, old.model),
+        ("job.global_batch", file.job.global_batch, old.job.global_batch),
+        ("job.seq", file.job.seq, old.job.seq),
+        ("job.precision", file.job.precision, old.job.precision),
+        ("job.optimizer.name", file.job.optimizer.name, old.job.optimizer.name),
+        ("train.seed", file.train.seed, old.train.seed),
+        ("train.data", file.train.data, old.train.data),
+        ("train.name", file.train.name, old.train.name),
+    ):
+        if now != then:
+            shown = None if name == "model" else now
+            raise InputError(name, shown, "cannot change when a run is resumed", "train it under another train.name")
