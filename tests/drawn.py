@@ -21,6 +21,9 @@ PRECISIONS = [
     Precision("float32", accumulate="float64"),
     Precision("float32", master="float64"),
 ]
+QUANTISERS = ["fp16", "bf16", "int8", "int4", "int8:stochastic", "int4:nofeedback"]
+SPARSE = ["topk:0.1", "topk:0.01:nofeedback", "randk:0.1", "randk:0.3:nofeedback", "threshold:1e-4"]
+COMPRESSORS = [*QUANTISERS, *SPARSE, "powersgd:2", "powersgd:4:nofeedback"]
 TRANSPORTS = st.sampled_from(["native", "p2p", "shm"])
 
 
@@ -46,12 +49,17 @@ def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
 
 
 @st.composite
-def cases(draw: st.DrawFn, ranks: int, small: bool = True) -> tuple[ModelSpec, Job, Strategy]:
+def cases(
+    draw: st.DrawFn, ranks: int, small: bool = True, compressed: bool = False
+) -> tuple[ModelSpec, Job, Strategy]:
     """A model, a job and a strategy of `ranks` ranks that fit each other."""
     model = draw(models(small=small))
     micro_batch = draw(st.sampled_from([1, 2, 3]))
     accumulation = draw(st.sampled_from([1, 2, 3]))
     zero = draw(st.sampled_from([0, 1, 2, 3]))
+    precision = draw(st.sampled_from(PRECISIONS))
+    usable = QUANTISERS if zero == 3 else COMPRESSORS
+    coarse = precision.accumulate_dtype not in ("float32", "float64")
     strategy = Strategy(
         dp=ranks,
         zero=zero,
@@ -61,11 +69,12 @@ def cases(draw: st.DrawFn, ranks: int, small: bool = True) -> tuple[ModelSpec, J
         reshard=draw(st.sampled_from([None, "action", "step"])) if zero == 3 else None,
         prefetch=draw(st.sampled_from([0, 1])),
         bucket=draw(st.sampled_from([0.002, 0.02, 0.5, "auto"])),
+        compression=draw(st.sampled_from(usable)) if compressed and not coarse else "none",
     )
     job = Job(
         global_batch=micro_batch * accumulation * ranks,
         seq=draw(st.sampled_from([8, 32] if small else [32, 128, 256])),
-        precision=draw(st.sampled_from(PRECISIONS)),
+        precision=precision,
         optimizer=Optimizer(name=draw(st.sampled_from(["adamw", "sgd"]))),
         clip=draw(st.sampled_from([0.0, 0.5, 1.0])),
     )

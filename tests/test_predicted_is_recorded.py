@@ -25,7 +25,7 @@ def test_one_process(case) -> None:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_ranks(pool: Pool, world: int) -> None:
     @settings(max_examples=12)
-    @given(cases(world, small=False), TRANSPORTS)
+    @given(cases(world, small=False, compressed=True), TRANSPORTS)
     def equal(case, transport) -> None:  # type: ignore[no-untyped-def]
         for found in pool.run(world, ranks.instrumented_step, *case, transport):
             assert found["differences"] == []

@@ -71,7 +71,8 @@ def test_pieces_are_a_partition(sizes: list[int], shards: int) -> None:
     from phalanx.runtime.flat import Flat
 
     bucket = Bucket(0, tuple(Parameter(f"p{i}", (n,), "norm", "embed") for i, n in enumerate(sizes)))
-    found = [piece for i in range(shards) for piece in Flat(bucket, shards, i).pieces()]
+    strategy = Strategy(dp=shards, zero=3)
+    found = [piece for i in range(shards) for piece in Flat(bucket, strategy, i).pieces()]
     for p in bucket.parameters:
         mine = [(piece.start, piece.stop) for piece in found if piece.parameter is p]
         assert mine[0][0] == 0

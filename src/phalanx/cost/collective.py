@@ -1,7 +1,7 @@
 """How long a collective takes: the cheapest way that was measured on a host, else the ring's formula.
 
 Ring all-reduce of n bytes over p ranks: 2(p-1) α + 2n(p-1)/p β; all-gather and reduce-scatter half of that
-(Thakur et al. 2005). n counts the buffer, as Event.bytes does.
+(Thakur et al. 2005); so is a pairwise all-to-all. n counts the buffer, as Event.bytes does.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from phalanx.cost.link import Link, link
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.mesh import Mesh
 
-_RING_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 
 
 def ring_seconds(op: str, p: int, count: Column, total_bytes: Column, over: Link) -> Column:
     """`count` collectives of `total_bytes` together, by ring over p ranks; 0 for a group of one."""
-    passes = _RING_PASSES[op]
+    passes = _PASSES[op]
     steps = passes * (p - 1)
     return steps * over.alpha_s * count + passes * (p - 1) / p * over.beta_s_per_byte * total_bytes
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phalanx.cost import compression
 from phalanx.cost.kernel import Column
 from phalanx.schedule.buckets import buckets, slot_sizes
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -33,11 +34,13 @@ class State:
     """Memory that buckets and units take turns in: gradients on their way, gathered parameters."""
     tables: int
     batch: int
+    compression: int = 0
+    """What was kept back of gradients, and messages."""
 
     @property
     def total(self) -> int:
         held = self.parameters + self.master + self.gradients + self.optimizer
-        return held + self.buffers + self.tables + self.batch
+        return held + self.buffers + self.tables + self.batch + self.compression
 
 
 @dataclass(frozen=True)
@@ -60,26 +63,32 @@ def state(spec: ModelSpec, job: Job, s: Strategy) -> State:
     they are whole for a time; and its share of the batch as int64 token ids."""
     p, stage, shards = job.precision, s.stage, s.dp_shard
     cut = buckets(spec, job, s)
-    padded = [b.padded(shards if stage else 1) for b in cut]
-    n, part = sum(padded), sum(padded) // (shards if stage else 1)
+    padded = [b.padded(s) for b in cut]
+    whole = sum(padded)  # of gradients; parameters are views of buckets at stages 1 and 2 alone
+    n = whole if stage else spec.parameter_count
+    part = n // (shards if stage else 1)
     master, reduce, accumulate = (DTYPE_BYTES[d] for d in (p.master_dtype, p.reduce_dtype, p.accumulate_dtype))
-    compute, narrow = DTYPE_BYTES[p.compute], p.reduce_dtype != p.accumulate_dtype
+    c = s.compressor
+    if c is not None:
+        reduce = accumulate  # the compressor reads gradients whole
+    compute, narrow = DTYPE_BYTES[p.compute], c is None and p.reduce_dtype != p.accumulate_dtype
     moments = {"adamw": 2, "sgd": 1 if job.optimizer.betas[0] else 0}[job.optimizer.name]
     counters = 4 * len(parameters(spec)) if job.optimizer.name == "adamw" else 0  # fp32 step counts
     rotary = spec.max_seq * spec.head_dim * compute if spec.position == "rotary" else 0
     lent = sum(slot_sizes(padded)) * reduce if stage >= 2 else 0
     if stage == 3:
-        units = [b.padded(shards) for b in reversed(cut) if b.unit != "model"]
-        shared = sum(b.padded(shards) for b in cut if b.unit == "model")
+        units = [b.padded(s) for b in reversed(cut) if b.unit != "model"]
+        shared = sum(b.padded(s) for b in cut if b.unit == "model")
         lent += (shared + (sum(units) if s.reshard == "step" else sum(slot_sizes(units)))) * compute
     return State(
         parameters=0 if stage == 3 else n * compute,
         master=part * master if stage == 3 or p.master_dtype != p.compute else 0,
-        gradients=n * (accumulate + reduce * narrow) if stage <= 1 else part * accumulate,
+        gradients=whole * (accumulate + reduce * narrow) if stage <= 1 else part * accumulate,
         optimizer=part * moments * master + counters,
         buffers=lent,
         tables=rotary,
         batch=job.global_batch // s.dp * (job.seq + 1) * 8,
+        compression=compression.held(c, cut, s, accumulate) if c else 0,
     )
 
 

@@ -78,6 +78,7 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         elif term.event.op == "optimizer":
             optimizer = kernel.optimizer_seconds(term.work, rates)
         elif like.dp > 1:
+            backward = backward + term.work.seconds(rates.backward) * rates.whole
             axis = term.event.axis
             communication = communication + collective.seconds(
                 cluster, grid, term.event.op, axis, term.count, term.bytes

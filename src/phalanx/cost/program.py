@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from phalanx.cost import memory
 from phalanx.cost.terms import Term, metrics, terms
 from phalanx.schedule.buckets import Bucket, buckets
+from phalanx.schedule.compression import Sent, sent, sent_across
 from phalanx.schedule.event import Event, Phase
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.mesh import mesh
@@ -59,6 +61,7 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy) -> StepProgram:
     order = [b.name for b in reversed(cut) if b.unit not in ("", "model")]  # units that gather, forward
     events: list[Event] = []
     last = strategy.accumulation(job) - 1
+    c, accumulate = strategy.compressor, job.precision.accumulate_dtype
     ready = _completed(cut, spec)
 
     def gather(name: str, phase: Phase, m: int | None) -> Event:
@@ -77,15 +80,18 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy) -> StepProgram:
             if gathers and strategy.reshard != "step":
                 events += (gather(name, "B", m) for name in _ahead(order, unit, -1, strategy.prefetch))
             events.append(_compute(by_template["backward", unit.split(".")[0]], unit, m))
-            if alone:
+            if alone or (stage <= 1 and m < last):
                 continue
-            if stage == 0 and m == last:
-                term = by_template["all_reduce", "gradients"]
-                events += (_bucket(term, b, strategy, m) for b in ready[unit])
-            elif stage >= 2 or (stage == 1 and m == last):
-                term = by_template["reduce_scatter", "gradients"]
-                events += (_bucket(term, b, strategy, m) for b in ready[unit])
-    if stage and strategy.dp_replicate > 1:
+            for bucket in ready[unit]:
+                if c is not None:
+                    events += (_sent(x, bucket, strategy, m) for x in sent(c, bucket, strategy, accumulate))
+                else:
+                    op = "reduce_scatter" if stage else "all_reduce"
+                    events.append(_bucket(by_template[op, "gradients"], bucket, strategy, m))
+    if c is not None:
+        across = [[_sent(x, b, strategy, last) for x in sent_across(c, b, strategy)] for b in cut]
+        events += chain.from_iterable(zip(*across, strict=True))  # the first of every bucket, then the second
+    elif stage and strategy.dp_replicate > 1:
         events += (_bucket(by_template["all_reduce", "shards"], b, strategy, last) for b in cut)
     if not alone:
         event = by_template["all_reduce", "metrics"].event
@@ -133,8 +139,7 @@ def _compute(term: Term, unit: str, micro_batch: int) -> Event:
 def _bucket(
     term: Term, bucket: Bucket, strategy: Strategy, micro_batch: int | None, phase: Phase | None = None
 ) -> Event:
-    shards = strategy.dp_shard if strategy.stage else 1
-    numel = bucket.padded(shards) // (shards if term.event.unit == "shards" else 1)
+    numel = bucket.padded(strategy) // (strategy.dp_shard if term.event.unit == "shards" else 1)
     return replace(
         term.event,
         unit=bucket.name,
@@ -145,6 +150,11 @@ def _bucket(
     )
 
 
+def _sent(x: Sent, bucket: Bucket, strategy: Strategy, micro_batch: int) -> Event:
+    event = Event("collective", x.op, "B", bucket.name, x.axis, mesh(strategy).size(x.axis), dtype=x.dtype)
+    return replace(event, micro_batch=micro_batch, bytes=x.bytes, at_most=x.at_most)
+
+
 def differences(predicted: tuple[Event, ...], recorded: tuple[Event, ...]) -> Iterator[str]:
     """Where recorded events differ from the predicted ones: order per axis, then FLOPs per unit."""
     for axis in dict.fromkeys(e.axis for e in (*predicted, *recorded) if e.axis):
@@ -153,7 +163,7 @@ def differences(predicted: tuple[Event, ...], recorded: tuple[Event, ...]) -> It
         for i in range(max(len(ours), len(theirs))):
             a = ours[i] if i < len(ours) else None
             b = theirs[i] if i < len(theirs) else None
-            if a is None or b is None or a.identity != b.identity:
+            if a is None or b is None or not a.matches(b):
                 yield f"axis {axis}, event {i}: predicted {a or 'nothing'}, recorded {b or 'nothing'}"
                 break
     ours_flops = StepProgram(predicted, _NO_STATE).flops_per_unit()

@@ -7,16 +7,18 @@ NumPy columns of many. The search sums terms; `program.expand` turns the same te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost import kernel, memory
+from phalanx.cost import compression, kernel, memory
 from phalanx.cost.kernel import NO_WORK, Column, Work
-from phalanx.schedule.buckets import gradient_buckets, unit_buckets
+from phalanx.schedule.buckets import Bucket, buckets, unit_buckets
+from phalanx.schedule.compression import sent, sent_across
 from phalanx.schedule.event import Event, Phase
+from phalanx.spec.compression import Compression
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
@@ -126,44 +128,85 @@ def _freed(spec: ModelSpec, unit: str, t: Column, job: Job) -> Column:
 
 def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy) -> list[Term]:
     """Gradients on their way, in the backward pass, and parameters that are gathered (one of ZeRO's stages)."""
-    p, stage, shards = job.precision, like.stage, like.dp_shard
-    m = s.accumulation(job)
-    bucket_bytes = np.atleast_1d(s.bucket_bytes)
-    if stage == 3:
-        cuts = [unit_buckets(spec)]
-        where = np.zeros(len(bucket_bytes), dtype=int)
-    else:
-        sizes, where = np.unique(bucket_bytes, return_inverse=True)
-        cuts = [gradient_buckets(spec, job, int(size)) for size in sizes]
-    counts = np.array([len(cut) for cut in cuts])[where]
-    padded = np.array([sum(b.padded(shards if stage else 1) for b in cut) for cut in cuts], dtype=object)[where]
-    one = isinstance(s, Strategy)
-    count: Column = int(counts[0]) if one else counts
-    numel: Column = int(padded[0]) if one else padded.astype(np.int64)
+    if like.dp == 1:
+        return []
+    p, stage, m = job.precision, like.stage, s.accumulation(job)
+    sizes, where = np.unique(np.atleast_1d(s.bucket_bytes), return_inverse=True)
+    cuts = [buckets(spec, job, replace(like, bucket=size / 2**20)) for size in sizes]
 
-    def term(op: str, phase: Phase, unit: str, axis: str, dtype: DType, times: Column, size: Column) -> Term:
-        total = numel * size * DTYPE_BYTES[dtype]
-        return Term(Event("collective", op, phase, unit, axis, dtype=dtype), count=count * times, bytes=total)
+    def column(of_cuts: list[int]) -> Column:
+        """A number of each way to cut the parameters into buckets, for the strategies that cut so."""
+        return of_cuts[0] if isinstance(s, Strategy) else np.array(of_cuts)[where]
 
-    if stage == 0:
-        active = int(like.dp > 1)
-        return [term("all_reduce", "B", "gradients", "dp_replicate", p.reduce_dtype, active, active)]
+    count, numel = column([len(cut) for cut in cuts]), column([sum(b.padded(like) for b in cut) for cut in cuts])
+
+    def term(op: str, phase: Phase, unit: str, axis: str, dtype: DType, times: Column = 1, part: int = 1) -> Term:
+        """Every bucket, or a `part` of it, so many times."""
+        event = Event("collective", op, phase, unit, axis, dtype=dtype)
+        return Term(event, count=count * times, bytes=numel // part * DTYPE_BYTES[dtype] * times)
+
     often = m if stage >= 2 else 1
-    found = [term("reduce_scatter", "B", "gradients", "dp_shard", p.reduce_dtype, often, often)]
-    if like.dp_replicate > 1:
-        shard = term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, 1, 1)
-        found.append(replace(shard, bytes=shard.bytes // shards))
-    if stage < 3:
-        found.append(term("all_gather", "opt", "parameters", "dp_shard", p.compute, 1, 1))
-        return found
+    c = like.compressor
+    if c is not None:
+        found = _compressed_terms(c, like, p.accumulate_dtype, cuts, column, often)
+    elif stage == 0:
+        found = [term("all_reduce", "B", "gradients", "dp_replicate", p.reduce_dtype)]
+    else:
+        found = [term("reduce_scatter", "B", "gradients", "dp_shard", p.reduce_dtype, often)]
+        if like.dp_replicate > 1:
+            found.append(term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, part=like.dp_shard))
+    if stage >= 2:  # gradients are copied to where they are reduced, and added up shard by shard
+        compute, accumulate = DTYPE_BYTES[p.compute], DTYPE_BYTES[p.accumulate_dtype]
+        reduce = accumulate if c else DTYPE_BYTES[p.reduce_dtype]
+        copies = Work(traffic_bytes=numel * often * (compute + reduce + 3 * accumulate / like.dp_shard))
+        found[0] = replace(found[0], work=found[0].work + copies)
+    if stage in (1, 2):
+        found.append(term("all_gather", "opt", "parameters", "dp_shard", p.compute))
+    elif stage == 3:
+        found.append(_gathers(spec, like, p.compute, m))
+    return found
+
+
+def _compressed_terms(
+    c: Compression,
+    like: Strategy,
+    dtype: DType,
+    cuts: Sequence[Sequence[Bucket]],
+    column: Callable[[list[int]], Column],
+    often: Column,
+) -> list[Term]:
+    """The collectives of compressed gradients: the first of every bucket, the second of every bucket that has one;
+    then the same of shards over their replicas. The work of coding is with the first."""
+    found: list[Term] = []
+    of_buckets = [[sent(c, b, like, dtype) for b in cut] for cut in cuts]
+    of_shards = [[sent_across(c, b, like) for b in cut] for cut in cuts]
+    for unit, sends, times in (("gradients", of_buckets, often), ("shards", of_shards, 1)):
+        kinds = {
+            (i, x.op, x.axis, x.dtype, x.at_most) for of_cut in sends for own in of_cut for i, x in enumerate(own)
+        }
+        for i, op, axis, sent_dtype, at_most in sorted(kinds):
+            sizes = [[own[i].bytes for own in of_cut if len(own) > i] for of_cut in sends]
+            name = unit if i == 0 else f"{unit}, then"
+            event = Event("collective", op, "B", name, axis, dtype=sent_dtype, at_most=at_most)
+            found.append(
+                Term(event, column([len(n) for n in sizes]) * times, column([sum(n) for n in sizes]) * times)
+            )
+    e = DTYPE_BYTES[dtype]
+    each = [compression.work(c, cut, like, e) for cut in cuts]
+    traffic, kernels = column([int(w.traffic_bytes) for w in each]), column([int(w.kernels) for w in each])
+    coding = Work(traffic_bytes=traffic, kernels=kernels) * often
+    return [replace(found[0], work=coding), *found[1:]]
+
+
+def _gathers(spec: ModelSpec, like: Strategy, dtype: DType, m: Column) -> Term:
+    """Stage 3: units gathered in every pass of every micro-batch, or once a step."""
     cut = unit_buckets(spec)
-    whole = sum(b.padded(shards) for b in cut)
-    kept = sum(b.padded(shards) for b in cut if b.unit in ("head", "model"))  # from the forward to the backward pass
+    whole = sum(b.padded(like) for b in cut)
+    kept = sum(b.padded(like) for b in cut if b.unit in ("head", "model"))  # from the forward to the backward pass
     kept_units = sum(b.unit in ("head", "model") for b in cut)
-    event = Event("collective", "all_gather", "F", "parameters", "dp_shard", dtype=p.compute)
+    event = Event("collective", "all_gather", "F", "parameters", "dp_shard", dtype=dtype)
     if like.reshard == "step":
         gathers, size = len(cut), whole
     else:
         gathers, size = (2 * len(cut) - kept_units) * m, (2 * whole - kept) * m
-    found.append(Term(event, count=gathers, bytes=size * DTYPE_BYTES[p.compute]))
-    return found
+    return Term(event, count=gathers, bytes=size * DTYPE_BYTES[dtype])

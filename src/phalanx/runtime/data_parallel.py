@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.runtime.comm import DTYPES, Comm
+from phalanx.runtime.compression import Compressor, Underway, compressor
 from phalanx.runtime.flat import Flat, Piece
 from phalanx.runtime.gathered import Gathered
 from phalanx.runtime.transport import Call
@@ -59,16 +60,21 @@ class DataParallel:
         self.comm, self.stage, self.module = comm, strategy.stage, module
         self.axis = comm.mesh.gradient_axis if self.stage == 0 else "dp_shard"
         self.replicas = strategy.dp_replicate if self.stage else 1
-        ranks = comm.ranks("dp_shard") if self.stage else (comm.world.rank,)
+        ranks = comm.ranks(self.axis)
         self.shards, self.index = len(ranks), ranks.index(comm.world.rank)
         self.parameters = dict(module.named_parameters())
-        self.buckets = [Flat(b, self.shards, self.index) for b in buckets]
+        self.buckets = [Flat(b, strategy, self.index) for b in buckets]
         self._bucket_of = {p.fqn: b for b in self.buckets for p in b.bucket.parameters}
-        self._reduce = DTYPES[precision.reduce_dtype]
+        c = strategy.compressor
+        # Codes are made from whole gradients: what travels is the compressor's affair.
+        self._reduce = DTYPES[precision.accumulate_dtype if c else precision.reduce_dtype]
         # A gradient of the bucket's own type is accumulated by autograd right where it is reduced.
         self._in_place = precision.compute == precision.accumulate_dtype and self.stage <= 1
         self._last, self._micro_batch, self._next = False, 0, 0
         self._allocate(precision)
+        self.compressor: Compressor | None = None
+        if c is not None:
+            self.compressor = compressor(c, strategy, self.buckets, comm, DTYPES[precision.accumulate_dtype])
         self.gathered = None
         if self.stage == 3:
             keep = strategy.reshard == "step"
@@ -248,7 +254,12 @@ class DataParallel:
         assert b.sent is not None
         if b.whole is not None and b.sent is not b.whole:
             b.sent.copy_(b.whole)
-        if self.stage == 0:
+        if self.compressor is not None:
+            for earlier in self.buckets[: self._next]:
+                if isinstance(earlier.handle, Underway):
+                    earlier.handle.advance()
+            b.handle = Underway(self.compressor.reduce(b, self._micro_batch))
+        elif self.stage == 0:
             b.handle = self.comm.all_reduce(b.sent, self.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
         else:
             b.handle = self.comm.reduce_scatter(
@@ -277,7 +288,11 @@ class DataParallel:
                 self._lent[slot] = (self._lent[slot][0], None)
         elif own.data_ptr() != b.shard.data_ptr():
             b.shard.copy_(own)
-        if self._last and self.replicas > 1:
+        if not self._last or self.replicas == 1 or (self.compressor is not None and self.compressor.whole):
+            return
+        if self.compressor is not None:
+            b.across = Underway(self.compressor.across(b, self._micro_batch))
+        else:
             b.across = self.comm.all_reduce(
                 b.shard, "dp_replicate", unit=b.name, phase="B", micro_batch=self._micro_batch
             )

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from phalanx.runtime.transport import Handle
-from phalanx.schedule.buckets import Bucket
+from phalanx.schedule.buckets import Bucket, layout
 from phalanx.spec.model import Parameter
+from phalanx.spec.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Piece:
 
 
 class Flat:
-    """The bucket over `shards` ranks, of which this is number `index`. Tensors are there as the stage needs them.
+    """The bucket in the equal parts of a strategy, of which number `index` is this rank's. Tensors are there as the
+    stage needs them.
 
     weights   (padded,) of the compute type, the parameters' own memory        stages 1, 2
     whole     (padded,) of the accumulate type, gradients of all parameters    stages 0, 1
@@ -37,11 +39,12 @@ class Flat:
     master    (part,) of the master type                                       stages 1, 2 (in `weights` if it can), 3
     """
 
-    def __init__(self, bucket: Bucket, shards: int, index: int) -> None:
+    def __init__(self, bucket: Bucket, strategy: Strategy, index: int) -> None:
         self.bucket, self.name = bucket, bucket.name
-        self.padded = bucket.padded(shards)
-        self.part = self.padded // shards
-        self.low = index * self.part
+        self.padded = bucket.padded(strategy)
+        parts = layout(strategy)[0]
+        self.part = self.padded // parts
+        self.low = index % parts * self.part
         self.weights: Tensor | None = None
         self.whole: Tensor | None = None
         self.sent: Tensor | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from phalanx.schedule.event import Event, Phase
@@ -13,6 +15,7 @@ class Recorder:
     """Bytes per axis are always counted; whole events are kept while `keeping`."""
 
     keeping: bool = False
+    counting: bool = True
     events: list[Event] = field(default_factory=list)
     bytes_per_axis: Counter[str] = field(default_factory=Counter)
 
@@ -26,8 +29,19 @@ class Recorder:
         if self.keeping:
             self.events.append(Event("compute", op, phase, unit, micro_batch=micro_batch, dtype=dtype))
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What happens here is no part of the model: its FLOPs do not count."""
+        self.counting = False
+        try:
+            yield
+        finally:
+            self.counting = True
+
     def flops(self, count: int) -> None:
         """Add to the compute event that began last."""
+        if not self.counting:
+            return
         for i in range(len(self.events) - 1, -1, -1):
             if self.events[i].kind == "compute":
                 self.events[i] = replace(self.events[i], flops=self.events[i].flops + count)

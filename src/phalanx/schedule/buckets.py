@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from phalanx.spec.compression import BLOCK
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec, Parameter, parameters
 from phalanx.spec.strategy import Strategy
@@ -34,9 +35,19 @@ class Bucket:
     def name(self) -> str:
         return self.unit or f"bucket.{self.index}"
 
-    def padded(self, shards: int) -> int:
-        """Elements of its flat buffer: equal parts for all shards, each beginning at a cache line."""
-        return -(-self.numel // (shards * _ALIGNED)) * shards * _ALIGNED if shards > 1 else self.numel
+    def padded(self, strategy: Strategy) -> int:
+        """Elements of its flat buffer: equal parts, each a whole number of what may not be cut."""
+        parts, aligned = layout(strategy)
+        return -(-self.numel // (parts * aligned)) * parts * aligned if parts > 1 else self.numel
+
+
+def layout(strategy: Strategy) -> tuple[int, int]:
+    """(Equal parts that a bucket falls into, elements that stay together in one): the shards, of whole cache lines.
+    Codes of a quantised gradient are summed part by part at stage 0 too, and their blocks are not cut."""
+    c = strategy.compressor
+    if c is not None and c.quantised:
+        return (strategy.dp_shard, BLOCK * strategy.dp_replicate) if strategy.stage else (strategy.dp, BLOCK)
+    return (strategy.dp_shard, _ALIGNED) if strategy.stage else (1, _ALIGNED)
 
 
 def backward_order(spec: ModelSpec) -> tuple[Parameter, ...]:

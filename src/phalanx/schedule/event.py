@@ -35,7 +35,8 @@ class Identity(NamedTuple):
 class Event:
     """`bytes` as nccl-tests counts: all-reduce, broadcast: the buffer; all-gather, reduce-scatter: the gathered
     buffer; all-to-all: the send buffer; p2p: the payload. `alloc` is what the event allocates above the bytes
-    that are live when it starts (its own peak), `free` what is gone again when it ends.
+    that are live when it starts (its own peak), `free` what is gone again when it ends. `at_most`: the bytes are a
+    bound, what is sent depends on the gradients.
     """
 
     kind: Kind
@@ -53,6 +54,13 @@ class Event:
     flops: int = 0
     alloc: int = 0
     free: int = 0
+    at_most: bool = False
+
+    def matches(self, recorded: Event) -> bool:
+        """Whether this prediction is what was recorded."""
+        if self.at_most and recorded.bytes <= self.bytes:
+            return self.identity == recorded.identity._replace(bytes=self.bytes)
+        return self.identity == recorded.identity
 
     @property
     def identity(self) -> Identity:

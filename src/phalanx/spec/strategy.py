@@ -11,8 +11,10 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from phalanx.spec import compression
+from phalanx.spec.compression import Compression
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.job import Job
+from phalanx.spec.job import DType, Job
 from phalanx.spec.model import ModelSpec
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
@@ -71,16 +73,7 @@ class Strategy:
             raise InputError(
                 "strategy.recompute", self.recompute, "is not known", "use none, selective, full or every:k"
             )
-        if not re.fullmatch(
-            r"none|fp16|bf16|int8|int4|(topk|randk|threshold):(\d+\.?\d*|\.\d+)(e-?\d+)?|powersgd:[1-9]\d*",
-            self.compression,
-        ):
-            raise InputError(
-                "strategy.compression",
-                self.compression,
-                "is not known",
-                "use none, fp16, bf16, int8, int4, topk:0.01, randk:0.01, threshold:1e-3 or powersgd:4",
-            )
+        compression.parse(self.compression)
         if sorted(self.order.split("/")) != sorted(AXES):
             raise InputError(
                 "strategy.order", self.order, f"must name each of {', '.join(AXES)} once, as pp/dp/cp/tp"
@@ -106,6 +99,11 @@ class Strategy:
         if self.dp_shard == 1:
             return 0
         return 1 if self.zero == 2 and self.grad_sync == "step" else self.zero
+
+    @property
+    def compressor(self) -> Compression | None:
+        """How gradients are compressed where they travel."""
+        return compression.parse(self.compression) if self.dp > 1 else None
 
     @property
     def bucket_bytes(self) -> int:
@@ -214,7 +212,7 @@ _RUNNABLE: dict[str, set[Any] | None] = {
     "schedule": {"1f1b"},
     "micro_batch": None,
     "recompute": {"none"},
-    "compression": {"none"},
+    "compression": None,
     "grad_sync": None,
     "reshard": None,
     "bucket": None,
@@ -240,6 +238,7 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
         )
     if strategy.reshard is not None and strategy.zero != 3:
         raise InputError("strategy.reshard", strategy.reshard, "only zero=3 gathers parameters", "leave it out")
+    _require_compressible(strategy, p.accumulate_dtype)
     for name, runnable in _RUNNABLE.items():
         given = getattr(strategy, name)
         if runnable is not None and given not in runnable:
@@ -250,6 +249,23 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
                 "is part of the grammar but not yet runnable",
                 f"leave it out or use {usable}" if usable else "leave it out",
             )
+
+
+def _require_compressible(strategy: Strategy, accumulate: DType) -> None:
+    found = compression.parse(strategy.compression)
+    if found is None:
+        return
+    if strategy.zero == 3 and not found.quantised:
+        raise InputError(
+            "strategy.compression",
+            strategy.compression,
+            "reduces whole buckets, for which zero=3 has no room",
+            "use zero=2, or one of fp16, bf16, int8, int4",
+        )
+    if accumulate not in ("float32", "float64"):
+        raise InputError(
+            "job.precision.accumulate", accumulate, "is too coarse for what compression keeps back", "use float32"
+        )
 
 
 def _divides(name: str, part: int, whole_name: str, whole: int) -> None:

@@ -1,0 +1,73 @@
+"""What compressing gradients costs a rank: memory held throughout the step, and work beside the backward pass.
+
+Both follow runtime/compression tensor by tensor: e is the size of an element of the accumulate type, N a bucket's
+padded elements, p the ranks that reduce it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phalanx.cost.kernel import Work
+from phalanx.schedule.buckets import Bucket, slot_sizes
+from phalanx.schedule.compression import COUNT_BYTES, PIECE, PLACE_BYTES, coded, factors, kept, most
+from phalanx.spec.compression import BLOCK, Compression
+from phalanx.spec.strategy import Strategy
+
+_INDEX_BYTES = 8  # of torch's own indices
+
+
+def held(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> int:
+    """Bytes: what was kept back, messages of two neighbouring buckets, scratch."""
+    sizes = [b.padded(s) for b in cut]
+    total, largest, taken = sum(sizes), max(sizes), slot_sizes(sizes)
+    residual = total * e * c.feedback
+    if c.quantised:
+        return residual + _quantised(c, sizes, s, e)
+    if c.name == "powersgd":
+        sent = 0
+        for b in cut:
+            matrices, rest = factors(c, b)
+            sent += sum((f.n + f.m) * f.r for f in matrices) + sum(p.numel for p in rest)
+        return residual + sent * e
+    element = e + PLACE_BYTES
+    if c.name == "topk":
+        messages = sum(s.dp * kept(c, n) * element for n in taken)
+        return residual + messages + largest * e + kept(c, largest) * (e + _INDEX_BYTES)
+    if c.name == "randk":
+        return residual + sum(kept(c, n) * (e + _INDEX_BYTES) for n in taken) + kept(c, largest) * 8
+    limits = [most(n, s.dp) for n in taken]
+    counts = s.dp * COUNT_BYTES * sum(n > 0 for n in limits)
+    return residual + sum(limits) * (s.dp * element + e + _INDEX_BYTES) + counts + largest * e
+
+
+def _quantised(c: Compression, sizes: list[int], s: Strategy, e: int) -> int:
+    p = s.dp_shard if s.stage else s.dp
+    part = sum(sizes) // p
+    scratch = (PIECE * (1 + c.stochastic) + PIECE // BLOCK) * e
+    messages = 2 * sum(slot_sizes([p * coded(c, n // p) for n in sizes]))
+    if s.stage == 0:
+        return scratch + messages + part * e * c.feedback
+    if s.dp_replicate == 1:
+        return scratch + messages
+    across = sum(2 * s.dp_replicate * coded(c, n // p // s.dp_replicate) for n in sizes)
+    return scratch + messages + across + (part + part // s.dp_replicate) * e * c.feedback
+
+
+def work(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> Work:
+    """Of reducing all these buckets once: elements read and written by each operation, as issued."""
+    n = sum(b.padded(s) for b in cut)
+    feedback = 5 if c.feedback else 0  # added to the gradient, and what is left written
+    if c.quantised:
+        p = s.dp_shard if s.stage else s.dp
+        write = (8 if c.scaled else 4) + (8 if c.feedback else 0)
+        passes = write + 6.0 + feedback
+        if s.stage == 0:
+            passes += write / p + 3
+        elif s.dp_replicate > 1:
+            passes += (2 * write + 9) / p
+    elif c.name == "powersgd":
+        passes = 6.0 + feedback  # M is read for P, Q and what is left, and the result written
+    else:
+        passes = {"topk": 8.0, "randk": 1.0, "threshold": 5.0}[c.name] + feedback
+    return Work(traffic_bytes=passes * n * e, kernels=20 * len(cut))

@@ -1,0 +1,111 @@
+"""What compressed gradients send: the collectives of a bucket in their order, and the bytes of each message.
+
+fp16, bf16, int8, int4   all-to-all of codes, each part summed by its owner; stage 0: all-gather of the sums' codes
+topk                     all-gather of the largest elements and their places
+randk                    all-reduce of the drawn elements, whose places everybody knows
+threshold                all-gather of the counts, then of the elements and their places
+powersgd                 all-reduce of P = M Q and of what is no matrix, then of Qᵀ = P̂ᵀ M
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+
+from phalanx.schedule.buckets import Bucket
+from phalanx.spec.compression import BLOCK, Compression
+from phalanx.spec.job import DTYPE_BYTES, DType
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import Parameter
+from phalanx.spec.strategy import Strategy
+
+SCALE_BYTES = 4
+PLACE_BYTES = 4
+COUNT_BYTES = 8
+PIECE = 1 << 15
+"""Elements that are coded at a time: a core's cache holds them."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One collective. `at_most`: the bytes are a bound, the gradients decide."""
+
+    op: str
+    axis: str
+    dtype: str
+    bytes: int
+    at_most: bool = False
+
+
+def coded(c: Compression, numel: int) -> int:
+    """Bytes of the message that stands for `numel` elements, whole blocks."""
+    return numel // BLOCK * SCALE_BYTES * c.scaled + numel * c.bits // 8
+
+
+def kept(c: Compression, numel: int) -> int:
+    """Elements of a bucket that topk and randk send; an even number, so that what lies behind them is aligned."""
+    return min(numel + numel % 2, 2 * ceil(c.value * numel / 2))
+
+
+def most(numel: int, ranks: int) -> int:
+    """Elements that a rank sends at most by threshold. More than one in `ranks` would be dearer than sending them
+    all: p messages of n/p places and values weigh more than the 2 (p-1)/p n values of an all-reduce."""
+    return 2 * ceil(numel / ranks / 2)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A matrix (n, m) as a product of (n, r) and (r, m)."""
+
+    parameter: Parameter
+    n: int
+    m: int
+    r: int
+
+
+def factors(c: Compression, bucket: Bucket) -> tuple[tuple[Factors, ...], tuple[Parameter, ...]]:
+    """The parameters of a bucket that are sent as factors, and those that are sent as they are: vectors, and matrices
+    of which the factors would be no smaller."""
+    found, rest = [], []
+    for p in bucket.parameters:
+        n, m = (p.shape[0], prod(p.shape[1:])) if len(p.shape) > 1 else (1, 1)
+        r = min(int(c.value), n, m)
+        if r * (n + m) < n * m:
+            found.append(Factors(p, n, m, r))
+        else:
+            rest.append(p)
+    return tuple(found), tuple(rest)
+
+
+def sent(c: Compression, bucket: Bucket, s: Strategy, dtype: DType) -> tuple[Sent, ...]:
+    """What reduces a bucket over its axis, in order; `dtype` is what gradients accumulate in."""
+    grid, numel, e = mesh(s), bucket.padded(s), DTYPE_BYTES[dtype]
+    axis = grid.gradient_axis
+    if c.quantised:
+        parts = s.dp_shard if s.stage else s.dp
+        size = parts * coded(c, numel // parts)
+        first = Sent("all_to_all", "dp_shard" if s.stage else axis, "uint8", size)
+        return (first,) if s.stage else (first, Sent("all_gather", axis, "uint8", size))
+    if c.name == "topk":
+        return (Sent("all_gather", axis, "uint8", s.dp * kept(c, numel) * (e + PLACE_BYTES)),)
+    if c.name == "randk":
+        return (Sent("all_reduce", axis, dtype, kept(c, numel) * e),)
+    if c.name == "threshold":
+        return (
+            Sent("all_gather", axis, "int64", s.dp * COUNT_BYTES),
+            Sent("all_gather", axis, "uint8", s.dp * most(numel, s.dp) * (e + PLACE_BYTES), at_most=True),
+        )
+    matrices, rest = factors(c, bucket)
+    left = sum(f.n * f.r for f in matrices) + sum(p.numel for p in rest)
+    right = sum(f.m * f.r for f in matrices)
+    return tuple(Sent("all_reduce", axis, dtype, n * e) for n in (left, right) if n)
+
+
+def sent_across(c: Compression, bucket: Bucket, s: Strategy) -> tuple[Sent, ...]:
+    """What reduces a bucket's shard over the replicas (HSDP), in order: nothing where the bucket's reduction has done
+    it already."""
+    if s.stage == 0 or s.dp_replicate == 1 or not c.quantised:
+        return ()
+    part = bucket.padded(s) // s.dp_shard
+    size = s.dp_replicate * coded(c, part // s.dp_replicate)
+    return (Sent("all_to_all", "dp_replicate", "uint8", size), Sent("all_gather", "dp_replicate", "uint8", size))
