@@ -6,14 +6,16 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from phalanx.cost.program import differences, expand
-from phalanx.runtime import checkpoint
+from phalanx.runtime import checkpoint, logical
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.instrument import instrument
@@ -26,7 +28,9 @@ from phalanx.spec.job import Job, Train
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
+from phalanx.train.data import Batches
 from phalanx.train.step import Training
+from phalanx.train.trainer import learning_rate
 from phalanx.verify import parity
 
 
@@ -79,7 +83,7 @@ def continue_run(
     start, stop = steps
     if start:
         tensors = training.logical_tensors()
-        checkpoint.load(folder, start, tensors)
+        checkpoint.load(folder, start, tensors, logical.OPTIONAL)
         training.restore(tensors)
     losses = []
     for step in range(start, stop):
@@ -92,6 +96,87 @@ def continue_run(
         checkpoint.save(folder, stop, tensors, {"seed": 5}, keep=9)
     comm.barrier()
     return losses
+
+
+def _same_batches(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(world.rank)
+    shape = (strategy.micro_batch, job.seq + 1)
+    return [torch.randint(spec.vocab, shape, generator=generator) for _ in range(strategy.accumulation(job))]
+
+
+def kept_and_sent(
+    world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: int, transport: str
+) -> dict[str, Any]:
+    """The worst relative difference, over parameters, of what `steps` equal steps sent and kept back in the end to so
+    many true gradients."""
+    comm = Comm(world, mesh(strategy), over(transport))
+    batches = _same_batches(world, spec, job, strategy)
+    plain = Training(spec, job, replace(strategy, compression="none"), comm, seed=0)
+    plain.step(batches, lr=0.0)
+    truth = {name: g.clone() for name, g in plain.engine.gradients()}
+    ours = Training(spec, job, strategy, comm, seed=0)
+    total = {name: torch.zeros_like(g) for name, g in truth.items()}
+    for _ in range(steps):
+        ours.step(batches, lr=0.0)
+        for name, g in ours.engine.gradients():
+            total[name] += g
+    digest = [float(t.sum()) for t in total.values()]
+    kept = {n: t for n, t in ours.logical_tensors().items() if n.endswith(".kept")}
+    worst = 0.0
+    scale = max(float(g.abs().max()) for g in truth.values())
+    for name, g in truth.items():
+        both = total[name] + kept.get(f"compression.{name}.kept", torch.zeros(()))
+        worst = max(worst, float((both - steps * g).abs().max()) / scale)
+    comm.barrier()
+    return {"worst": worst, "digest": digest}
+
+
+def first_error(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> dict[str, float]:
+    """The largest error of a compressed gradient, beside the sum over ranks of the largest magnitudes of their
+    gradients, and the largest of the sum."""
+    comm = Comm(world, mesh(strategy))
+    batches = _same_batches(world, spec, job, strategy)
+    largest = 0.0
+    if world.rank == 0:
+        alone = Training(spec, replace(job, global_batch=1), Strategy(), Comm(worlds.ALONE, mesh(Strategy())), seed=0)
+        for rank in range(world.size):
+            alone.step(_same_batches(replace(world, rank=rank), spec, job, strategy), lr=0.0)
+            largest += max(float(g.abs().max()) for _, g in alone.engine.gradients()) / world.size
+    found = []
+    for compression in ("none", strategy.compression):
+        training = Training(spec, job, replace(strategy, compression=compression), comm, seed=0)
+        training.step(batches, lr=0.0)
+        found.append({name: g.clone() for name, g in training.engine.gradients()})
+    truth, ours = found
+    error = max(float((ours[name] - g).abs().max()) for name, g in truth.items())
+    comm.barrier()
+    return {"error": error, "largest": largest, "largest_sum": max(float(g.abs().max()) for g in truth.values())}
+
+
+def kept_in(world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder: Path, step: int) -> float:
+    """The norm of what a run that takes up a checkpoint has kept back."""
+    comm = Comm(world, mesh(strategy))
+    training = Training(spec, job, strategy, comm, seed=5)
+    tensors = training.logical_tensors()
+    checkpoint.load(folder, step, tensors, logical.OPTIONAL)
+    training.restore(tensors)
+    kept = [t for name, t in training.logical_tensors().items() if name.endswith(".kept")]
+    comm.barrier()
+    return float(sum(t.square().sum() for t in kept)) ** 0.5
+
+
+def learn(world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: int, peak: float, text: bytes) -> float:
+    """The mean loss over the last tenth of a run on the bytes of a text."""
+    comm = Comm(world, mesh(strategy), over("shm"))
+    training = Training(spec, job, strategy, comm, seed=1)
+    batches = Batches(np.frombuffer(text, dtype=np.uint8).astype(np.int64), job.seq, job.global_batch, 1)
+    losses = []
+    for step in range(steps):
+        share = batches.share(step, comm.mesh.replica(world.rank), strategy.dp, strategy.micro_batch)
+        lr = learning_rate(Train(steps=steps, warmup=10), peak, step)
+        losses.append(training.step([torch.from_numpy(b) for b in share], lr).loss)
+    comm.barrier()
+    return sum(losses[-steps // 10 :]) / (steps // 10)
 
 
 def examine_broken(world: World, how: str, *case: Any) -> list[Any]:

@@ -79,14 +79,17 @@ def about(folder: Path, step: int) -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
-def load(folder: Path, step: int, tensors: dict[str, Tensor]) -> None:
-    """Fill tensors in place, by name; every rank reads what it needs. Raises CheckpointError."""
+def load(folder: Path, step: int, tensors: dict[str, Tensor], optional: str | None = None) -> None:
+    """Fill tensors in place, by name; every rank reads what it needs. What is not there and begins with `optional`
+    stays as it is. Raises CheckpointError."""
     path = _path(folder, step)
     about(folder, step)
     try:
+        there = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        wanted = {n: t for n, t in tensors.items() if n in there or optional is None or not n.startswith(optional)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.load(dict(tensors), checkpoint_id=path, no_dist=True)
+            dcp.load(wanted, checkpoint_id=path, no_dist=True)
     except (OSError, RuntimeError, KeyError, ValueError, dcp.CheckpointException) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {first}") from None

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.runtime import native, shm
+from phalanx.runtime import world as worlds
 from phalanx.runtime.p2p import P2P
 from phalanx.runtime.record import Recorder
 from phalanx.runtime.shm import Shm
@@ -190,6 +193,16 @@ class Comm:
             native.start(
                 Call("broadcast", ranks, ranks.index(self.world.rank), tensor.view(-1), tensor.view(-1))
             ).wait()
+
+    def gather_objects(self, mine: Any, axis: str) -> list[Any]:
+        """What every rank of an axis has to say, in their order. Outside of a step: not recorded."""
+        ranks = self.ranks(axis)
+        if len(ranks) == 1:
+            return [mine]
+        self._settle()
+        told: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(told, mine, group=worlds.group(ranks))
+        return told
 
     def barrier(self) -> None:
         """Wait for every rank of the world. Outside of a step: not recorded."""

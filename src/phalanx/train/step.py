@@ -20,6 +20,7 @@ from torch import Tensor
 
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create, draw
+from phalanx.runtime import logical
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.schedule.buckets import buckets
@@ -147,38 +148,14 @@ class Training:
         loss, tokens = total.tolist()
         return loss, int(tokens)
 
-    @torch.no_grad()
     def logical_tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint holds, by its layout-free name and whole: views of live state at stage 0, copies
-        that all ranks gather together else."""
-        state = {name: self.optimizer.state[master] for name, master in self.masters.items()}
-        if self.engine.stage == 0:
-            found = {f"parameters.{name}": master.detach() for name, master in self.masters.items()}
-            return found | {f"optimizer.{n}.{key}": value for n, own in state.items() for key, value in own.items()}
-        keys = sorted({key for own in state.values() for key in own if key != "step"})
-        found = {}
-        for flat in self.engine.buckets:
-            assert flat.master is not None
-            found |= {f"parameters.{n}": t for n, t in flat.views(self.engine.whole(flat.master)).items()}
-            for key in keys:
-                shard = torch.zeros_like(flat.master)
-                for piece in flat.pieces():
-                    piece.of(shard).copy_(state[piece.parameter.fqn][key])
-                found |= {f"optimizer.{n}.{key}": t for n, t in flat.views(self.engine.whole(shard)).items()}
-        counters = [own["step"] for own in state.values() if "step" in own]
-        return found | {f"optimizer.{p.fqn}.step": counters[0].clone() for p in parameters(self.spec) if counters}
+        """Everything a checkpoint holds; all ranks together (runtime/logical.py)."""
+        return logical.gather(self.engine, self.masters, self.optimizer)
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take over logical tensors that were filled from a checkpoint; the weights follow."""
-        if self.engine.stage:
-            for piece, master, _ in self.engine.pieces():
-                name = piece.parameter.fqn
-                master.copy_(tensors[f"parameters.{name}"].flatten()[piece.start : piece.stop])
-                for key, value in self.optimizer.state[self.masters[name]].items():
-                    given = tensors[f"optimizer.{name}.{key}"]
-                    value.copy_(given if key == "step" else given.flatten()[piece.start : piece.stop])
-            self.engine.updated()
+        logical.restore(self.engine, self.masters, self.optimizer, tensors)
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.copy_(self.masters[name])

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from phalanx.runtime import checkpoint
+from phalanx.runtime import checkpoint, logical
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.launch import StopFlag
@@ -59,7 +59,7 @@ class Trainer:
         if resume:
             self.start = checkpoint.steps(folder / "checkpoint")[-1]
             tensors = self.training.logical_tensors()
-            checkpoint.load(folder / "checkpoint", self.start, tensors)
+            checkpoint.load(folder / "checkpoint", self.start, tensors, logical.OPTIONAL)
             self.training.restore(tensors)
         self.memory = 0
         self.events: tuple[Event, ...] = ()
