@@ -12,7 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pool import Pool
 
 # Time limits belong to benchmarks: this machine may be busy.
-hypothesis.settings.register_profile("phalanx", deadline=None, derandomize=bool(os.environ.get("CI")))
+# CI says what failed and leaves it to a person to find the smallest such case.
+phases = [p for p in hypothesis.Phase if not os.environ.get("CI") or p != hypothesis.Phase.shrink]
+hypothesis.settings.register_profile("phalanx", deadline=None, derandomize=bool(os.environ.get("CI")), phases=phases)
 hypothesis.settings.load_profile("phalanx")
 
 

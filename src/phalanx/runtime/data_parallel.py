@@ -62,15 +62,16 @@ class DataParallel:
         self.replicas = strategy.dp_replicate if self.stage else 1
         ranks = comm.ranks(self.axis)
         self.shards, self.index = len(ranks), ranks.index(comm.world.rank)
-        self.parameters = dict(module.named_parameters())
+        self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.buckets = [Flat(b, strategy, self.index) for b in buckets]
+        self._place = {b.name: i for i, b in enumerate(self.buckets)}
         self._bucket_of = {p.fqn: b for b in self.buckets for p in b.bucket.parameters}
         c = strategy.compressor
         # Codes are made from whole gradients: what travels is the compressor's affair.
         self._reduce = DTYPES[precision.accumulate_dtype if c else precision.reduce_dtype]
         # A gradient of the bucket's own type is accumulated by autograd right where it is reduced.
         self._in_place = precision.compute == precision.accumulate_dtype and self.stage <= 1
-        self._last, self._micro_batch, self._next = False, 0, 0
+        self._last, self._open, self._micro_batch, self._next = False, False, 0, 0
         self._allocate(precision)
         self.compressor: Compressor | None = None
         if c is not None:
@@ -78,7 +79,8 @@ class DataParallel:
         self.gathered = None
         if self.stage == 3:
             keep = strategy.reshard == "step"
-            self.gathered = Gathered(module, units, self.buckets, comm, strategy.prefetch, keep)
+            begins = weakref.WeakMethod(self._issue_before)
+            self.gathered = Gathered(module, units, self.buckets, comm, strategy.prefetch, keep, begins)
         elif self.stage:
             self._await_parameters_in(units)
         # The parameter holds its hook outside Python's sight: a strong reference back would never be collected.
@@ -192,16 +194,15 @@ class DataParallel:
                 self.parameters[name].grad = view
 
     def _reset(self) -> None:
-        self._next = 0
+        self._next, self._open = 0, False
         for b in self.buckets:
             b.missing = len(b.bucket.parameters)
             b.arrived.clear()
 
     def micro_batch(self, index: int, last: bool) -> None:
         """Announce the micro-batch whose passes come next."""
-        if self.stage >= 2 and self._micro_batch >= 0:
-            self._flush()
-            self._reset()
+        self.settle()
+        self._open = True
         self._micro_batch, self._last = index, last
         if self.gathered is not None:
             self.gathered.micro_batch(index)
@@ -212,7 +213,6 @@ class DataParallel:
             if self.stage >= 2:
                 bucket = self._bucket_of[name]
                 self._view(bucket, name).copy_(parameter.grad)
-                bucket.arrived.add(name)
             else:
                 self._views[name].add_(parameter.grad)
             parameter.grad = None
@@ -234,11 +234,21 @@ class DataParallel:
         return bucket.places[name]
 
     def grad_ready(self, name: str) -> None:
-        """A parameter's gradient of this micro-batch is complete."""
+        """A parameter's gradient of this micro-batch is complete. Raises RuntimeError where it is so twice."""
         if not self._last and self.stage <= 1:
             return
-        self._bucket_of[name].missing -= 1
+        bucket = self._bucket_of[name]
+        if name in bucket.arrived:
+            raise RuntimeError(f"the gradient of {name} came twice in one backward pass (reentrant checkpointing?)")
+        bucket.arrived.add(name)
+        bucket.missing -= 1
         while self._next < len(self.buckets) and self.buckets[self._next].missing == 0:
+            self._issue()
+
+    def _issue_before(self, name: str) -> None:
+        """Stage 3: a unit's backward pass begins, so those issued before it have had theirs. What has no gradient on
+        this rank gets none; others may have had it earlier, but before the next gathering too."""
+        while self._next < self._place[name]:
             self._issue()
 
     def _issue(self) -> None:
@@ -296,6 +306,13 @@ class DataParallel:
             b.across = self.comm.all_reduce(
                 b.shard, "dp_replicate", unit=b.name, phase="B", micro_batch=self._micro_batch
             )
+
+    def settle(self) -> None:
+        """A micro-batch's backward pass is over. Stages 2, 3: reduce what is left, before anything is gathered again:
+        which gradients came is another on each rank."""
+        if self.stage >= 2 and self._open:
+            self._flush()
+            self._reset()
 
     def _flush(self) -> None:
         """Reduce what is left, parameters without a gradient among it, and wait for everything."""

@@ -85,5 +85,5 @@ class Flat:
 
 
 def placeholder(parameter: Tensor) -> Tensor:
-    """A tensor of the same shape that takes one element."""
-    return torch.empty(1, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+    """A tensor of the same shape that takes one element, and is no number: used by mistake, it shows."""
+    return torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)

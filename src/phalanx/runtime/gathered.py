@@ -12,11 +12,13 @@ it was, and looked up again in the unit's memory of the backward pass (saved_ten
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.flat import Flat, placeholder
@@ -40,7 +42,8 @@ class _Unit:
 
 
 class Gathered:
-    """The parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`: for a whole step."""
+    """The parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`: for a whole step.
+    `begins` is told which unit's backward pass begins, before anything is gathered for it."""
 
     def __init__(
         self,
@@ -50,12 +53,13 @@ class Gathered:
         comm: Comm,
         prefetch: int,
         keep: bool,
+        begins: weakref.WeakMethod[Callable[[str], None]],
     ) -> None:
-        self.comm, self.prefetch, self.keep = comm, prefetch, keep
+        self.comm, self.prefetch, self.keep, self._begins = comm, prefetch, keep, begins
         self.order = [name for name in units if any(b.name == name for b in buckets)]
         parameters = dict(module.named_parameters())
-        dtype = next(iter(parameters.values())).dtype
         flats = {b.name: b for b in buckets}
+        dtype = parameters[buckets[0].bucket.parameters[0].fqn].dtype
         sizes = [flats[name].padded for name in self.order]
         if keep:
             memories = [comm.buffer(n, dtype) for n in sizes]
@@ -123,8 +127,11 @@ class Gathered:
         unit = self.units[name]
         if unit.whole or unit.flat.gathering is not None:
             return
-        for other in self.units.values():  # whoever has the memory now is done with it
-            if other is not unit and other.whole and other.memory.data_ptr() == unit.memory.data_ptr():
+        for other in self.units.values():  # whoever has the memory now is done with it, or will ask again
+            if other is not unit and other.memory.data_ptr() == unit.memory.data_ptr():
+                if other.flat.gathering is not None:
+                    other.flat.gathering.wait()
+                    other.flat.gathering = None
                 self._let_go(other)
         flat = unit.flat
         assert flat.master is not None
@@ -165,11 +172,14 @@ class Gathered:
             if gathered is not None:
                 gathered.backward_begins(name)
 
-        for tensor in out if isinstance(out, tuple) else (out,):
+        for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(begins)
 
     def backward_begins(self, name: str) -> None:
+        tell = self._begins()
+        if tell is not None:
+            tell(name)
         self.need(name, "B")
         before = self.order.index(name) - 1
         if self.prefetch and before >= 0:
@@ -206,6 +216,7 @@ class Gathered:
             if isinstance(noted, Tensor):
                 return noted
             size, stride, offset = noted
+            self.need(name, "B")  # another may have got the memory, where units do not run in their order
             return torch.as_strided(unit.memory, size, stride, offset)
 
         return saved_tensors_hooks(pack, unpack)

@@ -1,0 +1,358 @@
+"""Data parallelism for any torch.nn.Module: the engine that `phalanx train` runs, in a few lines of your own loop.
+
+    model = phalanx.parallelize(module, "zero=2")
+    optimizer = model.attach(torch.optim.AdamW(model.parameters(), lr=3e-4))
+    for batch in loader:                                  # the micro-batches of a step, this rank's share
+        for i, (x, y) in enumerate(batch):
+            model.backward(loss(model(x), y), last=i == len(batch) - 1)
+        model.clip(1.0)
+        optimizer.step()
+
+Started by torchrun or srun, or alone. All ranks have the same module, and run its units alike and in one order.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from phalanx.runtime import checkpoint, logical
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import DTYPE_NAMES, DTYPES, Comm
+from phalanx.runtime.data_parallel import DataParallel
+from phalanx.runtime.gathered import SHARED
+from phalanx.runtime.world import World
+from phalanx.schedule.buckets import Bucket, fill
+from phalanx.spec.choice import Choice
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import DTYPE_BYTES, Job, Precision
+from phalanx.spec.jobfile import make_strategy
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import Parameter
+from phalanx.spec.strategy import Strategy, parse, require_runnable
+
+_WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
+"""Optimizers of torch that look at more than one element at a time."""
+_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def parallelize(
+    module: nn.Module,
+    strategy: str | Strategy = "",
+    *,
+    precision: Precision | None = None,
+    units: Sequence[nn.Module] | None = None,
+    average: bool = True,
+    transport: Literal["native", "p2p", "shm"] = "native",
+    timeout_s: float = 300.0,
+) -> Parallel:
+    """Spread a module over the ranks of this run.
+
+    strategy    one line, as on the command line: "zero=3", "dp=8,zero=2,shard=4,compression=int8"; dp is the number
+                of ranks unless it is said
+    precision   number types; by default those that follow from the type of the module's parameters
+    units       what stage 3 gathers at once, and what stages 1 and 2 wait for, in forward order: by default the
+                members of the module's outermost ModuleLists and Sequentials. Units do not nest, and a unit's
+                parameters are used in its own forward pass alone; what several share is gathered for the whole pass
+    average     gradients are averages over the replicas, as DistributedDataParallel's are; else sums
+    transport   of all collectives: torch's own, sends and receives, or shared memory (ranks of one host)
+
+    Parameters and buffers become those of rank 0. Frozen parameters stay whole on every rank. Raises InputError.
+    """
+    world = _world(timeout_s)
+    s = _strategy(strategy, world)
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    precision = precision or Precision(_dtype(trained))  # type: ignore[arg-type]
+    require_runnable(s, Job(s.dp, 1, precision))
+    module.to(world.device)
+    choices = [Choice(op, world.size, 0, transport) for op in _OPS] if transport != "native" else []
+    comm = Comm(world, mesh(s), choices)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.data = tensor.data.contiguous()
+            comm.broadcast(tensor.data, "world")
+    return Parallel(module, trained, s, precision, comm, _units(module, units), average)
+
+
+class Parallel:
+    """A module spread over ranks. Call it like the module; `module` is the module itself."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trained: dict[str, nn.Parameter],
+        strategy: Strategy,
+        precision: Precision,
+        comm: Comm,
+        units: dict[str, nn.Module],
+        average: bool,
+    ) -> None:
+        self.module, self.strategy, self.comm = module, strategy, comm
+        self._share = 1 / strategy.dp if average else 1.0
+        compute, master = DTYPES[precision.compute], DTYPES[precision.master_dtype]
+        given = {name: p.data for name, p in trained.items()}
+        for name, p in trained.items():
+            p.data = given[name].to(compute)
+        cut = _buckets(trained, units, strategy, precision)
+        self._engine = DataParallel(module, cut, precision, comm, strategy, units)
+        self._masters: dict[str, Tensor] = {}
+        if strategy.stage == 0:
+            separate = master != compute
+            self._masters = {n: given[n].to(master, copy=True) if separate else p for n, p in trained.items()}
+            self._gradients = dict(self._engine.gradients())
+        else:
+            self._engine.start(lambda piece: given[piece.parameter.fqn].view(-1)[piece.start : piece.stop])
+            self._gradients = {}
+            for piece, own, gradient in self._engine.pieces():
+                self._masters[piece.parameter.fqn], self._gradients[piece.parameter.fqn] = own, gradient
+        self._weights = {n: p for n, p in trained.items() if strategy.stage == 0 and self._masters[n] is not p}
+        # Other names of the same parameters, as tied weights have in a state_dict.
+        names = {id(p): n for n, p in trained.items()}
+        everything = module.named_parameters(remove_duplicate=False)
+        self._names = {n: names[id(p)] for n, p in everything if id(p) in names}
+        self._nothing = torch.zeros(0, dtype=master)  # to update, on a rank that holds no element
+        self._micro_batch = -1  # none of this step has been run
+        self._complete = False
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """What this rank updates, by the module's names: the parameters themselves at stage 0, else this rank's piece
+        of each, flat, of the master type; a parameter of which it holds nothing is left out."""
+        yield from self._masters.items()
+
+    def parameters(self) -> list[Tensor]:
+        return list(self._masters.values()) or [self._nothing]
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer, made for `parameters()`: its steps take the reduced gradients and send the new weights
+        round. Any that treats every element by itself. Raises InputError."""
+        known = {id(p) for p in self.parameters()}
+        name = type(optimizer).__name__
+        if self.strategy.stage and name in _WHOLE_TENSORS:
+            raise InputError(
+                "optimizer", name, f"looks at whole tensors, and zero={self.strategy.zero} shards them", "use zero=0"
+            )
+        if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
+            raise InputError(
+                "optimizer", name, "holds tensors that this model does not update", "make it for model.parameters()"
+            )
+        optimizer.register_step_pre_hook(lambda *_: self._before_update())
+        optimizer.register_step_post_hook(lambda *_: self._after_update())
+        self._optimizer = optimizer
+        return optimizer
+
+    def backward(self, loss: Tensor, last: bool = True) -> None:
+        """The backward pass of a micro-batch; after the `last` of a step gradients are complete, reduced over the
+        replicas, for `clip` and the optimizer."""
+        engine = self._engine
+        if self._micro_batch < 0 or self._complete:
+            engine.begin()
+            self._micro_batch, self._complete = -1, False
+        self._micro_batch += 1
+        engine.micro_batch(self._micro_batch, last)
+        self.comm.status.now(f"backward of micro-batch {self._micro_batch}")
+        (loss * self._share if self._share != 1 else loss).backward()
+        if last:
+            engine.finish()
+            self._complete = True
+        else:
+            engine.settle()
+
+    @torch.no_grad()
+    def norm(self) -> float:
+        """The 2-norm of the whole gradient, over all ranks' shares."""
+        self._require_complete("the norm of the gradient")
+        square = self._engine.norm_square()
+        if self.strategy.stage:
+            self.comm.all_reduce(square, "world", unit="metrics", phase="opt").wait()
+        return float(square.sqrt())
+
+    @torch.no_grad()
+    def clip(self, most: float) -> float:
+        """Scale the gradient so that its norm is at most this; the norm before."""
+        norm = self.norm()
+        self._engine.scale(min(1.0, most / (norm + 1e-6)))
+        return norm
+
+    def _require_complete(self, what: str) -> None:
+        if not self._complete:
+            raise RuntimeError(f"{what} is wanted before backward(loss, last=True) has ended the step")
+
+    @torch.no_grad()
+    def _before_update(self) -> None:
+        self._require_complete("an update")
+        for name, master in self._masters.items():
+            gradient = self._gradients[name]
+            master.grad = gradient if gradient.dtype == master.dtype else gradient.to(master.dtype)
+
+    @torch.no_grad()
+    def _after_update(self) -> None:
+        for master in self._masters.values():
+            master.grad = None
+        for name, weight in self._weights.items():
+            weight.copy_(self._masters[name])
+        self._engine.updated()
+        self._micro_batch, self._complete = -1, False
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Tensor]:
+        """The module's state_dict, whole, parameters in the master type. All ranks together."""
+        engine = self._engine
+        whole = self._masters if self.strategy.stage == 0 else {}
+        for b in engine.buckets if self.strategy.stage else ():
+            assert b.master is not None
+            whole |= b.views(engine.whole(b.master))
+        return {
+            name: (whole[self._names[name]] if name in self._names else t).detach().clone()
+            for name, t in self.module.state_dict().items()
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a whole state_dict of the module. Raises KeyError for a name that is missing."""
+        own = self.module.state_dict()
+        for name in own.keys() - self._names.keys():
+            own[name].copy_(state[name])
+        if self.strategy.stage == 0:
+            for name, master in self._masters.items():
+                master.copy_(state[name])
+        for piece, master, _ in self._engine.pieces() if self.strategy.stage else ():
+            master.copy_(state[piece.parameter.fqn].reshape(-1)[piece.start : piece.stop])
+        for name, weight in self._weights.items():
+            weight.copy_(self._masters[name])
+        self._engine.updated()
+
+    def save(self, folder: str | Path, step: int, keep: int = 2) -> None:
+        """Write a checkpoint of parameters, optimizer and what compression keeps back; any strategy reads it. Frozen
+        parameters and buffers are in it too. All ranks together."""
+        assert self._optimizer is not None, "attach an optimizer first"
+        tensors = logical.gather(self._engine, self._masters, self._optimizer)
+        if self.comm.world.rank == 0:
+            checkpoint.save(Path(folder), step, tensors | self._rest(), {}, keep)
+        self.comm.barrier()
+
+    def load(self, folder: str | Path) -> int:
+        """Go on from the newest checkpoint; the step that it is of, 0 where there is none. Raises CheckpointError."""
+        assert self._optimizer is not None, "attach an optimizer first"
+        found = checkpoint.steps(Path(folder))
+        if not found:
+            return 0
+        self._give_state()
+        tensors = logical.gather(self._engine, self._masters, self._optimizer)
+        checkpoint.load(Path(folder), found[-1], tensors | self._rest(), logical.OPTIONAL)
+        logical.restore(self._engine, self._masters, self._optimizer, tensors)
+        with torch.no_grad():
+            for name, weight in self._weights.items():
+                weight.copy_(self._masters[name])
+        return found[-1]
+
+    def _rest(self) -> dict[str, Tensor]:
+        """What no optimizer changes."""
+        return {f"rest.{n}": t for n, t in self.module.state_dict().items() if n not in self._names}
+
+    def _give_state(self) -> None:
+        """Have the optimizer make its state, which most do in their first step: one that changes nothing."""
+        optimizer = self._optimizer
+        assert optimizer is not None
+        if optimizer.state:
+            return
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+        self._engine.begin()
+        self._complete = True
+        optimizer.step()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _world(timeout_s: float) -> World:
+    """The ranks of this run: joined here, unless the caller has done so."""
+    if not dist.is_initialized():
+        world = worlds.external() or worlds.ALONE
+        worlds.join(world, timeout_s)
+        if world.size > 1:
+            atexit.register(worlds.leave)
+        return world
+    found = worlds.external()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return found if found and found.size == size else World(rank, size, rank, size)
+
+
+def _strategy(given: str | Strategy, world: World) -> Strategy:
+    if isinstance(given, str):
+        table = {"dp": world.size, **parse(given)}
+        found = make_strategy(table)
+        assert found is not None
+    else:
+        found = given
+    if found.world != world.size:
+        raise InputError(
+            "strategy", str(found), f"is for {found.world} ranks, but there are {world.size}", "leave dp out"
+        )
+    return found
+
+
+def _dtype(trained: dict[str, nn.Parameter]) -> str:
+    """The type that all trained parameters have."""
+    if not trained:
+        raise InputError("module", None, "has no parameter that requires a gradient")
+    found: dict[torch.dtype, str] = {}
+    for name, p in trained.items():
+        found.setdefault(p.dtype, name)
+    if len(found) > 1:
+        each = ", ".join(f"{name} is {DTYPE_NAMES.get(dtype, dtype)}" for dtype, name in found.items())
+        raise InputError("module", None, f"has parameters of several types ({each})", "say which by precision=")
+    return DTYPE_NAMES.get(next(iter(found)), str(next(iter(found))))
+
+
+def _units(module: nn.Module, given: Sequence[nn.Module] | None) -> dict[str, nn.Module]:
+    """Units by their name in the module, in forward order. Raises InputError where one is not in it, or two nest."""
+    names = {id(m): name for name, m in module.named_modules()}
+    if given is None:
+        lists = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+        outermost = [m for n, m in lists if not any(n != o and (not o or n.startswith(f"{o}.")) for o, _ in lists)]
+        given = [child for m in outermost for child in m if next(child.parameters(), None) is not None]
+        given = list({id(m): m for m in given}.values())
+    units: dict[str, nn.Module] = {}
+    for unit in given:
+        name = names.get(id(unit))
+        if not name or name == SHARED:
+            reason = "is not a part of the module" if not name else "cannot be a unit's name"
+            raise InputError("units", name or type(unit).__name__, reason)
+        other = next((o for o in units if name.startswith(f"{o}.") or o.startswith(f"{name}.")), None)
+        if other is not None:
+            raise InputError("units", name, f"lies within, or around, {other}", "units do not nest")
+        units[name] = unit
+    return units
+
+
+def _buckets(
+    trained: dict[str, nn.Parameter], units: dict[str, nn.Module], s: Strategy, precision: Precision
+) -> tuple[Bucket, ...]:
+    """Parameters in the reverse of their order in the module, about that in which gradients become ready."""
+    users: dict[int, list[str]] = {}
+    for name, unit in units.items():
+        for p in unit.parameters():
+            users.setdefault(id(p), []).append(name)
+    order = []
+    for name, p in reversed(trained.items()):
+        mine = users.get(id(p), [])
+        order.append(Parameter(name, tuple(p.shape), "column", mine[0] if len(mine) == 1 else SHARED))
+    if s.stage < 3:
+        order = [replace(p, unit="") for p in order]
+        return fill(order, DTYPE_BYTES[precision.reduce_dtype], s.bucket_bytes)
+    found: dict[str, list[Parameter]] = {name: [] for name in (*reversed(units), SHARED)}
+    for p in order:
+        found[p.unit].append(p)
+    return tuple(Bucket(i, tuple(own), u) for i, (u, own) in enumerate((u, o) for u, o in found.items() if o))
