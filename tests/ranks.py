@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 
 from phalanx.cost.program import differences, expand
-from phalanx.runtime import checkpoint
+from phalanx.runtime import checkpoint, trace
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.p2p import Executor, program
+from phalanx.runtime.passes import passes
 from phalanx.runtime.transport import Call
 from phalanx.runtime.world import World
 from phalanx.schedule.transfers import Schedule
@@ -41,8 +42,10 @@ def instrumented_step(
     generator = torch.Generator().manual_seed(world.rank)
     shape = (strategy.micro_batch, job.seq + 1)
     batches = [torch.randint(spec.vocab, shape, generator=generator) for _ in range(strategy.accumulation(job))]
+    comm.timeline.begin()
     with instrument(training.model.units(), comm.recorder, lambda: training.current) as tracker:
         training.step(batches, lr=1e-3)
+    comm.timeline.end()
     comm.barrier()  # what is still under way would hold its memory into the next case
     program = expand(spec, job, strategy)
     return {
@@ -325,3 +328,118 @@ def without_arena(world: World, rank: int) -> None:
     total = torch.tensor([float(world.rank)])
     comm.all_reduce(total, "world", unit="test", phase="B").wait()
     assert float(total) == sum(range(world.size))
+
+
+def _step_times(comm: Comm) -> dict[str, Any]:
+    times = comm.timeline.times()
+    assert times is not None
+    return {
+        "compute_s": times.compute_s,
+        "exposed_s": times.exposed_communication_s,
+        "hidden_s": times.hidden_communication_s,
+        "axes": {
+            axis: {"active_s": t.active_s, "exposed_s": t.exposed_s, "overlap": t.overlap}
+            for axis, t in times.axes.items()
+        },
+    }
+
+
+def late_peer(world: World, transport: str, late_s: float, busy_s: float, op: str = "all_reduce") -> dict[str, Any]:
+    """A step of one collective to which the last rank comes late, while the others are busy before they wait."""
+    comm = Comm(world, mesh(Strategy(dp=world.size)), over(transport))
+    part, whole = torch.ones(100), torch.ones(100 * world.size)
+
+    def issue() -> Any:
+        if op == "all_reduce":
+            return comm.all_reduce(whole, "world", unit="test", phase="B")
+        if op == "all_gather":
+            return comm.all_gather(whole, part, "world", unit="test", phase="B")
+        if op == "reduce_scatter":
+            return comm.reduce_scatter(part, whole, "world", unit="test", phase="B")
+        return comm.all_to_all(whole.clone(), whole, "world", unit="test", phase="B")
+
+    issue().wait()  # groups meet, threads start
+    comm.barrier()
+    comm.timeline.begin()
+    last = world.rank == world.size - 1
+    if last:
+        time.sleep(late_s)
+    handle = issue()
+    if not last:
+        time.sleep(busy_s)
+    handle.wait()
+    comm.timeline.end()
+    comm.barrier()
+    return _step_times(comm)
+
+
+def completed_by_another(world: World, late_s: float) -> dict[str, Any]:
+    """Over shared memory, an operation over dp_shard that is done inside the wait for one over dp_replicate."""
+    comm = Comm(world, mesh(Strategy(dp=4, zero=1, shard=2)), over("shm"))
+    a, b = torch.ones(100), torch.ones(100)
+
+    def issue() -> list[Any]:
+        return [
+            comm.all_reduce(t, axis, unit="test", phase="B") for t, axis in ((a, "dp_shard"), (b, "dp_replicate"))
+        ]
+
+    for handle in issue():
+        handle.wait()
+    comm.barrier()
+    comm.timeline.begin()
+    if world.rank % 2:
+        time.sleep(late_s)
+    first, second = issue()
+    second.wait()
+    time.sleep(late_s / 2)
+    first.wait()
+    comm.timeline.end()
+    comm.barrier()
+    return _step_times(comm)
+
+
+def two_steps(world: World, late_s: float) -> list[dict[str, Any]]:
+    """On the first rank a collective is issued in one step and awaited in the next, to which the other comes late;
+    then one between the steps, and an empty step."""
+    comm = Comm(world, mesh(Strategy(dp=world.size)))
+    tensor = torch.ones(100)
+    comm.all_reduce(tensor, "world", unit="test", phase="B").wait()
+    comm.barrier()
+    found = []
+    comm.timeline.begin()
+    handle = None if world.rank else comm.all_reduce(tensor, "world", unit="test", phase="B")
+    comm.timeline.end()
+    found.append(_step_times(comm))
+    time.sleep(late_s)
+    comm.timeline.begin()
+    if handle is None:
+        time.sleep(late_s)
+        handle = comm.all_reduce(tensor, "world", unit="test", phase="B")
+    handle.wait()
+    comm.timeline.end()
+    found.append(_step_times(comm))
+    comm.all_reduce(tensor, "world", unit="evaluation", phase="opt").wait()  # no part of a step
+    comm.timeline.begin()
+    comm.timeline.end()
+    found.append(_step_times(comm))
+    return found
+
+
+def traced_step(
+    world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str
+) -> tuple[trace.RankTimeline, int]:
+    """The second of two steps on a timeline, and how many collectives the recorder saw in it."""
+    comm = Comm(world, mesh(strategy), over(transport))
+    training = Training(spec, job, strategy, comm, seed=0)
+    batches = [torch.zeros(strategy.micro_batch, job.seq + 1, dtype=torch.int64)] * strategy.accumulation(job)
+    training.step(batches, lr=1e-3)
+    comm.recorder.keeping = True
+    comm.timeline.begin()
+    with passes(training.model.units(), training.optimizer, comm.timeline, lambda: training.current):
+        training.step(batches, lr=1e-3)
+    comm.timeline.end()
+    told = trace.of_rank(world.rank, comm.mesh.coordinates(world.rank), comm.timeline.spans())
+    gathered = worlds.gather(told, world.size)
+    assert [t.rank for t in gathered] == ([] if world.rank else list(range(world.size)))
+    comm.barrier()
+    return told, len(comm.recorder.events)

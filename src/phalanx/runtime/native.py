@@ -35,7 +35,12 @@ class _OwnPart:
 
 def start(call: Call) -> Handle:
     """Issue a collective; `wait` on CUDA keeps the stream waiting, not the host."""
+    if call.watch is not None:
+        call.watch.begins("native")
     work = _issue(call)
+    if call.watch is not None:
+        over = call.watch.over
+        work.get_future().add_done_callback(lambda _: over())
     if call.op == "reduce_scatter" and not call.source.is_cuda:
         n = call.target.numel()
         return _OwnPart(work, call.source[call.me * n : (call.me + 1) * n], call.target)
@@ -50,8 +55,8 @@ def _issue(call: Call) -> dist.Work:
     elif call.op == "all_gather":
         work = _all_gather(call.target, call.source, group=over, async_op=True)
     elif call.op == "reduce_scatter" and not call.source.is_cuda:
-        # Gloo has none. torch's all-reduces a copy of the source; here the source itself may be
-        # spoilt.
+        # Gloo has none. torch's all-reduces a copy of the source, and cannot say when it is done; here the source
+        # itself may be spoilt.
         work = dist.all_reduce(call.source, reduction, group=over, async_op=True)
     elif call.op == "reduce_scatter":
         work = _reduce_scatter(call.target, call.source, reduction, group=over, async_op=True)

@@ -10,6 +10,7 @@ import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -115,3 +116,13 @@ def tell(words: list[str | None]) -> list[str | None]:
     box = list(words)
     dist.broadcast_object_list(box, src=0)
     return box
+
+
+def gather(words: object, size: int) -> list[Any]:
+    """Every rank's words, on rank 0; nothing on the others."""
+    if size == 1:
+        return [words]
+    box: list[Any] = [None] * size
+    first = dist.get_rank() == 0
+    dist.gather_object(words, box if first else None, dst=0, group=group(tuple(range(size))))
+    return box if first else []
