@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 
 from phalanx.cost.program import differences, expand
-from phalanx.runtime import checkpoint, logical
+from phalanx.runtime import checkpoint, logical, trace
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.p2p import Executor, program
+from phalanx.runtime.passes import passes
 from phalanx.runtime.transport import Call
 from phalanx.runtime.world import World
 from phalanx.schedule.transfers import Schedule
@@ -45,8 +46,10 @@ def instrumented_step(
     generator = torch.Generator().manual_seed(world.rank)
     shape = (strategy.micro_batch, job.seq + 1)
     batches = [torch.randint(spec.vocab, shape, generator=generator) for _ in range(strategy.accumulation(job))]
+    comm.timeline.begin()
     with instrument(training.model.units(), comm.recorder, lambda: training.current) as tracker:
         training.step(batches, lr=1e-3)
+    comm.timeline.end()
     comm.barrier()  # what is still under way would hold its memory into the next case
     program = expand(spec, job, strategy)
     return {
@@ -412,120 +415,116 @@ def without_arena(world: World, rank: int) -> None:
     assert float(total) == sum(range(world.size))
 
 
-class _Block(torch.nn.Module):
-    """Uneven sizes, a scalar, a frozen matrix, an output that is no tensor, a weight for half of the ranks alone."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inner = torch.nn.Linear(width, 7)
-        self.outer = torch.nn.Linear(7, width, bias=False)
-        self.frozen = torch.nn.Linear(width, width)
-        self.frozen.requires_grad_(False)
-        self.scale = torch.nn.Parameter(torch.tensor(0.5))
-        self.sometimes = torch.nn.Parameter(torch.full((3, width), 0.1))
-
-    def forward(self, x: torch.Tensor, use: bool) -> dict[str, torch.Tensor]:
-        x = x + self.outer(torch.tanh(self.inner(self.frozen(x)))) * self.scale
-        return {"x": x + self.sometimes.sum(0) if use else x}
+def _step_times(comm: Comm) -> dict[str, Any]:
+    times = comm.timeline.times()
+    assert times is not None
+    return {
+        "compute_s": times.compute_s,
+        "exposed_s": times.exposed_communication_s,
+        "hidden_s": times.hidden_communication_s,
+        "axes": {
+            axis: {"active_s": t.active_s, "exposed_s": t.exposed_s, "overlap": t.overlap}
+            for axis, t in times.axes.items()
+        },
+    }
 
 
-class Awkward(torch.nn.Module):
-    def __init__(self, width: int = 5, depth: int = 3) -> None:
-        super().__init__()
-        self.first = torch.nn.Conv1d(2, width, 1)
-        self.blocks = torch.nn.ModuleList([_Block(width) for _ in range(depth)])
-        self.unused = torch.nn.Parameter(torch.ones(11))
-        self.last = torch.nn.Linear(width, width)
-        self.tied = torch.nn.Linear(width, width)
-        self.tied.weight = self.last.weight
-        self.blocks[-1].outer.weight = self.blocks[0].outer.weight  # shared between units
-        self.register_buffer("shift", torch.randn(width))
+def late_peer(world: World, transport: str, late_s: float, busy_s: float, op: str = "all_reduce") -> dict[str, Any]:
+    """A step of one collective to which the last rank comes late, while the others are busy before they wait."""
+    comm = Comm(world, mesh(Strategy(dp=world.size)), over(transport))
+    part, whole = torch.ones(100), torch.ones(100 * world.size)
 
-    def forward(self, x: torch.Tensor, use: bool) -> torch.Tensor:
-        x = self.first(x).transpose(1, 2) + self.shift
-        for block in self.blocks:
-            x = block(x, use)["x"]
-        return self.tied(torch.tanh(self.last(x)))
+    def issue() -> Any:
+        if op == "all_reduce":
+            return comm.all_reduce(whole, "world", unit="test", phase="B")
+        if op == "all_gather":
+            return comm.all_gather(whole, part, "world", unit="test", phase="B")
+        if op == "reduce_scatter":
+            return comm.reduce_scatter(part, whole, "world", unit="test", phase="B")
+        return comm.all_to_all(whole.clone(), whole, "world", unit="test", phase="B")
 
-
-OPTIMIZERS = {
-    "adamw": lambda ps: torch.optim.AdamW(ps, lr=1e-2),
-    "sgd": lambda ps: torch.optim.SGD(ps, lr=1e-1, momentum=0.9),
-    "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=1e-3, momentum=0.5),
-    "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=1e-2),
-}
-
-
-def _awkward_batch(step: int, micro_batch: int, replica: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(step * 100 + micro_batch * 10 + replica)
-    x = torch.randn(3, 2, 4, generator=generator, dtype=torch.float64)
-    return x, torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
+    issue().wait()  # groups meet, threads start
+    comm.barrier()
+    comm.timeline.begin()
+    last = world.rank == world.size - 1
+    if last:
+        time.sleep(late_s)
+    handle = issue()
+    if not last:
+        time.sleep(busy_s)
+    handle.wait()
+    comm.timeline.end()
+    comm.barrier()
+    return _step_times(comm)
 
 
-def _seeded(seed: int) -> Awkward:
-    torch.manual_seed(seed)
-    return Awkward().double()
+def completed_by_another(world: World, late_s: float) -> dict[str, Any]:
+    """Over shared memory, an operation over dp_shard that is done inside the wait for one over dp_replicate."""
+    comm = Comm(world, mesh(Strategy(dp=4, zero=1, shard=2)), over("shm"))
+    a, b = torch.ones(100), torch.ones(100)
+
+    def issue() -> list[Any]:
+        return [
+            comm.all_reduce(t, axis, unit="test", phase="B") for t, axis in ((a, "dp_shard"), (b, "dp_replicate"))
+        ]
+
+    for handle in issue():
+        handle.wait()
+    comm.barrier()
+    comm.timeline.begin()
+    if world.rank % 2:
+        time.sleep(late_s)
+    first, second = issue()
+    second.wait()
+    time.sleep(late_s / 2)
+    first.wait()
+    comm.timeline.end()
+    comm.barrier()
+    return _step_times(comm)
 
 
-def parallelized(
-    world: World,
-    line: str,
-    optimizer: str,
-    clip: float,
-    steps: tuple[int, int],
-    accumulation: int,
-    folder: Path | None = None,
-    named: bool = False,
-) -> dict[str, Any]:
-    """Train the awkward module from rank 0's weights; losses and the whole state in the end. With a folder the run
-    goes on from there, and is saved there."""
-    from phalanx.runtime import parallelize as room
-
-    module = _seeded(world.rank)  # another one on every rank: rank 0's counts
-    original = room._world
-    room._world = lambda timeout_s: world  # the pool has joined its ranks
-    try:
-        units = list(module.blocks) if named else None
-        model = room.parallelize(module, line, units=units)
-    finally:
-        room._world = original
-    update = model.attach(OPTIMIZERS[optimizer](model.parameters()))
-    begin = model.load(folder) if folder else 0
-    assert begin == steps[0]
-    norms = []
-    replica = model.comm.mesh.replica(world.rank)
-    for step in range(*steps):
-        update.zero_grad()
-        for i in range(accumulation):
-            x, y = _awkward_batch(step, i, replica)
-            loss = (model(x, use=(replica + i) % 2 == 0) - y).square().mean() / accumulation
-            model.backward(loss, last=i == accumulation - 1)
-        norms.append(model.clip(clip))
-        update.step()
-    state = model.state_dict()
-    if folder:
-        model.save(folder, steps[1])
-    with torch.no_grad():
-        out = model(_awkward_batch(0, 0, 0)[0], use=True)
-    model.comm.barrier()
-    return {"norms": norms, "state": {n: t.numpy() for n, t in state.items()}, "out": out.numpy()}
+def two_steps(world: World, late_s: float) -> list[dict[str, Any]]:
+    """On the first rank a collective is issued in one step and awaited in the next, to which the other comes late;
+    then one between the steps, and an empty step."""
+    comm = Comm(world, mesh(Strategy(dp=world.size)))
+    tensor = torch.ones(100)
+    comm.all_reduce(tensor, "world", unit="test", phase="B").wait()
+    comm.barrier()
+    found = []
+    comm.timeline.begin()
+    handle = None if world.rank else comm.all_reduce(tensor, "world", unit="test", phase="B")
+    comm.timeline.end()
+    found.append(_step_times(comm))
+    time.sleep(late_s)
+    comm.timeline.begin()
+    if handle is None:
+        time.sleep(late_s)
+        handle = comm.all_reduce(tensor, "world", unit="test", phase="B")
+    handle.wait()
+    comm.timeline.end()
+    found.append(_step_times(comm))
+    comm.all_reduce(tensor, "world", unit="evaluation", phase="opt").wait()  # no part of a step
+    comm.timeline.begin()
+    comm.timeline.end()
+    found.append(_step_times(comm))
+    return found
 
 
-def awkward_oracle(dp: int, optimizer: str, clip: float, steps: tuple[int, int], accumulation: int) -> dict[str, Any]:
-    """The same on one process by torch alone."""
-    module = _seeded(0)
-    trained = [p for p in module.parameters() if p.requires_grad]
-    update = OPTIMIZERS[optimizer](trained)
-    norms = []
-    for step in range(*steps):
-        for p in trained:
-            p.grad = torch.zeros_like(p)
-        for replica in range(dp):
-            for i in range(accumulation):
-                x, y = _awkward_batch(step, i, replica)
-                ((module(x, use=(replica + i) % 2 == 0) - y).square().mean() / accumulation / dp).backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(trained, clip)))
-        update.step()
-    with torch.no_grad():
-        out = module(_awkward_batch(0, 0, 0)[0], use=True)
-    return {"norms": norms, "state": {n: t.numpy() for n, t in module.state_dict().items()}, "out": out.numpy()}
+def traced_step(
+    world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str
+) -> tuple[trace.RankTimeline, int]:
+    """The second of two steps on a timeline, and how many collectives the recorder saw in it."""
+    comm = Comm(world, mesh(strategy), over(transport))
+    training = Training(spec, job, strategy, comm, seed=0)
+    batches = [torch.zeros(strategy.micro_batch, job.seq + 1, dtype=torch.int64)] * strategy.accumulation(job)
+    training.step(batches, lr=1e-3)
+    comm.recorder.keeping = True
+    comm.timeline.begin()
+    with passes(training.model.units(), training.optimizer, comm.timeline, lambda: training.current):
+        training.step(batches, lr=1e-3)
+    comm.timeline.end()
+    told = trace.of_rank(world.rank, comm.mesh.coordinates(world.rank), comm.timeline.spans())
+    gathered = comm.gather_objects(told, "world")
+    assert [t.rank for t in gathered] == ([] if world.rank else list(range(world.size)))
+    comm.barrier()
+    return told, len(comm.recorder.events)

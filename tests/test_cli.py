@@ -94,13 +94,24 @@ def test_a_run_from_job_to_comparison(here: Path) -> None:
     assert abs(by_name["peak memory"]["error"]) < 0.03
     assert by_name["step time (median)"]["predicted"] > 0
     run = here / "runs" / "whole"
-    wanted = {"checkpoint", "metrics.jsonl", "plan.json", "recorded.json", "tokenizer.json"}
+    wanted = {"checkpoint", "metrics.jsonl", "plan.json", "recorded.json", "tokenizer.json", "trace.json"}
     assert {p.name for p in run.iterdir()} == wanted
     assert [p.name for p in sorted((run / "checkpoint").iterdir())] == ["step-00000020", "step-00000030"]
     metrics = rows(run)
     assert [row["step"] for row in metrics] == list(range(1, 31))
     wanted = {"step", "loss", "grad_norm", "lr", "tokens", "step_time_s", "tokens_per_s", "mfu", "mem_bytes"}
     assert wanted <= metrics[0].keys()
+    for row in metrics:
+        assert row["exposed_communication_s"].keys() == row["overlap"].keys() == {"dp_replicate", "world"}
+        assert 0 < sum(row["exposed_communication_s"].values()) < 2 * row["step_time_s"]
+        assert all(0 <= part <= 1 for part in row["overlap"].values())
+    assert result["timeline"]["traced_step"] == 3
+    assert result["timeline"]["exposed_communication_s"] > 0
+    trace = json.loads((run / "trace.json").read_text())
+    assert trace["otherData"]["step"] == 3
+    names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    assert names == {"rank 0 (dp_replicate 0)", "rank 1 (dp_replicate 1)"}
+    assert {"forward head", "backward embed", "optimizer"} <= {e["name"] for e in trace["traceEvents"]}
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 1
     assert metrics[-1]["eval_loss"] == result["eval_loss"] < metrics[0]["loss"] - 1
     assert 2 < result["unigram_entropy"] < 5
@@ -167,6 +178,21 @@ def test_little_text_and_a_long_prompt_still_end_well(here: Path) -> None:
     assert "no sample of text" in err
 
 
+def test_a_run_of_one_step_has_no_timeline(here: Path) -> None:
+    """Its only step is the instrumented one, which is slow and says nothing."""
+    words = ("--set", "train.name=short", "--set", "train.steps=1", "--set", "train.warmup=0")
+    code, out, err = phalanx(here, "train", "job.toml", *words)
+    assert code == 0, err
+    assert "a step of" not in out
+    assert not (here / "runs" / "short" / "trace.json").exists()
+    assert json.loads((here / "runs" / "short" / "recorded.json").read_text())["timeline"] is None
+    code, out, err = phalanx(here, "train", "job.toml", *words, "--resume", "--set", "train.steps=3")
+    assert code == 0, err
+    line = next(line for line in out.splitlines() if line.startswith("a step of"))
+    assert line.endswith("; timeline in runs/short/trace.json")
+    assert json.loads((here / "runs" / "short" / "trace.json").read_text())["otherData"]["step"] == 3
+
+
 def test_a_run_is_trained_by_one_process_at_a_time(here: Path) -> None:
     process = start(here, "train", "job.toml", "--set", "train.name=mine", "--set", "train.steps=100000")
     wait_for_step(here / "runs" / "mine", 2)
@@ -215,6 +241,9 @@ def test_another_layout_reads_the_checkpoint(here: Path) -> None:
     assert code == 0, err
     metrics = rows(here / "runs" / "moved")
     assert [r["step"] for r in metrics] == list(range(1, 37))
+    assert metrics[-1]["overlap"] == metrics[-1]["exposed_communication_s"] == {}  # one rank, nobody to talk to
+    trace = json.loads((here / "runs" / "moved" / "trace.json").read_text())
+    assert trace["otherData"]["step"] == 33  # of the run that went on
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 1
 
 

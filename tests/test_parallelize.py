@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import awkward
 import numpy as np
 import pytest
-import ranks
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +35,7 @@ def test_an_awkward_module_equals_one_process(pool: Pool, world: int) -> None:
         st.sampled_from([0, 1, 2, 3]),
         st.sampled_from(shards),
         st.sampled_from(["", ",bucket=0.0002", ",prefetch=0"]),
-        st.sampled_from(list(ranks.OPTIMIZERS)),
+        st.sampled_from(list(awkward.OPTIMIZERS)),
         st.sampled_from([1, 3]),
         st.sampled_from([0.1, 100.0]),
         st.booleans(),
@@ -45,8 +45,8 @@ def test_an_awkward_module_equals_one_process(pool: Pool, world: int) -> None:
     ) -> None:
         line = f"zero={zero}{f',shard={shard}' if zero else ''}{more}"
         args = (optimizer, clip, (0, 4), accumulation)
-        truth = ranks.awkward_oracle(world, *args)
-        for found in pool.run(world, ranks.parallelized, line, *args, None, named):
+        truth = awkward.oracle(world, *args)
+        for found in pool.run(world, awkward.parallelized, line, *args, None, named):
             _equal(found, truth)
 
     holds()
@@ -54,16 +54,16 @@ def test_an_awkward_module_equals_one_process(pool: Pool, world: int) -> None:
 
 def test_a_module_goes_on_over_any_layout(pool: Pool, tmp_path: Path) -> None:
     """The replicas' share of the batch is theirs by their number, so dp stays; stage and shards change."""
-    truth = ranks.awkward_oracle(4, "adamw", 1.0, (0, 6), 1)
+    truth = awkward.oracle(4, "adamw", 1.0, (0, 6), 1)
     for line, steps in (("zero=3", (0, 2)), ("zero=0", (2, 3)), ("zero=2,shard=2", (3, 5)), ("zero=1", (5, 6))):
-        found = pool.run(4, ranks.parallelized, line, "adamw", 1.0, steps, 1, tmp_path)
+        found = pool.run(4, awkward.parallelized, line, "adamw", 1.0, steps, 1, tmp_path)
     np.testing.assert_allclose(found[0]["norms"], truth["norms"][-1:], rtol=1e-9)
     for name, value in truth["state"].items():
         np.testing.assert_allclose(found[3]["state"][name], value, rtol=1e-7, atol=1e-9, err_msg=name)
 
 
 def test_a_state_dict_comes_back() -> None:
-    module = ranks._seeded(3)
+    module = awkward.seeded(3)
     model = phalanx.parallelize(module)
     state = model.state_dict()
     assert state.keys() == module.state_dict().keys()

@@ -53,6 +53,14 @@ def test_a_transport_equals_the_sum_of_its_parts(
     pool.run(4, transport_case, *how, dtype, reduction, ranks, n, own, seed)
 
 
+@pytest.mark.parametrize("reduction", ["sum", "min", "max", "product"])
+@pytest.mark.parametrize("inside", [0, 1])
+def test_gloos_reduce_scatter_is_made_of_its_all_reduce(pool: Pool, reduction: str, inside: int) -> None:
+    """Whether the target is a part of the source or lies elsewhere."""
+    for dtype in ("float64", "bfloat16", "int64"):
+        pool.run(4, transport_case, "native", "reduce_scatter", "", dtype, reduction, (0, 1, 3), 1000, False, inside)
+
+
 @settings(max_examples=30)
 @given(
     st.sampled_from(["shm", "p2p pairwise", "p2p bruck"]),

@@ -300,12 +300,13 @@ def _outcome_json(outcome: Outcome, sample: str) -> dict[str, Any]:
             for c in outcome.comparisons
         ],
         "differences": list(outcome.differences),
+        "timeline": outcome.recorded["timeline"],
     }
 
 
 def _show_outcome(outcome: Outcome) -> None:
 
-    from phalanx.report.tables import comparison
+    from phalanx.report.tables import comparison, step_times
 
     out = console()
     loss, entropy = outcome.recorded["eval_loss"], outcome.unigram_entropy
@@ -323,6 +324,11 @@ def _show_outcome(outcome: Outcome) -> None:
             out.print(f"recorded step differs from the plan: {line}", highlight=False)
     else:
         out.print(f"the recorded step equals the plan: {count} events, FLOPs of every unit", highlight=False)
+    timeline = outcome.recorded["timeline"]
+    if timeline is not None:
+        trace = os.path.relpath(outcome.folder / "trace.json") if timeline["traced_step"] else ""
+        line = step_times(outcome.recorded["step_time_s"], timeline, trace)
+        out.print(line, highlight=False, soft_wrap=True)
     out.print(f"run: {os.path.relpath(outcome.folder)}/", highlight=False, soft_wrap=True)
 
 

@@ -1,9 +1,10 @@
-"""Terminal tables: the alternatives of a plan, and predicted against measured."""
+"""Terminal tables: the alternatives of a plan, predicted against measured, where a step's time goes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -95,6 +96,18 @@ def comparison(rows: Sequence[Comparison]) -> Table:
         shown = "" if error is None else ("exact" if exact else f"{error:+.1%}")
         table.add_row(row.name, row.write(row.predicted), row.write(row.measured), shown)
     return table
+
+
+def step_times(step_time_s: float, timeline: dict[str, Any], trace: str) -> str:
+    """One line on where a step's time goes. `trace`: the file that shows it, if there is one."""
+    exposed, hidden = timeline["exposed_communication_s"], timeline["hidden_communication_s"]
+    line = f"a step of {seconds(step_time_s)}: "
+    if exposed + hidden:
+        line += f"compute {seconds(timeline['compute_s'])}, exposed communication {seconds(exposed)}, "
+        line += f"hidden communication {seconds(hidden)} (overlap {timeline['overlap']:.0%})"
+    else:
+        line += "compute, no communication"
+    return line + (f"; timeline in {trace}" if trace else "")
 
 
 def rates(cluster: ClusterSpec) -> list[Table]:

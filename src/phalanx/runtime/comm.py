@@ -20,6 +20,7 @@ from phalanx.runtime.p2p import P2P
 from phalanx.runtime.record import Recorder
 from phalanx.runtime.shm import Shm
 from phalanx.runtime.status import StatusPage
+from phalanx.runtime.timeline import Timeline
 from phalanx.runtime.transport import DONE, Call, Handle
 from phalanx.runtime.world import World
 from phalanx.schedule.event import Event, Phase, Reduction
@@ -57,6 +58,7 @@ class Comm:
         self.world, self.mesh = world, mesh
         self.choices = tuple(choices) if world.size > 1 else ()
         self.recorder = Recorder()
+        self.timeline = Timeline(possible=world.device.type == "cpu")
         self.status = StatusPage(world.rank, mesh.coordinates(world.rank))
         self._groups: dict[str, tuple[int, ...]] = {}
         shared = any(c.transport == "shm" for c in self.choices) and world.device.type == "cpu"
@@ -154,16 +156,18 @@ class Comm:
                 target.copy_(source)
             return DONE
         dtype = DTYPE_NAMES[source.dtype]
-        self.recorder.collective(
-            Event("collective", op, phase, unit, axis, len(ranks), dtype=dtype, micro_batch=micro_batch, bytes=size)
+        event = Event(
+            "collective", op, phase, unit, axis, len(ranks), dtype=dtype, micro_batch=micro_batch, bytes=size
         )
+        self.recorder.collective(event)
         label = f"{unit} over {axis}"
         self.status.now(f"{op} of {label} ({size} bytes)")
         me = ranks.index(self.world.rank)
-        call = Call(op, ranks, me, source.detach(), target.detach(), reduction, *parts, label=label)
+        flight = self.timeline.issue(event)
+        call = Call(op, ranks, me, source.detach(), target.detach(), reduction, *parts, label=label, watch=flight)
         # Of uneven parts no rank knows another's size: all take what serves the largest.
         chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size)
-        return self.start(call, chosen.transport, chosen.algorithm)
+        return self.timeline.issued(flight, self.start(call, chosen.transport, chosen.algorithm))
 
     def start(self, call: Call, transport: Transport = "native", algorithm: str = "") -> Handle:
         """Issue a call over a transport, unrecorded: what measuring does. A transport that cannot serve the group,

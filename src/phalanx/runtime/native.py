@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch.distributed as dist
+from torch import Tensor
 
 from phalanx.runtime.transport import Call, Handle
 from phalanx.runtime.world import group
@@ -20,14 +21,43 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+class _OwnPart:
+    """An all-reduce of which one part is wanted."""
+
+    def __init__(self, work: dist.Work, part: Tensor, target: Tensor) -> None:
+        self._work, self._part, self._target = work, part, target
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._part.data_ptr() != self._target.data_ptr():
+            self._target.copy_(self._part)
+
+
 def start(call: Call) -> Handle:
     """Issue a collective; `wait` on CUDA keeps the stream waiting, not the host."""
+    if call.watch is not None:
+        call.watch.begins("native")
+    work = _issue(call)
+    if call.watch is not None:
+        over = call.watch.over
+        work.get_future().add_done_callback(lambda _: over())
+    if call.op == "reduce_scatter" and not call.source.is_cuda:
+        n = call.target.numel()
+        return _OwnPart(work, call.source[call.me * n : (call.me + 1) * n], call.target)
+    return work
+
+
+def _issue(call: Call) -> dist.Work:
     over, reduction = group(call.ranks), _REDUCE[call.reduction]
-    work: Handle
+    work: dist.Work
     if call.op == "all_reduce":
         work = dist.all_reduce(call.target, reduction, group=over, async_op=True)
     elif call.op == "all_gather":
         work = _all_gather(call.target, call.source, group=over, async_op=True)
+    elif call.op == "reduce_scatter" and not call.source.is_cuda:
+        # Gloo has none. torch's all-reduces a copy of the source, and cannot say when it is done; here the source
+        # itself may be spoilt.
+        work = dist.all_reduce(call.source, reduction, group=over, async_op=True)
     elif call.op == "reduce_scatter":
         work = _reduce_scatter(call.target, call.source, reduction, group=over, async_op=True)
     elif call.op == "all_to_all":

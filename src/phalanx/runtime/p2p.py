@@ -280,6 +280,13 @@ class P2P:
         return _Served(future, f"{algorithm} {call}")
 
     def _serve(self, call: Call, algorithm: str) -> None:
+        if call.watch is not None:
+            call.watch.begins("p2p")
+        self._execute(call, algorithm)
+        if call.watch is not None:
+            call.watch.over()
+
+    def _execute(self, call: Call, algorithm: str) -> None:
         ranks, me, executor = len(call.ranks), call.me, self._executors[call.ranks]
         if call.op == "all_to_all":
             self._all_to_all(call, algorithm, executor)

@@ -208,6 +208,8 @@ class Shm:
         operation, arena = self._pending[0], self.arena
         assert arena is not None
         group, number, call, place = operation.group, operation.number, operation.call, operation.place
+        if call.watch is not None:
+            call.watch.begins("shm")
         entry = group.entry(number)
         key = [operation.code, call.source.nbytes, place, call.target.data_ptr()]
         for _, peer, control in group.peers:
@@ -235,6 +237,8 @@ class Shm:
             arena.release(place, call.source.nbytes)
         group.done = number + 1
         operation.over = True
+        if call.watch is not None:
+            call.watch.over()
         self._pending.popleft()
 
     def _steps(self, operation: _Operation, key: list[int], arena: Arena) -> list[Step]:
@@ -253,7 +257,7 @@ class Shm:
         # On views of our own: the caller's tensors must be free to die.
         source = arena.tensor(key[2], call.source.numel(), call.source.dtype)
         target_view = arena.tensor(target, call.target.numel(), call.target.dtype)
-        steps = work(replace(call, source=source, target=target_view), sources)
+        steps = work(replace(call, source=source, target=target_view, watch=None), sources)
         group.known[tuple(key)] = steps
         return steps
 

@@ -6,7 +6,7 @@ one host through shared memory). Tensors are flat and contiguous.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -31,6 +31,14 @@ class Done:
 DONE = Done()
 
 
+class Watch(Protocol):
+    """Who wants to know when a call's work really happens; told by the transport, from whatever thread does it."""
+
+    def begins(self, transport: str) -> None: ...
+
+    def over(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Call:
     """One collective on one rank, over the group `ranks` (global ranks, ascending).
@@ -51,6 +59,7 @@ class Call:
     sends: tuple[int, ...] = ()
     receives: tuple[int, ...] = ()
     label: str = ""
+    watch: Watch | None = field(default=None, compare=False, repr=False)
 
     @property
     def sent(self) -> list[int]:

@@ -1,7 +1,8 @@
 """The training loop of one rank: batches in, steps, evaluation, checkpoints, metrics out.
 
 It is given a Plan and follows it; it does not know that a planner exists. Rank 0 writes
-`metrics.jsonl` (a line per step) and `recorded.json` (what was measured, to hold against the prediction).
+`metrics.jsonl` (a line per step), `recorded.json` (what was measured, to hold against the prediction) and
+`trace.json` (the timeline of one step on every rank).
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -23,10 +23,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from phalanx.runtime import checkpoint, logical
+from phalanx.runtime import checkpoint, logical, trace
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.launch import StopFlag
+from phalanx.runtime.passes import passes
+from phalanx.runtime.timeline import StepTimes
 from phalanx.schedule.event import Event
 from phalanx.spec.job import Train
 from phalanx.spec.plan import Plan, write_json
@@ -65,6 +67,10 @@ class Trainer:
         self.events: tuple[Event, ...] = ()
         self._ahead: tuple[int, list[Tensor]] | None = None
         self.step_times: list[float] = []
+        self.parts: list[tuple[float, float, float]] = []  # compute, exposed, hidden communication, seconds
+        # The first step is the instrumented one, the second still warms up.
+        self.traced = min(self.start + 2, train.steps - 1)
+        self.trace_written = False
         self.saved = self.start
 
     def run(self, stop: StopFlag) -> bool:
@@ -106,9 +112,10 @@ class Trainer:
         """Run step number `step` (from 0) and describe it as a line of metrics.jsonl."""
         plan, world = self.plan, self.comm.world
         lr = learning_rate(plan.train, self.peak_lr, step)
-        start = time.perf_counter()
+        recorder, timeline = self.comm.recorder, self.comm.timeline
+        traced = timeline.possible and step == self.traced
+        timeline.begin()
         inputs = self._inputs(step)
-        recorder = self.comm.recorder
         try:
             # The first step of a process is slow anyhow: it is the instrumented one.
             if step == self.start:
@@ -120,15 +127,35 @@ class Trainer:
                     torch.cuda.reset_peak_memory_stats(world.device)
             else:
                 recorder.clear()
-                result = self.training.step(inputs, lr, bool(stop))
+                with self._watching_passes() if traced else nullcontext():
+                    result = self.training.step(inputs, lr, bool(stop))
                 if world.device.type == "cuda":
                     self.memory = torch.cuda.max_memory_allocated(world.device)
         except FloatingPointError as error:
             raise FloatingPointError(f"step {step + 1}: {error}") from None
-        seconds = time.perf_counter() - start
+        seconds, times = timeline.end(), timeline.times()
         if step > self.start:
             self.step_times.append(seconds)
-        return self._row(step, result, lr, seconds)
+            if times is not None:
+                self.parts.append((times.compute_s, times.exposed_communication_s, times.hidden_communication_s))
+                if traced:
+                    self._write_trace(step)
+        return self._row(step, result, lr, seconds, times)
+
+    def _watching_passes(self) -> AbstractContextManager[None]:
+        training = self.training
+        return passes(training.model.units(), training.optimizer, self.comm.timeline, lambda: training.current)
+
+    def _write_trace(self, step: int) -> None:
+        """One file of all ranks' timelines of the step that has just ended."""
+        self.comm.status.now("writing the timeline")
+        comm, rank = self.comm, self.comm.world.rank
+        mine = trace.of_rank(rank, comm.mesh.coordinates(rank), comm.timeline.spans())
+        everyone = comm.gather_objects(mine, "world")
+        if self.first:
+            about = {"run": self.plan.train.name, "strategy": str(self.plan.strategy), "step": step + 1}
+            trace.write(self.folder / "trace.json", everyone, about)
+        self.trace_written = True
 
     def _inputs(self, step: int) -> list[Tensor]:
         """This rank's micro-batches of a step; on a device of its own the next ones are already on their way."""
@@ -143,8 +170,11 @@ class Trainer:
             self._ahead = (step + 1, send(step + 1))
         return here
 
-    def _row(self, step: int, result: StepResult, lr: float, seconds: float) -> dict[str, Any]:
+    def _row(
+        self, step: int, result: StepResult, lr: float, seconds: float, times: StepTimes | None
+    ) -> dict[str, Any]:
         peak = self.plan.choices["peak_flops_per_s"]
+        axes = None if times is None else times.axes
         return {
             "step": step + 1,
             "loss": result.loss,
@@ -155,6 +185,8 @@ class Trainer:
             "tokens_per_s": result.tokens / seconds,
             "mfu": self.plan.prediction["flops"] / seconds / peak,
             "mem_bytes": self.memory,
+            "exposed_communication_s": None if axes is None else {a: t.exposed_s for a, t in axes.items()},
+            "overlap": None if axes is None else {a: t.overlap for a, t in axes.items()},
             "stop": result.stop,
         }
 
@@ -193,9 +225,23 @@ class Trainer:
             "step_time_s": median(self.step_times) if self.step_times else None,
             "best_step_time_s": min(self.step_times, default=None),
             "memory_bytes": self.memory,
+            "timeline": self._timeline(),
             "events": [asdict(event) for event in self.events],
         }
         write_json(self.folder / "recorded.json", record)
+
+    def _timeline(self) -> dict[str, Any] | None:
+        """Medians over the steps after the first, of this rank; None where no step was followed."""
+        if not self.parts:
+            return None
+        compute, exposed, hidden = (median(column) for column in zip(*self.parts, strict=True))
+        return {
+            "compute_s": compute,
+            "exposed_communication_s": exposed,
+            "hidden_communication_s": hidden,
+            "overlap": hidden / (exposed + hidden) if exposed + hidden else None,
+            "traced_step": self.traced + 1 if self.trace_written else None,
+        }
 
 
 def _to_device(batch: npt.NDArray[np.int64], device: torch.device) -> Tensor:

@@ -1,0 +1,129 @@
+"""A module with everything that is awkward about modules, trained over ranks and by torch alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phalanx.runtime.world import World
+
+
+class _Block(torch.nn.Module):
+    """Uneven sizes, a scalar, a frozen matrix, an output that is no tensor, a weight for half of the ranks alone."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(width, 7)
+        self.outer = torch.nn.Linear(7, width, bias=False)
+        self.frozen = torch.nn.Linear(width, width)
+        self.frozen.requires_grad_(False)
+        self.scale = torch.nn.Parameter(torch.tensor(0.5))
+        self.sometimes = torch.nn.Parameter(torch.full((3, width), 0.1))
+
+    def forward(self, x: torch.Tensor, use: bool) -> dict[str, torch.Tensor]:
+        x = x + self.outer(torch.tanh(self.inner(self.frozen(x)))) * self.scale
+        return {"x": x + self.sometimes.sum(0) if use else x}
+
+
+class Awkward(torch.nn.Module):
+    def __init__(self, width: int = 5, depth: int = 3) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv1d(2, width, 1)
+        self.blocks = torch.nn.ModuleList([_Block(width) for _ in range(depth)])
+        self.unused = torch.nn.Parameter(torch.ones(11))
+        self.last = torch.nn.Linear(width, width)
+        self.tied = torch.nn.Linear(width, width)
+        self.tied.weight = self.last.weight
+        self.blocks[-1].outer.weight = self.blocks[0].outer.weight  # shared between units
+        self.register_buffer("shift", torch.randn(width))
+
+    def forward(self, x: torch.Tensor, use: bool) -> torch.Tensor:
+        x = self.first(x).transpose(1, 2) + self.shift
+        for block in self.blocks:
+            x = block(x, use)["x"]
+        return self.tied(torch.tanh(self.last(x)))
+
+
+OPTIMIZERS = {
+    "adamw": lambda ps: torch.optim.AdamW(ps, lr=1e-2),
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=1e-1, momentum=0.9),
+    "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=1e-3, momentum=0.5),
+    "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=1e-2),
+}
+
+
+def _batch(step: int, micro_batch: int, replica: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step * 100 + micro_batch * 10 + replica)
+    x = torch.randn(3, 2, 4, generator=generator, dtype=torch.float64)
+    return x, torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
+
+
+def seeded(seed: int) -> Awkward:
+    torch.manual_seed(seed)
+    return Awkward().double()
+
+
+def parallelized(
+    world: World,
+    line: str,
+    optimizer: str,
+    clip: float,
+    steps: tuple[int, int],
+    accumulation: int,
+    folder: Path | None = None,
+    named: bool = False,
+) -> dict[str, Any]:
+    """Train the awkward module from rank 0's weights; losses and the whole state in the end. With a folder the run
+    goes on from there, and is saved there."""
+    from phalanx.runtime import parallelize as room
+
+    module = seeded(world.rank)  # another one on every rank: rank 0's counts
+    original = room._world
+    room._world = lambda timeout_s: world  # the pool has joined its ranks
+    try:
+        units = list(module.blocks) if named else None
+        model = room.parallelize(module, line, units=units)
+    finally:
+        room._world = original
+    update = model.attach(OPTIMIZERS[optimizer](model.parameters()))
+    begin = model.load(folder) if folder else 0
+    assert begin == steps[0]
+    norms = []
+    replica = model.comm.mesh.replica(world.rank)
+    for step in range(*steps):
+        update.zero_grad()
+        for i in range(accumulation):
+            x, y = _batch(step, i, replica)
+            loss = (model(x, use=(replica + i) % 2 == 0) - y).square().mean() / accumulation
+            model.backward(loss, last=i == accumulation - 1)
+        norms.append(model.clip(clip))
+        update.step()
+    state = model.state_dict()
+    if folder:
+        model.save(folder, steps[1])
+    with torch.no_grad():
+        out = model(_batch(0, 0, 0)[0], use=True)
+    model.comm.barrier()
+    return {"norms": norms, "state": {n: t.numpy() for n, t in state.items()}, "out": out.numpy()}
+
+
+def oracle(dp: int, optimizer: str, clip: float, steps: tuple[int, int], accumulation: int) -> dict[str, Any]:
+    """The same on one process by torch alone."""
+    module = seeded(0)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    update = OPTIMIZERS[optimizer](trained)
+    norms = []
+    for step in range(*steps):
+        for p in trained:
+            p.grad = torch.zeros_like(p)
+        for replica in range(dp):
+            for i in range(accumulation):
+                x, y = _batch(step, i, replica)
+                ((module(x, use=(replica + i) % 2 == 0) - y).square().mean() / accumulation / dp).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(trained, clip)))
+        update.step()
+    with torch.no_grad():
+        out = module(_batch(0, 0, 0)[0], use=True)
+    return {"norms": norms, "state": {n: t.numpy() for n, t in module.state_dict().items()}, "out": out.numpy()}
