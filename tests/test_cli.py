@@ -39,6 +39,7 @@ warmup = 3
 eval_every = 15
 eval_batches = 1
 save_every = 10
+check_sync = 5
 sample_tokens = 5
 """
 TEXT = "the quick brown fox jumps over the lazy dog; a truth universally acknowledged.\n\n" * 120
@@ -307,6 +308,7 @@ WRONG = [
     (("train", "job.toml", "--set", "train.lr=nan"), "train.lr"),
     (("train", "job.toml", "--set", "train.steps=2.5"), "train.steps"),
     (("train", "job.toml", "--set", "train.seed=-1"), "train.seed"),
+    (("train", "job.toml", "--set", "train.check_sync=-1"), "train.check_sync"),
     (("train", "job.toml", "--set", "train.lr_base_batch=-4"), "lr_base_batch"),
     (("train", "job.toml", "--set", "job.optimizer.betas=[0.9, 1.5]"), "betas[1]"),
     (("train", "job.toml", "--set", "job.precision.compute=float16"), "loss scaling"),
