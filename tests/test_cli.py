@@ -105,7 +105,11 @@ def test_a_run_from_job_to_comparison(here: Path) -> None:
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 1
     assert metrics[-1]["eval_loss"] == result["eval_loss"] < metrics[0]["loss"] - 1
     assert 2 < result["unigram_entropy"] < 5
-    assert json.loads((run / "plan.json").read_text())["version"] == 1
+    plan = json.loads((run / "plan.json").read_text())
+    assert plan["version"] == 1
+    bucket = plan["choices"]["bucket"]
+    assert bucket["bytes"] == int(plan["strategy"]["bucket"] * 2**20)
+    assert bucket["reason"].startswith("G = ")
 
     code, text, err = phalanx(here, "generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")
     assert code == 0, err
@@ -133,6 +137,25 @@ def test_interrupted_and_resumed_is_as_if_never_stopped(here: Path) -> None:
     for key in ("loss", "grad_norm"):
         assert [r[key] for r in stopped] == [r[key] for r in straight]
     assert not workers()
+
+
+def test_a_resumed_run_keeps_its_buckets(here: Path) -> None:
+    """Whatever another measurement of this machine would say."""
+    words = ("train", "job.toml", "--set", "train.name=kept")
+    code, out, err = phalanx(here, *words, "--set", "train.steps=4")
+    assert code == 0, err
+    assert "buckets of " in out
+    path = here / "runs" / "kept" / "plan.json"
+    old = json.loads(path.read_text())
+    old["strategy"]["bucket"] = 0.0078125
+    old["choices"]["bucket"] = {"bytes": 8192, "reason": "of another day"}
+    path.write_text(json.dumps(old))
+    code, out, err = phalanx(here, *words, "--set", "train.steps=6", "--resume")
+    assert code == 0, err
+    assert "buckets of 8 KiB: of another day" in out
+    assert "the recorded step equals the plan" in out
+    new = json.loads(path.read_text())
+    assert (new["strategy"], new["choices"]["bucket"]) == (old["strategy"], old["choices"]["bucket"])
 
 
 def test_what_a_resumed_run_may_not_become(here: Path) -> None:
