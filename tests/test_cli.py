@@ -69,10 +69,17 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def workers() -> set[str]:
-    """Processes that are still ranks of a run."""
-    found = subprocess.run(["pgrep", "-f", "phalanx.train.worker"], capture_output=True, text=True, check=False)
-    return set(found.stdout.split())
+def workers(here: Path, module: str = "phalanx.train.worker") -> list[int]:
+    """Processes that are ranks of a run in this folder: somebody else on this machine may have a run too."""
+    found = subprocess.run(["pgrep", "-f", module], capture_output=True, text=True, check=False)
+    return [pid for pid in map(int, found.stdout.split()) if _folder(pid) == here.resolve()]
+
+
+def _folder(pid: int) -> Path | None:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:  # it has ended meanwhile
+        return None
 
 
 def wait_for_step(run: Path, step: int) -> None:
@@ -136,7 +143,7 @@ def test_interrupted_and_resumed_is_as_if_never_stopped(here: Path) -> None:
     assert [r["step"] for r in stopped] == list(range(1, 31))
     for key in ("loss", "grad_norm"):
         assert [r[key] for r in stopped] == [r[key] for r in straight]
-    assert not workers()
+    assert not workers(here)
 
 
 def test_a_resumed_run_keeps_its_buckets(here: Path) -> None:
@@ -205,7 +212,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(here: Path) -> None:
 def test_ctrl_c_during_parity_is_an_interruption(here: Path) -> None:
     process = start(here, "parity", "job.toml", "--steps", "100000")
     for _ in range(300):
-        if subprocess.run(["pgrep", "-f", "phalanx.verify.worker"], capture_output=True, check=False).stdout:
+        if workers(here, "phalanx.verify.worker"):
             break
         time.sleep(0.1)
     time.sleep(3)
@@ -213,22 +220,21 @@ def test_ctrl_c_during_parity_is_an_interruption(here: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert not subprocess.run(["pgrep", "-f", "phalanx.verify.worker"], capture_output=True, check=False).stdout
+    assert not workers(here, "phalanx.verify.worker")
 
 
 def test_a_rank_that_does_not_arrive_is_named(here: Path) -> None:
     words = ("--set", "train.name=hung", "--set", "train.steps=100000", "--set", "train.timeout_s=3")
     process = start(here, "train", "job.toml", *words)
     wait_for_step(here / "runs" / "hung", 3)
-    found = subprocess.run(["pgrep", "-f", "phalanx.train.worker"], capture_output=True, text=True, check=True)
-    stopped = int(found.stdout.split()[-1])
+    stopped = workers(here)[-1]
     environment = Path(f"/proc/{stopped}/environ").read_bytes().decode().split("\0")
     rank = next(item for item in environment if item.startswith("RANK="))[5:]
     os.kill(stopped, signal.SIGSTOP)
     _, err = process.communicate(timeout=90)
     assert process.returncode == 1
     assert f"rank {rank} (dp_replicate {rank}) did not arrive" in err.strip().splitlines()[-1], err
-    assert not workers()
+    assert not workers(here)
 
 
 def test_another_layout_reads_the_checkpoint(here: Path) -> None:
@@ -246,15 +252,14 @@ def test_a_killed_rank_is_named_and_nothing_is_left(here: Path) -> None:
     process = start(here, "train", "job.toml", "--set", "train.name=killed", "--set", "train.steps=100000")
     run = here / "runs" / "killed"
     wait_for_step(run, 12)
-    children = subprocess.run(["pgrep", "-f", "phalanx.train.worker"], capture_output=True, text=True, check=True)
-    os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
+    os.kill(workers(here)[-1], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     last = err.strip().splitlines()[-1]
     assert last.startswith("error: rank ")
     assert "(dp_replicate " in last
     assert "SIGKILL" in last
-    assert not workers()
+    assert not workers(here)
     assert [p.name for p in (run / "checkpoint").iterdir()]
     assert phalanx(here, "generate", "runs/killed", "--tokens", "2")[0] == 0
 
