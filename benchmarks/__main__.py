@@ -162,7 +162,7 @@ def bench_peak() -> Iterator[Result]:
         most = peak(theirs)
         for transport in ("shm", "native"):
             own = peak(f"{ours}, {transport}")
-            shown = f"{own / 2**20:.1f} of {most / 2**20:.1f} MiB"
+            shown = f"{own:,} of {most:,} B, {own / most:.3f}"
             yield Result(f"peak memory, {ours}, {transport} / {theirs}", shown, "no more", own <= most)
 
 
