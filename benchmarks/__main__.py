@@ -125,6 +125,47 @@ def bench_zero() -> Iterator[Result]:
             yield Result("zero=0, shm / twice one process", shown, "at least 0.95", median(shares) >= 0.95)
 
 
+def bench_bound() -> Iterator[Result]:
+    """A step that is mostly communication: the better of our stages 0 and 1 beside DistributedDataParallel."""
+    from phalanx.runtime.launch import launch
+
+    theirs = "DistributedDataParallel"
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "bound.json"
+        launch("benchmarks.bound", json.dumps({"out": str(out)}), 2, 1)
+        found = json.loads(out.read_text())
+    best = 0.0
+    for name, values in found.items():
+        speed, cpu = values["tokens_per_s"], median(values["cpu_s_per_step"])
+        yield Result(f"  {name}", f"{median(speed):,.0f} tokens/s (best {max(speed):,.0f}), {cpu:.2f} CPU-s per step")
+        if name != theirs:
+            ratios = sorted(a / b for a, b in zip(speed, found[theirs]["tokens_per_s"], strict=True))
+            best = max(best, median(ratios))
+            share = cpu / median(found[theirs]["cpu_s_per_step"])
+            shown = f"{median(ratios):.2f} (rounds {ratios[0]:.2f} to {ratios[-1]:.2f}), CPU-seconds {share:.2f}"
+            yield Result(f"{name} / {theirs}, bound by communication", shown)
+    yield Result(f"the better of ours / {theirs}", f"{best:.2f}", "at least 1.5", best >= 1.5)
+
+
+def bench_peak() -> Iterator[Result]:
+    """The most live tensor bytes of a rank in a warm step, of ours and of torch's, each in processes of its own."""
+    from benchmarks.peak import PAIRS
+    from phalanx.runtime.launch import launch
+
+    def peak(program: str) -> int:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "peak.json"
+            launch("benchmarks.peak", json.dumps({"out": str(out), "program": program}), 2, 1)
+            return int(json.loads(out.read_text()))
+
+    for ours, theirs in PAIRS:
+        most = peak(theirs)
+        for transport in ("shm", "native"):
+            own = peak(f"{ours}, {transport}")
+            shown = f"{own:,} of {most:,} B, {own / most:.3f}"
+            yield Result(f"peak memory, {ours}, {transport} / {theirs}", shown, "no more", own <= most)
+
+
 def bench_collectives() -> Iterator[Result]:
     """Shared memory against Gloo, what `auto` takes against what is best, and the limit of the memory."""
     from benchmarks.collectives import LARGE, ORDINARY, SIZES
@@ -219,6 +260,8 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "mesh": bench_mesh,
     "ddp": bench_ddp,
     "zero": bench_zero,
+    "bound": bench_bound,
+    "peak": bench_peak,
     "collectives": bench_collectives,
     "restart": bench_restart,
     "cold": bench_cold,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.interleaved import Step, rounds
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create, initialise
 from phalanx.runtime import world as worlds
@@ -31,7 +30,7 @@ from phalanx.train.step import Training, make_optimizer
 ROUNDS, STEPS = 9, 6
 
 
-def _ddp_step(file: jobfile.JobFile) -> Callable[[Tensor], None]:
+def _ddp_step(file: jobfile.JobFile) -> Step:
     """Torch's own loop over the same model, as its tutorials write it, with its best settings."""
     model: Decoder = create(file.model, torch.float32, torch.device("cpu"))
     initialise(model, file.model, 0)
@@ -66,27 +65,12 @@ def main() -> None:
         half = replace(job, global_batch=size)
         alone = Training(file.model, half, Strategy(micro_batch=size), Comm(ALONE, mesh(Strategy())), 0)
         batch = torch.randint(file.model.vocab, (size, job.seq + 1))
-        runs: dict[str, tuple[Callable[[Tensor], object], int]] = {
+        runs: dict[str, tuple[Step, int]] = {
             "phalanx": (lambda b: ours.step([b], 1e-3), world.size),
             "ddp": (ddp, world.size),
             "one process": (lambda b: alone.step([b], 1e-3), 1),
         }
-        found: dict[str, dict[str, list[float]]] = {n: {"tokens_per_s": [], "cpu_s_per_step": []} for n in runs}
-        for i in range(ROUNDS + 1):
-            names = list(runs)
-            for name in names[i % 3 :] + names[: i % 3]:
-                step, ranks = runs[name]
-                comm.barrier()
-                start, cpu = time.perf_counter(), time.process_time()
-                if world.rank < ranks:
-                    for _ in range(STEPS):
-                        step(batch)
-                    seconds = time.perf_counter() - start
-                used = torch.tensor([time.process_time() - cpu], dtype=torch.float64)
-                comm.all_reduce(used, "world", unit="bench", phase="opt").wait()
-                if world.rank == 0 and i:  # the first round warms up
-                    found[name]["tokens_per_s"].append(STEPS * size * job.seq * ranks / seconds)
-                    found[name]["cpu_s_per_step"].append(float(used) / STEPS)
+        found = rounds(runs, batch, comm, ROUNDS, STEPS)
         if world.rank == 0:
             write_json(Path(given["out"]), found)
 

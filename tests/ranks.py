@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.cost.program import differences, expand
-from phalanx.runtime import checkpoint, logical, trace
+from phalanx.runtime import checkpoint, logical, sync, trace
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.instrument import instrument
@@ -204,6 +204,41 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
         return examine(world, *case)
     finally:
         engine._issue = original  # type: ignore[method-assign]
+
+
+def compared(
+    world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str, spoiled: dict[int, str]
+) -> tuple[str, int]:
+    """Two steps, each with a comparison of the replicas; then one bit of what is named changes on the ranks that
+    `spoiled` names, and they are compared again: what that says, and how many events all the comparisons recorded."""
+    comm = Comm(world, mesh(strategy), over(transport))
+    training = Training(spec, job, strategy, comm, seed=0)
+    batch = torch.ones(strategy.micro_batch, job.seq + 1, dtype=torch.int64)
+    recorded = 0
+    for _ in range(2):
+        training.step([batch] * strategy.accumulation(job), lr=1e-3)
+        comm.recorder.clear()
+        comm.recorder.keeping = True
+        sync.compare(training.engine, training.masters)
+        comm.recorder.keeping = False
+        recorded += len(comm.recorder.events)
+    if world.rank in spoiled:
+        kind, _, name = spoiled[world.rank].partition(" ")
+        held = {
+            "weight": training.engine.parameters,
+            "master": training.masters,
+            "buffer": dict(training.model.named_buffers()),
+        }[kind]
+        tensor = held[name].detach()
+        integers = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
+        tensor.view(-1).view(integers)[0] ^= 1
+    try:
+        sync.compare(training.engine, training.masters)
+        said = ""
+    except sync.ReplicasDiffer as error:
+        said = str(error)
+    comm.barrier()
+    return said, recorded
 
 
 def rank_and_sum(world: World) -> tuple[int, float]:
@@ -525,6 +560,6 @@ def traced_step(
     comm.timeline.end()
     told = trace.of_rank(world.rank, comm.mesh.coordinates(world.rank), comm.timeline.spans())
     gathered = comm.gather_objects(told, "world")
-    assert [t.rank for t in gathered] == ([] if world.rank else list(range(world.size)))
+    assert [t.rank for t in gathered] == list(range(world.size))
     comm.barrier()
     return told, len(comm.recorder.events)

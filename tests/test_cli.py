@@ -39,6 +39,7 @@ warmup = 3
 eval_every = 15
 eval_batches = 1
 save_every = 10
+check_sync = 5
 sample_tokens = 5
 """
 TEXT = "the quick brown fox jumps over the lazy dog; a truth universally acknowledged.\n\n" * 120
@@ -68,10 +69,17 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def workers() -> set[str]:
-    """Processes that are still ranks of a run."""
-    found = subprocess.run(["pgrep", "-f", "phalanx.train.worker"], capture_output=True, text=True, check=False)
-    return set(found.stdout.split())
+def workers(here: Path, module: str = "phalanx.train.worker") -> list[int]:
+    """Processes that are ranks of a run in this folder: somebody else on this machine may have a run too."""
+    found = subprocess.run(["pgrep", "-f", module], capture_output=True, text=True, check=False)
+    return [pid for pid in map(int, found.stdout.split()) if _folder(pid) == here.resolve()]
+
+
+def _folder(pid: int) -> Path | None:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:  # it has ended meanwhile
+        return None
 
 
 def wait_for_step(run: Path, step: int) -> None:
@@ -115,7 +123,11 @@ def test_a_run_from_job_to_comparison(here: Path) -> None:
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 1
     assert metrics[-1]["eval_loss"] == result["eval_loss"] < metrics[0]["loss"] - 1
     assert 2 < result["unigram_entropy"] < 5
-    assert json.loads((run / "plan.json").read_text())["version"] == 1
+    plan = json.loads((run / "plan.json").read_text())
+    assert plan["version"] == 1
+    bucket = plan["choices"]["bucket"]
+    assert bucket["bytes"] == int(plan["strategy"]["bucket"] * 2**20)
+    assert bucket["reason"].startswith("G = ")
 
     code, text, err = phalanx(here, "generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")
     assert code == 0, err
@@ -142,7 +154,26 @@ def test_interrupted_and_resumed_is_as_if_never_stopped(here: Path) -> None:
     assert [r["step"] for r in stopped] == list(range(1, 31))
     for key in ("loss", "grad_norm"):
         assert [r[key] for r in stopped] == [r[key] for r in straight]
-    assert not workers()
+    assert not workers(here)
+
+
+def test_a_resumed_run_keeps_its_buckets(here: Path) -> None:
+    """Whatever another measurement of this machine would say."""
+    words = ("train", "job.toml", "--set", "train.name=kept")
+    code, out, err = phalanx(here, *words, "--set", "train.steps=4")
+    assert code == 0, err
+    assert "buckets of " in out
+    path = here / "runs" / "kept" / "plan.json"
+    old = json.loads(path.read_text())
+    old["strategy"]["bucket"] = 0.0078125
+    old["choices"]["bucket"] = {"bytes": 8192, "reason": "of another day"}
+    path.write_text(json.dumps(old))
+    code, out, err = phalanx(here, *words, "--set", "train.steps=6", "--resume")
+    assert code == 0, err
+    assert "buckets of 8 KiB: of another day" in out
+    assert "the recorded step equals the plan" in out
+    new = json.loads(path.read_text())
+    assert (new["strategy"], new["choices"]["bucket"]) == (old["strategy"], old["choices"]["bucket"])
 
 
 def test_what_a_resumed_run_may_not_become(here: Path) -> None:
@@ -207,7 +238,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(here: Path) -> None:
 def test_ctrl_c_during_parity_is_an_interruption(here: Path) -> None:
     process = start(here, "parity", "job.toml", "--steps", "100000")
     for _ in range(300):
-        if subprocess.run(["pgrep", "-f", "phalanx.verify.worker"], capture_output=True, check=False).stdout:
+        if workers(here, "phalanx.verify.worker"):
             break
         time.sleep(0.1)
     time.sleep(3)
@@ -215,22 +246,21 @@ def test_ctrl_c_during_parity_is_an_interruption(here: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert not subprocess.run(["pgrep", "-f", "phalanx.verify.worker"], capture_output=True, check=False).stdout
+    assert not workers(here, "phalanx.verify.worker")
 
 
 def test_a_rank_that_does_not_arrive_is_named(here: Path) -> None:
     words = ("--set", "train.name=hung", "--set", "train.steps=100000", "--set", "train.timeout_s=3")
     process = start(here, "train", "job.toml", *words)
     wait_for_step(here / "runs" / "hung", 3)
-    found = subprocess.run(["pgrep", "-f", "phalanx.train.worker"], capture_output=True, text=True, check=True)
-    stopped = int(found.stdout.split()[-1])
+    stopped = workers(here)[-1]
     environment = Path(f"/proc/{stopped}/environ").read_bytes().decode().split("\0")
     rank = next(item for item in environment if item.startswith("RANK="))[5:]
     os.kill(stopped, signal.SIGSTOP)
     _, err = process.communicate(timeout=90)
     assert process.returncode == 1
     assert f"rank {rank} (dp_replicate {rank}) did not arrive" in err.strip().splitlines()[-1], err
-    assert not workers()
+    assert not workers(here)
 
 
 def test_another_layout_reads_the_checkpoint(here: Path) -> None:
@@ -251,15 +281,14 @@ def test_a_killed_rank_is_named_and_nothing_is_left(here: Path) -> None:
     process = start(here, "train", "job.toml", "--set", "train.name=killed", "--set", "train.steps=100000")
     run = here / "runs" / "killed"
     wait_for_step(run, 12)
-    children = subprocess.run(["pgrep", "-f", "phalanx.train.worker"], capture_output=True, text=True, check=True)
-    os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
+    os.kill(workers(here)[-1], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     last = err.strip().splitlines()[-1]
     assert last.startswith("error: rank ")
     assert "(dp_replicate " in last
     assert "SIGKILL" in last
-    assert not workers()
+    assert not workers(here)
     assert [p.name for p in (run / "checkpoint").iterdir()]
     assert phalanx(here, "generate", "runs/killed", "--tokens", "2")[0] == 0
 
@@ -336,6 +365,7 @@ WRONG = [
     (("train", "job.toml", "--set", "train.lr=nan"), "train.lr"),
     (("train", "job.toml", "--set", "train.steps=2.5"), "train.steps"),
     (("train", "job.toml", "--set", "train.seed=-1"), "train.seed"),
+    (("train", "job.toml", "--set", "train.check_sync=-1"), "train.check_sync"),
     (("train", "job.toml", "--set", "train.lr_base_batch=-4"), "lr_base_batch"),
     (("train", "job.toml", "--set", "job.optimizer.betas=[0.9, 1.5]"), "betas[1]"),
     (("train", "job.toml", "--set", "job.precision.compute=float16"), "loss scaling"),

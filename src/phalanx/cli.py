@@ -65,11 +65,12 @@ def plan(
         if as_json:
             print_json(
                 {
-                    "best": {"strategy": str(decision.plan.strategy), **decision.plan.prediction},
+                    "best": {"strategy": str(decision.chosen.asked), **decision.plan.prediction},
+                    "bucket": decision.plan.choices["bucket"],
                     "collectives": decision.plan.choices["collectives"],
                     "alternatives": [
                         {
-                            "strategy": str(c.strategy),
+                            "strategy": str(c.asked),
                             "step_time_s": float(c.prediction.step_time_s),
                             "memory_bytes": int(c.prediction.memory_bytes),
                             "rejected": c.reason,
@@ -251,7 +252,9 @@ def _notes(notes: tuple[str, ...]) -> None:
 
 def _show_decision(decision: Decision, rows: int) -> None:
 
+    from phalanx.plan.bucket import GIVEN
     from phalanx.report.tables import alternatives
+    from phalanx.spec.quantity import write_bytes
 
     out = console()
     p = decision.plan
@@ -263,6 +266,10 @@ def _show_decision(decision: Decision, rows: int) -> None:
         soft_wrap=True,
     )
     out.print(alternatives(decision.candidates, decision.chosen, p.job, rows))
+    bucket = p.choices["bucket"]
+    if bucket and bucket["reason"] != GIVEN:
+        size = write_bytes(bucket["bytes"])
+        out.print(f"buckets of {size}: {bucket['reason']}", highlight=False, soft_wrap=True)
 
 
 def _show_choices(decision: Decision) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from phalanx.plan.bucket import has_buckets
 from phalanx.session import RUNS
 from phalanx.spec import jobfile, plan
 from phalanx.spec.errors import InputError
 from phalanx.spec.jobfile import JobFile
 from phalanx.spec.plan import Plan
+from phalanx.spec.strategy import DEFAULT_BUCKET_MIB, Strategy
 
 
 def latest_run() -> Path:
@@ -47,12 +49,20 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
         choice = jobfile.build(jobfile.ClusterChoice, old.choices["cluster"], "cluster")
         tables = jobfile.to_tables(JobFile(old.model, choice, old.job, old.strategy, old.train))
         file = jobfile.from_tables(jobfile.override(json.loads(json.dumps(tables)), overrides), Path())
-    if file.strategy is None:
-        file = replace(file, strategy=old.strategy)
+    file = replace(file, strategy=_as_before(file.strategy, old.strategy))
     _same_run(file, old)
     if done[-1] >= file.train.steps:
         raise InputError("--resume", str(folder), f"is finished at step {done[-1]}", "raise train.steps to go on")
     return file
+
+
+def _as_before(strategy: Strategy | None, old: Strategy) -> Strategy:
+    """The strategy to go on with: the old one where none is named. On the old layout buckets of no given size are as
+    large as they were, whatever a new measurement says: losses stay equal to the bit."""
+    if strategy is not None and strategy != replace(old, bucket="auto"):
+        return strategy
+    # A plan of before buckets were resolved says auto, and ran with the default.
+    return replace(old, bucket=DEFAULT_BUCKET_MIB) if has_buckets(old) and old.bucket == "auto" else old
 
 
 def _same_run(file: JobFile, old: Plan) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.cost.program import differences, expand
 from phalanx.measure.local import cache_folder, default_ranks, fingerprint, local_cluster
 from phalanx.plan import choose
+from phalanx.plan.bucket import GIVEN, has_buckets
 from phalanx.plan.choose import allowed
 from phalanx.plan.search import Candidate, price, search
 from phalanx.report.tables import Comparison
@@ -130,7 +131,9 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
     choices = {
         "transport": file.train.transport,
         "collectives": [asdict(c) for c in choose.decide(cluster, file.train.transport)],
-        "bucket_bytes": chosen.strategy.bucket_bytes,
+        "bucket": {"bytes": chosen.strategy.bucket_bytes, "reason": chosen.bucket_reason or GIVEN}
+        if has_buckets(chosen.strategy)
+        else None,
         "peak_flops_per_s": rates.peak_flops_per_s,
         "rates_origin": rates.origin,
         "tokens": tokens,
@@ -213,6 +216,8 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
         if old.choices["transport"] == file.train.transport and old.cluster.ranks == decision.plan.cluster.ranks:
             # On the same ranks the same transports: losses stay equal to the bit, whatever a new measurement says.
             decision.plan.choices["collectives"] = old.choices.get("collectives", [])
+        if decision.plan.strategy == old.strategy and old.choices.get("bucket"):
+            decision.plan.choices["bucket"] = old.choices["bucket"]  # the size is the old one, and so is its reason
     return decision, tokens
 
 

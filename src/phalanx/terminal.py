@@ -38,8 +38,8 @@ def mistakes() -> Iterator[None]:
         announce(f"error: {error}")
         raise typer.Exit(FAILED) from None
     except RuntimeError as error:
-        # RankFailure and CheckpointError speak for themselves; anything else is our own fault and shows its trace.
-        if type(error).__name__ not in ("RankFailure", "CheckpointError"):
+        # These speak for themselves; anything else is our own fault and shows its trace.
+        if type(error).__name__ not in ("RankFailure", "CheckpointError", "ReplicasDiffer"):
             raise
         announce(f"error: {error}")
         raise typer.Exit(FAILED) from None

@@ -47,7 +47,7 @@ def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: 
         exposed = p.exposed_communication_s
         table.add_row(
             "→" if c is chosen else "",
-            str(c.strategy),
+            str(c.asked),
             str(c.strategy.accumulation(job)),
             seconds(p.step_time_s),
             f"{job.global_batch * job.seq / p.step_time_s:,.0f}",

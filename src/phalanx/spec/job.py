@@ -88,7 +88,8 @@ class Job:
 class Train:
     """How a run goes about a job: data, learning rate, evaluation, saving. Times in steps unless named.
 
-    `transport`: of collectives between the ranks of a host; auto takes what was measured to be the fastest."""
+    `transport`: of collectives between the ranks of a host; auto takes what was measured to be the fastest.
+    `check_sync`: after every so many steps the replicas' bits are compared; 0: never."""
 
     data: str = "austen"
     name: str = ""
@@ -103,6 +104,7 @@ class Train:
     eval_batches: int = 0
     save_every: int = 0
     keep: int = 2
+    check_sync: int = 0
     threads: int = 1
     timeout_s: float = 300.0
     transport: Literal["auto", "native", "p2p", "shm"] = "auto"
@@ -113,7 +115,7 @@ class Train:
         for name in ("steps", "keep", "threads"):
             if getattr(self, name) < 1:
                 raise InputError(f"train.{name}", getattr(self, name), "must be at least 1")
-        for name in ("warmup", "eval_every", "eval_batches", "save_every", "sample_tokens", "seed"):
+        for name in ("warmup", "eval_every", "eval_batches", "save_every", "check_sync", "sample_tokens", "seed"):
             if getattr(self, name) < 0:
                 raise InputError(f"train.{name}", getattr(self, name), "must not be negative")
         if self.lr <= 0 or self.timeout_s <= 0:

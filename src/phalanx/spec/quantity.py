@@ -1,4 +1,4 @@
-"""Sizes as people write them: 100MB is 1e8 bytes, 64KiB is 65,536."""
+"""Sizes as people write and read them: 100MB is 1e8 bytes, 64KiB is 65,536."""
 
 from __future__ import annotations
 
@@ -15,3 +15,12 @@ def parse_bytes(text: str) -> float:
     if not found or float(found[1]) <= 0:
         raise InputError("--bytes", text, "is not a size", "write 4096, 100MB or 64KiB")
     return float(found[1]) * _SCALE[(found[2] or "").upper()]
+
+
+def write_bytes(size: float) -> str:
+    """`2.8 MiB`: three digits, in powers of 1024."""
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            scaled = size / scale
+            return f"{scaled:.3g} {unit}" if scaled < 999.5 else f"{scaled:,.0f} {unit}"
+    return f"{size:.0f} B"

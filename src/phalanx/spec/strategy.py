@@ -107,6 +107,7 @@ class Strategy:
 
     @property
     def bucket_bytes(self) -> int:
+        """Of a full bucket; where nobody resolved `auto` on a cluster (plan/bucket.py), the default."""
         return int((DEFAULT_BUCKET_MIB if self.bucket == "auto" else self.bucket) * 2**20)
 
     def accumulation(self, job: Job) -> int:

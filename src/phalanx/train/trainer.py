@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from phalanx.runtime import checkpoint, logical, trace
+from phalanx.runtime import checkpoint, logical, sync, trace
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.launch import StopFlag
@@ -76,7 +76,8 @@ class Trainer:
     def run(self, stop: StopFlag) -> bool:
         """Train to the end, or to a stop that was asked for; True if it was. A checkpoint holds the last step.
 
-        Raises FloatingPointError naming the step where loss or gradients are not finite.
+        Raises FloatingPointError naming the step where loss or gradients are not finite, ReplicasDiffer the one
+        after which replicas hold different bits.
         """
         train, steps = self.plan.train, self.plan.train.steps
         interrupted = False
@@ -88,6 +89,8 @@ class Trainer:
                 row = self._step(step, stop)
                 interrupted = row.pop("stop")
                 done, last = step + 1, step + 1 == steps
+                if train.check_sync and done % train.check_sync == 0:
+                    self._compare_replicas(done)  # before anything of a wrong state is saved
                 # Whoever asked for a stop may not wait long: evaluation is left out then.
                 if not interrupted and (last or (train.eval_every and done % train.eval_every == 0)):
                     last_loss = self._evaluate()
@@ -156,6 +159,13 @@ class Trainer:
             about = {"run": self.plan.train.name, "strategy": str(self.plan.strategy), "step": step + 1}
             trace.write(self.folder / "trace.json", everyone, about)
         self.trace_written = True
+
+    def _compare_replicas(self, step: int) -> None:
+        self.comm.status.now("comparison of the replicas")
+        try:
+            sync.compare(self.training.engine, self.training.masters)
+        except sync.ReplicasDiffer as error:
+            raise sync.ReplicasDiffer(f"after step {step} {error}") from None
 
     def _inputs(self, step: int) -> list[Tensor]:
         """This rank's micro-batches of a step; on a device of its own the next ones are already on their way."""

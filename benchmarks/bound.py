@@ -1,0 +1,55 @@
+"""A benchmark rank: a step that is mostly communication and optimizer. 38 M parameters, 64 tokens per rank.
+
+Rounds are interleaved, so that whatever else the machine does falls on all alike. One thread per rank.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.interleaved import Step, rounds
+from benchmarks.programs import ddp, our_step, torch_step
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.launch import run_rank
+from phalanx.runtime.world import ALONE
+from phalanx.spec.job import Job
+from phalanx.spec.jobfile import build
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.plan import write_json
+from phalanx.spec.strategy import Strategy
+
+ROUNDS, STEPS = 7, 2
+SIZES = {"family": "gpt2", "vocab": 50257, "hidden": 512, "layers": 4, "heads": 8, "ffn": 2048, "max_seq": 64}
+SEQ = 64
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    world = worlds.external() or ALONE
+    torch.set_num_threads(1)
+    spec = build(ModelSpec, complete(SIZES), "model")
+
+    def work() -> None:
+        ranks = world.size
+        job = Job(ranks, SEQ)
+        comm = Comm(world, mesh(Strategy(dp=ranks)))
+        runs: dict[str, tuple[Step, int]] = {"DistributedDataParallel": (torch_step(spec, job, ddp), ranks)}
+        for transport in ("native", "shm"):
+            for zero in (0, 1):
+                strategy = Strategy(dp=ranks, zero=zero)  # type: ignore[arg-type]
+                runs[f"zero={zero}, {transport}"] = (our_step(spec, job, world, strategy, transport), ranks)  # type: ignore[arg-type]
+        found = rounds(runs, torch.randint(spec.vocab, (1, SEQ + 1)), comm, ROUNDS, STEPS)
+        if world.rank == 0:
+            write_json(Path(given["out"]), found)
+
+    run_rank(world, 300, work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Training programs beside each other, in interleaved rounds: whatever else the machine does falls on all alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from phalanx.runtime.comm import Comm
+
+Step = Callable[[Tensor], object]
+Figures = dict[str, dict[str, list[float]]]
+
+
+def rounds(runs: dict[str, tuple[Step, int]], batch: Tensor, comm: Comm, count: int, steps: int) -> Figures:
+    """`count` rounds of `steps` steps of each program, after one that warms up. A program is a step on this rank's
+    sequences, `batch` (sequences, seq + 1), and on how many ranks it runs: the first ones.
+
+    tokens_per_s of all its ranks and cpu_s_per_step, summed over them, by program and round; on rank 0 alone.
+    """
+    found: Figures = {name: {"tokens_per_s": [], "cpu_s_per_step": []} for name in runs}
+    names = list(runs)
+    for i in range(count + 1):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            step, ranks = runs[name]
+            comm.barrier()
+            start, cpu = time.perf_counter(), time.process_time()
+            if comm.world.rank < ranks:
+                for _ in range(steps):
+                    step(batch)
+                seconds = time.perf_counter() - start
+            used = torch.tensor([time.process_time() - cpu], dtype=torch.float64)
+            comm.all_reduce(used, "world", unit="bench", phase="opt").wait()
+            if comm.world.rank == 0 and i:
+                tokens = steps * ranks * batch.shape[0] * (batch.shape[1] - 1)
+                found[name]["tokens_per_s"].append(tokens / seconds)
+                found[name]["cpu_s_per_step"].append(float(used) / steps)
+    return found

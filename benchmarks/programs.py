@@ -1,0 +1,68 @@
+"""The same model under torch's own data parallelism, as its tutorials write it, and under ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.interleaved import Step
+from phalanx.measure.links import OPS
+from phalanx.nn.decoder import Decoder
+from phalanx.nn.initial import create, initialise
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.world import World
+from phalanx.spec.choice import Choice
+from phalanx.spec.job import Job
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+from phalanx.train.step import Training
+
+
+def ddp(model: Decoder) -> nn.Module:
+    """DistributedDataParallel with its best settings."""
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def fsdp(reshard: bool) -> Callable[[Decoder], nn.Module]:
+    """fully_shard by blocks, which keeps parameters from the forward to the backward pass, or gathers them again."""
+
+    def wrap(model: Decoder) -> nn.Module:
+        for block in model.blocks:
+            fully_shard(block, reshard_after_forward=reshard)
+        return fully_shard(model, reshard_after_forward=reshard)
+
+    return wrap
+
+
+def torch_step(spec: ModelSpec, job: Job, wrap: Callable[[Decoder], nn.Module]) -> Step:
+    """A training step with fused AdamW in fp32."""
+    model: Decoder = create(spec, torch.float32, torch.device("cpu"))
+    initialise(model, spec, 0)
+    wrapped = wrap(model)
+    own = dict(wrapped.named_parameters())
+    optimizer = torch.optim.AdamW(own.values(), lr=1e-3, fused=True)
+
+    def step(batch: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss = wrapped(batch[:, :-1], batch[:, 1:]) / (batch.shape[0] * job.seq)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(wrapped.parameters(), job.clip)
+        optimizer.step()
+        loss.item()
+
+    return step
+
+
+def our_step(
+    spec: ModelSpec, job: Job, world: World, strategy: Strategy, transport: Literal["native", "shm"]
+) -> Step:
+    """A step of ours with every collective over one transport."""
+    chosen = tuple(Choice(op, world.size, 0, transport) for op in OPS)
+    training = Training(spec, job, strategy, Comm(world, mesh(strategy), chosen), 0)
+    return lambda batch: training.step([batch], 1e-3)

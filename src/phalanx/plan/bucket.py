@@ -1,0 +1,96 @@
+"""How large a gradient bucket should be: `bucket = auto`, resolved on a cluster.
+
+A reduction of b bytes takes α + β b. G bytes of gradients in buckets of b bytes take
+
+    G/b α     latency, of all G/b buckets together
+    G β       on the links, whatever b is; beside the backward pass, all but the last bucket
+    b β       of the last bucket, which is full when the backward pass is over: it hides behind nothing
+
+What b decides is T(b) = G α/b + b β. T' = 0 at b = sqrt(G α/β) = sqrt(G n*), where n* = α/β is the crossover: the
+size that spends as long on latency as on the links. sqrt(G n*) lies between n* and G; fewer gradients than n* travel
+at once.
+
+α and β are the collective's own. Of a measured one they are its fitted line. A ring of p ranks sends p - 1 messages
+of n/p bytes in each pass, so α = passes (p-1) α_link, β = passes (p-1)/p β_link and n* = p α_link/β_link: the larger
+the group, the larger the bucket.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from phalanx.cost.collective import ring_seconds
+from phalanx.cost.link import link
+from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.mesh import Mesh, mesh
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.quantity import write_bytes
+from phalanx.spec.strategy import Strategy
+
+GIVEN = "given"  # the reason for a bucket that the user chose
+_LEAST = 2**16  # bytes: what a host spends on a bucket stands in no link's α
+
+
+@dataclass(frozen=True)
+class Line:
+    """A collective of n bytes over a group takes α + β n. `way`: what it was measured over, or the ring."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    way: str
+
+    @property
+    def crossover_bytes(self) -> float:
+        """n* = α/β."""
+        return self.alpha_s / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
+
+
+def best_bytes(gradient_bytes: float, crossover_bytes: float) -> float:
+    """b = sqrt(G n*), where it is not more than all there is."""
+    return min(max(math.sqrt(gradient_bytes * crossover_bytes), _LEAST), gradient_bytes)
+
+
+def has_buckets(strategy: Strategy) -> bool:
+    """Whether `bucket` means something: gradients travel, and not unit by unit as at stage 3."""
+    return strategy.dp > 1 and strategy.stage < 3
+
+
+def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> tuple[Strategy, str]:
+    """The strategy with `bucket = auto` as MiB, of two digits, and why; as it is, and "", where a bucket was given or
+    there is none."""
+    if strategy.bucket != "auto" or not has_buckets(strategy):
+        return strategy, ""
+    op, axis = ("reduce_scatter", "dp_shard") if strategy.stage else ("all_reduce", "dp_replicate")
+    total = model.parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
+    line = _line(cluster, mesh(strategy), op, axis, total)
+    best = best_bytes(total, line.crossover_bytes)
+    crossover = write_bytes(line.crossover_bytes) if line.beta_s_per_byte else "without bound"
+    why = (
+        "all at once"
+        if best == total
+        else (f"no less than {write_bytes(_LEAST)}" if best == _LEAST else "sqrt(G n*)")
+    )
+    reason = f"G = {write_bytes(total)} of gradients by {op} over {line.way}, n* = {crossover}; {why}"
+    return replace(strategy, bucket=_two_digits_up(best / 2**20)), reason
+
+
+def _two_digits_up(x: float) -> float:
+    """2.81 -> 2.9: upwards, so that what travels at once is not cut in two."""
+    unit = 10.0 ** (math.floor(math.log10(x)) - 1)
+    return float(f"{math.ceil(x / unit * (1 - 1e-12)) * unit:.2g}")
+
+
+def _line(cluster: ClusterSpec, grid: Mesh, op: str, axis: str, total: float) -> Line:
+    """The collective's α and β: of the measured way that takes `total` bytes through soonest in its own best buckets,
+    where the group is on one host; else of the ring."""
+    ranks = grid.size(axis)
+    if grid.within(axis, cluster.ranks_per_node) and (fits := cluster.fits(op, ranks)):
+        lines = [Line(fit.alpha_s, fit.beta_s_per_byte, fit.way) for fit in fits]
+        sizes = [best_bytes(total, line.crossover_bytes) for line in lines]
+        times = [total / size * float(fit.seconds(size)) for fit, size in zip(fits, sizes, strict=True)]
+        return lines[times.index(min(times))]
+    over = link(cluster, grid, axis)
+    alpha, beta = ring_seconds(op, ranks, 1, 0, over), ring_seconds(op, ranks, 0, 1, over)
+    return Line(float(alpha), float(beta), f"a ring of {ranks} on {grid.tier(axis, cluster).name}")

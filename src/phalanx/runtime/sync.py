@@ -1,0 +1,96 @@
+"""Whether replicas still hold the same bits: checksums of all that must be equal, gathered once, compared by name.
+
+    weights           stages 0, 1, 2: all data-parallel ranks hold them whole
+    masters           of a type of their own, or at stage 3, where weights rest in them: equal over dp_replicate
+    module buffers    all data-parallel ranks
+
+A shard that nobody else holds (dp_replicate = 1) has nothing to be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from phalanx.runtime.data_parallel import DataParallel
+from phalanx.runtime.transport import Call
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_AT_ONCE = 2**20  # elements: their int64 copies stay small beside the tensors
+_NAMED, _RANKS = 3, 8  # how many tensors, and of each how many ranks, an error names
+
+
+class ReplicasDiffer(RuntimeError):
+    """Replicas hold different bits; the message names the tensors and the ranks."""
+
+
+def checksum(tensor: Tensor) -> Tensor:
+    """The sum of a tensor's elements, their bits read as whole numbers, modulo 2^64: (), int64.
+
+    Exact and the same in any order; a NaN is a number like any other. Changes that cancel in the sum go unseen.
+    """
+    bits = tensor.detach().reshape(-1).view(_BITS[tensor.element_size()])
+    return torch.stack([part.sum(dtype=torch.int64) for part in bits.split(_AT_ONCE)]).sum()
+
+
+def compare(engine: DataParallel, masters: Mapping[str, Tensor]) -> None:
+    """Compare the replicas' state between two steps. `masters`: of what this rank updates, by parameter, as pieces at
+    stages 1 to 3. Every data-parallel rank takes part in one all-gather of a number per tensor, unrecorded.
+
+    Raises ReplicasDiffer, on all of them alike.
+    """
+    comm = engine.comm
+    ranks = comm.ranks(comm.mesh.gradient_axis)
+    if len(ranks) == 1:
+        return
+    whole, shards = _held(engine, masters)
+    names = [*whole, *shards]
+    nothing = torch.zeros((), dtype=torch.int64, device=comm.world.device)
+    sums = [nothing if t is None else checksum(t) for t in (*whole.values(), *shards.values())]
+    own = torch.stack(sums)
+    table = own.new_empty(len(ranks) * len(names))
+    comm.start(Call("all_gather", ranks, ranks.index(comm.world.rank), own, table)).wait()
+    table = table.view(len(ranks), len(names)).cpu()  # (ranks, tensors)
+    found = list(_differences(table[:, : len(whole)], names[: len(whole)], ranks))
+    for group in comm.mesh.groups("dp_replicate").tolist():
+        if group[0] in ranks:
+            rows = table[[ranks.index(r) for r in group], len(whole) :]
+            found += _differences(rows, names[len(whole) :], group)
+    if found:
+        more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        raise ReplicasDiffer(f"replicas hold different bits in {', '.join(found[:_NAMED])}{more}")
+
+
+def _held(
+    engine: DataParallel, masters: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+    """What all ranks hold whole, and what only replicas of a shard have in common, by name; the same names on every
+    rank, None where there is nothing of it here, or nothing that was not named before."""
+    if engine.stage < 3:
+        engine.wait_parameters(list(engine.parameters))
+    whole: dict[str, Tensor | None] = {}
+    shards: dict[str, Tensor | None] = {}
+    for name, weight in engine.parameters.items():
+        master = masters.get(name)
+        if engine.stage < 3:
+            whole[name] = weight
+        own = engine.stage == 3 or (master is not None and master.dtype != weight.dtype)
+        shards[f"the master of {name}"] = master if own else None
+    whole |= {f"buffer {name}": tensor for name, tensor in engine.module.named_buffers()}
+    return whole, shards
+
+
+def _differences(table: Tensor, names: Sequence[str], ranks: Sequence[int]) -> Iterator[str]:
+    """The columns of a table (ranks, tensors) that are not constant, with who holds what: the fewest first."""
+    for i in (table != table[0]).any(0).nonzero().flatten().tolist():
+        holders: dict[int, list[int]] = {}
+        for rank, value in zip(ranks, table[:, i].tolist(), strict=True):
+            holders.setdefault(value, []).append(rank)
+        yield f"{names[i]} ({' against '.join(map(_listed, sorted(holders.values(), key=len)))})"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - _RANKS} more" if len(ranks) > _RANKS else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_RANKS]))}{more}"
