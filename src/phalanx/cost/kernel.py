@@ -66,8 +66,8 @@ def _gemm(m: Column, n: int, k: int, e: int) -> Work:
 
 
 def _gemm_backward(m: Column, n: int, k: int, e: int) -> Work:
-    """Gradients of input and weight, and the weight's added to what is there."""
-    return _gemm(m, k, n, e) + _gemm(n, k, m, e) + Work(traffic_bytes=3 * n * k * e, kernels=1)
+    """Gradients of input and weight, and the weight's copied to where it is reduced."""
+    return _gemm(m, k, n, e) + _gemm(n, k, m, e) + Work(traffic_bytes=2 * n * k * e, kernels=1)
 
 
 def _memory(elements: Column, e: int, kernels: int) -> Work:
@@ -104,8 +104,8 @@ def backward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Wo
     t, h, q, kv, f = tokens, spec.hidden, spec.q_width, spec.kv_width, spec.ffn
     norm = _memory(16 * t * h, e, 12) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
     if unit == "embed":
-        scatter = _memory(4 * spec.vocab * h + 3 * t * h, e, 4)
-        return scatter + (_memory(3 * spec.max_seq * h + t * h, e, 4) if spec.position == "learned" else NO_WORK)
+        rows = _memory((0 if spec.tied else spec.vocab * h) + 3 * t * h, e, 4)
+        return rows + (_memory(3 * spec.max_seq * h + t * h, e, 4) if spec.position == "learned" else NO_WORK)
     if unit == "head":
         return norm + _gemm_backward(t, spec.vocab, h, e) + _memory(2 * t * spec.vocab, e, 1)
     work = norm + norm + _memory(4 * 3 * t * h, e, 4)  # residuals, and q, k, v meeting at one input
@@ -118,14 +118,14 @@ def backward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Wo
 
 
 def optimizer(spec: ModelSpec, job: Job, shards: int) -> Work:
-    """The whole optimizer step over the parameters of one rank: zero, norm, clip, update, and the cast down."""
+    """The whole optimizer step over the parameters of one rank: norm, clip, update, and the cast down."""
     master = DTYPE_BYTES[job.precision.master_dtype]
     accumulate = DTYPE_BYTES[job.precision.accumulate_dtype]
     n = spec.parameter_count // shards
-    # read and write of weights and moments; gradients: zeroed, read for the norm, scaled, read for the update
+    # read and write of weights and moments; gradients: read for the norm, scaled, read for the update
     update = {"adamw": 6, "sgd": 4 if job.optimizer.betas[0] else 2}[job.optimizer.name] * master
     cast = DTYPE_BYTES[job.precision.compute] + master if job.precision.compute != job.precision.master_dtype else 0
-    return Work(traffic_bytes=n * (update + 5 * accumulate + cast), kernels=1)
+    return Work(traffic_bytes=n * (update + 4 * accumulate + cast), kernels=1)
 
 
 def optimizer_seconds(work: Work, rates: KernelRates) -> float:

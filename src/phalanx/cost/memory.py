@@ -111,11 +111,12 @@ def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) ->
     shared = v * h * e if spec.tied else 0  # the head's share of a tied weight's gradient waits for embed's
     if unit == "embed":
         position = spec.max_seq * h * e if spec.position == "learned" else 0
+        # the rows of the embedding's gradient are those of the stream's, unless another type wants a copy
+        wider = DTYPE_BYTES[job.precision.accumulate_dtype]
         return Footprint(
             kept=stream,
             forward=stream if spec.position == "learned" else 0,
-            # a tied weight's two partial gradients are added into a third
-            backward=np.maximum(v * h * e * (2 if spec.tied else 1), position),
+            backward=np.maximum(t * h * wider if wider != e else 0, position),
             leaves=-stream - shared,
         )
     if unit == "head":

@@ -118,12 +118,12 @@ class Block(nn.Module):
 class Embed(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.token = nn.Embedding(spec.vocab, spec.hidden)
+        self.token, self.tied = nn.Embedding(spec.vocab, spec.hidden), spec.tied
         if spec.position == "learned":
             self.position = nn.Embedding(spec.max_seq, spec.hidden)
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        x = self.token(tokens)  # (batch, seq, hidden)
+        x = functions.embedding(tokens, self.token.weight, self.tied)  # (batch, seq, hidden)
         if hasattr(self, "position"):
             x = x + self.position.weight[start : start + tokens.shape[1]]
         return x

@@ -100,6 +100,35 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _Rotary.apply(x, cos, sin)  # type: ignore[no-any-return]
 
 
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, shared: bool) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.weight, ctx.shared = weight, shared
+        return weight[tokens]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None, None]:
+        (tokens,) = ctx.saved_tensors
+        index, rows = tokens.reshape(-1), g.reshape(-1, g.shape[-1])
+        beside: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "rows_beside", None)
+        if beside is None:
+            return None, torch.zeros_like(ctx.weight).index_add_(0, index, rows), None
+        if ctx.shared:
+            beside.append((index, rows))
+            return None, None, None
+        shape = ctx.weight.shape
+        return None, torch.sparse_coo_tensor(index[None], rows, shape, check_invariants=False), None
+
+
+def embedding(tokens: Tensor, weight: Tensor, shared: bool) -> Tensor:
+    """weight[tokens]. Keeps the tokens. Where the data-parallel engine takes the gradients, the weight's is the rows
+    that were read: as a sparse tensor, or, if the weight is `shared` with a use that has a dense gradient, in the
+    weight's `rows_beside`, so that no dense tensor of zeros is written and added."""
+    return _Embedding.apply(tokens, weight, shared)  # type: ignore[no-any-return]
+
+
 _LOGITS_AT_ONCE = {"cpu": LOGITS_AT_ONCE, "cuda": 2**24}  # in cache; and enough to fill a GPU
 
 

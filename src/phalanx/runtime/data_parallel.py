@@ -40,6 +40,16 @@ def _call(hook: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name: s
         method(name, p)
 
 
+def put(place: Tensor, grad: Tensor, add: bool) -> None:
+    """A gradient to where it is reduced. Of a sparse one, an embedding's, only rows are there."""
+    if not grad.is_sparse:
+        place.add_(grad) if add else place.copy_(grad)
+        return
+    if not add:
+        place.zero_()
+    place.index_add_(0, grad._indices()[0], grad._values().to(place.dtype))
+
+
 class DataParallel:
     """Sums the gradients of a module's parameters over the data axis. The caller divides by the token count.
 
@@ -69,8 +79,6 @@ class DataParallel:
         c = strategy.compressor
         # Codes are made from whole gradients: what travels is the compressor's affair.
         self._reduce = DTYPES[precision.accumulate_dtype if c else precision.reduce_dtype]
-        # A gradient of the bucket's own type is accumulated by autograd right where it is reduced.
-        self._in_place = precision.compute == precision.accumulate_dtype and self.stage <= 1
         self._last, self._open, self._micro_batch, self._next = False, False, 0, 0
         self._allocate(precision)
         self.compressor: Compressor | None = None
@@ -86,6 +94,8 @@ class DataParallel:
         # The parameter holds its hook outside Python's sight: a strong reference back would never be collected.
         hook = weakref.WeakMethod(self._hook)
         for name, p in self.parameters.items():
+            # Rows of a gradient that a layer adds beside the dense one (nn/functions.py).
+            p.rows_beside = []  # type: ignore[attr-defined]
             p.register_post_accumulate_grad_hook(partial(_call, hook, name))
 
     def _allocate(self, precision: Precision) -> None:
@@ -185,13 +195,18 @@ class DataParallel:
             b.gathering = self.comm.all_gather(b.weights, own, self.axis, unit=b.name, phase="opt")
 
     def begin(self) -> None:
-        """Start a step: gradients zero, nothing issued."""
-        torch._foreach_zero_([b.shard if b.whole is None else b.whole for b in self.buckets])
+        """Start a step: nothing has arrived, nothing is issued."""
+        for b in self.buckets:
+            b.touched.clear()
+            if b.whole is not None:
+                b.whole[b.bucket.numel :].zero_()
+            elif b.shard is not None:
+                b.shard.zero_()
+        for p in self.parameters.values():
+            p.grad = None
+            p.rows_beside.clear()  # type: ignore[attr-defined]
         self._micro_batch = -1
         self._reset()
-        if self._in_place:
-            for name, view in self._views.items():
-                self.parameters[name].grad = view
 
     def _reset(self) -> None:
         self._next, self._open = 0, False
@@ -208,14 +223,15 @@ class DataParallel:
             self.gathered.micro_batch(index)
 
     def _hook(self, name: str, parameter: nn.Parameter) -> None:
-        if not self._in_place:
-            assert parameter.grad is not None
-            if self.stage >= 2:
-                bucket = self._bucket_of[name]
-                self._view(bucket, name).copy_(parameter.grad)
-            else:
-                self._views[name].add_(parameter.grad)
-            parameter.grad = None
+        bucket, grad = self._bucket_of[name], parameter.grad
+        assert grad is not None
+        place = self._views[name] if self.stage <= 1 else self._view(bucket, name)
+        put(place, grad, add=self.stage <= 1 and name in bucket.touched)
+        bucket.touched.add(name)
+        for index, rows in parameter.rows_beside:  # type: ignore[attr-defined]
+            place.index_add_(0, index, rows.to(place.dtype))
+        parameter.rows_beside.clear()  # type: ignore[attr-defined]
+        parameter.grad = None
         self.grad_ready(name)
 
     def _view(self, bucket: Flat, name: str) -> Tensor:
@@ -253,7 +269,11 @@ class DataParallel:
 
     def _issue(self) -> None:
         b = self.buckets[self._next]
-        if self.stage >= 2:
+        if self.stage <= 1:
+            for p in b.bucket.parameters:
+                if p.fqn not in b.touched:
+                    self._views[p.fqn].zero_()
+        else:
             if self._next:
                 self._complete(self.buckets[self._next - 1])
             for p in b.bucket.parameters:

@@ -52,7 +52,8 @@ class Flat:
         self.master: Tensor | None = None
         self.places: dict[str, Tensor] = {}  # the parameters' gradients in `sent`, where that is lent
         self.missing = 0
-        self.arrived: set[str] = set()
+        self.arrived: set[str] = set()  # parameters with a gradient in this micro-batch
+        self.touched: set[str] = set()  # in this step
         self.handle: Handle | None = None  # of the reduction under way
         self.gathering: Handle | None = None  # of the parameters on their way
         self.across: Handle | None = None  # of the shard's reduction over replicas

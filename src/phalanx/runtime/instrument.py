@@ -47,6 +47,10 @@ class Tracker(TorchDispatchMode):
                 self._follow(found)
 
     def _follow(self, tensor: Tensor) -> None:
+        if tensor.is_sparse:
+            self._follow(tensor._indices())
+            self._follow(tensor._values())
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._known or shm.foreign(tensor):

@@ -120,16 +120,11 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
+        for master in self.masters.values():  # a cast copy, or a view that the next gradient must not add to
+            master.grad = None
         for name, weight in self.weights.items():
-            master = self.masters[name]
-            if not self._same or master is not weight:
-                # A cast copy, or a view that the weight's own gradient must not add to: gone after its use.
-                master.grad = None
-            if master is not weight:
-                weight.copy_(master)
-        if not self.weights:
-            for master in self.masters.values():
-                master.grad = None
+            if self.masters[name] is not weight:
+                weight.copy_(self.masters[name])
         self.engine.updated()
 
     @torch.no_grad()
