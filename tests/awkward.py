@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from phalanx.runtime.parallelize import spread
 from phalanx.runtime.world import World
 
 
@@ -77,16 +78,8 @@ def parallelized(
 ) -> dict[str, Any]:
     """Train the awkward module from rank 0's weights; losses and the whole state in the end. With a folder the run
     goes on from there, and is saved there."""
-    from phalanx.runtime import parallelize as room
-
     module = seeded(world.rank)  # another one on every rank: rank 0's counts
-    original = room._world
-    room._world = lambda timeout_s: world  # the pool has joined its ranks
-    try:
-        units = list(module.blocks) if named else None
-        model = room.parallelize(module, line, units=units)
-    finally:
-        room._world = original
+    model = spread(world, module, line, units=list(module.blocks) if named else None)
     update = model.attach(OPTIMIZERS[optimizer](model.parameters()))
     begin = model.load(folder) if folder else 0
     assert begin == steps[0]

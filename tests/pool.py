@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-SIZE = 4
+SIZE = 6
 _GRACE_S = 3.0
 
 

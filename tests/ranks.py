@@ -267,7 +267,9 @@ RINGS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "
 def over(transport: Any) -> tuple[Choice, ...]:
     """Everything over one transport."""
     return tuple(
-        Choice(op, size, 0, transport, RINGS[op] if transport == "p2p" else "") for op in RINGS for size in (2, 3, 4)
+        Choice(op, size, 0, transport, RINGS[op] if transport == "p2p" else "")
+        for op in RINGS
+        for size in (2, 3, 4, 6)
     )
 
 

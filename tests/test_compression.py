@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import lzma
 from dataclasses import replace
 from pathlib import Path
 
+import learning
 import pytest
 import ranks
 import torch
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
 
+import phalanx
 from phalanx.runtime.compression.code import Code
 from phalanx.schedule.buckets import Bucket
 from phalanx.schedule.compression import factors, kept, most
@@ -189,6 +192,39 @@ def test_a_compressed_run_goes_on(pool: Pool, tmp_path: Path, compression: str) 
     assert len(pool.run(1, ranks.continue_run, MODEL, job, plain, tmp_path, (5, 6), "native")[0]) == 1
     # and from a run without compression one with it begins
     assert len(pool.run(2, ranks.continue_run, MODEL, job, one, tmp_path, (6, 7), "native")[0]) == 1
+
+
+@pytest.fixture(scope="module")
+def text() -> bytes:
+    with lzma.open(Path(phalanx.__file__).parent / "data" / "austen.txt.xz") as file:
+        return file.read(300_000)
+
+
+@pytest.fixture(scope="module")
+def uncompressed(pool: Pool, text: bytes) -> float:
+    return float(pool.run(2, learning.learn, "none", 1000, 1.0, text)[0])
+
+
+@pytest.mark.parametrize(
+    ("compression", "low", "high"),
+    [
+        ("fp16", -0.02, 0.02),
+        ("bf16", -0.02, 0.02),
+        ("int8", -0.02, 0.02),
+        ("powersgd:4", -0.02, 0.02),
+        ("int4", -0.05, 0.05),
+        ("threshold:1e-3", -0.05, 0.05),
+        ("topk:0.01", -0.05, 0.05),
+        # what error feedback is for
+        ("powersgd:4:nofeedback", 0.05, 0.5),
+        ("topk:0.01:nofeedback", 0.15, 0.5),
+    ],
+)
+def test_a_compressed_run_learns_as_well(
+    pool: Pool, text: bytes, uncompressed: float, compression: str, low: float, high: float
+) -> None:
+    loss = pool.run(2, learning.learn, compression, 1000, 1.0, text)[0]
+    assert low <= loss / uncompressed - 1 <= high
 
 
 def test_names_of_tests_are_all_compressors() -> None:

@@ -16,7 +16,7 @@ from phalanx.spec.strategy import Strategy
 from phalanx.verify.parity import BOUNDS
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 3, 4, 6])
 def test_parity_in_fp64(pool: Pool, world: int) -> None:
     @settings(max_examples=6)
     @given(cases(world), TRANSPORTS)

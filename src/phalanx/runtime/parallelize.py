@@ -66,7 +66,19 @@ def parallelize(
 
     Parameters and buffers become those of rank 0. Frozen parameters stay whole on every rank. Raises InputError.
     """
-    world = _world(timeout_s)
+    return spread(_world(timeout_s), module, strategy, precision, units, average, transport)
+
+
+def spread(
+    world: World,
+    module: nn.Module,
+    strategy: str | Strategy = "",
+    precision: Precision | None = None,
+    units: Sequence[nn.Module] | None = None,
+    average: bool = True,
+    transport: Literal["native", "p2p", "shm"] = "native",
+) -> Parallel:
+    """`parallelize` over ranks that have met."""
     s = _strategy(strategy, world)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     precision = precision or Precision(_dtype(trained))  # type: ignore[arg-type]

@@ -80,19 +80,21 @@ class Training:
         job, comm = self.job, self.comm
         expected = job.global_batch * job.seq
         sharded = self.engine.stage > 0
-        metrics = torch.zeros(4 + sharded, dtype=torch.float64, device=comm.world.device)
+        loss_sum: Tensor | None = None
         self.engine.begin()
         for i, batch in enumerate(micro_batches):
             self.current = i
             self.engine.micro_batch(i, last=i == len(micro_batches) - 1)
             comm.status.now(f"forward of micro-batch {i}")
             loss = self.model(batch[:, :-1], batch[:, 1:])
-            metrics[0] += loss.detach()
-            metrics[1] += batch.shape[0] * (batch.shape[1] - 1)
             comm.status.now(f"backward of micro-batch {i}")
-            (loss / expected).backward()
+            loss.backward(torch.full_like(loss, 1 / expected))
+            loss_sum = loss.detach().double() if loss_sum is None else loss_sum + loss.detach()
             del loss
         self.engine.finish()
+        metrics = torch.zeros(4 + sharded, dtype=torch.float64, device=comm.world.device)
+        metrics[0] = loss_sum
+        metrics[1] = sum(batch.shape[0] * (batch.shape[1] - 1) for batch in micro_batches)
         metrics[2] = float(stop)
         metrics[3] = ~torch.isfinite(metrics[0])
         if sharded:
