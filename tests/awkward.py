@@ -84,7 +84,7 @@ def parallelized(
     begin = model.load(folder) if folder else 0
     assert begin == steps[0]
     norms = []
-    replica = model.comm.mesh.replica(world.rank)
+    replica = model.replica
     for step in range(*steps):
         update.zero_grad()
         for i in range(accumulation):

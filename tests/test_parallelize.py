@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +123,14 @@ def test_misuse_is_said() -> None:
 def test_planning_needs_no_torch_for_the_package() -> None:
     with pytest.raises(AttributeError, match="parallelise"):
         phalanx.parallelise  # noqa: B018
+
+
+def test_the_example_runs_under_torchrun() -> None:
+    root = Path(__file__).parent.parent
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    example = [str(root / "examples" / "any_module.py"), "zero=3"]
+    done = subprocess.run([*torchrun, *example], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[3]) for line in done.stdout.splitlines() if line.startswith("step")]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]

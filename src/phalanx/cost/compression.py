@@ -33,7 +33,7 @@ def held(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> int:
     element = e + PLACE_BYTES
     if c.name == "topk":
         messages = sum(s.dp * kept(c, n) * element for n in taken)
-        return residual + messages + largest * e + kept(c, largest) * (e + _INDEX_BYTES)
+        return residual + messages + largest * e + 3 * kept(c, largest) * (e + _INDEX_BYTES)
     if c.name == "randk":
         return residual + sum(kept(c, n) * (e + _INDEX_BYTES) for n in taken) + kept(c, largest) * 8
     limits = [most(n, s.dp) for n in taken]
@@ -55,19 +55,22 @@ def _quantised(c: Compression, sizes: list[int], s: Strategy, e: int) -> int:
 
 
 def work(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> Work:
-    """Of reducing all these buckets once: elements read and written by each operation, as issued."""
+    """Of reducing all these buckets once, as passes over their elements: what operations read and write, weighted by
+    the time that each takes on a CPU beside a plain pass over memory, where scratch stays in a cache."""
     n = sum(b.padded(s) for b in cut)
-    feedback = 5 if c.feedback else 0  # added to the gradient, and what is left written
+    feedback = 3 if c.feedback else 0  # added to the gradient; writing what is left is with each kind
     if c.quantised:
         p = s.dp_shard if s.stage else s.dp
-        write = (8 if c.scaled else 4) + (8 if c.feedback else 0)
-        passes = write + 6.0 + feedback
+        narrow = 4 if c.name == "int4" else 0  # two in a byte
+        write = (8 if c.scaled else 4) + narrow + ((5 + narrow) if c.feedback else 0)
+        add, read = 4 + narrow, 3 + narrow
+        passes: float = feedback + write + add
         if s.stage == 0:
-            passes += write / p + 3
+            passes += (feedback + write) / p + read
         elif s.dp_replicate > 1:
-            passes += (2 * write + 9) / p
+            passes += (feedback + write + add + (feedback + write) / s.dp_replicate + read) / p
     elif c.name == "powersgd":
-        passes = 6.0 + feedback  # M is read for P, Q and what is left, and the result written
+        passes = 5 + feedback + (3 if c.feedback else 0)  # M is read for P and for Q, the result and the rest written
     else:
-        passes = {"topk": 8.0, "randk": 1.0, "threshold": 5.0}[c.name] + feedback
+        passes = {"topk": 23, "randk": 1, "threshold": 20}[c.name] + feedback + (2 if c.feedback else 0) + 1
     return Work(traffic_bytes=passes * n * e, kernels=20 * len(cut))

@@ -22,7 +22,7 @@ from phalanx.spec.job import DType
 from phalanx.spec.jobfile import build
 from phalanx.spec.plan import write_json
 
-VERSION = 6  # of what is measured and how; an older cache is measured anew
+VERSION = 7  # of what is measured and how; an older cache is measured anew
 
 
 def cache_folder() -> Path:

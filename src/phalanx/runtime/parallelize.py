@@ -134,6 +134,15 @@ class Parallel:
         self._complete = False
         self._optimizer: torch.optim.Optimizer | None = None
 
+    @property
+    def rank(self) -> int:
+        return self.comm.world.rank
+
+    @property
+    def replica(self) -> int:
+        """Which share of the data is this rank's, of dp."""
+        return self.comm.mesh.replica(self.rank)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 

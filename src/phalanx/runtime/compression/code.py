@@ -43,7 +43,7 @@ class Code:
             if self.c.scaled:
                 rows, by_block = piece.view(-1, BLOCK), y.view(-1, BLOCK)
                 largest = self._largest[: len(rows)]
-                torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True, out=largest)
+                torch.amax(torch.abs(rows, out=by_block), 1, keepdim=True, out=largest)
                 scales.copy_(largest.div_(_LEVELS[self.c.name]).clamp_(min=_TINY))
                 largest.copy_(scales)  # as it will be read
                 torch.div(rows, largest, out=by_block)

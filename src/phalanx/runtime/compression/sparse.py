@@ -21,7 +21,8 @@ from phalanx.schedule.buckets import slot_sizes, slots
 from phalanx.schedule.compression import PLACE_BYTES, kept, most
 from phalanx.spec.compression import Compression
 
-_PIECE = 1 << 14  # elements that threshold looks at a time
+_PIECE = 1 << 14  # elements that are compared with a bar at a time
+_SAMPLE = 1 << 15  # elements that tell where the bar lies
 
 
 class _Sparse:
@@ -81,7 +82,11 @@ class _Sparse:
 
 
 class Largest(_Sparse):
-    """topk: the share of the bucket with the largest magnitudes."""
+    """topk: the share of the bucket with the largest magnitudes, exactly.
+
+    On the CPU a sample says above which magnitude they must lie; selecting among the few above it is several times as
+    fast as among all.
+    """
 
     def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
         super().__init__(c, buckets, comm, dtype)
@@ -92,14 +97,33 @@ class Largest(_Sparse):
         self._magnitude = torch.empty(largest, dtype=dtype, device=device)
         self._found = torch.empty(count, dtype=dtype, device=device)
         self._places = torch.empty(count, dtype=torch.int64, device=device)
+        self._sampled = device.type == "cpu"
+        self._above = torch.empty(2 * count, dtype=torch.int64, device=device)
+        self._above_values = torch.empty(2 * count, dtype=dtype, device=device)
+
+    def _find(self, x: Tensor, k: int) -> Tensor:
+        """The places of the k largest magnitudes."""
+        n, found, places = x.numel(), self._found[:k], self._places[:k]
+        size = torch.abs(x, out=self._magnitude[:n])
+        sample = size[:: n // _SAMPLE | 1]
+        expected = k * len(sample) / n
+        rank = int(1.2 * expected + 3 * expected**0.5) + 1  # the bar lies below the k largest, as good as always
+        if self._sampled and n >= 4 * _SAMPLE and 3 * rank < len(sample):
+            bar = float(torch.topk(sample, rank).values[-1])
+            count = _above(size, bar, self._above)
+            if count is not None and count >= k:
+                above, values = self._above[:count], self._above_values[:count]
+                torch.topk(torch.index_select(size, 0, above, out=values), k, sorted=False, out=(found, places))
+                return places.copy_(above[places])
+        torch.topk(size, k, sorted=False, out=(found, places))
+        return places
 
     def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         count = kept(self.c, b.padded)
         k = min(count, b.padded)
         messages = self._messages[self._slot[b.name]][: self._message_bytes(count)]
         values, places = self._fields(messages, self.me, count)
-        at = self._places[:k]
-        torch.topk(torch.abs(x, out=self._magnitude[: b.padded]), k, sorted=False, out=(self._found[:k], at))
+        at = self._find(x, k)
         torch.index_select(x, 0, at, out=values[:k])
         values[k:], places[k:] = 0, 0
         places[:k].copy_(at)
@@ -169,15 +193,10 @@ class Above(_Sparse):
         size = torch.abs(x, out=self._magnitude[: x.numel()])
         limit = most(x.numel(), self.p)
         values, places = self._values[slot][:limit], self._places[slot][:limit]
-        n = 0
-        for low, piece in zip(range(0, x.numel(), _PIECE), size.split(_PIECE), strict=True):
-            found = torch.nonzero(torch.logical_not(piece < self.c.value)).view(-1)
-            if n + len(found) > limit:
-                torch.topk(size, limit, sorted=False, out=(values, places))
-                n = limit
-                break
-            torch.add(found, low, out=places[n : n + len(found)])
-            n += len(found)
+        n = _above(size, self.c.value, places)
+        if n is None:
+            torch.topk(size, limit, sorted=False, out=(values, places))
+            n = limit
         torch.index_select(x, 0, places[:n], out=values[:n])
         return places[:n], values[:n]
 
@@ -200,6 +219,19 @@ class Above(_Sparse):
         for rank, n in enumerate(number):
             values, places = self._fields(messages, rank, longest)
             x.index_add_(0, places[:n], values[:n])
+
+
+def _above(size: Tensor, bar: float, places: Tensor) -> int | None:
+    """Write where elements are not below a bar, what is no number among them; how many, or None where there is no
+    place for all."""
+    n = 0
+    for low, piece in zip(range(0, size.numel(), _PIECE), size.split(_PIECE), strict=True):
+        found = torch.nonzero(torch.logical_not(piece < bar)).view(-1)
+        if n + len(found) > len(places):
+            return None
+        torch.add(found, low, out=places[n : n + len(found)])
+        n += len(found)
+    return n
 
 
 def _read(counts: Tensor) -> list[int]:
