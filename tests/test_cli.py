@@ -320,6 +320,16 @@ def test_parity_from_the_command_line(here: Path) -> None:
     assert result["loss_rel_max"] <= 1e-9
     assert result["grad_rel_max"] <= 1e-9
     assert [d["optimizer"] for d in result["optimizers"]] == ["sgd", "adamw"]
+    assert result["compression"] is None
+
+
+def test_parity_of_a_compressed_strategy_says_that_nothing_is_lost(here: Path) -> None:
+    code, out, err = phalanx(
+        here, "parity", "job.toml", "--strategy", "dp=2,micro_batch=4,compression=int4", "--steps", "2"
+    )
+    assert code == 0, err
+    assert "sent + kept back = gradient to" in out
+    assert "holds" in out
 
 
 def test_planning_for_a_preset_needs_no_torch(here: Path) -> None:

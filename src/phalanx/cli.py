@@ -203,11 +203,23 @@ def parity(
                     f"{found['optimizer']:5}  loss {found['loss_rel_max']:.1e}"
                     f"  gradients {found['grad_rel_max']:.1e}{worst}"
                 )
+            if result["compression"]:
+                _show_compression(result)
             verdict = "holds" if result["passed"] else "DOES NOT HOLD"
             figures = ", ".join(f"{key} {result[key]:.1e}" for key in ("loss_rel_max", "grad_rel_max", "bound"))
             print(f"parity of {result['strategy']} in {dtype} over {steps} steps {verdict}: {figures}")
         if not result["passed"]:
             raise typer.Exit(FAILED)
+
+
+def _show_compression(result: dict[str, Any]) -> None:
+    found, steps = result["compression"], result["steps"]
+    lost = found["lost_rel_max"]
+    kept = "nothing is kept back" if lost is None else f"sent + kept back = gradient to {lost:.1e}"
+    print(
+        f"compressed, lr = 0: {kept}; the first step is off by {found['first_error']:.2%}, the mean of {steps} by "
+        f"{found['mean_error']:.2%}; sgd and adamw above are without compression"
+    )
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from phalanx.spec import jobfile
 from phalanx.spec.choice import Choice
 from phalanx.spec.mesh import mesh
 from phalanx.spec.plan import write_json
+from phalanx.verify.compressed import examine_compressed
 from phalanx.verify.parity import examine
 
 
@@ -30,12 +31,18 @@ def main() -> None:
 
     def work() -> None:
         comm = Comm(world, mesh(strategy), choices)
-        found = [
-            examine(file.model, file.job, strategy, file.train, comm, name, given["dtype"], given["steps"])
-            for name in ("sgd", "adamw")
-        ]
+        how = given["dtype"], given["steps"]
+        plain = replace(strategy, compression="none")
+        found = [examine(file.model, file.job, plain, file.train, comm, name, *how) for name in ("sgd", "adamw")]
+        compressed = None
+        if strategy.compressor is not None:
+            compressed = examine_compressed(file.model, file.job, strategy, file.train, comm, *how)
         if world.rank == 0:
-            write_json(Path(given["out"]), [asdict(d) for d in found if d is not None])
+            content = {
+                "optimizers": [asdict(d) for d in found if d is not None],
+                "compression": asdict(compressed) if compressed else None,
+            }
+            write_json(Path(given["out"]), content)
 
     run_rank(world, file.train.timeout_s, work)
 

@@ -79,7 +79,6 @@ class PowerSGD:
                 torch.mm(m, q, out=p)
         for name, place in parts.plain.items():
             place.copy_(views[name].view(-1))
-            views[name].zero_()
         yield self.comm.all_reduce(parts.left, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
         for name, place in parts.plain.items():
             views[name].view(-1).copy_(place)

@@ -1,0 +1,72 @@
+"""Compressed gradients equal nothing but themselves; what must hold is that nothing is lost.
+
+At lr = 0 every step has the same gradient g. After T steps, over all ranks:
+
+    what was sent, summed + what is kept back in the end  =  T g
+
+One step's distance from g, and that of the mean of T steps, say what compression does to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.runtime.comm import Comm
+from phalanx.spec.job import Job, Precision, Train
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+from phalanx.train.data import Batches
+from phalanx.train.step import Training
+from phalanx.verify.parity import gradient_errors
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """`lost_rel_max`: the largest relative difference of any tensor in the equation above, None without error
+    feedback. `first_error`, `mean_error`: |sent - g|₂ / |g|₂ of the first step, and of the mean of all."""
+
+    lost_rel_max: float | None
+    first_error: float
+    mean_error: float
+
+
+def examine_compressed(
+    spec: ModelSpec, job: Job, strategy: Strategy, train: Train, comm: Comm, dtype: str, steps: int
+) -> Compressed:
+    """Take `steps` equal steps with and one without compression, on the strategy's ranks; the same on each."""
+    job = replace(job, precision=Precision(compute=dtype), clip=0.0)  # type: ignore[arg-type]
+    tokens = np.random.default_rng(train.seed).integers(spec.vocab, size=(job.global_batch + 2) * (job.seq + 1) * 2)
+    batches = Batches(tokens, job.seq, job.global_batch, train.seed)
+    share = batches.share(0, comm.mesh.replica(comm.world.rank), strategy.dp, strategy.micro_batch)
+    mine = [torch.from_numpy(b).to(comm.world.device) for b in share]
+    plain = Training(spec, job, replace(strategy, compression="none"), comm, train.seed)
+    plain.step(mine, lr=0.0)
+    truth = {name: g.clone() for name, g in plain.engine.gradients()}
+    del plain
+    ours = Training(spec, job, strategy, comm, train.seed)
+    total = {name: torch.zeros_like(g) for name, g in truth.items()}
+    first = 0.0
+    for step in range(steps):
+        ours.step(mine, lr=0.0)
+        for name, g in ours.engine.gradients():
+            total[name] += g
+        if step == 0:
+            first = _distance(total, truth)
+    mean = _distance({name: t / steps for name, t in total.items()}, truth)
+    c = strategy.compressor
+    if c is None or not c.feedback:
+        return Compressed(None, first, mean)
+    tensors = ours.logical_tensors()
+    both = {name: t + tensors[f"compression.{name}.kept"] for name, t in total.items()}
+    errors = gradient_errors(both, {name: g * steps for name, g in truth.items()})
+    return Compressed(max(error for _, error in errors), first, mean)
+
+
+def _distance(ours: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
+    """|ours - truth|₂ / |truth|₂ over all tensors together."""
+    difference = sum(float((ours[name] - g).square().sum()) for name, g in truth.items())
+    return (difference / sum(float(g.square().sum()) for g in truth.values())) ** 0.5
