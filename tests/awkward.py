@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from phalanx.runtime.parallelize import spread
 from phalanx.runtime.world import World
@@ -120,3 +121,33 @@ def oracle(dp: int, optimizer: str, clip: float, steps: tuple[int, int], accumul
     with torch.no_grad():
         out = module(_batch(0, 0, 0)[0], use=True)
     return {"norms": norms, "state": {n: t.numpy() for n, t in module.state_dict().items()}, "out": out.numpy()}
+
+
+class Stack(torch.nn.Module):
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(6, 6) for _ in range(depth)])
+
+    def forward(self, x: torch.Tensor, skip: int = -1, again: bool = False) -> torch.Tensor:
+        for i, layer in enumerate(self.layers):
+            if i != skip:
+                run = checkpoint(layer, x, use_reentrant=True) if again else layer(x)
+                x = x + torch.tanh(run)
+        return x
+
+
+def odd_passes(world: World, line: str, depth: int) -> dict[str, Any]:
+    """Layers skipped alike on all ranks, passes recomputed, passes for nobody between a step's own; the weights in
+    the end."""
+    torch.manual_seed(0)
+    model = spread(world, Stack(depth).double(), line)
+    update = model.attach(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    for step in range(6):
+        torch.manual_seed(10 * step + world.rank)
+        x = torch.randn(4, 6, dtype=torch.float64).requires_grad_()
+        model.backward(model(x, skip=step % (depth + 1), again=step % 2 == 1).square().sum())
+        model(x).sum()  # with gradients, for a log
+        update.step()
+        with torch.no_grad():
+            model(x)
+    return {name: t.numpy() for name, t in model.state_dict().items()}

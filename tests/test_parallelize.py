@@ -64,6 +64,69 @@ def test_a_module_goes_on_over_any_layout(pool: Pool, tmp_path: Path) -> None:
         np.testing.assert_allclose(found[3]["state"][name], value, rtol=1e-7, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_weights_are_never_those_of_before(pool: Pool, depth: int) -> None:
+    truth = pool.run(2, awkward.odd_passes, "zero=0", depth)[0]
+    for line in ("zero=1", "zero=2", "zero=3", "zero=3,reshard=step", "zero=3,prefetch=0"):
+        for found in pool.run(2, awkward.odd_passes, line, depth):
+            for name, value in truth.items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=f"{line} {name}")
+
+
+def test_a_state_dict_of_another_module_is_refused() -> None:
+    model = phalanx.parallelize(nn.Linear(4, 6))
+    for state, words in (
+        ({"weight": torch.zeros(8, 4), "bias": torch.zeros(6)}, "has the shape"),
+        ({"weight": torch.zeros(6, 4)}, "is missing"),
+        ({"weight": torch.zeros(6, 4), "bias": torch.zeros(6), "more": torch.zeros(1)}, "is not in the module"),
+    ):
+        with pytest.raises(InputError, match=words):
+            model.load_state_dict(state)
+
+
+def test_a_failed_step_is_not_gone_on_from() -> None:
+    model = phalanx.parallelize(nn.Linear(2, 2))
+    x = torch.ones(1, 2, requires_grad=True)
+    x.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.backward(model(x).sum())
+    with pytest.raises(RuntimeError, match="start again"):
+        model.backward(model(torch.ones(1, 2)).sum())
+
+
+def test_what_the_engine_would_get_wrong_is_refused() -> None:
+    def module(**parameters: nn.Parameter) -> nn.Module:
+        found = nn.Module()
+        for name, p in parameters.items():
+            found.register_parameter(name, p)
+        return found
+
+    memory = torch.zeros(4)
+    shared = module(a=nn.Parameter(memory[:3]), b=nn.Parameter(memory[2:]))
+    with pytest.raises(InputError, match="shares memory with a"):
+        phalanx.parallelize(shared)
+    phalanx.parallelize(module(a=nn.Parameter(memory[:2]), b=nn.Parameter(memory[2:])))
+    with pytest.raises(InputError, match="complex64"):
+        phalanx.parallelize(module(a=nn.Parameter(torch.zeros(2, dtype=torch.complex64))))
+    with pytest.raises(InputError, match="meta"):
+        phalanx.parallelize(nn.Linear(2, 2, device="meta"))
+    twice = nn.Linear(2, 2)
+    model = phalanx.parallelize(twice)
+    with pytest.raises(InputError, match="already"):
+        phalanx.parallelize(twice)
+    with pytest.raises(RuntimeError, match="not told of"):
+        model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(InputError, match="does not hold all"):
+        model.attach(torch.optim.SGD(model.parameters()[:1], lr=0.1))
+    model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(InputError, match="second one"):
+        model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    twice.register_parameter("late", nn.Parameter(torch.zeros(1)))
+    model.backward(model(torch.ones(1, 2)).sum())
+    with pytest.raises(RuntimeError, match="cannot be trained now"):
+        model._optimizer.step()  # type: ignore[union-attr]
+
+
 def test_a_state_dict_comes_back() -> None:
     module = awkward.seeded(3)
     model = phalanx.parallelize(module)

@@ -72,6 +72,8 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy
         if best == total
         else (f"no less than {write_bytes(_LEAST)}" if best == _LEAST else "sqrt(G n*)")
     )
+    if strategy.compressor is not None:
+        why += ", as without compression"
     reason = f"G = {write_bytes(total)} of gradients by {op} over {line.way}, n* = {crossover}; {why}"
     return replace(strategy, bucket=_two_digits_up(best / 2**20)), reason
 

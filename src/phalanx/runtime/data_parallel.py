@@ -40,6 +40,12 @@ def _call(hook: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name: s
         method(name, p)
 
 
+def _release(parameters: list[nn.Parameter]) -> None:
+    """The engine is gone: layers give whole gradients again."""
+    for p in parameters:
+        p.__dict__.pop("rows_beside", None)
+
+
 def put(place: Tensor, grad: Tensor, add: bool) -> None:
     """A gradient to where it is reduced. Of a sparse one, an embedding's, only rows are there."""
     if not grad.is_sparse:
@@ -97,6 +103,7 @@ class DataParallel:
             # Rows of a gradient that a layer adds beside the dense one (nn/functions.py).
             p.rows_beside = []  # type: ignore[attr-defined]
             p.register_post_accumulate_grad_hook(partial(_call, hook, name))
+        weakref.finalize(self, _release, list(self.parameters.values())).atexit = False
 
     def _allocate(self, precision: Precision) -> None:
         buffer, compute, master = self.comm.buffer, DTYPES[precision.compute], DTYPES[precision.master_dtype]
@@ -183,7 +190,10 @@ class DataParallel:
                 self.comm.broadcast(tensor, "dp_replicate")
 
     def updated(self) -> None:
-        """The masters have changed: stages 1 and 2 send the parameters round, those needed first first."""
+        """The masters have changed: stages 1 and 2 send the parameters round, those needed first first; at stage 3
+        what is whole is so no more."""
+        if self.gathered is not None:
+            self.gathered.end_of_step()
         if self.stage not in (1, 2):
             return
         for b in reversed(self.buckets):
@@ -223,6 +233,8 @@ class DataParallel:
             self.gathered.micro_batch(index)
 
     def _hook(self, name: str, parameter: nn.Parameter) -> None:
+        if not self._open:
+            raise RuntimeError(f"{name} got a gradient in a backward pass that the engine was not told of")
         bucket, grad = self._bucket_of[name], parameter.grad
         assert grad is not None
         place = self._views[name] if self.stage <= 1 else self._view(bucket, name)
@@ -264,7 +276,7 @@ class DataParallel:
     def _issue_before(self, name: str) -> None:
         """Stage 3: a unit's backward pass begins, so those issued before it have had theirs. What has no gradient on
         this rank gets none; others may have had it earlier, but before the next gathering too."""
-        while self._next < self._place[name]:
+        while self._open and self._next < self._place[name]:
             self._issue()
 
     def _issue(self) -> None:
@@ -333,6 +345,7 @@ class DataParallel:
         if self.stage >= 2 and self._open:
             self._flush()
             self._reset()
+        self._open = False
 
     def _flush(self) -> None:
         """Reduce what is left, parameters without a gradient among it, and wait for everything."""
@@ -344,6 +357,7 @@ class DataParallel:
     def finish(self) -> None:
         """The end of the last backward pass: gradients are complete."""
         self._flush()
+        self._open = False
         for b in self.buckets:
             if b.across is not None:
                 b.across.wait()

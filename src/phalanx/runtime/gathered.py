@@ -129,9 +129,7 @@ class Gathered:
             return
         for other in self.units.values():  # whoever has the memory now is done with it, or will ask again
             if other is not unit and other.memory.data_ptr() == unit.memory.data_ptr():
-                if other.flat.gathering is not None:
-                    other.flat.gathering.wait()
-                    other.flat.gathering = None
+                self._arrive(other)
                 self._let_go(other)
         flat = unit.flat
         assert flat.master is not None
@@ -145,13 +143,16 @@ class Gathered:
         """That a unit is whole now."""
         self.start(name, phase)
         unit = self.units[name]
-        if unit.flat.gathering is not None:
-            unit.flat.gathering.wait()
-            unit.flat.gathering = None
+        self._arrive(unit)
         if not unit.whole:
             for fqn, view in unit.views.items():
                 unit.parameters[fqn].data = view
             unit.whole = True
+
+    def _arrive(self, unit: _Unit) -> None:
+        if unit.flat.gathering is not None:
+            unit.flat.gathering.wait()
+            unit.flat.gathering = None
 
     def forward_begins(self, name: str) -> None:
         self.need(name, "F")
@@ -191,8 +192,9 @@ class Gathered:
             self._let_go(self.units[name])
 
     def end_of_step(self) -> None:
-        """Nothing stays whole: the weights are about to change."""
+        """Nothing stays whole, nor on its way: the weights are about to change."""
         for unit in self.units.values():
+            self._arrive(unit)
             self._let_go(unit)
         self._micro_batch = None
 

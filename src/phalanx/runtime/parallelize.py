@@ -64,7 +64,9 @@ def parallelize(
     average     gradients are averages over the replicas, as DistributedDataParallel's are; else sums
     transport   of all collectives: torch's own, sends and receives, or shared memory (ranks of one host)
 
-    Parameters and buffers become those of rank 0. Frozen parameters stay whole on every rank. Raises InputError.
+    Parameters and buffers become those of rank 0. Frozen parameters stay whole on every rank. A parameter without a
+    gradient counts as one of zeros, and is updated. At stage 3 there is no double backward, and activations are
+    checkpointed inside a unit, not around it. Raises InputError.
     """
     return spread(_world(timeout_s), module, strategy, precision, units, average, transport)
 
@@ -80,6 +82,7 @@ def spread(
 ) -> Parallel:
     """`parallelize` over ranks that have met."""
     s = _strategy(strategy, world)
+    _require_spreadable(module)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     precision = precision or Precision(_dtype(trained))  # type: ignore[arg-type]
     require_runnable(s, Job(s.dp, 1, precision))
@@ -131,7 +134,9 @@ class Parallel:
         self._names = {n: names[id(p)] for n, p in everything if id(p) in names}
         self._nothing = torch.zeros(0, dtype=master)  # to update, on a rank that holds no element
         self._micro_batch = -1  # none of this step has been run
-        self._complete = False
+        self._complete = self._failed = False
+        # The module's own state_dict reads weights that may still be on their way.
+        module.register_state_dict_pre_hook(lambda *_: self.synchronize())
         self._optimizer: torch.optim.Optimizer | None = None
 
     @property
@@ -149,10 +154,10 @@ class Parallel:
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """What this rank updates, by the module's names: the parameters themselves at stage 0, else this rank's piece
         of each, flat, of the master type; a parameter of which it holds nothing is left out."""
-        yield from self._masters.items()
+        yield from self._masters.items() or [("nothing", self._nothing)]
 
     def parameters(self) -> list[Tensor]:
-        return list(self._masters.values()) or [self._nothing]
+        return [p for _, p in self.named_parameters()]
 
     def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The optimizer, made for `parameters()`: its steps take the reduced gradients and send the new weights
@@ -163,10 +168,12 @@ class Parallel:
             raise InputError(
                 "optimizer", name, f"looks at whole tensors, and zero={self.strategy.zero} shards them", "use zero=0"
             )
-        if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
-            raise InputError(
-                "optimizer", name, "holds tensors that this model does not update", "make it for model.parameters()"
-            )
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if held != known:
+            what = "holds tensors that this model does not update" if held - known else "does not hold all parameters"
+            raise InputError("optimizer", name, what, "make it for model.parameters()")
+        if self._optimizer is not None:
+            raise InputError("optimizer", name, "is the second one for this model", "attach one")
         optimizer.register_step_pre_hook(lambda *_: self._before_update())
         optimizer.register_step_post_hook(lambda *_: self._after_update())
         self._optimizer = optimizer
@@ -175,6 +182,9 @@ class Parallel:
     def backward(self, loss: Tensor, last: bool = True) -> None:
         """The backward pass of a micro-batch; after the `last` of a step gradients are complete, reduced over the
         replicas, for `clip` and the optimizer."""
+        if self._failed:
+            raise RuntimeError("an earlier backward pass failed half-way: ranks may have come apart; start again")
+        self._failed = True
         engine = self._engine
         if self._micro_batch < 0 or self._complete:
             engine.begin()
@@ -188,6 +198,7 @@ class Parallel:
             self._complete = True
         else:
             engine.settle()
+        self._failed = False
 
     @torch.no_grad()
     def norm(self) -> float:
@@ -209,9 +220,18 @@ class Parallel:
         if not self._complete:
             raise RuntimeError(f"{what} is wanted before backward(loss, last=True) has ended the step")
 
+    def synchronize(self) -> None:
+        """That the weights are here, for whoever reads them outside of a forward pass: at stages 1 and 2 they may be
+        on their way since the last update. (At stage 3 the module has none; see `state_dict`.)"""
+        if self.strategy.stage in (1, 2):
+            self._engine.wait_parameters(list(self._engine.parameters))
+
     @torch.no_grad()
     def _before_update(self) -> None:
         self._require_complete("an update")
+        for name, p in self.module.named_parameters():
+            if p.requires_grad and name not in self._engine.parameters:
+                raise RuntimeError(f"{name} was frozen when the module was spread, and cannot be trained now")
         for name, master in self._masters.items():
             gradient = self._gradients[name]
             master.grad = gradient if gradient.dtype == master.dtype else gradient.to(master.dtype)
@@ -240,8 +260,15 @@ class Parallel:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a whole state_dict of the module. Raises KeyError for a name that is missing."""
+        """Take over a whole state_dict of the module. Raises InputError where names or shapes are not the module's,
+        before anything is changed."""
         own = self.module.state_dict()
+        for name in sorted(own.keys() ^ state.keys()):
+            raise InputError("state_dict", name, "is missing" if name in own else "is not in the module")
+        for name, t in own.items():
+            if state[name].shape != t.shape:
+                wanted, given = tuple(t.shape), tuple(state[name].shape)
+                raise InputError("state_dict", name, f"has the shape {given}, the module's is {wanted}")
         for name in own.keys() - self._names.keys():
             own[name].copy_(state[name])
         if self.strategy.stage == 0:
@@ -270,6 +297,9 @@ class Parallel:
             return 0
         self._give_state()
         tensors = logical.gather(self._engine, self._masters, self._optimizer)
+        for name, t in tensors.items():
+            if name.startswith(logical.OPTIONAL) and name.endswith(".kept"):
+                t.zero_()  # a checkpoint without compression has kept nothing back
         checkpoint.load(Path(folder), found[-1], tensors | self._rest(), logical.OPTIONAL)
         logical.restore(self._engine, self._masters, self._optimizer, tensors)
         with torch.no_grad():
@@ -322,6 +352,26 @@ def _strategy(given: str | Strategy, world: World) -> Strategy:
             "strategy", str(found), f"is for {found.world} ranks, but there are {world.size}", "leave dp out"
         )
     return found
+
+
+def _require_spreadable(module: nn.Module) -> None:
+    """Refuse by name what the engine would get wrong."""
+    seen: dict[int, list[tuple[int, int, str]]] = {}
+    for name, p in module.named_parameters():
+        if p.is_meta:
+            raise InputError("module", name, "is on the meta device, and has no values", "use to_empty and fill it")
+        if hasattr(p, "rows_beside"):
+            raise InputError("module", name, "is spread over the ranks already", "make the module anew")
+        if not p.requires_grad:
+            continue
+        if not p.is_floating_point():
+            raise InputError("module", name, f"is of {p.dtype}", "only real numbers are reduced; freeze it")
+        low = p.storage_offset()
+        high = low + sum((n - 1) * stride for n, stride in zip(p.shape, p.stride(), strict=True)) + 1
+        for other_low, other_high, other in seen.setdefault(p.untyped_storage().data_ptr(), []):
+            if p.numel() and low < other_high and other_low < high:
+                raise InputError("module", name, f"shares memory with {other}", "use one parameter twice instead")
+        seen[p.untyped_storage().data_ptr()].append((low, high, name))
 
 
 def _dtype(trained: dict[str, nn.Parameter]) -> str:
