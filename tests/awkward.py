@@ -142,12 +142,14 @@ def odd_passes(world: World, line: str, depth: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = spread(world, Stack(depth).double(), line)
     update = model.attach(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    for step in range(6):
+    for step in range(12):
         torch.manual_seed(10 * step + world.rank)
         x = torch.randn(4, 6, dtype=torch.float64).requires_grad_()
         model.backward(model(x, skip=step % (depth + 1), again=step % 2 == 1).square().sum())
-        model(x).sum()  # with gradients, for a log
+        if step % 3 == 1:
+            model(x).sum()  # with gradients, for a log
         update.step()
-        with torch.no_grad():
-            model(x)
+        if step % 4 == 2:
+            with torch.no_grad():
+                model(x)
     return {name: t.numpy() for name, t in model.state_dict().items()}
