@@ -78,6 +78,21 @@ def test_why_and_over_what() -> None:
     assert resolve(MODEL, cluster(early), half, Strategy(dp=2))[1].startswith("G = 237 MiB")
 
 
+def test_where_nothing_hides_buckets_are_few() -> None:
+    here = cluster(fit("native", 1e-3, 1e-9))
+    here = replace(here, device=replace(here.device, kind="cpu", own_communication_engine=False))
+    found, reason = resolve(MODEL, here, JOB, Strategy(dp=2))
+    assert (found.bucket, reason.split("; ")[1]) == (25.0, "no smaller: this device hides none of them")
+    found, reason = resolve(MODEL, replace(here, collectives=(fit("native", 1e-1, 1e-9),)), JOB, Strategy(dp=2))
+    assert found.bucket == pytest.approx(1e8 / 2**20, rel=0.1)  # n*
+    small = build(
+        ModelSpec, complete({**preset("gpt2"), "vocab": 100, "layers": 1, "hidden": 48, "heads": 4}), "model"
+    )
+    found, reason = resolve(small, here, JOB, Strategy(dp=2))
+    assert reason.endswith("all at once")
+    assert len(buckets(small, JOB, found)) == 1
+
+
 def test_few_gradients_travel_at_once() -> None:
     found, reason = resolve(MODEL, cluster(fit("native", 1.0, 1e-9)), JOB, Strategy(dp=2))
     assert reason.endswith("all at once")

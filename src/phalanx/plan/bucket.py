@@ -13,6 +13,11 @@ at once.
 α and β are the collective's own. Of a measured one they are its fitted line. A ring of p ranks sends p - 1 messages
 of n/p bytes in each pass, so α = passes (p-1) α_link, β = passes (p-1)/p β_link and n* = p α_link/β_link: the larger
 the group, the larger the bucket.
+
+That is for devices that communicate beside computing. Where the computing cores carry the messages too, travel hides
+behind nothing wherever it stands, and only latency is left to save: all at once, or 25 MiB (never less than n*) where
+that bounds the memory of what is on its way. Measured on 2 cores over Gloo, 4 ranks, 29.7 MB of gradients: buckets of
+1, 4, 25 and 100 MiB ran at 0.83, 0.96, 1.00 and 0.97 of DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.mesh import Mesh, mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.quantity import write_bytes
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy import DEFAULT_BUCKET_MIB, Strategy
 
 GIVEN = "given"  # the reason for a bucket that the user chose
 _LEAST = 2**16  # bytes: what a host spends on a bucket stands in no link's α
@@ -65,13 +70,16 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy
     op, axis = ("reduce_scatter", "dp_shard") if strategy.stage else ("all_reduce", "dp_replicate")
     total = model.parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
     line = _line(cluster, mesh(strategy), op, axis, total)
-    best = best_bytes(total, line.crossover_bytes)
+    beside = cluster.device.own_communication_engine
+    default = DEFAULT_BUCKET_MIB * 2**20
+    best = best_bytes(total, line.crossover_bytes) if beside else min(total, max(default, line.crossover_bytes))
     crossover = write_bytes(line.crossover_bytes) if line.beta_s_per_byte else "without bound"
-    why = (
-        "all at once"
-        if best == total
-        else (f"no less than {write_bytes(_LEAST)}" if best == _LEAST else "sqrt(G n*)")
-    )
+    if best == total:
+        why = "all at once"
+    elif not beside:
+        why = "no smaller: this device hides none of them"
+    else:
+        why = f"no less than {write_bytes(_LEAST)}" if best == _LEAST else "sqrt(G n*)"
     if strategy.compressor is not None:
         why += ", as without compression"
     reason = f"G = {write_bytes(total)} of gradients by {op} over {line.way}, n* = {crossover}; {why}"
