@@ -148,7 +148,7 @@ def test_matrices_too_small_for_factors_are_sent_as_they_are() -> None:
 def test_nothing_is_lost(pool: Pool, world: int) -> None:
     """At lr = 0, T results and what is kept back in the end are T times the gradient."""
 
-    @settings(max_examples=15)
+    @settings(max_examples=9)
     @given(cases(world, compressed=True), TRANSPORTS)
     def holds(case, transport) -> None:  # type: ignore[no-untyped-def]
         model, job, strategy = case

@@ -28,7 +28,7 @@ def test_parity_in_fp64(pool: Pool, world: int) -> None:
     holds()
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_parity_in_fp32(pool: Pool, data: st.DataObject) -> None:
     model, job, strategy = data.draw(cases(2))

@@ -11,7 +11,7 @@ from pool import Pool
 from phalanx.runtime.world import ALONE
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(case=cases(1, small=False))
 def test_one_process(case) -> None:  # type: ignore[no-untyped-def]
     found = ranks.instrumented_step(ALONE, *case)
