@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from phalanx.runtime.comm import Comm
+from phalanx.runtime.compression.whole import Whole
 from phalanx.runtime.flat import Flat
 from phalanx.runtime.transport import Handle
 from phalanx.schedule.compression import Factors, factors
@@ -38,17 +39,10 @@ class _Parts:
     plain: dict[str, Tensor]
 
 
-class PowerSGD:
-    whole = True
-
+class PowerSGD(Whole):
     def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
-        self.c, self.comm, self.dtype, self.draws = c, comm, dtype, 0
-        self.axis = comm.mesh.gradient_axis
-        self._device = comm.world.device
+        super().__init__(c, buckets, comm, dtype)
         self._parts = {b.name: self._divide(b) for b in buckets}
-        self._kept = {
-            b.name: torch.zeros(b.padded if c.feedback else 0, dtype=dtype, device=self._device) for b in buckets
-        }
 
     def _divide(self, b: Flat) -> _Parts:
         matrices, rest = factors(self.c, b.bucket)
@@ -63,13 +57,6 @@ class PowerSGD:
             t.normal_(generator=generator)
         names = tuple(p.fqn for p in rest)
         return _Parts(matrices, names, left, right, p, q, dict(zip(names, pieces[len(matrices) :], strict=True)))
-
-    def reduce(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
-        assert b.sent is not None
-        self.draws += 1
-        if self.c.feedback:
-            b.sent.add_(self._kept[b.name])
-        return self._run(b, b.sent, micro_batch)
 
     def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         parts, views = self._parts[b.name], b.views(x)
@@ -96,15 +83,6 @@ class PowerSGD:
         with self.comm.recorder.aside():
             for m, p, q in zip(matrices, parts.p, parts.q, strict=True):
                 torch.mm(p, q.T, out=m)
-
-    def across(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
-        raise NotImplementedError("a reduction spans all replicas")
-
-    def kept_back(self, b: Flat) -> Tensor | None:
-        return self._kept[b.name].clone() if self.c.feedback else None
-
-    def put_back(self, b: Flat, kept: Tensor) -> None:
-        self._kept[b.name].copy_(kept)
 
     def factors(self, b: Flat) -> dict[str, Tensor]:
         parts = self._parts[b.name]

@@ -8,13 +8,13 @@ Memory".
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from phalanx.runtime.comm import Comm
+from phalanx.runtime.compression.whole import Whole
 from phalanx.runtime.flat import Flat
 from phalanx.runtime.transport import Handle
 from phalanx.schedule.buckets import slot_sizes, slots
@@ -25,31 +25,15 @@ _PIECE = 1 << 14  # elements that are compared with a bar at a time
 _SAMPLE = 1 << 15  # elements that tell where the bar lies
 
 
-class _Sparse:
-    """What the three have in common: error feedback, and memory that neighbouring buckets take turns in."""
-
-    whole = True
+class _Sparse(Whole):
+    """What the three have in common beside: memory that neighbouring buckets take turns in."""
 
     def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
-        self.c, self.comm, self.dtype, self.draws = c, comm, dtype, 0
-        self.axis = comm.mesh.gradient_axis
+        super().__init__(c, buckets, comm, dtype)
         self.p, self.me = comm.size(self.axis), comm.ranks(self.axis).index(comm.world.rank)
-        device = comm.world.device
-        self._kept = {b.name: torch.zeros(b.padded if c.feedback else 0, dtype=dtype, device=device) for b in buckets}
         sizes = [b.padded for b in buckets]
         self._slot = dict(zip((b.name for b in buckets), slots(sizes), strict=True))
         self._sizes = slot_sizes(sizes)
-
-    def reduce(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
-        assert b.sent is not None
-        self.draws += 1
-        x = b.sent
-        if self.c.feedback:
-            x.add_(self._kept[b.name])
-        return self._run(b, x, micro_batch)
-
-    @abstractmethod
-    def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]: ...
 
     def _keep(self, b: Flat, x: Tensor, places: Tensor) -> None:
         """All of `x` but what stands at `places` is kept back."""
@@ -57,18 +41,6 @@ class _Sparse:
             x.index_fill_(0, places, 0)
             self._kept[b.name].copy_(x)
         x.zero_()
-
-    def across(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
-        raise NotImplementedError("a reduction spans all replicas")
-
-    def kept_back(self, b: Flat) -> Tensor | None:
-        return self._kept[b.name].clone() if self.c.feedback else None
-
-    def put_back(self, b: Flat, kept: Tensor) -> None:
-        self._kept[b.name].copy_(kept)
-
-    def factors(self, b: Flat) -> dict[str, Tensor]:
-        return {}
 
     def _fields(self, messages: Tensor, rank: int, count: int) -> tuple[Tensor, Tensor]:
         """(values, places) of a rank's message, `count` elements each."""
