@@ -330,7 +330,7 @@ class DataParallel:
                 self._lent[slot] = (self._lent[slot][0], None)
         elif own.data_ptr() != b.shard.data_ptr():
             b.shard.copy_(own)
-        if not self._last or self.replicas == 1 or (self.compressor is not None and self.compressor.whole):
+        if not self._last or self.replicas == 1:
             return
         if self.compressor is not None:
             b.across = Underway(self.compressor.across(b, self._micro_batch))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,17 +24,15 @@ from torch import Tensor, nn
 
 from phalanx.runtime import checkpoint, logical
 from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import DTYPE_NAMES, DTYPES, Comm
+from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.data_parallel import DataParallel
-from phalanx.runtime.gathered import SHARED
+from phalanx.runtime.module_cut import common_dtype, cut_buckets, find_units, require_spreadable
 from phalanx.runtime.world import World
-from phalanx.schedule.buckets import Bucket, fill
 from phalanx.spec.choice import Choice
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import DTYPE_BYTES, Job, Precision
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.jobfile import make_strategy
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import Parameter
 from phalanx.spec.strategy import Strategy, parse, require_runnable
 
 _WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
@@ -82,9 +79,9 @@ def spread(
 ) -> Parallel:
     """`parallelize` over ranks that have met."""
     s = _strategy(strategy, world)
-    _require_spreadable(module)
+    require_spreadable(module)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    precision = precision or Precision(_dtype(trained))  # type: ignore[arg-type]
+    precision = precision or Precision(common_dtype(trained))  # type: ignore[arg-type]
     require_runnable(s, Job(s.dp, 1, precision))
     module.to(world.device)
     choices = [Choice(op, world.size, 0, transport) for op in _OPS] if transport != "native" else []
@@ -93,7 +90,7 @@ def spread(
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = tensor.data.contiguous()
             comm.broadcast(tensor.data, "world")
-    return Parallel(module, trained, s, precision, comm, _units(module, units), average)
+    return Parallel(module, trained, s, precision, comm, find_units(module, units), average)
 
 
 class Parallel:
@@ -115,7 +112,7 @@ class Parallel:
         given = {name: p.data for name, p in trained.items()}
         for name, p in trained.items():
             p.data = given[name].to(compute)
-        cut = _buckets(trained, units, strategy, precision)
+        cut = cut_buckets(trained, units, strategy, precision)
         self._engine = DataParallel(module, cut, precision, comm, strategy, units)
         self._masters: dict[str, Tensor] = {}
         if strategy.stage == 0:
@@ -352,78 +349,3 @@ def _strategy(given: str | Strategy, world: World) -> Strategy:
             "strategy", str(found), f"is for {found.world} ranks, but there are {world.size}", "leave dp out"
         )
     return found
-
-
-def _require_spreadable(module: nn.Module) -> None:
-    """Refuse by name what the engine would get wrong."""
-    seen: dict[int, list[tuple[int, int, str]]] = {}
-    for name, p in module.named_parameters():
-        if p.is_meta:
-            raise InputError("module", name, "is on the meta device, and has no values", "use to_empty and fill it")
-        if hasattr(p, "rows_beside"):
-            raise InputError("module", name, "is spread over the ranks already", "make the module anew")
-        if not p.requires_grad:
-            continue
-        if not p.is_floating_point():
-            raise InputError("module", name, f"is of {p.dtype}", "only real numbers are reduced; freeze it")
-        low = p.storage_offset()
-        high = low + sum((n - 1) * stride for n, stride in zip(p.shape, p.stride(), strict=True)) + 1
-        for other_low, other_high, other in seen.setdefault(p.untyped_storage().data_ptr(), []):
-            if p.numel() and low < other_high and other_low < high:
-                raise InputError("module", name, f"shares memory with {other}", "use one parameter twice instead")
-        seen[p.untyped_storage().data_ptr()].append((low, high, name))
-
-
-def _dtype(trained: dict[str, nn.Parameter]) -> str:
-    """The type that all trained parameters have."""
-    if not trained:
-        raise InputError("module", None, "has no parameter that requires a gradient")
-    found: dict[torch.dtype, str] = {}
-    for name, p in trained.items():
-        found.setdefault(p.dtype, name)
-    if len(found) > 1:
-        each = ", ".join(f"{name} is {DTYPE_NAMES.get(dtype, dtype)}" for dtype, name in found.items())
-        raise InputError("module", None, f"has parameters of several types ({each})", "say which by precision=")
-    return DTYPE_NAMES.get(next(iter(found)), str(next(iter(found))))
-
-
-def _units(module: nn.Module, given: Sequence[nn.Module] | None) -> dict[str, nn.Module]:
-    """Units by their name in the module, in forward order. Raises InputError where one is not in it, or two nest."""
-    names = {id(m): name for name, m in module.named_modules()}
-    if given is None:
-        lists = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
-        outermost = [m for n, m in lists if not any(n != o and (not o or n.startswith(f"{o}.")) for o, _ in lists)]
-        given = [child for m in outermost for child in m if next(child.parameters(), None) is not None]
-        given = list({id(m): m for m in given}.values())
-    units: dict[str, nn.Module] = {}
-    for unit in given:
-        name = names.get(id(unit))
-        if not name or name == SHARED:
-            reason = "is not a part of the module" if not name else "cannot be a unit's name"
-            raise InputError("units", name or type(unit).__name__, reason)
-        other = next((o for o in units if name.startswith(f"{o}.") or o.startswith(f"{name}.")), None)
-        if other is not None:
-            raise InputError("units", name, f"lies within, or around, {other}", "units do not nest")
-        units[name] = unit
-    return units
-
-
-def _buckets(
-    trained: dict[str, nn.Parameter], units: dict[str, nn.Module], s: Strategy, precision: Precision
-) -> tuple[Bucket, ...]:
-    """Parameters in the reverse of their order in the module, about that in which gradients become ready."""
-    users: dict[int, list[str]] = {}
-    for name, unit in units.items():
-        for p in unit.parameters():
-            users.setdefault(id(p), []).append(name)
-    order = []
-    for name, p in reversed(trained.items()):
-        mine = users.get(id(p), [])
-        order.append(Parameter(name, tuple(p.shape), "column", mine[0] if len(mine) == 1 else SHARED))
-    if s.stage < 3:
-        order = [replace(p, unit="") for p in order]
-        return fill(order, DTYPE_BYTES[precision.reduce_dtype], s.bucket_bytes)
-    found: dict[str, list[Parameter]] = {name: [] for name in (*reversed(units), SHARED)}
-    for p in order:
-        found[p.unit].append(p)
-    return tuple(Bucket(i, tuple(own), u) for i, (u, own) in enumerate((u, o) for u, o in found.items() if o))

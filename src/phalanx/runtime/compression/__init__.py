@@ -29,15 +29,13 @@ class Compressor(Protocol):
     """Reduces buckets over the data axis in fewer bytes. `draws` counts reductions: the seed of what is drawn."""
 
     draws: int
-    whole: bool
-    """Whether a reduction spans all replicas of the data axis; else the engine goes on with `across`."""
 
     def reduce(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
         """Sum `b.sent` over the ranks, in place: all of it, or at stages 1 to 3 at least this rank's part."""
         ...
 
     def across(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
-        """Sum `b.shard` over the replicas of this shard, in place (HSDP)."""
+        """Sum `b.shard` over the replicas of this shard, in place (HSDP), where `reduce` has not done so."""
         ...
 
     def kept_back(self, b: Flat) -> Tensor | None:

@@ -81,7 +81,7 @@ class Quantised:
     def __init__(
         self, c: Compression, strategy: Strategy, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype
     ) -> None:
-        self.c, self.draws, self.whole = c, 0, False
+        self.c, self.draws = c, 0
         self.code = Code(c, dtype, comm.world.device)
         self._rank = comm.world.rank
         stage, axis = strategy.stage, comm.mesh.gradient_axis if strategy.stage == 0 else "dp_shard"
