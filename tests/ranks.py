@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 
 from phalanx.cost.program import differences, expand
-from phalanx.runtime import checkpoint, logical, sync, trace
+from phalanx.runtime import logical, sync, trace
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.p2p import Executor, program
 from phalanx.runtime.passes import passes
+from phalanx.runtime.saving import Saver
 from phalanx.runtime.transport import Call
 from phalanx.runtime.world import World
 from phalanx.schedule.transfers import Schedule
@@ -81,25 +82,28 @@ def examine(
 def continue_run(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder: Path, steps: tuple[int, int], transport: str
 ) -> list[float]:
-    """Losses of steps [from, to) of a run that saves its state in `folder` at its end, and takes up what is there."""
+    """Losses of steps [from, to) of a run that takes up what is in `folder`, and goes on beyond `to` while it saves
+    there what it was at `to`."""
     comm = Comm(world, mesh(strategy), over(transport))
     training = Training(spec, job, strategy, comm, seed=5)
     start, stop = steps
     if start:
-        tensors = training.logical_tensors()
-        checkpoint.load(folder, start, tensors, logical.OPTIONAL)
-        training.restore(tensors)
+        training.load(folder, start)
     losses = []
-    for step in range(start, stop):
+    saver = Saver(folder, comm, keep=9)
+    for step in range(start, stop + 1):
+        if step == stop:
+            saver.save(stop, training.owned(), {"seed": 5})
         generator = torch.Generator().manual_seed(step)
         batch = torch.randint(spec.vocab, (job.global_batch, job.seq + 1), generator=generator)
         mine = batch.view(strategy.dp, -1, strategy.micro_batch, job.seq + 1)[comm.mesh.replica(world.rank)]
         losses.append(training.step(list(mine), lr=1e-2).loss)
-    tensors = training.logical_tensors()
-    if world.rank == 0:
-        checkpoint.save(folder, stop, tensors, {"seed": 5}, keep=9)
+    saver.wait()
+    training.engine.wait_parameters(
+        list(training.engine.parameters)
+    )  # nothing is under way for the next case to meet
     comm.barrier()
-    return losses
+    return losses[:-1]
 
 
 def _same_batches(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> list[torch.Tensor]:
@@ -147,10 +151,8 @@ def kept_in(world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder:
     """The norm of what a run that takes up a checkpoint has kept back."""
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, seed=5)
-    tensors = training.logical_tensors()
-    checkpoint.load(folder, step, tensors, logical.OPTIONAL)
-    training.restore(tensors)
-    kept = [t for name, t in training.logical_tensors().items() if name.endswith(".kept")]
+    training.load(folder, step)
+    kept = logical.kept_back(training.engine).values()
     comm.barrier()
     return float(sum(t.square().sum() for t in kept)) ** 0.5
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from drawn import PRECISIONS
 
-from phalanx.runtime import checkpoint, status, world
+from phalanx.runtime import status, world
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.world import ALONE
 from phalanx.spec.job import Job, Optimizer, Precision, Train
@@ -35,52 +35,6 @@ def test_no_gradient_is_left_for_the_next_step(precision: Precision) -> None:
     state = training(Job(2, 8, precision))
     norms = [state.step(batch(0), 1e-12).grad_norm for _ in range(3)]
     assert norms[1:] == pytest.approx(norms[:1] * 2, rel=0.02)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_checkpoint_continues_to_the_bit(tmp_path: Path, dtype: str, optimizer: str) -> None:
-    job = Job(2, 8, Precision(dtype), Optimizer(optimizer))  # type: ignore[arg-type]
-    whole = training(job)
-    for i in range(3):
-        whole.step(batch(i), 1e-2)
-    checkpoint.save(tmp_path, 3, whole.logical_tensors(), {"seed": 0}, keep=1)
-    other = training(job, seed=9)
-    tensors = other.logical_tensors()
-    checkpoint.load(tmp_path, 3, tensors)
-    other.restore(tensors)
-    for i in range(3, 6):
-        assert whole.step(batch(i), 1e-2) == other.step(batch(i), 1e-2)
-
-
-def test_a_crash_while_writing_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = {"parameters.a": torch.arange(4.0)}
-    checkpoint.save(tmp_path, 1, tensors, {}, keep=2)
-
-    def crash(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(checkpoint, "_sync", crash)
-    with pytest.raises(OSError, match="disk full"):
-        checkpoint.save(tmp_path, 2, tensors, {}, keep=2)
-    monkeypatch.undo()
-    assert checkpoint.steps(tmp_path) == [1]
-    loaded = {"parameters.a": torch.zeros(4)}
-    checkpoint.load(tmp_path, 1, loaded)
-    assert loaded["parameters.a"].tolist() == [0, 1, 2, 3]
-    for step in (2, 3):
-        checkpoint.save(tmp_path, step, tensors, {}, keep=2)
-    assert checkpoint.steps(tmp_path) == [2, 3]
-    assert not list(tmp_path.glob(".writing*"))
-
-
-def test_a_damaged_checkpoint_is_said(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, 1, {"parameters.a": torch.zeros(2)}, {}, keep=1)
-    with pytest.raises(checkpoint.CheckpointError, match="cannot be loaded"):
-        checkpoint.load(tmp_path, 1, {"parameters.b": torch.zeros(2)})
-    (tmp_path / "step-00000001" / "phalanx.json").write_text('{"version": 7}')
-    with pytest.raises(checkpoint.CheckpointError, match="version 7"):
-        checkpoint.about(tmp_path, 1)
 
 
 def test_a_faulty_loss_stops_before_the_weights_change() -> None:

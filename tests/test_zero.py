@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-import ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from pool import Pool
 
 from phalanx.cost import memory
 from phalanx.schedule.buckets import Bucket, slot_sizes, slots
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import Job, Optimizer, Precision
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.jobfile import build
 from phalanx.spec.model import ModelSpec, Parameter, complete, preset
 from phalanx.spec.strategy import Strategy, require_runnable
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_run_goes_on_over_any_layout(pool: Pool, tmp_path: Path, optimizer: str) -> None:
-    """dp=2 zero=1, then dp=3 zero=3, dp=4 in shards of 2, dp=1 continue the curve of one process, fp64 to 1e-9."""
-    spec = build(ModelSpec, complete({**SIZES, "tied": True}), "model")
-    job = Job(12, 8, Precision("float64"), Optimizer(optimizer))  # type: ignore[arg-type]
-    whole = pool.run(1, ranks.continue_run, spec, job, Strategy(micro_batch=6), tmp_path / "whole", (0, 9), "native")[
-        0
-    ]
-    parts = []
-    for steps, strategy, transport in (
-        ((0, 3), Strategy(dp=2, zero=1, micro_batch=3), "shm"),
-        ((3, 6), Strategy(dp=3, zero=3, micro_batch=1), "native"),
-        ((6, 8), Strategy(dp=4, zero=2, shard=2, micro_batch=3), "shm"),
-        ((8, 9), Strategy(micro_batch=2), "native"),
-    ):
-        parts += pool.run(strategy.dp, ranks.continue_run, spec, job, strategy, tmp_path, steps, transport)[0]
-    assert parts == pytest.approx(whole, rel=1e-9)
 
 
 def test_state_of_the_textbook() -> None:

@@ -183,6 +183,7 @@ def train(
     that torchrun or srun has started (then the outcome is rank 0's alone). Raises InputError, RankFailure."""
     if world is not None:
         return _train_rank(file, resume, world, show, announce)
+    from phalanx.runtime.checkpoint import sweep
     from phalanx.runtime.launch import launch
 
     require_this_machine(file)
@@ -190,13 +191,16 @@ def train(
     show(decision)
     with open_run(decision, tokens, resume) as folder:
         argument = json.dumps({"folder": str(folder), "resume": resume})
-        launch(
-            "phalanx.train.worker",
-            argument,
-            decision.plan.strategy.world,
-            decision.plan.train.threads,
-            lambda: announce("stopping after this step; Ctrl-C again to end at once"),
-        )
+        try:
+            launch(
+                "phalanx.train.worker",
+                argument,
+                decision.plan.strategy.world,
+                decision.plan.train.threads,
+                lambda: announce("stopping after this step; Ctrl-C again to end at once"),
+            )
+        finally:
+            sweep(folder / "checkpoint")
         return outcome(folder, tokens.unigram_entropy)
 
 

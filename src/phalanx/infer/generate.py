@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from phalanx.nn.decoder import Cache, Decoder
 from phalanx.nn.initial import create
 from phalanx.runtime import checkpoint
 from phalanx.runtime.comm import DTYPES
+from phalanx.runtime.part import whole
 from phalanx.spec import plan as plans
 from phalanx.spec.errors import InputError
 from phalanx.spec.model import parameters
@@ -62,14 +64,15 @@ def sample(model: Decoder, prompt: list[int], how: Sampling) -> list[int]:
 def generate(folder: Path, prompt: str, how: Sampling) -> str:
     """Continue a prompt with the newest checkpoint of a run. Raises InputError, CheckpointError."""
     plan = plans.read(folder / "plan.json")
-    steps = checkpoint.steps(folder / "checkpoint")
-    if not steps or not (folder / "tokenizer.json").exists():
+    if not checkpoint.steps(folder / "checkpoint") or not (folder / "tokenizer.json").exists():
         raise InputError("run", str(folder), "holds no checkpoint yet")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = create(plan.model, DTYPES[plan.job.precision.master_dtype], device)
     own = dict(model.named_parameters())
-    tensors = {f"parameters.{p.fqn}": own[p.fqn].detach() for p in parameters(plan.model)}
-    checkpoint.load(folder / "checkpoint", steps[-1], tensors)
+    parts = [whole(f"parameters.{p.fqn}", own[p.fqn]) for p in parameters(plan.model)]
+    saved = folder / "checkpoint"
+    step = checkpoint.newest_good(saved, partial(checkpoint.damage, saved), checkpoint.say_damaged)
+    checkpoint.load(saved, step, parts)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = tokenizer.encode(prompt).ids
     if not ids:

@@ -1,98 +1,312 @@
 """Checkpoints of logical tensors: single-process names, global shapes; the layout never appears.
 
-    checkpoint/step-00000100/      torch.distributed.checkpoint's container, with
+    checkpoint/step-00000100/      torch.distributed.checkpoint's container: a file of each rank that wrote, .metadata
         parameters.<fqn>           in the master type
         optimizer.<fqn>.<state>    exp_avg, exp_avg_sq, momentum_buffer, step
-    checkpoint/step-00000100/phalanx.json    {version, step, seed, data cursor, random state}
+        phalanx.json               {version, step, seed, data cursor, random state, files: {name: [bytes, sha256]}}
 
-A checkpoint is written beside its final name and moved there when it is whole, so a crash leaves the previous
-one. All randomness of a run is a function of (seed, step); that pair is the random state.
+Every rank writes what it owns (`write`), beside the final name; when all have done so one makes it whole and moves it
+there (`commit`), so a crash leaves the previous one. No rank waits for another in a collective: runtime/saving.py
+does all of it beside the training. All randomness of a run is a function of (seed, step): that is the random state.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import pickle
 import shutil
-import warnings
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    create_default_global_save_plan,
+)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-VERSION = 1
+from phalanx.runtime.part import Part, pieces
+
+VERSION = 2
+_ABOUT = "phalanx.json"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be used; the message names it and says why."""
+    """A checkpoint that cannot be used or written; the message names it and says why."""
 
 
-def _path(folder: Path, step: int) -> Path:
+@dataclass(frozen=True)
+class Chunk:
+    """A box of a logical tensor, as one rank writes it. `fetch` gives its elements, of these sizes, on the host."""
+
+    name: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    fetch: Callable[[], Tensor]
+
+
+def path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps of the whole checkpoints in a folder, ascending."""
-    found = (p.name.removeprefix("step-") for p in folder.glob("step-*") if (p / "phalanx.json").exists())
+    """The steps of the checkpoints in a folder that look whole: every file there, as long as it was. Ascending."""
+    return [step for step in _written(folder) if _missing(path_of(folder, step)) is None]
+
+
+def _written(folder: Path) -> list[int]:
+    """The steps of everything that has a checkpoint's name."""
+    found = (p.name.removeprefix("step-") for p in folder.glob("step-*"))
     return sorted(int(name) for name in found if name.isdigit())
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest whole checkpoint."""
+    """The newest checkpoint that looks whole."""
     found = steps(folder)
-    return _path(folder, found[-1]) if found else None
+    return path_of(folder, found[-1]) if found else None
 
 
-def save(folder: Path, step: int, tensors: dict[str, Tensor], about: dict[str, Any], keep: int) -> Path:
-    """Write a checkpoint from one rank that holds every tensor whole; keep the last `keep`."""
-    final = _path(folder, step)
-    part = folder / f".writing-{step:08d}-{os.getpid()}"
-    for stale in folder.glob(".writing-*"):
-        shutil.rmtree(stale)
-    part.mkdir(parents=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.save(dict(tensors), checkpoint_id=part, no_dist=True)
-    (part / "phalanx.json").write_text(json.dumps({"version": VERSION, "step": step, **about}))
-    for file in part.iterdir():
-        _sync(file)
+def about(folder: Path, step: int) -> dict[str, Any]:
+    """What a checkpoint says of itself. Raises CheckpointError for an unknown version."""
+    path = path_of(folder, step)
+    found = _read(path)
+    if found["version"] != VERSION:
+        raise CheckpointError(f"checkpoint {path} has version {found['version']}; this reads {VERSION}")
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((path / _ABOUT).read_text())
+        intact = found["version"] != VERSION or found["seal"] == _seal(found)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read ({error!r})") from None
+    if not intact:
+        raise CheckpointError(f"checkpoint {path}: {_ABOUT} is not as it was written")
+    return found
+
+
+def _seal(about: dict[str, Any]) -> str:
+    """The checksum of what a checkpoint says of itself."""
+    rest = {key: value for key, value in about.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _missing(path: Path) -> str | None:
+    """What one sees to be wrong without reading the files; nothing, of a version that is not ours."""
+    try:
+        found = _read(path)
+    except CheckpointError as error:
+        return str(error)
+    for name, (size, _) in found["files"].items() if found["version"] == VERSION else ():
+        file = path / name
+        if not file.exists():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes, {size} were written"
+    return None
+
+
+def damage(folder: Path, step: int, reader: int = 0, readers: int = 1) -> str | None:
+    """What is wrong with a checkpoint; None where nothing is. Of several readers each reads its share of the files.
+
+    Raises CheckpointError for an unknown version.
+    """
+    path = path_of(folder, step)
+    found = _missing(path)
+    if found is not None:
+        return found
+    for name, (_, digest) in sorted(about(folder, step)["files"].items())[reader::readers]:
+        if _digest(path / name) != digest:
+            return f"{name} is not as it was written"
+    return None
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def newest_good(folder: Path, damage: Callable[[int], str | None], skipped: Callable[[int, str], None]) -> int:
+    """The newest step in whose checkpoint `damage` finds nothing wrong; `skipped` is told of newer ones, and what is
+    wrong with them. Raises CheckpointError where none is good."""
+    for step in reversed(_written(folder)):
+        wrong = damage(step)
+        if wrong is None:
+            return step
+        skipped(step, wrong)
+    raise CheckpointError(f"{folder} holds no good checkpoint")
+
+
+def say_damaged(step: int, wrong: str) -> None:
+    print(f"checkpoint of step {step} is damaged ({wrong}): the one before is used", file=sys.stderr, flush=True)
+
+
+def set_aside(folder: Path, step: int) -> None:
+    """Rename a damaged checkpoint, so that it never counts among those that are kept."""
+    path = path_of(folder, step)
+    aside = path.with_name(f"damaged-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.replace(path, aside)
+
+
+class _Chunks(DefaultSavePlanner):
+    """Gives the container's writer the elements of each chunk."""
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        super().__init__()
+        self.fetch = {MetadataIndex(c.name, torch.Size(c.offsets)): c.fetch for c in chunks}
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        return self.fetch[write_item.index]()
+
+
+def write(part: Path, rank: int, chunks: Sequence[Chunk], file_each: bool = False) -> None:
+    """Write what one rank owns into the folder of a checkpoint in the making. With `file_each`, chunks are fetched,
+    and held, one at a time."""
+    items = [
+        WriteItem(
+            MetadataIndex(c.name, torch.Size(c.offsets)),
+            WriteItemType.SHARD,
+            tensor_data=TensorWriteData(
+                ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)),
+                TensorProperties(c.dtype),
+                torch.Size(c.shape),
+            ),
+        )
+        for c in chunks
+    ]
+    writer = dcp.FileSystemWriter(part, single_file_per_rank=not file_each, sync_files=True)
+    writer.set_up_storage_writer(False, rank=rank, use_collectives=False)
+    plan = writer.prepare_local_plan(SavePlan(items))
+    results = writer.write_data(plan, _Chunks(chunks)).wait()
+    names = sorted({r.storage_data.relative_path for r in results})
+    files = {name: ((part / name).stat().st_size, _digest(part / name)) for name in names}
+    done = part / f".done-{rank}"
+    done.with_suffix(".tmp").write_bytes(pickle.dumps((SavePlan(items), results, files)))
+    os.replace(done.with_suffix(".tmp"), done)
+
+
+def missing_ranks(part: Path, ranks: int) -> list[int]:
+    """Those that have not written their part yet."""
+    return [rank for rank in range(ranks) if not (part / f".done-{rank}").exists()]
+
+
+def commit(part: Path, folder: Path, step: int, ranks: int, about: dict[str, Any], keep: int) -> Path:
+    """Make whole what all ranks have written, under its final name; keep the last `keep`."""
+    done = [part / f".done-{rank}" for rank in range(ranks)]
+    told = [pickle.loads(d.read_bytes()) for d in done]
+    _, metadata = create_default_global_save_plan([plan for plan, _, _ in told])
+    writer = dcp.FileSystemWriter(part, sync_files=True)
+    writer.finish(metadata, [results for _, results, _ in told])
+    for d in done:
+        d.unlink()
+    files = {name: found for _, _, own in told for name, found in own.items()}
+    files[".metadata"] = ((part / ".metadata").stat().st_size, _digest(part / ".metadata"))
+    said = {"version": VERSION, "step": step, **about, "files": files}
+    (part / _ABOUT).write_text(json.dumps({**said, "seal": _seal(json.loads(json.dumps(said)))}))
+    _sync(part / _ABOUT)
     _sync(part)
+    final = path_of(folder, step)
     if final.exists():
         shutil.rmtree(final)
     os.replace(part, final)
     _sync(folder)
     for old in steps(folder)[:-keep]:
-        shutil.rmtree(_path(folder, old))
+        shutil.rmtree(path_of(folder, old))
     return final
 
 
-def about(folder: Path, step: int) -> dict[str, Any]:
-    """What a checkpoint says of itself. Raises CheckpointError for an unknown version."""
-    path = _path(folder, step) / "phalanx.json"
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"checkpoint {path.parent} cannot be read ({error})") from None
-    if found.get("version") != VERSION:
-        raise CheckpointError(f"checkpoint {path.parent} has version {found.get('version')}; this reads {VERSION}")
-    return found  # type: ignore[no-any-return]
+def discard(part: Path, rank: int) -> None:
+    """Take back what one rank has written of a checkpoint that will not be: there may be no room on the disk."""
+    for file in part.glob(f"__{rank}_*"):
+        file.unlink(missing_ok=True)
 
 
-def load(folder: Path, step: int, tensors: dict[str, Tensor], optional: str | None = None) -> None:
-    """Fill tensors in place, by name; every rank reads what it needs. What is not there and begins with `optional`
-    stays as it is. Raises CheckpointError."""
-    path = _path(folder, step)
+def sweep(folder: Path) -> None:
+    """Clear away what a run that was killed has half written."""
+    for part in folder.glob(".writing-*"):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+class _Parts(DefaultLoadPlanner):
+    """Gives the container's reader the places that its elements go to."""
+
+    def __init__(self, places: dict[MetadataIndex, Tensor]) -> None:
+        super().__init__()
+        self.places = places
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        place = self.places[read_item.dest_index]
+        for dim, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            place = place.narrow(dim, offset, length)
+        return place
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        return
+
+
+def load(folder: Path, step: int, parts: Iterable[Part], optional: str | None = None) -> None:
+    """Fill parts in place, by name; every rank reads what it needs, one stored chunk at a time. What is not there and
+    begins with `optional` stays as it is. Raises CheckpointError."""
+    path = path_of(folder, step)
     about(folder, step)
     try:
-        there = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-        wanted = {n: t for n, t in tensors.items() if n in there or optional is None or not n.startswith(optional)}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dcp.load(wanted, checkpoint_id=path, no_dist=True)
-    except (OSError, RuntimeError, KeyError, ValueError, dcp.CheckpointException) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reader, metadata = _open(path)
+        items: list[ReadItem] = []
+        places: dict[MetadataIndex, Tensor] = {}
+        for part in parts:
+            there = metadata.state_dict_metadata.get(part.name)
+            if there is None:
+                if optional is None or not part.name.startswith(optional):
+                    raise KeyError(f"{part.name} is not in it")
+                continue
+            if tuple(there.size) != part.shape:
+                raise ValueError(f"{part.name} has the shape {tuple(there.size)} in it, not {part.shape}")
+            wanted = []
+            for (offsets, sizes), place in pieces(part):
+                chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+                places[MetadataIndex(part.name, chunk.offsets)] = place
+                wanted.append(chunk)
+            items += create_read_items_for_chunk_list(part.name, there, wanted)
+        reader.read_data(LoadPlan(items), _Parts(places)).wait()
+    except (OSError, RuntimeError, KeyError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        text = (str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)).strip()
+        first = text.splitlines()[0] if text else type(error).__name__
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {first}") from None
+
+
+def _open(path: Path) -> tuple[dcp.FileSystemReader, Metadata]:
+    reader = dcp.FileSystemReader(path)
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, is_coordinator=False)
+    return reader, metadata
+
+
+def contents(folder: Path, step: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """(Shape, type) of every tensor in a checkpoint. Raises CheckpointError."""
+    about(folder, step)
+    stored = _open(path_of(folder, step))[1].state_dict_metadata
+    return {name: (tuple(t.size), t.properties.dtype) for name, t in stored.items()}
 
 
 def _sync(path: Path) -> None:

@@ -4,96 +4,118 @@ parameters.<fqn>              in the master type
 optimizer.<fqn>.<state>       exp_avg, exp_avg_sq, momentum_buffer, ...; step
 compression.<fqn>.kept        what was kept back of the gradient, summed over the ranks; split evenly on load
 compression.<fqn>.q<rank>     PowerSGD's factor; compression.draws: how many reductions have drawn
+
+Parts are views of live memory: what a rank saves it reads there, what it loads is written there.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from phalanx.runtime import checkpoint
 from phalanx.runtime.data_parallel import DataParallel
+from phalanx.runtime.part import Part, share, whole
 from phalanx.runtime.transport import Call
 
 OPTIONAL = "compression."
 """A checkpoint of another strategy lacks these: training then begins with nothing kept back."""
 
 
-@torch.no_grad()
-def gather(engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Everything whole: views of live state at stage 0, copies that all ranks gather together else."""
-    state = {name: optimizer.state[master] for name, master in masters.items()}
+def owned(engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> Iterator[Part]:
+    """What this rank saves: the shares of all ranks make everything, once. All ranks together."""
+    comm = engine.comm
+    rank = comm.world.rank
+    # A counter is its parameter's as a whole: whoever holds the first element writes it.
+    mine = (p for begins, p in _held(engine, masters, optimizer) if begins == 0 or p.shape)
+    alike = comm.ranks(engine.axis if engine.stage == 0 else "dp_replicate")
+    yield from share(mine, alike.index(rank), len(alike))
+    alike = comm.ranks(comm.mesh.gradient_axis)
+    yield from share(_compression(engine), alike.index(rank), len(alike))
+
+
+def _held(
+    engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[int, Part]]:
+    """(Where in its parameter it begins, part) of this rank's masters and their optimizer states."""
     if engine.stage == 0:
-        found = {f"parameters.{name}": master.detach() for name, master in masters.items()}
-        found |= {f"optimizer.{n}.{key}": value for n, own in state.items() for key, value in own.items()}
-        return found | _compression(engine)
-    found = {}
-    keys, counters = _kinds(engine, state)
-    for flat in engine.buckets:
-        assert flat.master is not None
-        found |= {f"parameters.{n}": t for n, t in flat.views(engine.whole(flat.master)).items()}
-        for key in keys:
-            shard = torch.zeros_like(flat.master)
-            for piece in flat.pieces():
-                piece.of(shard).copy_(state[piece.parameter.fqn][key])
-            found |= {f"optimizer.{n}.{key}": t for n, t in flat.views(engine.whole(shard)).items()}
-    names = [p.fqn for flat in engine.buckets for p in flat.bucket.parameters]
-    found |= {f"optimizer.{n}.{key}": torch.as_tensor(v).clone() for n in names for key, v in counters.items()}
-    return found | _compression(engine)
+        for name, master in masters.items():
+            for label, t in _tensors(name, master, optimizer):
+                yield 0, whole(label, t)
+        return
+    for piece, _, _ in engine.pieces():
+        p, begins = piece.parameter, piece.start
+        for label, t in _tensors(p.fqn, masters[p.fqn], optimizer):
+            yield begins, Part(label, p.shape, begins, t.detach()) if t.dim() else whole(label, t)
 
 
-def _kinds(engine: DataParallel, state: dict[str, dict[str, Any]]) -> tuple[list[str], dict[str, Any]]:
-    """(States with a number for each element, counters). Asked of all ranks: one may hold no element of any
-    parameter."""
-    mine = {key: None if _per_element(value) else value for own in state.values() for key, value in own.items()}
-    told = engine.comm.gather_objects(mine, engine.axis)
-    kinds = {key: value for own in told for key, value in own.items()}
-    return sorted(k for k, v in kinds.items() if v is None), {k: v for k, v in kinds.items() if v is not None}
+def _tensors(name: str, master: Tensor, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    yield f"parameters.{name}", master
+    for key, value in optimizer.state[master].items():
+        if not isinstance(value, Tensor):
+            kind = f"{type(optimizer).__name__}'s state {key!r}"
+            raise TypeError(f"{kind} is of type {type(value).__name__}: a checkpoint holds tensors")
+        yield f"optimizer.{name}.{key}", value
 
 
-def _per_element(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0
-
-
-def _compression(engine: DataParallel) -> dict[str, Tensor]:
-    c, comm = engine.compressor, engine.comm
-    if c is None:
-        return {}
-    found = {f"{OPTIONAL}draws": torch.tensor(c.draws)}
-    axis = comm.mesh.gradient_axis
-    for b in engine.buckets:
+@torch.no_grad()
+def kept_back(engine: DataParallel) -> dict[str, Tensor]:
+    """What compression has kept back of each parameter's gradient, summed over the ranks. All ranks together."""
+    c, comm, found = engine.compressor, engine.comm, {}
+    for b in engine.buckets if c is not None else ():
         kept = c.kept_back(b)
         if kept is not None:
-            ranks = comm.ranks(axis)
+            ranks = comm.ranks(comm.mesh.gradient_axis)
             comm.start(Call("all_reduce", ranks, ranks.index(comm.world.rank), kept, kept)).wait()
-            found |= {f"{OPTIONAL}{n}.kept": t for n, t in b.views(kept).items()}
-        found |= {f"{OPTIONAL}{n}.q{q.shape[1]}": q.clone() for n, q in c.factors(b).items()}
+            found |= b.views(kept)
     return found
 
 
-@torch.no_grad()
-def restore(
-    engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
-) -> None:
-    """Take over tensors of these names. At stage 0 they are the live ones already; weights follow masters."""
-    if engine.stage:
-        for piece, master, _ in engine.pieces():
-            name = piece.parameter.fqn
-            master.copy_(tensors[f"parameters.{name}"].flatten()[piece.start : piece.stop])
-            for key, value in optimizer.state[masters[name]].items():
-                given = tensors[f"optimizer.{name}.{key}"]
-                value.copy_(given.flatten()[piece.start : piece.stop] if _per_element(value) else given)
-        engine.updated()
+def _compression(engine: DataParallel) -> Iterator[Part]:
+    """The compressor's state, which all ranks of the data axis hold alike."""
     c = engine.compressor
     if c is None:
         return
-    c.draws = int(tensors[f"{OPTIONAL}draws"])
+    yield whole(f"{OPTIONAL}draws", torch.tensor(c.draws))
+    for name, kept in kept_back(engine).items():
+        yield whole(f"{OPTIONAL}{name}.kept", kept)
     for b in engine.buckets:
-        kept = c.kept_back(b)
-        if kept is not None:
-            for name, view in b.views(kept.zero_()).items():
-                view.copy_(tensors[f"{OPTIONAL}{name}.kept"])
-            c.put_back(b, kept.div_(engine.comm.size(engine.comm.mesh.gradient_axis)))
         for name, q in c.factors(b).items():
-            q.copy_(tensors[f"{OPTIONAL}{name}.q{q.shape[1]}"])
+            yield whole(f"{OPTIONAL}{name}.q{q.shape[1]}", q)
+
+
+@torch.no_grad()
+def load(
+    engine: DataParallel,
+    masters: dict[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    folder: Path,
+    step: int,
+    rest: dict[str, Tensor] | None = None,
+) -> None:
+    """Go on from a checkpoint, and from what `rest` names in it; at stage 0 weights of another type than the masters
+    are the caller's to cast. All ranks together. Raises CheckpointError."""
+    parts = [part for _, part in _held(engine, masters, optimizer)]
+    parts += [whole(name, tensor) for name, tensor in (rest or {}).items()]
+    c = engine.compressor
+    if c is None:
+        checkpoint.load(folder, step, parts)
+        engine.updated()
+        return
+    draws = torch.tensor(c.draws)
+    parts.append(whole(f"{OPTIONAL}draws", draws))
+    # A checkpoint without compression has kept nothing back.
+    kept = {b.name: torch.zeros_like(k) for b in engine.buckets if (k := c.kept_back(b)) is not None}
+    for b in engine.buckets:
+        if b.name in kept:
+            parts += [whole(f"{OPTIONAL}{name}.kept", view) for name, view in b.views(kept[b.name]).items()]
+        parts += [whole(f"{OPTIONAL}{name}.q{q.shape[1]}", q) for name, q in c.factors(b).items()]
+    checkpoint.load(folder, step, parts, OPTIONAL)
+    c.draws = int(draws)
+    for b in engine.buckets:
+        if b.name in kept:
+            c.put_back(b, kept[b.name].div_(engine.comm.size(engine.comm.mesh.gradient_axis)))
+    engine.updated()

@@ -27,6 +27,8 @@ from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.module_cut import common_dtype, cut_buckets, find_units, require_spreadable
+from phalanx.runtime.part import share, whole
+from phalanx.runtime.saving import Saver, newest_good
 from phalanx.runtime.world import World
 from phalanx.spec.choice import Choice
 from phalanx.spec.errors import InputError
@@ -281,28 +283,26 @@ class Parallel:
         """Write a checkpoint of parameters, optimizer and what compression keeps back; any strategy reads it. Frozen
         parameters and buffers are in it too. All ranks together."""
         assert self._optimizer is not None, "attach an optimizer first"
-        tensors = logical.gather(self._engine, self._masters, self._optimizer)
-        if self.comm.world.rank == 0:
-            checkpoint.save(Path(folder), step, tensors | self._rest(), {}, keep)
+        saver = Saver(Path(folder), self.comm, keep)
+        rest = (whole(name, t.contiguous()) for name, t in self._rest().items())
+        mine = logical.owned(self._engine, self._masters, self._optimizer)
+        saver.save(step, (*mine, *share(rest, self.rank, self.comm.world.size)), {})
+        saver.wait()
         self.comm.barrier()
 
     def load(self, folder: str | Path) -> int:
-        """Go on from the newest checkpoint; the step that it is of, 0 where there is none. Raises CheckpointError."""
+        """Go on from the newest good checkpoint; the step that it is of, 0 where there is none. Raises
+        CheckpointError."""
         assert self._optimizer is not None, "attach an optimizer first"
-        found = checkpoint.steps(Path(folder))
-        if not found:
+        if not checkpoint.steps(Path(folder)):
             return 0
+        step = newest_good(Path(folder), self.comm)
         self._give_state()
-        tensors = logical.gather(self._engine, self._masters, self._optimizer)
-        for name, t in tensors.items():
-            if name.startswith(logical.OPTIONAL) and name.endswith(".kept"):
-                t.zero_()  # a checkpoint without compression has kept nothing back
-        checkpoint.load(Path(folder), found[-1], tensors | self._rest(), logical.OPTIONAL)
-        logical.restore(self._engine, self._masters, self._optimizer, tensors)
+        logical.load(self._engine, self._masters, self._optimizer, Path(folder), step, self._rest())
         with torch.no_grad():
             for name, weight in self._weights.items():
                 weight.copy_(self._masters[name])
-        return found[-1]
+        return step
 
     def _rest(self) -> dict[str, Tensor]:
         """What no optimizer changes."""

@@ -12,8 +12,9 @@ The trainer, the parity examiner and the benchmarks all run this same step.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from phalanx.nn.initial import create, draw
 from phalanx.runtime import logical
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.data_parallel import DataParallel
+from phalanx.runtime.part import Part
 from phalanx.schedule.buckets import buckets
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model import ModelSpec, parameters
@@ -145,14 +147,14 @@ class Training:
         loss, tokens = total.tolist()
         return loss, int(tokens)
 
-    def logical_tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint holds; all ranks together (runtime/logical.py)."""
-        return logical.gather(self.engine, self.masters, self.optimizer)
+    def owned(self) -> Iterator[Part]:
+        """What this rank writes of a checkpoint; all ranks together (runtime/logical.py)."""
+        return logical.owned(self.engine, self.masters, self.optimizer)
 
     @torch.no_grad()
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Take over logical tensors that were filled from a checkpoint; the weights follow."""
-        logical.restore(self.engine, self.masters, self.optimizer, tensors)
+    def load(self, folder: Path, step: int) -> None:
+        """Go on from a checkpoint; all ranks together. Raises CheckpointError."""
+        logical.load(self.engine, self.masters, self.optimizer, folder, step)
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.copy_(self.masters[name])

@@ -23,11 +23,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from phalanx.runtime import checkpoint, logical, sync, trace
+from phalanx.runtime import sync, trace
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.launch import StopFlag
 from phalanx.runtime.passes import passes
+from phalanx.runtime.saving import Saver, newest_good
 from phalanx.runtime.timeline import StepTimes
 from phalanx.schedule.event import Event
 from phalanx.spec.job import Train
@@ -58,11 +59,10 @@ class Trainer:
         self.training = Training(plan.model, job, strategy, comm, train.seed)
         self.peak_lr = train.scaled_lr(job.global_batch)
         self.start = 0
+        self.saver = Saver(folder / "checkpoint", comm, train.keep)
         if resume:
-            self.start = checkpoint.steps(folder / "checkpoint")[-1]
-            tensors = self.training.logical_tensors()
-            checkpoint.load(folder / "checkpoint", self.start, tensors, logical.OPTIONAL)
-            self.training.restore(tensors)
+            self.start = newest_good(folder / "checkpoint", comm)
+            self.training.load(folder / "checkpoint", self.start)
         self.memory = 0
         self.events: tuple[Event, ...] = ()
         self._ahead: tuple[int, list[Tensor]] | None = None
@@ -86,6 +86,7 @@ class Trainer:
         progress = Progress(steps, self.start, tokens, sys.stderr) if self.first else None
         with _metrics_file(self.folder, self.start, self.first) as metrics:
             for step in range(self.start, steps):
+                self.saver.check()
                 row = self._step(step, stop)
                 interrupted = row.pop("stop")
                 done, last = step + 1, step + 1 == steps
@@ -105,6 +106,8 @@ class Trainer:
                     self._save(done, row["lr"])
                 if interrupted:
                     break
+        self.comm.status.now(f"writing the checkpoint of step {self.saved}")
+        self.saver.wait()
         if progress is not None:
             progress.close()
             self._write_record(last_loss, interrupted)
@@ -215,14 +218,11 @@ class Trainer:
 
     def _save(self, step: int, lr: float) -> None:
         self.comm.status.now(f"writing the checkpoint of step {step}")
-        tensors = self.training.logical_tensors()
-        if self.first:
-            seed = self.plan.train.seed
-            cursor = step * self.plan.job.global_batch  # sequences seen
-            about = {"seed": seed, "data_cursor": cursor, "random_state": [seed, step], "lr": lr}
-            checkpoint.save(self.folder / "checkpoint", step, tensors, about, self.plan.train.keep)
+        seed = self.plan.train.seed
+        cursor = step * self.plan.job.global_batch  # sequences seen
+        about = {"seed": seed, "data_cursor": cursor, "random_state": [seed, step], "lr": lr}
+        self.saver.save(step, self.training.owned(), about)
         self.saved = step
-        self.comm.barrier()
 
     def _write_record(self, last_loss: float | None, interrupted: bool) -> None:
         """What this process measured, for the comparison with the prediction."""

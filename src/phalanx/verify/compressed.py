@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phalanx.runtime import logical
 from phalanx.runtime.comm import Comm
 from phalanx.spec.job import Job, Precision, Train
 from phalanx.spec.model import ModelSpec
@@ -60,8 +61,8 @@ def examine_compressed(
     c = strategy.compressor
     if c is None or not c.feedback:
         return Compressed(None, first, mean)
-    tensors = ours.logical_tensors()
-    both = {name: t + tensors[f"compression.{name}.kept"] for name, t in total.items()}
+    kept = logical.kept_back(ours.engine)
+    both = {name: t + kept[name] for name, t in total.items()}
     errors = gradient_errors(both, {name: g * steps for name, g in truth.items()})
     return Compressed(max(error for _, error in errors), first, mean)
 

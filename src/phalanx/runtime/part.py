@@ -1,0 +1,77 @@
+"""What a rank holds of a logical tensor: a run of its flattened elements. And how such runs become boxes.
+
+Engines shard flat buffers, so their borders fall anywhere inside a matrix; a checkpoint's container knows boxes
+(offsets and sizes along each dimension). A flat run is at most 2 d - 1 boxes of a d-dimensional tensor, each of them
+contiguous in the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements from `start` on of the flattened logical tensor `name` of a global `shape`. `data`: (elements,), a
+    view of live memory."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    data: Tensor
+
+
+def whole(name: str, tensor: Tensor) -> Part:
+    """All of a contiguous tensor."""
+    return Part(name, tuple(tensor.shape), 0, tensor.detach().view(-1))
+
+
+def share(parts: Iterable[Part], index: int, count: int) -> Iterator[Part]:
+    """The `index`-th of `count` equal shares of what replicas hold alike, for each to write one."""
+    parts = list(parts)
+    total = sum(p.data.numel() for p in parts)
+    low, high = total * index // count, total * (index + 1) // count
+    begins = 0
+    for p in parts:
+        n = p.data.numel()
+        first, last = max(low - begins, 0), min(high - begins, n)
+        if first < last:
+            yield Part(p.name, p.shape, p.start + first, p.data[first:last])
+        begins += n
+
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""(Offsets, sizes) along each dimension."""
+
+
+def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
+    """Elements [start, stop) of a flattened tensor as boxes, in order."""
+    if len(shape) < 2:
+        return [((start,), (stop - start,))] if shape else [((), ())]
+    row = math.prod(shape[1:])
+    found: list[Box] = []
+    while start < stop:
+        at, inside = divmod(start, row)
+        rows = 0 if inside else (stop - start) // row
+        if rows:
+            found.append(((at, *(0 for _ in shape[1:])), (rows, *shape[1:])))
+            start += rows * row
+        else:
+            end = min(stop, (at + 1) * row)
+            inner = boxes(shape[1:], inside, end - at * row)
+            found += [((at, *offsets), (1, *sizes)) for offsets, sizes in inner]
+            start = end
+    return found
+
+
+def pieces(part: Part) -> Iterator[tuple[Box, Tensor]]:
+    """Each box of a part, with its elements: a view of the part's data, in the shape of the box."""
+    begins = 0
+    for offsets, sizes in boxes(part.shape, part.start, part.start + part.data.numel()):
+        n = math.prod(sizes)
+        yield (offsets, sizes), part.data[begins : begins + n].view(sizes)
+        begins += n
