@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import shutil
 from itertools import chain, pairwise
 from pathlib import Path
@@ -179,6 +180,19 @@ def test_a_crash_while_writing_leaves_the_previous_one(tmp_path: Path, monkeypat
         save(tmp_path, step, tensors)
     assert checkpoint.steps(tmp_path) == [2, 3]
     assert not list(tmp_path.glob(".writing*"))
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    save(tmp_path, 1, {"a": torch.zeros(9)})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+    try:
+        with pytest.raises(checkpoint.CheckpointError, match=r"step 2 cannot be written: File too large$"):
+            save(tmp_path, 2, {"a": torch.zeros(30_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert checkpoint.steps(tmp_path) == [1]
+    assert not list(tmp_path.rglob("*.distcp"))[1:]
 
 
 def test_training_goes_on_while_its_past_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

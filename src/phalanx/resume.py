@@ -37,7 +37,7 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
 
     Raises InputError where there is nothing to resume, or where a change would make it another run.
     """
-    from phalanx.runtime.checkpoint import steps
+    from phalanx.runtime.checkpoint import damage, steps
 
     file = jobfile.load(path, overrides) if path else None
     folder = RUNS / file.train.name if file else latest_run()
@@ -51,7 +51,8 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
         file = jobfile.from_tables(jobfile.override(json.loads(json.dumps(tables)), overrides), Path())
     file = replace(file, strategy=_as_before(file.strategy, old.strategy))
     _same_run(file, old)
-    if done[-1] >= file.train.steps:
+    # A damaged one the ranks will set aside; an earlier one may have steps left.
+    if done[-1] >= file.train.steps and damage(folder / "checkpoint", done[-1]) is None:
         raise InputError("--resume", str(folder), f"is finished at step {done[-1]}", "raise train.steps to go on")
     return file
 

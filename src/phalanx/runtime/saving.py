@@ -10,6 +10,7 @@ is written at a time; a rank that wants the next one earlier waits.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import uuid
@@ -81,9 +82,7 @@ class Saver:
                     checkpoint.commit(part, self.folder, step, self.ranks, about, self.keep)
         except Exception as error:
             checkpoint.discard(part, self.rank)
-            said = str(error).strip().splitlines()
-            reason = said[0] if said else type(error).__name__
-            self._error = CheckpointError(f"the checkpoint of step {step} cannot be written: {reason}")
+            self._error = CheckpointError(f"the checkpoint of step {step} cannot be written: {_reason(error)}")
 
     def _await_all(self, part: Path) -> None:
         limit = time.monotonic() + worlds.timeout_s()
@@ -94,6 +93,17 @@ class Saver:
                     f"do all ranks see {self.folder.absolute()}?"
                 )
             time.sleep(_LOOK_EVERY_S)
+
+
+def _reason(error: BaseException) -> str:
+    """In one line. Where the file system refused, torch's writer complains last and of something else."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError) and link.errno:
+            return os.strerror(link.errno) + (f" ({link.filename})" if link.filename else "")
+        link = link.__cause__ or link.__context__
+    said = str(error).strip().splitlines()
+    return said[0] if said else type(error).__name__
 
 
 def newest_good(folder: Path, comm: Comm) -> int:
