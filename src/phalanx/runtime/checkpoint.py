@@ -18,7 +18,8 @@ import os
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from torch.distributed.checkpoint.default_planner import (
     DefaultSavePlanner,
     create_default_global_save_plan,
 )
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
     ReadItem,
@@ -265,48 +266,70 @@ class _Parts(DefaultLoadPlanner):
         return
 
 
-def load(folder: Path, step: int, parts: Iterable[Part], optional: str | None = None) -> None:
-    """Fill parts in place, by name; every rank reads what it needs, one stored chunk at a time. What is not there and
-    begins with `optional` stays as it is. Raises CheckpointError."""
-    path = path_of(folder, step)
-    about(folder, step)
-    try:
-        reader, metadata = _open(path)
+class Reader:
+    """An open checkpoint: `contents` is (shape, type) of every tensor in it. Raises CheckpointError."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        about(folder, step)
+        self.path = path_of(folder, step)
+        self._reader = dcp.FileSystemReader(self.path)
+        with self._said():
+            metadata = self._reader.read_metadata()
+            self._reader.set_up_storage_reader(metadata, is_coordinator=False)
+        self._stored = metadata.state_dict_metadata
+        self.contents = {name: (tuple(t.size), t.properties.dtype) for name, t in self._stored.items()}
+
+    def fill(self, parts: Iterable[Part], optional: str | None = None) -> None:
+        """Fill parts in place, by name; what they do not touch is not read, and one stored chunk is held at a time.
+        What is not there and begins with `optional` stays as it is. Raises CheckpointError."""
         items: list[ReadItem] = []
         places: dict[MetadataIndex, Tensor] = {}
-        for part in parts:
-            there = metadata.state_dict_metadata.get(part.name)
-            if there is None:
-                if optional is None or not part.name.startswith(optional):
-                    raise KeyError(f"{part.name} is not in it")
-                continue
-            if tuple(there.size) != part.shape:
-                raise ValueError(f"{part.name} has the shape {tuple(there.size)} in it, not {part.shape}")
-            wanted = []
-            for (offsets, sizes), place in pieces(part):
-                chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-                places[MetadataIndex(part.name, chunk.offsets)] = place
-                wanted.append(chunk)
-            items += create_read_items_for_chunk_list(part.name, there, wanted)
-        reader.read_data(LoadPlan(items), _Parts(places)).wait()
-    except (OSError, RuntimeError, KeyError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        text = (str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)).strip()
-        first = text.splitlines()[0] if text else type(error).__name__
-        raise CheckpointError(f"checkpoint {path} cannot be loaded: {first}") from None
+        with self._said():
+            for part in parts:
+                if part.name not in self.contents:
+                    if optional is None or not part.name.startswith(optional):
+                        raise ValueError(f"{part.name} is not in it")
+                    continue
+                shape = self.contents[part.name][0]
+                if shape != part.shape:
+                    raise ValueError(f"{part.name} has the shape {shape} in it, not {part.shape}")
+                wanted = []
+                for (offsets, sizes), place in pieces(part):
+                    chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+                    places[MetadataIndex(part.name, chunk.offsets)] = place
+                    wanted.append(chunk)
+                items += create_read_items_for_chunk_list(part.name, self._stored[part.name], wanted)
+            self._reader.read_data(LoadPlan(items), _Parts(places)).wait()
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Elements [start, stop) of a flattened tensor, in its stored type. Raises CheckpointError."""
+        shape, dtype = self.contents[name]
+        found = torch.empty(stop - start, dtype=dtype)
+        self.fill([Part(name, shape, start, found)])
+        return found
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError, LookupError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            text = str(error).strip()
+            first = text.splitlines()[0] if text else type(error).__name__
+            raise CheckpointError(f"checkpoint {self.path} cannot be loaded: {first}") from None
 
 
-def _open(path: Path) -> tuple[dcp.FileSystemReader, Metadata]:
-    reader = dcp.FileSystemReader(path)
-    metadata = reader.read_metadata()
-    reader.set_up_storage_reader(metadata, is_coordinator=False)
-    return reader, metadata
+def load(folder: Path, step: int, parts: Iterable[Part], optional: str | None = None) -> None:
+    """Fill parts in place; every rank reads what it needs (see Reader.fill). Raises CheckpointError."""
+    Reader(folder, step).fill(parts, optional)
 
 
-def contents(folder: Path, step: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """(Shape, type) of every tensor in a checkpoint. Raises CheckpointError."""
-    about(folder, step)
-    stored = _open(path_of(folder, step))[1].state_dict_metadata
-    return {name: (tuple(t.size), t.properties.dtype) for name, t in stored.items()}
+def write_alone(folder: Path, step: int, chunks: Sequence[Chunk], about: dict[str, Any]) -> Path:
+    """Write a checkpoint from one process that fetches, and holds, a tensor at a time."""
+    part = folder / f".writing-{step:08d}-alone"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    write(part, 0, chunks, file_each=True)
+    return commit(part, folder, step, 1, about, keep=1)
 
 
 def _sync(path: Path) -> None:
