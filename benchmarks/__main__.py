@@ -166,6 +166,24 @@ def bench_peak() -> Iterator[Result]:
             yield Result(f"peak memory, {ours}, {transport} / {theirs}", shown, "no more", own <= most)
 
 
+def bench_saving() -> Iterator[Result]:
+    """What a checkpoint costs the steps beside which it is written, and what it costs to wait for it."""
+    from benchmarks.saving import STEPS
+    from phalanx.runtime.launch import launch
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "saving.json"
+        launch("benchmarks.saving", json.dumps({"out": str(out)}), 2, 1)
+        given = json.loads(out.read_text())
+    found, mib = given["figures"], given["bytes"] / 2**20
+    for name in ("beside", "waited for"):
+        both = found[name], found["nothing"]
+        ratios = sorted(b / a for a, b in zip(*(f["tokens_per_s"] for f in both), strict=True))
+        share = median(both[0]["cpu_s_per_step"]) / median(both[1]["cpu_s_per_step"])
+        shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f}), CPU-seconds {share:.3f}"
+        yield Result(f"{STEPS} steps, {mib:.0f} MiB saved {name} / nothing saved, seconds", shown)
+
+
 def bench_collectives() -> Iterator[Result]:
     """Shared memory against Gloo, what `auto` takes against what is best, and the limit of the memory."""
     from benchmarks.collectives import LARGE, ORDINARY, SIZES
@@ -262,6 +280,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "zero": bench_zero,
     "bound": bench_bound,
     "peak": bench_peak,
+    "saving": bench_saving,
     "collectives": bench_collectives,
     "restart": bench_restart,
     "cold": bench_cold,
