@@ -3,8 +3,10 @@ the sizes that were published."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.families import FAMILIES
 from phalanx.spec.hugging_face import from_hugging_face
 from phalanx.spec.jobfile import make_model
-from phalanx.spec.model import ModelSpec, parameters, require_runnable
+from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.presets import PRESETS
 
 
@@ -142,8 +144,6 @@ def test_presets_have_the_published_number_of_parameters(name: str, count: float
 
 
 def test_every_preset_has_unique_names_and_survives_its_own_record() -> None:
-    from dataclasses import asdict
-
     for name in PRESETS:
         model, _ = make_model({"preset": name}, Path())
         names = [p.fqn for p in parameters(model)]
@@ -151,11 +151,37 @@ def test_every_preset_has_unique_names_and_survives_its_own_record() -> None:
         assert make_model(asdict(model), Path())[0] == model
 
 
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "gpt-oss-20b"])
-def test_a_mixture_of_experts_is_refused_in_one_line(name: str) -> None:
-    model, _ = make_model({"preset": name}, Path())
-    with pytest.raises(InputError, match=r"mixture of experts: its shape is known, its step is not"):
-        require_runnable(model)
+def _phalanx(*words: str) -> Any:
+    from typer.testing import CliRunner
+
+    from phalanx.cli import app
+
+    return CliRunner().invoke(app, words)
+
+
+@pytest.mark.parametrize("command", ["plan", "train", "parity"])
+@pytest.mark.parametrize("line", ["auto", "dp=2"])
+def test_a_mixture_of_experts_is_refused_before_anything_starts(command: str, line: str, tmp_path: Path) -> None:
+    if (command, line) == ("parity", "auto"):
+        line = "dp=1"  # parity examines one strategy
+    job = tmp_path / "job.toml"
+    job.write_text('model.preset = "deepseek-v3"\njob = { global_batch = 4, seq = 8 }\ntrain.data = "none.txt"\n')
+    found = _phalanx(command, str(job), "--strategy", line)
+    assert found.exit_code == 2
+    assert "mixture of experts: its shape is known, its step is not priced or run yet" in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+def test_models_are_shown(tmp_path: Path) -> None:
+    assert all(name in _phalanx("models").stdout for name in PRESETS)
+    assert "671,026,404,352 parameters, 37,552,282,624 of them" in _phalanx("models", "deepseek-v3").stdout
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_layer": 1, "n_head": 2}))
+    found = json.loads(_phalanx("models", str(config), "--json").stdout)
+    assert found["parameters"] == found["active"] == sum(found["roles"].values())
+    assert found["roles"]["embedding"] == 28
+    wrong = _phalanx("models", "deepseek-v4")
+    assert (wrong.exit_code, wrong.stderr.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +200,6 @@ def test_a_mixture_of_experts_is_refused_in_one_line(name: str) -> None:
     ],
 )
 def test_what_the_decoder_does_not_do_is_refused_by_name(config: dict[str, Any], words: str, tmp_path: Path) -> None:
-    import json
-
     sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "llama", **sizes, "intermediate_size": 8, **config}))
