@@ -151,6 +151,51 @@ def test_every_preset_has_unique_names_and_survives_its_own_record() -> None:
         assert make_model(asdict(model), Path())[0] == model
 
 
+def _published(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    return {"model_type": kind, **dict(zip((*names, "max_position_embeddings"), sizes, strict=True), **more)}
+
+
+_YARN = {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
+_MLA = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [  # as transformers 4 wrote them
+        (
+            "gpt-neox-20b",
+            _published("gpt_neox", (50432, 6144, 44, 64, 24576, 2048), rotary_pct=0.25, hidden_act="gelu_fast"),
+        ),
+        (
+            "mistral-7b",
+            _published("mistral", (32000, 4096, 32, 32, 14336, 32768), rms_norm_eps=1e-5, num_key_value_heads=8)
+            | {"sliding_window": 4096, "rope_theta": 10000.0},
+        ),
+        (
+            "qwen3-32b",
+            _published("qwen3", (151936, 5120, 64, 64, 25600, 40960), rms_norm_eps=1e-6, num_key_value_heads=8)
+            | {"head_dim": 128, "rope_theta": 1000000, "rope_scaling": None, "sliding_window": None},
+        ),
+        (
+            "deepseek-v2",
+            _published("deepseek_v2", (102400, 5120, 60, 128, 12288, 163840), moe_intermediate_size=1536, **_MLA)
+            | {"n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1}
+            | {"rope_scaling": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, "moe_layer_freq": 1},
+        ),
+        (
+            "gpt-oss-20b",
+            _published("gpt_oss", (201088, 2880, 24, 64, 2880, 131072), num_key_value_heads=8, num_local_experts=32)
+            | {"sliding_window": 128, "head_dim": 64, "rope_theta": 150000, "attention_bias": True},
+        ),
+    ],
+)
+def test_a_published_config_is_the_preset(name: str, config: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert make_model({"config": str(path)}, tmp_path)[0] == make_model({"preset": name}, tmp_path)[0]
+
+
 def _phalanx(*words: str) -> Any:
     from typer.testing import CliRunner
 

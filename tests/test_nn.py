@@ -107,6 +107,7 @@ def dense(draw: st.DrawFn, family: str) -> dict[str, Any]:
         rope |= some({}, {"mscale": 1.0, "mscale_all_dim": 0.5}, {"attention_factor": 1.1}, {"beta_fast": 4.0})
     if family == "gpt_neox":
         rope["partial_rotary_factor"] = some(0.25, 0.5, 1.0)
+        given["hidden_act"] = some("gelu", "gelu_fast")
         return given | {"rope_parameters": rope, "use_parallel_residual": some(True, False)}
     given |= {"rope_parameters": rope, "num_key_value_heads": some(1, 2, 4), "head_dim": some(8, 16)}
     if family == "llama":

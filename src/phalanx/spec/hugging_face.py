@@ -211,7 +211,7 @@ def _gpt_neox(c: _Config) -> Fields:
 
 
 def _gelu(c: _Config, key: str, default: str) -> str:
-    known = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+    known = {"gelu": "gelu", **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")}
     name = c(key, default)
     if name not in known:
         raise c.wrong(f"{key} {name!r} is not supported", f"use one of {', '.join(known)}")

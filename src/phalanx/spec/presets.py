@@ -45,7 +45,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Narayanan et al. 2021, table 1, last row
     "gpt-1t": _gpt(25600, 128, 160, max_seq=2048, vocab=51200),
     # Black et al. 2022; EleutherAI/gpt-neox-20b
-    "gpt-neox-20b": _gpt(6144, 44, 64, max_seq=2048, vocab=50432) | {"family": "gpt_neox", "rotary_dim": 24},
+    "gpt-neox-20b": _gpt(6144, 44, 64, max_seq=2048, vocab=50432)
+    | {"family": "gpt_neox", "rotary_dim": 24, "activation": "gelu_tanh"},
     # Chowdhery et al. 2022, table 1 and section 2; the vocabulary is "256k tokens"
     "palm-540b": _llama(256_000, 18432, 118, 48, 1, 73728, 2048, head_dim=256) | {"family": "palm"},
     # Touvron et al. 2023a, table 2, and the released params.json
