@@ -19,7 +19,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.families import FAMILIES
 from phalanx.spec.hugging_face import from_hugging_face
 from phalanx.spec.jobfile import make_model
-from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.model import ModelSpec, parameters, require_runnable
 from phalanx.spec.presets import PRESETS
 
 
@@ -215,6 +215,13 @@ def test_a_mixture_of_experts_is_refused_before_anything_starts(command: str, li
     assert found.exit_code == 2
     assert "mixture of experts: its shape is known, its step is not priced or run yet" in found.stderr
     assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("field", [{"sinks": True}, {"activation": "swiglu_clamped"}])
+def test_what_is_but_a_shape_is_refused_in_a_dense_model_too(field: dict[str, Any]) -> None:
+    model, _ = make_model({"preset": "llama2-7b", **field}, Path())
+    with pytest.raises(InputError, match="its shape is known"):
+        require_runnable(model)
 
 
 def test_models_are_shown(tmp_path: Path) -> None:

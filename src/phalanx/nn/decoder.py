@@ -54,7 +54,8 @@ class Cache:
 
 
 class Attention(nn.Module):
-    """Causal self-attention, grouped where kv_heads < heads (Ainslie et al. 2023)."""
+    """Causal self-attention, grouped where kv_heads < heads (Ainslie et al. 2023); queries and keys normed where the
+    spec says so (Dehghani et al. 2023). A window is a mask: it is computed over the full square."""
 
     def __init__(self, spec: ModelSpec, block: int) -> None:
         super().__init__()

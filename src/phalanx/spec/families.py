@@ -36,6 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2,
     "gpt_neox": _GPT2 | {"position": "rotary", "activation": "gelu", "tied": False, "residual": "parallel"},
     # Chowdhery et al. 2022, section 2: no bias anywhere, one head of keys and values, one norm for both branches.
+    # Their logits are divided by sqrt(hidden), ours are not.
     "palm": _LLAMA
     | {"norm": "layer", "norm_bias": False, "residual": "parallel_one_norm", "kv_heads": 1, "tied": True},
     "mixtral": _LLAMA | {"rope_theta": 1e6},

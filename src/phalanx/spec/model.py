@@ -166,14 +166,15 @@ MODEL_FIELDS = tuple(f.name for f in fields(ModelSpec))
 
 def require_runnable(spec: ModelSpec) -> None:
     """Refuse a model of which only the shape is known."""
-    for name, what in (
-        ("experts", "mixture of experts"),
-        ("latent", "latent attention"),
-        ("sinks", "attention sinks"),
+    for name, unknown, what in (
+        ("experts", spec.experts is not None, "mixture of experts"),
+        ("latent", spec.latent is not None, "latent attention"),
+        ("sinks", spec.sinks, "attention sinks"),
+        ("activation", spec.activation == "swiglu_clamped", "gpt_oss's activation"),
     ):
-        if getattr(spec, name):
+        if unknown:
             reason = f"{what}: its shape is known, its step is not priced or run yet"
-            raise InputError("model.family", spec.family, reason, "phalanx models shows its shape")
+            raise InputError(f"model.{name}", None, reason, "use a dense model; phalanx models lists them")
 
 
 @dataclass(frozen=True)
