@@ -22,10 +22,11 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.part import Part, boxes, pieces, share, whole
 from phalanx.runtime.saving import Saver, newest_good
 from phalanx.runtime.world import ALONE
+from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.jobfile import build
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy, divisors
 from phalanx.train.step import Training
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from phalanx.nn.decoder import Decoder, rotary_table
+from phalanx.nn.decoder import Decoder
+from phalanx.nn.rotary import rotary_table
 from phalanx.spec.model import ModelSpec, Parameter, parameters
 
 BLOCK = 2**20
