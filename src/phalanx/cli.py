@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from phalanx.cli_clusters import clusters
 from phalanx.cli_collectives import collectives
 from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json
 
@@ -35,6 +36,7 @@ StrategyLine = Annotated[
 ]
 
 app.add_typer(collectives, name="collectives")
+app.command()(clusters)
 
 
 @app.callback(invoke_without_command=True)
