@@ -15,6 +15,7 @@ from pool import Pool
 
 from phalanx import session
 from phalanx.runtime.comm import Comm
+from phalanx.runtime.parallelize import spread
 from phalanx.runtime.world import ALONE
 from phalanx.spec import jobfile, plan
 from phalanx.spec.errors import InputError
@@ -263,3 +264,8 @@ def test_a_run_that_overflows_is_recorded_and_resumed_to_the_bit(
 def test_fp16_without_a_loss_scale_to_hold_it_is_refused(precision: Precision, field: str) -> None:
     with pytest.raises(InputError, match=rf"job.precision.{field}.*float16.*use (float32|bfloat16)"):
         require_runnable(Strategy(), job(1, precision))
+
+
+def test_a_loop_of_ones_own_has_no_loss_scale() -> None:
+    with pytest.raises(InputError, match=r"precision.compute = 'float16': needs a loss scale"):
+        spread(ALONE, torch.nn.Linear(2, 2), precision=HALF)

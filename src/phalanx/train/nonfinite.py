@@ -121,6 +121,7 @@ def origin(
     before = _sums(engine)
     with _watching(engine, units, micro_batch) as watch:
         again()
+    engine.comm.status.now("the search for what is not finite")
     told = engine.comm.gather_objects((watch.found, before, _sums(engine)), "world")
     return _said(engine.comm, *(list(column) for column in zip(*told, strict=True)))
 
@@ -134,7 +135,9 @@ def _said(comm: Comm, own: list[Found | None], once: list[Found | None], twice: 
             return None
         rank = min(found)[2]
         place = ", ".join(f"{axis} {i}" for axis, i in comm.mesh.coordinates(rank).items())
-        others = f", and {len(found) - 1} other ranks have some too" if len(found) > 1 else ""
+        others = {1: "", 2: ", and another rank has some"}.get(
+            len(found), f", and {len(found) - 1} other ranks have some"
+        )
         chosen = of_ranks[rank]
         assert chosen is not None
         return chosen, f"rank {rank}{f' ({place})' if place else ''}{{}} ({chosen.elements}{others})"
