@@ -96,6 +96,8 @@ def test_groups_that_leave_a_host_together_share_its_uplink() -> None:
     assert link(c, two, "dp_replicate+dp_shard").beta_s_per_byte == pytest.approx(1 / port)
     inner = mesh(Strategy(dp=16, zero=3, shard=2))  # of the 2 groups of 8 neither is inside of a host
     assert link(c, inner, "dp_replicate").beta_s_per_byte == pytest.approx(2 / port)
+    some = mesh(Strategy(dp=12, zero=3, shard=6))  # of the groups 0 to 5 and 6 to 11 only the second leaves a host
+    assert link(c, some, "dp_shard").beta_s_per_byte == pytest.approx(1 / port)
     own = replace(c, tiers=(c.tiers[0], replace(c.tiers[1], uplink_bandwidth_bytes_per_s_per_direction=None)))
     assert link(own, two, "dp_replicate").beta_s_per_byte == pytest.approx(1 / port)
     sites = preset("sites-h100", 32)  # 8 DGX ports fill the way out of a site, which 16 nodes share
