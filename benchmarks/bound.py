@@ -17,10 +17,11 @@ from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
 from phalanx.runtime.world import ALONE
+from phalanx.spec.families import complete
 from phalanx.spec.job import Job
 from phalanx.spec.jobfile import build
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.model import ModelSpec
 from phalanx.spec.plan import write_json
 from phalanx.spec.strategy import Strategy
 

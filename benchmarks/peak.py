@@ -21,9 +21,10 @@ from phalanx.runtime.instrument import Tracker
 from phalanx.runtime.launch import run_rank
 from phalanx.runtime.record import Recorder
 from phalanx.runtime.world import ALONE, World
+from phalanx.spec.families import complete
 from phalanx.spec.job import Job
 from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.model import ModelSpec
 from phalanx.spec.plan import write_json
 from phalanx.spec.strategy import Strategy
 

@@ -19,6 +19,8 @@ PRECISIONS = [
     Precision("bfloat16", master="bfloat16"),
     Precision("bfloat16", reduce="bfloat16"),
     Precision("float32", reduce="bfloat16"),
+    Precision("float16"),
+    Precision("float16", reduce="float16"),
     Precision("float32", accumulate="float64"),
     Precision("float32", master="float64"),
 ]

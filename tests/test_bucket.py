@@ -17,7 +17,7 @@ from phalanx.plan.search import price, search
 from phalanx.report.tables import alternatives
 from phalanx.resume import _as_before
 from phalanx.schedule.buckets import buckets
-from phalanx.spec import cluster as clusters
+from phalanx.spec import cluster_presets as clusters
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision

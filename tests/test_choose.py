@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from phalanx.cost import collective
 from phalanx.plan.choose import allowed, choose, decide
-from phalanx.spec import cluster as clusters
+from phalanx.spec import cluster_presets as clusters
 from phalanx.spec.choice import Choice, pick
 from phalanx.spec.cluster import ClusterSpec, CollectiveFit
 from phalanx.spec.mesh import mesh

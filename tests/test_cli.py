@@ -413,7 +413,7 @@ WRONG = [
     (("collectives", "show", "ring", "--ranks", "0"), "--ranks"),
     (("collectives", "prove", "--max-ranks", "0"), "--max-ranks"),
     (("collectives", "table", "--bytes", "5QB"), "is not a size"),
-    (("collectives", "table", "--cluster", "dgx"), "known: dgx-a100"),
+    (("collectives", "table", "--cluster", "dgx-h10"), "did you mean dgx-h100"),
     (("collectives", "table", "--ranks", "0"), "--ranks"),
     (("measure", "--dtype", "int8"), "--dtype"),
 ]

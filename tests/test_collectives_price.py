@@ -14,7 +14,7 @@ from phalanx.cost.critical_path import Costs, best_segments, closed_form, costs,
 from phalanx.plan.collectives import compare
 from phalanx.schedule.collectives import ALGORITHMS, build
 from phalanx.schedule.transfers import Round, Schedule, compose, intervals, relabel
-from phalanx.spec import cluster as clusters
+from phalanx.spec import cluster_presets as clusters
 from phalanx.spec.cluster import ClusterSpec, Tier
 from phalanx.spec.errors import InputError
 

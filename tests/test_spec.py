@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.spec import cluster as clusters
+from phalanx.spec import cluster_presets as clusters
 from phalanx.spec import jobfile, plan, strategy
 from phalanx.spec.errors import InputError
 from phalanx.spec.families import complete
@@ -81,11 +81,6 @@ def test_what_cannot_run_yet_is_refused_by_name(line: str) -> None:
     assert parsed is not None
     with pytest.raises(InputError, match=r"not yet runnable"):
         strategy.require_runnable(parsed, Job(2, 8))
-
-
-def test_float16_is_refused_until_there_is_loss_scaling() -> None:
-    with pytest.raises(InputError, match="loss scaling"):
-        strategy.require_runnable(Strategy(), Job(2, 8, Precision("float16")))
 
 
 @given(st.integers(1, 5000))

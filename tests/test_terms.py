@@ -13,7 +13,7 @@ from phalanx.cost.predict import predict, predict_all
 from phalanx.cost.program import expand
 from phalanx.cost.terms import terms
 from phalanx.plan.search import enumerate_strategies
-from phalanx.spec import cluster as clusters
+from phalanx.spec import cluster_presets as clusters
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model import ModelSpec

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from phalanx.cli_clusters import clusters
 from phalanx.cli_collectives import collectives
 from phalanx.cli_models import models
 from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json
@@ -37,6 +38,7 @@ StrategyLine = Annotated[
 
 app.add_typer(collectives, name="collectives")
 app.command()(models)
+app.command()(clusters)
 
 
 @app.callback(invoke_without_command=True)

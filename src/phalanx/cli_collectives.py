@@ -68,7 +68,7 @@ def collectives_table(
     ] = "100MB",
     ranks: Annotated[int, typer.Option(help="Ranks of the group.")] = 8,
     cluster: Annotated[
-        str, typer.Option(help="dgx-a100, dgx-h100, a cluster's TOML file, or local: measured here.")
+        str, typer.Option(help="A preset (`phalanx clusters`), a cluster's TOML file, or local: measured here.")
     ] = "dgx-h100",
     as_json: Json = False,
 ) -> None:
@@ -78,7 +78,7 @@ def collectives_table(
 
     with mistakes():
         from phalanx.plan.collectives import compare
-        from phalanx.spec import cluster as clusters
+        from phalanx.spec import cluster_presets as clusters
         from phalanx.spec import jobfile
         from phalanx.spec.quantity import parse_bytes
 
@@ -88,7 +88,7 @@ def collectives_table(
         if cluster.endswith(".toml"):
             spec = jobfile.cluster_from_toml(Path(cluster))
         else:
-            spec = clusters.preset(cluster, nodes=max(1, -(-ranks // 8)))
+            spec = clusters.preset(cluster, nodes=max(1, -(-ranks // clusters.preset(cluster, 1).ranks_per_node)))
         found = compare(op, parse_bytes(size), ranks, spec)
         if as_json:
             print_json(asdict(found))

@@ -25,7 +25,7 @@ from phalanx.plan.choose import allowed
 from phalanx.plan.search import Candidate, price, search
 from phalanx.report.tables import Comparison
 from phalanx.schedule.event import Event
-from phalanx.spec import cluster as clusters
+from phalanx.spec import cluster_presets as clusters
 from phalanx.spec import jobfile, plan
 from phalanx.spec import model as models
 from phalanx.spec.choice import Choice

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from phalanx.spec.cluster import ClusterSpec
-from phalanx.spec.mesh import Mesh
+from phalanx.spec.mesh import Mesh, Ranks
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,24 @@ class Link:
 
 
 def link(cluster: ClusterSpec, mesh: Mesh, axis: str) -> Link:
-    """The link of the innermost tier that spans the axis's groups."""
+    """The link of the innermost tier that spans the axis's groups. Where hosts share an uplink, a rank gets its part:
+    a ring leaves each host once, and all groups of the axis communicate at once."""
     tier = mesh.tier(axis, cluster)
-    return Link(tier.latency_s, 1 / tier.bandwidth_bytes_per_s_per_gpu_per_direction)
+    beta = 1 / tier.bandwidth_bytes_per_s_per_gpu_per_direction
+    below = 1  # ranks that share an uplink to a tier
+    for t in cluster.tiers:
+        uplink = t.uplink_bandwidth_bytes_per_s_per_direction
+        if uplink is not None:
+            beta = max(beta, _leaving(mesh.groups(axis), below) / uplink)
+        if t is tier:
+            break
+        below = t.ranks
+    return Link(tier.latency_s, beta)
+
+
+def _leaving(groups: Ranks, host: int) -> int:
+    """The most groups, (groups, ranks), with ranks both in a host of so many neighbours and outside of it."""
+    hosts = np.sort(groups // host, axis=1)
+    first = np.diff(hosts, axis=1, prepend=-1) > 0  # of each host that a group is in
+    crossing = hosts[:, :1] != hosts[:, -1:]
+    return int(np.bincount(hosts[first & crossing], minlength=1).max())

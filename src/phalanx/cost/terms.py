@@ -27,8 +27,8 @@ Indices = npt.NDArray[np.int64]
 
 
 def metrics(stage: int) -> int:
-    """Numbers in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag, faulty-loss flag, and
-    where gradients are sharded the square of their norm."""
+    """Numbers in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag, flag of a rank that
+    has something not finite, and where gradients are sharded the square of their norm."""
     return 5 if stage else 4
 
 

@@ -31,13 +31,45 @@ from phalanx.spec.job import DTYPE_BYTES, DType, Job, Optimizer, Precision
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
-# (hidden, heads, kv_heads, ffn, vocab), then (sequences, seq): shapes around what a small machine trains.
-_LADDER: tuple[tuple[tuple[int, int, int, int, int], tuple[tuple[int, int], ...]], ...] = (
-    ((128, 4, 4, 512, 2048), ((2, 128), (8, 128), (24, 128))),
-    ((192, 6, 3, 512, 2048), ((3, 128), (12, 128))),
-    ((256, 8, 8, 1024, 4096), ((1, 256), (4, 256), (2, 512))),
-    ((512, 8, 4, 1408, 8192), ((2, 128), (4, 128))),
+Shape = tuple[int, int, int, int, int]  # hidden, heads, kv_heads, ffn, vocab
+Batch = tuple[int, int]  # sequences, seq
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What is timed: units of a ladder of shapes, whole passes of one shape, a product of square matrices."""
+
+    ladder: tuple[tuple[Shape, tuple[Batch, ...]], ...]
+    whole: tuple[Shape, Batch]
+    square: int
+
+
+# Shapes around what a small machine trains.
+_FULL = _Sizes(
+    (
+        ((128, 4, 4, 512, 2048), ((2, 128), (8, 128), (24, 128))),
+        ((192, 6, 3, 512, 2048), ((3, 128), (12, 128))),
+        ((256, 8, 8, 1024, 4096), ((1, 256), (4, 256), (2, 512))),
+        ((512, 8, 4, 1408, 8192), ((2, 128), (4, 128))),
+    ),
+    whole=((192, 6, 3, 512, 2048), (6, 128)),
+    square=1024,
 )
+# fp16 on CPUs that have no instructions for it: a hundredth of the speed, so far less work.
+_SMALL = _Sizes(
+    (
+        ((32, 2, 2, 64, 256), ((1, 32), (4, 32))),
+        ((48, 2, 1, 96, 384), ((2, 32), (2, 64))),
+        ((64, 4, 4, 160, 256), ((1, 64), (4, 32))),
+        ((64, 4, 2, 128, 512), ((1, 32), (2, 64))),
+    ),
+    whole=((64, 4, 2, 128, 512), (2, 32)),
+    square=128,
+)
+
+
+def _sizes(dtype: DType, device: torch.device) -> _Sizes:
+    return _SMALL if dtype == "float16" and device.type == "cpu" else _FULL
 
 
 @dataclass(frozen=True)
@@ -116,12 +148,12 @@ def measure_points(
     that it meets the same disturbances.
     """
     benches = []
-    for shape, sizes in _LADDER:
+    for shape, batches in _sizes(dtype, device).ladder:
         model = create(_spec(*shape), DTYPES[dtype], device)
         for p in model.parameters():
             torch.nn.init.normal_(p, std=0.02)
             p.register_post_accumulate_grad_hook(partial(_as_the_engine, torch.zeros_like(p)))
-        benches += [_Bench(model, sequences, seq, device) for sequences, seq in sizes]
+        benches += [_Bench(model, sequences, seq, device) for sequences, seq in batches]
     for _ in range(rounds + 1):
         for i, bench in enumerate(benches):
             barrier()
@@ -133,7 +165,7 @@ def measure_points(
 
 def peak_flops(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float:
     """FLOP/s of the best square matrix product."""
-    n = 4096 if device.type == "cuda" else 1024
+    n = 4096 if device.type == "cuda" else _sizes(dtype, device).square
     a = torch.randn(n, n, device=device).to(DTYPES[dtype])
     best = float("inf")
     for _ in range(4):
@@ -193,15 +225,16 @@ class Whole:
     over the price of its parts (cold caches, ranks that wait for the slowest)."""
 
     def __init__(self, dtype: DType, comm: Comm) -> None:
-        self.comm, self.spec = comm, replace(_spec(192, 6, 3, 512, 2048), layers=4)
-        self.job = Job(global_batch=6 * comm.world.size, seq=128, precision=Precision(compute=dtype))
+        shape, (self.sequences, seq) = _sizes(dtype, comm.world.device).whole
+        self.comm, self.spec = comm, replace(_spec(*shape), layers=4)
+        self.job = Job(global_batch=self.sequences * comm.world.size, seq=seq, precision=Precision(compute=dtype))
         self.model = create(self.spec, DTYPES[dtype], comm.world.device)
         for p in self.model.parameters():
             torch.nn.init.normal_(p, std=0.02)
         cut = gradient_buckets(self.spec, self.job, 25 * 2**20)
         self.engine = DataParallel(self.model, cut, self.job.precision, comm, Strategy(dp=comm.world.size), {})
         self.engine.start(None)
-        self.tokens = torch.randint(self.spec.vocab, (6, self.job.seq + 1), device=comm.world.device)
+        self.tokens = torch.randint(self.spec.vocab, (self.sequences, self.job.seq + 1), device=comm.world.device)
         self.times: list[float] = []
 
     def run(self) -> None:
@@ -220,7 +253,7 @@ class Whole:
 
     def over_parts(self, forward: Rates, backward: Rates, links: list[CollectiveFit]) -> float:
         """The median pass, less its communication, over the sum of its units' prices; at least 1."""
-        spec, t, e = self.spec, 6 * self.job.seq, DTYPE_BYTES[self.job.precision.compute]
+        spec, t, e = self.spec, self.sequences * self.job.seq, DTYPE_BYTES[self.job.precision.compute]
         parts = sum(
             n * (kernel.forward(spec, unit, t, self.job.seq, e).seconds(forward))
             + n * (kernel.backward(spec, unit, t, self.job.seq, e).seconds(backward))

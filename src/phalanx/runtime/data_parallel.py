@@ -32,6 +32,7 @@ from phalanx.spec.job import Precision
 from phalanx.spec.strategy import Strategy
 
 Draw = Callable[[Piece], Tensor]
+Watch = Callable[[str, Tensor, list[tuple[Tensor, Tensor]]], None]
 
 
 def _call(hook: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name: str, p: nn.Parameter) -> None:
@@ -86,6 +87,8 @@ class DataParallel:
         # Codes are made from whole gradients: what travels is the compressor's affair.
         self._reduce = DTYPES[precision.accumulate_dtype if c else precision.reduce_dtype]
         self._last, self._open, self._micro_batch, self._next = False, False, 0, 0
+        self.watch: Watch | None = None  # is shown each gradient, and the rows beside it, before it is reduced
+        self.unscale = 1.0  # on gradients before they are compressed: what is kept back must outlive a loss scale
         self._allocate(precision)
         self.compressor: Compressor | None = None
         if c is not None:
@@ -237,6 +240,8 @@ class DataParallel:
             raise RuntimeError(f"{name} got a gradient in a backward pass that the engine was not told of")
         bucket, grad = self._bucket_of[name], parameter.grad
         assert grad is not None
+        if self.watch is not None:
+            self.watch(name, grad, parameter.rows_beside)  # type: ignore[attr-defined]
         place = self._views[name] if self.stage <= 1 else self._view(bucket, name)
         put(place, grad, add=self.stage <= 1 and name in bucket.touched)
         bucket.touched.add(name)
@@ -297,6 +302,8 @@ class DataParallel:
         if b.whole is not None and b.sent is not b.whole:
             b.sent.copy_(b.whole)
         if self.compressor is not None:
+            if self.unscale != 1.0:
+                b.sent.mul_(self.unscale)
             for earlier in self.buckets[: self._next]:
                 if isinstance(earlier.handle, Underway):
                     earlier.handle.advance()

@@ -84,6 +84,10 @@ def spread(
     require_spreadable(module)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     precision = precision or Precision(common_dtype(trained))  # type: ignore[arg-type]
+    if precision.compute == "float16":
+        raise InputError(
+            "precision.compute", "float16", "needs a loss scale, which `phalanx train` has", "use bfloat16"
+        )
     require_runnable(s, Job(s.dp, 1, precision))
     module.to(world.device)
     choices = [Choice(op, world.size, 0, transport) for op in _OPS] if transport != "native" else []

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from phalanx.spec.choice import Transport
-from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType
 
 Origin = Literal["measured", "published", "estimated"]
@@ -171,72 +171,3 @@ class ClusterSpec:
         """What was measured of an operation over groups of this size, or else of the next larger one."""
         sizes = [f.group_size for f in self.collectives if f.op == op and f.group_size >= group_size]
         return [f for f in self.collectives if sizes and (f.op, f.group_size) == (op, min(sizes))]
-
-
-def _datasheet(device: Device, dtype: DType) -> KernelRates:
-    """Rates from a datasheet with coarse, stated efficiencies: an estimate until `measure` has run there.
-
-    Matrix products reach about 0.7 of dense peak, attention about 0.35, and memory-bound work about 0.8 of
-    bandwidth; a kernel launch costs about 4 microseconds.
-    """
-    peak = device.dense_flops_per_s[dtype]
-    bandwidth = device.memory_bandwidth_bytes_per_s
-    rates = Rates(1 / (0.7 * peak), 1 / (0.35 * peak), 1 / (0.8 * bandwidth), 4e-6)
-    return KernelRates(dtype, 1, 1, rates, rates, 1 / (0.8 * bandwidth), 1.0, peak, 0.0, "estimated")
-
-
-_A100 = Device(
-    name="A100-SXM4-80GB",
-    kind="cuda",
-    memory_bytes=80 * GIB,
-    usable_bytes=int(78.0 * GIB),
-    memory_bandwidth_bytes_per_s=2.039e12,
-    dense_flops_per_s={"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 9.7e12},
-    own_communication_engine=True,
-    origin="published",
-    source="NVIDIA A100 datasheet, dense; usable: less driver and context, about 2 GiB",
-)
-_H100 = Device(
-    name="H100-SXM5-80GB",
-    kind="cuda",
-    memory_bytes=80 * GIB,
-    usable_bytes=int(78.0 * GIB),
-    memory_bandwidth_bytes_per_s=3.35e12,
-    dense_flops_per_s={"bfloat16": 989.4e12, "float16": 989.4e12, "float32": 66.9e12, "float64": 33.5e12},
-    own_communication_engine=True,
-    origin="published",
-    source="NVIDIA H100 datasheet, dense; usable: less driver and context, about 2 GiB",
-)
-
-
-def _dgx(name: str, device: Device, nvlink: float, nic: float, nodes: int) -> ClusterSpec:
-    return ClusterSpec(
-        name=name,
-        device=device,
-        ranks_per_node=8,
-        nodes=nodes,
-        tiers=(
-            Tier("nvlink", 8, 5e-6, nvlink, "published", "NVLink, one direction (half of the headline figure)"),
-            Tier("infiniband", 8 * nodes, 15e-6, nic, "published", "one port per GPU, one direction"),
-        ),
-        kernels=tuple(_datasheet(device, d) for d in device.dense_flops_per_s),
-    )
-
-
-def dgx_a100(nodes: int) -> ClusterSpec:
-    return _dgx("dgx-a100", _A100, nvlink=300e9, nic=25e9, nodes=nodes)
-
-
-def dgx_h100(nodes: int) -> ClusterSpec:
-    return _dgx("dgx-h100", _H100, nvlink=450e9, nic=50e9, nodes=nodes)
-
-
-PRESETS = {"dgx-a100": dgx_a100, "dgx-h100": dgx_h100}
-
-
-def preset(name: str, nodes: int) -> ClusterSpec:
-    if name not in PRESETS:
-        raise InputError(
-            "cluster.preset", name, "is not a cluster that Phalanx knows", nearest(name, [*PRESETS, "local"])
-        )
-    return PRESETS[name](nodes)

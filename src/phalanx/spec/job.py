@@ -89,7 +89,8 @@ class Train:
     """How a run goes about a job: data, learning rate, evaluation, saving. Times in steps unless named.
 
     `transport`: of collectives between the ranks of a host; auto takes what was measured to be the fastest.
-    `check_sync`: after every so many steps the replicas' bits are compared; 0: never."""
+    `check_sync`: after every so many steps the replicas' bits are compared; 0: never. `nonfinite`: whether a step
+    whose loss or gradient is not finite ends the run or is left out."""
 
     data: str = "austen"
     name: str = ""
@@ -105,6 +106,7 @@ class Train:
     save_every: int = 0
     keep: int = 2
     check_sync: int = 0
+    nonfinite: Literal["stop", "skip"] = "stop"
     threads: int = 1
     timeout_s: float = 300.0
     transport: Literal["auto", "native", "p2p", "shm"] = "auto"

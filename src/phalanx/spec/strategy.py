@@ -14,7 +14,7 @@ from typing import Any, Literal
 from phalanx.spec import compression
 from phalanx.spec.compression import Compression
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.job import DType, Job
+from phalanx.spec.job import DType, Job, Precision
 from phalanx.spec.model import ModelSpec
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
@@ -225,10 +225,7 @@ _RUNNABLE: dict[str, set[Any] | None] = {
 def require_runnable(strategy: Strategy, job: Job) -> None:
     """Refuse by name what is part of the grammar but cannot be run or priced yet."""
     p = job.precision
-    if "float16" in (p.compute, p.reduce_dtype, p.accumulate_dtype, p.master_dtype):
-        raise InputError(
-            "job.precision", "float16", "needs loss scaling, which is not there yet", "use bfloat16 or float32"
-        )
+    _require_in_range(p)
     if strategy.grad_sync == "micro" and strategy.zero < 2:
         raise InputError(
             "strategy.grad_sync", "micro", f"zero={strategy.zero} reduces once a step", "use zero=2 or 3"
@@ -250,6 +247,23 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
                 "is part of the grammar but not yet runnable",
                 f"leave it out or use {usable}" if usable else "leave it out",
             )
+
+
+def _require_in_range(p: Precision) -> None:
+    """fp16 where a loss scale keeps numbers inside of its range, and nowhere else."""
+    for name, dtype, why in (
+        ("accumulate", p.accumulate_dtype, "sums of gradients do not fit into its range"),
+        ("master", p.master_dtype, "small updates and Adam's eps vanish in it"),
+    ):
+        if dtype == "float16":
+            raise InputError(f"job.precision.{name}", dtype, why, "use float32")
+    if p.reduce_dtype == "float16" and p.compute != "float16":
+        raise InputError(
+            "job.precision.reduce",
+            "float16",
+            f"needs the loss scale, which compute = {p.compute} does without",
+            "use bfloat16, or compression=fp16, which scales every block",
+        )
 
 
 def _require_compressible(strategy: Strategy, accumulate: DType) -> None:

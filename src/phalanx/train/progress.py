@@ -35,7 +35,8 @@ class Progress:
         now = row["step_time_s"]
         self.seconds = now if not self.seconds else 0.9 * self.seconds + 0.1 * now
         held_out = f"  held-out {row['eval_loss']:.3f}" if "eval_loss" in row else ""
-        text = f"loss {row['loss']:.3f}  {self.tokens / self.seconds:,.0f} tokens/s"
+        loss = "not finite" if row["loss"] is None else f"{row['loss']:.3f}"
+        text = f"loss {loss}  {self.tokens / self.seconds:,.0f} tokens/s"
         if self.bar is not None:
             self.bar.update(self.task, completed=row["step"], description=text)
             if held_out:
@@ -43,6 +44,10 @@ class Progress:
         elif held_out or row["step"] == self.steps or time.monotonic() >= self.next_line:
             self.console.print(f"step {row['step']}/{self.steps}  {text}{held_out}", highlight=False)
             self.next_line = time.monotonic() + _LINE_EVERY_S
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def close(self) -> None:
         if self.bar is not None:

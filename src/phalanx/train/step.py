@@ -3,25 +3,30 @@
 The trainer, the parity examiner and the benchmarks all run this same step.
 
     micro-batches: forward, backward (gradients leave with the last one)
-    metrics:       one fused fp64 all-reduce: loss sum, target tokens, stop flag, faulty-loss flag; sharded
-                   gradients: the square of their norm
+    metrics:       one fused fp64 all-reduce: loss sum, target tokens, stop flag, flag of a rank whose loss or
+                   gradient is not finite; sharded gradients: the square of their norm
     finish:        gradients are sums over the global batch; divided by its token count, clipped
     optimizer:     on the masters; weights are cast down from them
+
+A step whose loss or gradient is not finite changes nothing: it is looked into (nonfinite.py), and skipped or the end
+of the run. fp16 gradients that overflow halve the loss scale (loss_scale.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create, draw
-from phalanx.runtime import logical
+from phalanx.runtime import checkpoint, logical
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.part import Part
@@ -29,23 +34,38 @@ from phalanx.schedule.buckets import buckets
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.strategy import Strategy
+from phalanx.train.loss_scale import LossScale
+from phalanx.train.nonfinite import origin
+
+SKIPS_IN_A_ROW = 10
+"""So many steps that are not finite, one after the other, end a run that skips them."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """`loss` in nats per token; `grad_norm` before clipping; `stop`: some rank was asked to stop."""
+    """`loss` in nats per token; `grad_norm` before clipping; `stop`: some rank was asked to stop; `skipped`: why the
+    step has changed nothing, empty where it has."""
 
     loss: float
     grad_norm: float
     tokens: int
     stop: bool
+    skipped: str = ""
 
 
 class Training:
-    """The state of a run on one rank."""
+    """The state of a run on one rank. `nonfinite`: what becomes of a step whose loss or gradient is not finite."""
 
-    def __init__(self, spec: ModelSpec, job: Job, strategy: Strategy, comm: Comm, seed: int) -> None:
-        self.spec, self.job, self.comm = spec, job, comm
+    def __init__(
+        self,
+        spec: ModelSpec,
+        job: Job,
+        strategy: Strategy,
+        comm: Comm,
+        seed: int,
+        nonfinite: Literal["stop", "skip"] = "stop",
+    ) -> None:
+        self.spec, self.job, self.comm, self.nonfinite = spec, job, comm, nonfinite
         precision = job.precision
         device = comm.world.device
         stage = strategy.stage
@@ -73,15 +93,51 @@ class Training:
         # A master of the gradients' own type reads them where they were reduced; another gets a cast copy.
         self._same = precision.accumulate_dtype == precision.master_dtype
         self.current = 0  # micro-batch under way
+        self.loss_scale = LossScale() if precision.compute == "float16" else None
+        self.skipped = 0  # steps that have changed nothing
+        self._in_a_row = 0  # of them, the last ones, that no loss scale mends
 
     def step(self, micro_batches: list[Tensor], lr: float, stop: bool = False) -> StepResult:
         """Train on this rank's micro-batches, each (micro_batch, seq + 1) token ids on the device.
 
-        Raises FloatingPointError, before any weight changes, where loss or gradient norm is not finite.
+        Raises FloatingPointError, before any weight changes, where loss or gradient norm is not finite and the step
+        is not to be skipped; it says where that began.
         """
         job, comm = self.job, self.comm
         expected = job.global_batch * job.seq
         sharded = self.engine.stage > 0
+        divisor = self.loss_scale.divisor(expected) if self.loss_scale else float(expected)
+        self.engine.unscale = divisor / expected
+        loss_sum = self._passes(micro_batches, 1 / divisor)
+        square_here = self.engine.norm_square()
+        metrics = torch.zeros(4 + sharded, dtype=torch.float64, device=comm.world.device)
+        metrics[0] = loss_sum
+        metrics[1] = sum(batch.shape[0] * (batch.shape[1] - 1) for batch in micro_batches)
+        metrics[2] = float(stop)
+        metrics[3] = ~torch.isfinite(metrics[0] + square_here)
+        if sharded:
+            metrics[4] = square_here
+        comm.all_reduce(metrics, "world", unit="metrics", phase="opt").wait()
+        loss, tokens, stops, faulty, square = _read(metrics if sharded else torch.cat([metrics, square_here[None]]))
+        # The loss was divided by something else than the true number of target tokens.
+        factor = (expected if self.engine.compressor else divisor) / tokens
+        norm = math.sqrt(square) * factor if square >= 0 else math.nan
+        told = StepResult(loss / tokens, norm, int(tokens), stops > 0)
+        if faulty or not math.isfinite(norm):
+            return replace(told, skipped=self._skip(math.isfinite(loss), micro_batches, 1 / divisor))
+        clip = min(1.0, job.clip / (norm + 1e-6)) if job.clip else 1.0
+        self.engine.scale(factor * clip)
+        comm.status.now("optimizer")
+        self._update(lr)
+        self._in_a_row = 0
+        if self.loss_scale:
+            self.loss_scale = self.loss_scale.after(overflow=False)
+        return told
+
+    def _passes(self, micro_batches: list[Tensor], seed: float) -> Tensor:
+        """Forward and backward passes from gradient `seed` of the loss; gradients are reduced. The sum of the losses,
+        (), fp64."""
+        comm = self.comm
         loss_sum: Tensor | None = None
         self.engine.begin()
         for i, batch in enumerate(micro_batches):
@@ -90,31 +146,35 @@ class Training:
             comm.status.now(f"forward of micro-batch {i}")
             loss = self.model(batch[:, :-1], batch[:, 1:])
             comm.status.now(f"backward of micro-batch {i}")
-            loss.backward(torch.full_like(loss, 1 / expected))
+            loss.backward(torch.full_like(loss, seed))
             loss_sum = loss.detach().double() if loss_sum is None else loss_sum + loss.detach()
             del loss
         self.engine.finish()
-        metrics = torch.zeros(4 + sharded, dtype=torch.float64, device=comm.world.device)
-        metrics[0] = loss_sum
-        metrics[1] = sum(batch.shape[0] * (batch.shape[1] - 1) for batch in micro_batches)
-        metrics[2] = float(stop)
-        metrics[3] = ~torch.isfinite(metrics[0])
-        if sharded:
-            metrics[4] = self.engine.norm_square()
-        comm.all_reduce(metrics, "world", unit="metrics", phase="opt").wait()
-        whole = metrics if sharded else torch.cat([metrics, self.engine.norm_square()[None]])
-        loss_sum, tokens, stops, faulty, square = _read(whole)
-        norm = math.sqrt(square) if square >= 0 else math.nan
-        # The loss was divided by the expected number of target tokens; make it the true one.
-        factor = expected / tokens
-        norm *= factor
-        if faulty or not math.isfinite(norm):
-            raise FloatingPointError(f"loss {loss_sum / tokens} and gradient norm {norm} are not both finite")
-        clip = min(1.0, job.clip / (norm + 1e-6)) if job.clip else 1.0
-        self.engine.scale(factor * clip)
-        comm.status.now("optimizer")
-        self._update(lr)
-        return StepResult(loss_sum / tokens, norm, int(tokens), stops > 0)
+        assert loss_sum is not None
+        return loss_sum
+
+    def _skip(self, loss_is_finite: bool, micro_batches: list[Tensor], seed: float) -> str:
+        """Leave out the step that did not come out finite, all ranks alike, and say why. Raises FloatingPointError
+        where that may not be."""
+        scale = self.loss_scale
+        if scale and loss_is_finite and scale.scale > 1:
+            self.loss_scale = scale.after(overflow=True)
+            now = self.loss_scale.scale
+            why = f"gradients overflow float16 at the loss scale {scale.scale:.0f}; it is {now:.0f} now"
+        else:
+            again = partial(self._passes, micro_batches, seed)
+            why = origin(self.engine, self.model.units(), lambda: self.current, again)
+            self._in_a_row += 1
+            if scale and loss_is_finite:
+                raise FloatingPointError(f"at the loss scale {scale.scale:.0f}, the smallest: {why}")
+            if self.nonfinite == "stop":
+                raise FloatingPointError(why)
+            if self._in_a_row == SKIPS_IN_A_ROW:
+                raise FloatingPointError(f"{why}; {SKIPS_IN_A_ROW} steps in a row were not finite")
+        if self.engine.compressor is not None:
+            self.engine.compressor.forget()
+        self.skipped += 1
+        return why
 
     @torch.no_grad()
     def _update(self, lr: float) -> None:
@@ -151,9 +211,17 @@ class Training:
         """What this rank writes of a checkpoint; all ranks together (runtime/logical.py)."""
         return logical.owned(self.engine, self.masters, self.optimizer)
 
+    def numerics(self) -> dict[str, Any]:
+        """What a checkpoint says beside its tensors: steps skipped so far, and of an fp16 run its loss scale."""
+        return {"skipped": self.skipped, "loss_scale": asdict(self.loss_scale) if self.loss_scale else None}
+
     @torch.no_grad()
     def load(self, folder: Path, step: int) -> None:
         """Go on from a checkpoint; all ranks together. Raises CheckpointError."""
+        about = checkpoint.about(folder, step)
+        self.skipped = about.get("skipped", 0)
+        if self.loss_scale and about.get("loss_scale"):
+            self.loss_scale = LossScale(**about["loss_scale"])
         logical.load(self.engine, self.masters, self.optimizer, folder, step)
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:

@@ -56,7 +56,7 @@ class Trainer:
         self.first = comm.world.rank == 0
         self.replica = comm.mesh.replica(comm.world.rank)
         self.batches = Batches(tokens.training(), job.seq, job.global_batch, train.seed)
-        self.training = Training(plan.model, job, strategy, comm, train.seed)
+        self.training = Training(plan.model, job, strategy, comm, train.seed, train.nonfinite)
         self.peak_lr = train.scaled_lr(job.global_batch)
         self.start = 0
         self.saver = Saver(folder / "checkpoint", comm, train.keep)
@@ -76,8 +76,8 @@ class Trainer:
     def run(self, stop: StopFlag) -> bool:
         """Train to the end, or to a stop that was asked for; True if it was. A checkpoint holds the last step.
 
-        Raises FloatingPointError naming the step where loss or gradients are not finite, ReplicasDiffer the one
-        after which replicas hold different bits.
+        Raises FloatingPointError naming the step where loss or gradients are not finite and where that began,
+        ReplicasDiffer the one after which replicas hold different bits.
         """
         train, steps = self.plan.train, self.plan.train.steps
         interrupted = False
@@ -89,6 +89,8 @@ class Trainer:
                 self.saver.check()
                 row = self._step(step, stop)
                 interrupted = row.pop("stop")
+                if "skipped_because" in row and progress is not None:
+                    progress.say(f"step {step + 1} skipped: {row['skipped_because']}")
                 done, last = step + 1, step + 1 == steps
                 if train.check_sync and done % train.check_sync == 0:
                     self._compare_replicas(done)  # before anything of a wrong state is saved
@@ -120,15 +122,16 @@ class Trainer:
         lr = learning_rate(plan.train, self.peak_lr, step)
         recorder, timeline = self.comm.recorder, self.comm.timeline
         traced = timeline.possible and step == self.traced
+        instrumented = not self.events
         timeline.begin()
         inputs = self._inputs(step)
         try:
-            # The first step of a process is slow anyhow: it is the instrumented one.
-            if step == self.start:
+            # The first step of a process is slow anyhow: it is the instrumented one, unless it is skipped.
+            if instrumented:
                 with instrument(self.training.model.units(), recorder, lambda: self.training.current) as tracker:
                     result = self.training.step(inputs, lr, bool(stop))
                 self.memory = tracker.peak
-                self.events = tuple(recorder.events)
+                self.events = () if result.skipped else tuple(recorder.events)
                 if world.device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(world.device)
             else:
@@ -140,7 +143,9 @@ class Trainer:
         except FloatingPointError as error:
             raise FloatingPointError(f"step {step + 1}: {error}") from None
         seconds, times = timeline.end(), timeline.times()
-        if step > self.start:
+        if result.skipped:
+            self.traced = min(max(self.traced, step + 2), plan.train.steps - 1)
+        elif not instrumented:
             self.step_times.append(seconds)
             if times is not None:
                 self.parts.append((times.compute_s, times.exposed_communication_s, times.hidden_communication_s))
@@ -190,8 +195,8 @@ class Trainer:
         axes = None if times is None else times.axes
         return {
             "step": step + 1,
-            "loss": result.loss,
-            "grad_norm": result.grad_norm,
+            "loss": _finite(result.loss),
+            "grad_norm": _finite(result.grad_norm),
             "lr": lr,
             "tokens": result.tokens,
             "step_time_s": seconds,
@@ -200,6 +205,9 @@ class Trainer:
             "mem_bytes": self.memory,
             "exposed_communication_s": None if axes is None else {a: t.exposed_s for a, t in axes.items()},
             "overlap": None if axes is None else {a: t.overlap for a, t in axes.items()},
+            "skipped": self.training.skipped,
+            "loss_scale": self.training.loss_scale.scale if self.training.loss_scale else None,
+            **({"skipped_because": result.skipped} if result.skipped else {}),
             "stop": result.stop,
         }
 
@@ -221,7 +229,7 @@ class Trainer:
         seed = self.plan.train.seed
         cursor = step * self.plan.job.global_batch  # sequences seen
         about = {"seed": seed, "data_cursor": cursor, "random_state": [seed, step], "lr": lr}
-        self.saver.save(step, self.training.owned(), about)
+        self.saver.save(step, self.training.owned(), about | self.training.numerics())
         self.saved = step
 
     def _write_record(self, last_loss: float | None, interrupted: bool) -> None:
@@ -252,6 +260,11 @@ class Trainer:
             "overlap": hidden / (exposed + hidden) if exposed + hidden else None,
             "traced_step": self.traced + 1 if self.trace_written else None,
         }
+
+
+def _finite(x: float) -> float | None:
+    """JSON has no other numbers."""
+    return x if math.isfinite(x) else None
 
 
 def _to_device(batch: npt.NDArray[np.int64], device: torch.device) -> Tensor:

@@ -46,6 +46,10 @@ class Compressor(Protocol):
         """Go on from this, (padded,)."""
         ...
 
+    def forget(self) -> None:
+        """Begin anew, with nothing kept back: the reductions of this step held numbers that are not finite."""
+        ...
+
     def factors(self, b: Flat) -> dict[str, Tensor]:
         """Whatever else the next reduction begins with, alike on all ranks: by the name of its parameter."""
         ...

@@ -43,6 +43,8 @@ class PowerSGD(Whole):
     def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
         super().__init__(c, buckets, comm, dtype)
         self._parts = {b.name: self._divide(b) for b in buckets}
+        self._seeds = {b.name: b.bucket.index for b in buckets}
+        self._draw()
 
     def _divide(self, b: Flat) -> _Parts:
         matrices, rest = factors(self.c, b.bucket)
@@ -52,11 +54,19 @@ class PowerSGD(Whole):
         pieces = left.split(left_sizes)
         p = tuple(t.view(f.n, f.r) for t, f in zip(pieces, matrices, strict=False))
         q = tuple(t.view(f.m, f.r) for t, f in zip(right.split([f.m * f.r for f in matrices]), matrices, strict=True))
-        generator = torch.Generator(self._device).manual_seed(b.bucket.index)
-        for t in q:  # alike on all ranks
-            t.normal_(generator=generator)
         names = tuple(p.fqn for p in rest)
         return _Parts(matrices, names, left, right, p, q, dict(zip(names, pieces[len(matrices) :], strict=True)))
+
+    def _draw(self) -> None:
+        """The factors to begin with, alike on all ranks."""
+        for name, parts in self._parts.items():
+            generator = torch.Generator(self._device).manual_seed(self._seeds[name])
+            for q in parts.q:
+                q.normal_(generator=generator)
+
+    def forget(self) -> None:
+        super().forget()
+        self._draw()
 
     def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         parts, views = self._parts[b.name], b.views(x)

@@ -128,5 +128,10 @@ class Quantised:
         if b.name in self._across:
             self._across[b.name].put_back(torch.zeros_like(self._across[b.name].first))
 
+    def forget(self) -> None:
+        for exchange in (*self._reduces.values(), *self._across.values()):
+            exchange.first.zero_()
+            exchange.second.zero_()
+
     def factors(self, b: Flat) -> dict[str, Tensor]:
         return {}

@@ -140,6 +140,7 @@ class Drawn(_Sparse):
         self._draw(at, b.padded)
         torch.index_select(x, 0, at, out=values[:k])
         values[k:] = 0
+        values[:1].add_(x.sum().mul_(0))  # what is no number shows at once, and not when it is drawn some day
         if not self.c.feedback:
             values.mul_(b.padded / k)
         self._keep(b, x, at)

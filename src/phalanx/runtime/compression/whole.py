@@ -44,5 +44,9 @@ class Whole:
     def put_back(self, b: Flat, kept: Tensor) -> None:
         self._kept[b.name].copy_(kept)
 
+    def forget(self) -> None:
+        for kept in self._kept.values():
+            kept.zero_()
+
     def factors(self, b: Flat) -> dict[str, Tensor]:
         return {}

@@ -1,0 +1,183 @@
+"""Clusters that Phalanx knows by name, from what their vendors publish.
+
+Datasheets like large numbers: FLOP/s with sparsity, links in both directions at once, memory in units of choice.
+Here FLOP/s are dense, links go one way, memory is what the driver reports. Where a datasheet has no figure for a
+type, the device has none either, and a job of that type is refused. `measure` on the machine itself beats all this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from phalanx.spec.cluster import ClusterSpec, Device, KernelRates, Origin, Rates, Tier
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.job import DType
+
+_MIB = 2**20
+_CONTEXT = 2048 * _MIB
+"""What CUDA's context, cuBLAS's workspaces and NCCL's buffers take of a device, about."""
+
+
+def _gpu(
+    name: str, mib: int, bandwidth: float, tera: dict[DType, float], source: str, memory: str = "nvidia-smi"
+) -> Device:
+    """A GPU with the MiB that `memory` says, memory bandwidth in bytes/s, and dense TFLOP/s by type."""
+    return Device(
+        name=name,
+        kind="cuda",
+        memory_bytes=mib * _MIB,
+        usable_bytes=mib * _MIB - _CONTEXT,
+        memory_bandwidth_bytes_per_s=bandwidth,
+        dense_flops_per_s={dtype: t * 1e12 for dtype, t in tera.items()},
+        own_communication_engine=True,
+        origin="published",
+        source=f"{source}, dense; memory as {memory} says, usable: less 2 GiB for context and libraries (estimated)",
+    )
+
+
+def _tera(half: float, single: float, double: float | None, bf16: bool = True) -> dict[DType, float]:
+    """Dense TFLOP/s: fp16 (and bf16) on tensor cores, fp32 and fp64 outside of them."""
+    found: dict[DType, float] = {"bfloat16": half} if bf16 else {}
+    found |= {"float16": half, "float32": single}
+    return found | ({"float64": double} if double else {})
+
+
+_VOLTA = _tera(125, 15.7, 7.8, bf16=False)
+_AMPERE = _tera(312, 19.5, 9.7)
+_HOPPER = _tera(989.4, 66.9, 33.5)
+_V100_16 = _gpu("V100-SXM2-16GB", 16160, 900e9, _VOLTA, "NVIDIA V100 datasheet")
+_V100_32 = _gpu("V100-SXM2-32GB", 32510, 900e9, _VOLTA, "NVIDIA V100 datasheet")
+_V100_DGX2 = _gpu("V100-SXM3-32GB", 32510, 900e9, _VOLTA, "NVIDIA V100 datasheet")
+_A100_40 = _gpu("A100-SXM4-40GB", 40960, 1.555e12, _AMPERE, "NVIDIA A100 datasheet")
+_A100_80 = _gpu("A100-SXM4-80GB", 81920, 2.039e12, _AMPERE, "NVIDIA A100 datasheet")
+_A100_PCIE = _gpu("A100-PCIe-80GB", 81920, 1.935e12, _AMPERE, "NVIDIA A100 datasheet")
+_H100 = _gpu("H100-SXM5-80GB", 81559, 3.35e12, _HOPPER, "NVIDIA H100 datasheet")
+_H200 = _gpu("H200-SXM5-141GB", 143771, 4.8e12, _HOPPER, "NVIDIA H200 datasheet")
+_B200 = _gpu("B200-SXM-180GB", 183359, 7.7e12, _tera(2250, 75, 37), "NVIDIA HGX B200 datasheet")
+_GB200 = _gpu(
+    "GB200-186GB", 177383, 8e12, _tera(2500, 80, 40), "NVIDIA GB200 NVL72 datasheet", "the datasheet (186 GB)"
+)
+_A10 = _gpu("A10-24GB", 23028, 600e9, _tera(125, 31.2, None), "NVIDIA A10 datasheet")
+_L4 = _gpu("L4-24GB", 23034, 300e9, _tera(121, 30.3, None), "NVIDIA L4 datasheet")
+_RTX_4090 = _gpu("RTX-4090-24GB", 24564, 1.008e12, _tera(165.2, 82.6, None), "NVIDIA Ada whitepaper, fp32 sums")
+
+
+def _rates(device: Device, dtype: DType) -> KernelRates:
+    """Rates from a datasheet with coarse, stated efficiencies: an estimate until `measure` has run there.
+
+    Matrix products reach about 0.7 of dense peak, attention about 0.35, and memory-bound work about 0.8 of
+    bandwidth; a kernel launch costs about 4 microseconds.
+    """
+    peak = device.dense_flops_per_s[dtype]
+    bandwidth = device.memory_bandwidth_bytes_per_s
+    rates = Rates(1 / (0.7 * peak), 1 / (0.35 * peak), 1 / (0.8 * bandwidth), 4e-6)
+    return KernelRates(dtype, 1, 1, rates, rates, 1 / (0.8 * bandwidth), 1.0, peak, 0.0, "estimated")
+
+
+@dataclass(frozen=True)
+class _Links:
+    """Links of one rank: bytes/s in one direction, and what all ranks below share towards them, if they do."""
+
+    name: str
+    latency_s: float
+    rate: float
+    source: str
+    uplink: float | None = None
+    origin: Origin = "published"
+
+    def among(self, ranks: int) -> Tier:
+        return Tier(self.name, ranks, self.latency_s, self.rate, self.origin, self.source, self.uplink)
+
+
+def _nvlink(rate: float, generation: int, switched: bool = True) -> _Links:
+    how = "through NVSwitch" if switched else "in a cube mesh, all links together"
+    return _Links("nvlink", 5e-6, rate, f"NVLink {generation} {how}, one direction: half of the headline figure")
+
+
+def _infiniband(rate: float, what: str, uplink: float | None = None) -> _Links:
+    return _Links("infiniband", 15e-6, rate, f"{what}, one direction", uplink)
+
+
+def _ethernet(port: float, what: str, host: float) -> _Links:
+    return _Links("ethernet", 30e-6, port, f"{what}, one direction", host)
+
+
+def _boxes(name: str, device: Device, size: int, inside: _Links, between: _Links, nodes: int) -> ClusterSpec:
+    """Nodes of `size` ranks: links inside of one, and between them."""
+    return _cluster(name, device, size, nodes, (inside.among(size), between.among(size * nodes)))
+
+
+def _cluster(name: str, device: Device, size: int, nodes: int, tiers: tuple[Tier, ...]) -> ClusterSpec:
+    return ClusterSpec(name, device, size, nodes, tiers, tuple(_rates(device, d) for d in device.dense_flops_per_s))
+
+
+_HDR = _infiniband(25e9, "a 200 Gb/s port per GPU (HDR)")
+_NDR = _infiniband(50e9, "a 400 Gb/s port per GPU (NDR)")
+_EDR_4 = _infiniband(12.5e9, "four 100 Gb/s ports per node (EDR), which 8 GPUs share", 50e9)
+_EDR_8 = _infiniband(12.5e9, "eight 100 Gb/s ports per node (EDR), which 16 GPUs share", 100e9)
+_SITE = 16  # nodes
+_WAN = _Links(
+    "wan", 5e-3, 50e9, "sites about 1000 km apart, 400 Gb/s from each, one direction: an example", 50e9, "estimated"
+)
+
+
+def dgx_a100(nodes: int) -> ClusterSpec:
+    return _boxes("dgx-a100", _A100_80, 8, _nvlink(300e9, 3), _HDR, nodes)
+
+
+def dgx_h100(nodes: int) -> ClusterSpec:
+    return _boxes("dgx-h100", _H100, 8, _nvlink(450e9, 4), _NDR, nodes)
+
+
+def _sites(nodes: int) -> ClusterSpec:
+    """DGX H100 at sites of 16 nodes; the last one may be smaller."""
+    local = min(nodes, _SITE) * 8
+    tiers: tuple[Tier, ...] = (_nvlink(450e9, 4).among(8), _NDR.among(local))
+    if nodes > _SITE:
+        tiers += (_WAN.among(nodes * 8),)
+    return _cluster("sites-h100", _H100, 8, nodes, tiers)
+
+
+def _pcie(name: str, device: Device, rate: float, network: float, nodes: int) -> ClusterSpec:
+    """8 cards, 4 on each socket's host bridge; what leaves a bridge shares the way to the other."""
+    inside = _Links("pcie", 1e-5, rate, "PCIe 4.0 x16, one direction, as copies reach it", origin="estimated")
+    across = _Links("sockets", 1.5e-5, rate, "between the host bridges of two sockets", 25e9, "estimated")
+    what = f"{network * 8e-9:g} Gb/s per host, which 8 GPUs share"
+    tiers = (inside.among(4), across.among(8), _ethernet(min(rate, network), what, network).among(8 * nodes))
+    return _cluster(name, device, 8, nodes, tiers)
+
+
+PRESETS: dict[str, Callable[[int], ClusterSpec]] = {
+    "dgx-1v-16gb": lambda n: _boxes("dgx-1v-16gb", _V100_16, 8, _nvlink(150e9, 2, switched=False), _EDR_4, n),
+    "dgx-1v": lambda n: _boxes("dgx-1v", _V100_32, 8, _nvlink(150e9, 2, switched=False), _EDR_4, n),
+    "dgx-2": lambda n: _boxes("dgx-2", _V100_DGX2, 16, _nvlink(150e9, 2), _EDR_8, n),
+    "dgx-a100-40gb": lambda n: _boxes("dgx-a100-40gb", _A100_40, 8, _nvlink(300e9, 3), _HDR, n),
+    "dgx-a100": dgx_a100,
+    "dgx-h100": dgx_h100,
+    "dgx-h200": lambda n: _boxes("dgx-h200", _H200, 8, _nvlink(450e9, 4), _NDR, n),
+    "dgx-b200": lambda n: _boxes("dgx-b200", _B200, 8, _nvlink(900e9, 5), _NDR, n),
+    # A node is a rack: 18 trays of 4 GPUs in one NVLink domain.
+    "gb200-nvl72": lambda n: _boxes("gb200-nvl72", _GB200, 72, _nvlink(900e9, 5), _NDR, n),
+    "ethernet-a100": lambda n: _boxes(
+        "ethernet-a100", _A100_40, 8, _nvlink(300e9, 3), _ethernet(12.5e9, "400 Gb/s per host in four ports", 50e9), n
+    ),
+    "ethernet-h100": lambda n: _boxes(
+        "ethernet-h100", _H100, 8, _nvlink(450e9, 4), _ethernet(12.5e9, "one 100 Gb/s port per host", 12.5e9), n
+    ),
+    "pcie-a100": lambda n: _pcie("pcie-a100", _A100_PCIE, 25e9, 12.5e9, n),
+    "pcie-a10": lambda n: _pcie("pcie-a10", _A10, 25e9, 12.5e9, n),
+    "pcie-l4": lambda n: _pcie("pcie-l4", _L4, 25e9, 12.5e9, n),
+    # No peer-to-peer between these: every copy goes through the host's memory.
+    "pcie-rtx4090": lambda n: _pcie("pcie-rtx4090", _RTX_4090, 12.5e9, 1.25e9, n),
+    "sites-h100": _sites,
+}
+
+
+def preset(name: str, nodes: int) -> ClusterSpec:
+    """The cluster of this name with so many nodes. Raises InputError."""
+    if name not in PRESETS:
+        raise InputError(
+            "cluster.preset", name, "is not a cluster that Phalanx knows", nearest(name, [*PRESETS, "local"])
+        )
+    return PRESETS[name](nodes)

@@ -1,0 +1,126 @@
+"""Faults that pool ranks suffer on purpose: numbers that are not finite, put where hardware or a bug might."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ranks import over
+
+from phalanx.runtime import logical, sync
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.world import World
+from phalanx.spec.job import Job
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+from phalanx.train.loss_scale import LossScale
+from phalanx.train.step import StepResult, Training
+
+VICTIM = "blocks.1.mlp.up.weight"
+
+
+def held(training: Training) -> dict[str, torch.Tensor]:
+    """This rank's share of the state, by name."""
+    return {part.name: part.data for part in training.owned()}
+
+
+def batches(world: World, spec: ModelSpec, job: Job, strategy: Strategy, step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + world.rank)
+    shape = (strategy.micro_batch, job.seq + 1)
+    return [torch.randint(spec.vocab, shape, generator=generator) for _ in range(strategy.accumulation(job))]
+
+
+def poison(training: Training, value: float, micro_batch: int, times: int) -> torch.utils.hooks.RemovableHandle:
+    """Three elements of this rank's gradient of VICTIM become `value` in a micro-batch, so many times."""
+    left = [times]
+
+    def spoil(g: torch.Tensor) -> torch.Tensor:
+        if training.current != micro_batch or not left[0]:
+            return g
+        left[0] -= 1
+        g = g.clone()
+        g.view(-1)[5:8] = value
+        return g
+
+    return dict(training.model.named_parameters())[VICTIM].register_hook(spoil)  # type: ignore[no-any-return]
+
+
+def spoil_reduced(training: Training, times: int) -> None:
+    """An element of this rank's part of the reduced gradients becomes NaN, so many times."""
+    finish, left = training.engine.finish, [times]
+
+    def spoiled() -> None:
+        finish()
+        if left[0]:
+            left[0] -= 1
+            shard = training.engine.buckets[0].shard
+            assert shard is not None
+            shard[0] = float("nan")
+
+    training.engine.finish = spoiled  # type: ignore[method-assign]
+
+
+def spoiled_step(
+    world: World, spec: ModelSpec, job: Job, strategy: Strategy, fault: str, transport: str = "native"
+) -> dict[str, Any]:
+    """A step that a fault on rank 1 spoils, and one that goes well; beside them the second alone, from the same
+    weights. What was said, and the tensors that differ at the end."""
+    comm = Comm(world, mesh(strategy), over(transport))
+    ours, theirs = (Training(spec, job, strategy, comm, 0, "skip") for _ in range(2))
+    if world.rank == 1:
+        always, handle = 99, None
+        if fault in ("gradient", "transient"):
+            handle = poison(ours, float("nan"), 1, always if fault == "gradient" else 1)
+        else:
+            spoil_reduced(ours, always if fault == "reduced" else 1)
+    said = ours.step(batches(world, spec, job, strategy, 0), 1e-2).skipped
+    if world.rank == 1 and handle is not None:
+        handle.remove()
+    if ours.engine.compressor is not None:
+        theirs.engine.compressor.draws = ours.engine.compressor.draws  # type: ignore[union-attr]
+    good = batches(world, spec, job, strategy, 1)
+    # The first step's events would else meet those of the second in the transports' order.
+    results = [t.step(good, 1e-2) for t in (ours, theirs)] if fault != "reduced" else []
+    pairs = zip(held(ours).items(), held(theirs).values(), strict=True)
+    differ = [name for (name, a), b in pairs if not torch.equal(a, b)]
+    comm.barrier()
+    return {"said": said, "same": results[:1] == results[1:], "differ": differ, "skipped": ours.skipped}
+
+
+def overflow_on_one(
+    world: World, spec: ModelSpec, job: Job, strategy: Strategy
+) -> list[tuple[StepResult, LossScale]]:
+    """Three fp16 steps, in the second of which a gradient overflows on rank 1 alone."""
+    comm = Comm(world, mesh(strategy))
+    training = Training(spec, job, strategy, comm, 0)
+    training.loss_scale = LossScale(2.0**10)
+    found = []
+    for step in range(3):
+        handle = poison(training, float("inf"), 0, 1 if step == 1 and world.rank == 1 else 0)
+        before = {name: t.clone() for name, t in held(training).items()}
+        result = training.step(batches(world, spec, job, strategy, step), 1e-2)
+        handle.remove()
+        after = held(training)
+        assert bool(result.skipped) == all(torch.equal(before[n], t) for n, t in after.items() if "compr" not in n)
+        assert training.loss_scale is not None
+        found.append((result, training.loss_scale))
+        sync.compare(training.engine, training.masters)
+    comm.barrier()
+    return found
+
+
+def norm_and_kept(world: World, spec: ModelSpec, job: Job, strategy: Strategy, scale: float) -> tuple[float, float]:
+    """The gradient norm of a second step, and the norm of all that compression has kept back by then."""
+    comm = Comm(world, mesh(strategy))
+    training = Training(spec, job, strategy, comm, 0)
+    norm = 0.0
+    for step in range(2):
+        if training.loss_scale is not None:
+            training.loss_scale = LossScale(scale * 2**step)  # it grows on the way
+        result = training.step(batches(world, spec, job, strategy, step), 1e-2)
+        assert not result.skipped
+        norm = result.grad_norm
+    kept = list(logical.kept_back(training.engine).values())
+    comm.barrier()
+    return norm, float(sum(t.double().square().sum() for t in kept)) ** 0.5

@@ -1,0 +1,117 @@
+"""Clusters known by name: honest figures, plans priced on each, and links that a host's ranks share."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from phalanx.cli import app
+from phalanx.cost.link import link
+from phalanx.plan.search import price
+from phalanx.spec.cluster_presets import PRESETS, preset
+from phalanx.spec.errors import InputError
+from phalanx.spec.families import complete
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.model import preset as model_preset
+from phalanx.spec.strategy import Strategy, divisors
+
+# What the vendor prints in large: TFLOP/s with sparsity, NVLink in both directions at once in GB/s. Half is ours.
+HEADLINES = {
+    "dgx-a100-40gb": (624, 600),
+    "dgx-a100": (624, 600),
+    "dgx-h100": (1979, 900),
+    "dgx-h200": (1979, 900),
+    "dgx-b200": (4500, 1800),
+    "gb200-nvl72": (5000, 1800),
+    "pcie-l4": (242, None),
+    "pcie-a10": (250, None),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_what_its_hardware_can_do(name: str) -> None:
+    for nodes in (1, 3, 40):
+        c = preset(name, nodes)
+        assert (c.name, c.nodes, c.tiers[-1].ranks) == (name, nodes, c.ranks)
+        device, flops = c.device, c.device.dense_flops_per_s
+        gigabytes = int(device.name.removesuffix("GB").rpartition("-")[2])
+        assert 0.999 * gigabytes * 1e9 < device.memory_bytes <= gigabytes * 2**30
+        assert 0.8 * device.memory_bytes < device.usable_bytes < device.memory_bytes
+        assert flops.get("float64", 0) < flops["float32"] < flops["float16"] <= flops.get("bfloat16", np.inf)
+        if name in HEADLINES:
+            sparse, both_ways = HEADLINES[name]
+            assert flops["bfloat16"] == pytest.approx(sparse / 2 * 1e12, rel=1e-3)
+            nvlink = c.tiers[0].bandwidth_bytes_per_s_per_gpu_per_direction
+            assert both_ways is None or nvlink == both_ways / 2 * 1e9
+        ranks = [t.ranks for t in c.tiers]
+        rates = [t.bandwidth_bytes_per_s_per_gpu_per_direction for t in c.tiers]
+        latencies = [t.latency_s for t in c.tiers]
+        assert (ranks, rates, latencies) == (sorted(ranks), sorted(rates, reverse=True), sorted(latencies))
+        for below, t in zip((1, *ranks), c.tiers, strict=False):
+            uplink, port = (
+                t.uplink_bandwidth_bytes_per_s_per_direction,
+                t.bandwidth_bytes_per_s_per_gpu_per_direction,
+            )
+            assert uplink is None or port <= uplink <= port * below  # one port fits, all together fill it
+            assert t.source
+        assert device.source
+        assert {k.dtype for k in c.kernels} == set(flops)
+        assert {k.origin for k in c.kernels} == {"estimated"}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_plan_is_priced_on_every_preset(name: str) -> None:
+    model = ModelSpec(**complete(model_preset("gpt2")))
+    job = Job(global_batch=288, seq=1024, precision=Precision("float16"))
+    times = []
+    for nodes in (1, 2, 4):
+        cluster = preset(name, nodes)
+        dp = max(d for d in divisors(job.global_batch) if d <= cluster.ranks)
+        found = price(model, cluster, job, Strategy(dp=dp, zero=2))
+        assert not found.reason
+        assert found.prediction.communication_s > 0
+        times.append(float(found.prediction.forward_s + found.prediction.backward_s))
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_type_that_a_device_lacks_is_refused() -> None:
+    with pytest.raises(InputError, match="'bfloat16': cluster dgx-2 has no rates for it; it has float16"):
+        preset("dgx-2", 1).rates("bfloat16", 1)
+    with pytest.raises(InputError, match=r"'dgx-h10': is not a cluster .*did you mean dgx-h\d00"):
+        preset("dgx-h10", 1)
+
+
+def test_groups_that_leave_a_host_together_share_its_uplink() -> None:
+    c = preset("ethernet-h100", 2)
+    port = 12.5e9
+    two = mesh(Strategy(dp=16, zero=3, shard=8))
+    assert link(c, two, "dp_shard").beta_s_per_byte == 1 / 450e9
+    # 8 rings, each between two ranks of equal number, leave a host at once; one ring over all 16 leaves it once.
+    assert link(c, two, "dp_replicate").beta_s_per_byte == pytest.approx(8 / port)
+    assert link(c, two, "dp_replicate+dp_shard").beta_s_per_byte == pytest.approx(1 / port)
+    inner = mesh(Strategy(dp=16, zero=3, shard=2))  # of the 2 groups of 8 neither is inside of a host
+    assert link(c, inner, "dp_replicate").beta_s_per_byte == pytest.approx(2 / port)
+    some = mesh(Strategy(dp=12, zero=3, shard=6))  # of the groups 0 to 5 and 6 to 11 only the second leaves a host
+    assert link(c, some, "dp_shard").beta_s_per_byte == pytest.approx(1 / port)
+    own = replace(c, tiers=(c.tiers[0], replace(c.tiers[1], uplink_bandwidth_bytes_per_s_per_direction=None)))
+    assert link(own, two, "dp_replicate").beta_s_per_byte == pytest.approx(1 / port)
+    sites = preset("sites-h100", 32)  # 8 DGX ports fill the way out of a site, which 16 nodes share
+    assert link(sites, mesh(Strategy(dp=256, zero=1, shard=128)), "dp_replicate").beta_s_per_byte == 128 / 50e9
+
+
+def test_the_table_of_clusters() -> None:
+    shown = CliRunner().invoke(app, ["clusters"])
+    assert shown.exit_code == 0
+    assert [name for name in PRESETS if f" {name} " not in shown.output] == []
+    one = CliRunner().invoke(app, ["clusters", "gb200-nvl72"]).output
+    assert "half of the headline figure" in one
+    found = json.loads(CliRunner().invoke(app, ["clusters", "sites-h100", "--nodes", "20", "--json"]).stdout)
+    assert [t["ranks"] for t in found[0]["tiers"]] == [8, 128, 160]
+    assert CliRunner().invoke(app, ["clusters", "dgx-h10"]).exit_code == 2
+    assert CliRunner().invoke(app, ["clusters", "--nodes", "0"]).exit_code == 2
