@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from phalanx.cli_collectives import collectives
-from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json
+from phalanx.cli_weights import export_weights, import_weights
+from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json, require_torch
 
 if TYPE_CHECKING:
     from phalanx.session import Decision, Outcome
@@ -35,6 +36,8 @@ StrategyLine = Annotated[
 ]
 
 app.add_typer(collectives, name="collectives")
+app.command("import")(import_weights)
+app.command("export-weights")(export_weights)
 
 
 @app.callback(invoke_without_command=True)
@@ -100,7 +103,7 @@ def train(
 
     with mistakes():
         overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
-        _require_torch()
+        require_torch()
         from phalanx.resume import resumed
         from phalanx.runtime import world as worlds
 
@@ -165,7 +168,7 @@ def generate(
 ) -> None:
     """Continue a text with the newest checkpoint of a run."""
     with mistakes():
-        _require_torch()
+        require_torch()
         from phalanx.infer.generate import Sampling
         from phalanx.infer.generate import generate as continue_text
 
@@ -190,7 +193,7 @@ def parity(
     from phalanx.spec import jobfile
 
     with mistakes():
-        _require_torch()
+        require_torch()
         file = session.with_overrides(jobfile.load(job, overrides or ()), strategy)
         _notes(file.notes)
         result = session.parity(file, steps, dtype, announce)
@@ -235,7 +238,7 @@ def measure(
     from phalanx import session
 
     with mistakes():
-        _require_torch()
+        require_torch()
         cluster = session.measure(ranks, dtype, threads, announce)
         if as_json:
             print_json(asdict(cluster))
@@ -245,16 +248,6 @@ def measure(
 
         for table in rates(cluster):
             console().print(table)
-
-
-def _require_torch() -> None:
-    import importlib.util
-
-    from phalanx.spec.errors import InputError
-
-    for name in ("torch", "tokenizers"):
-        if importlib.util.find_spec(name) is None:
-            raise InputError("installation", None, f"{name} is not installed", "pip install 'phalanx[train]'")
 
 
 def _notes(notes: tuple[str, ...]) -> None:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from phalanx.nn.stored import open_weights
 from phalanx.runtime import checkpoint, logical, sync, trace
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import instrument
@@ -55,7 +56,8 @@ class Trainer:
         self.first = comm.world.rank == 0
         self.replica = comm.mesh.replica(comm.world.rank)
         self.batches = Batches(tokens.training(), job.seq, job.global_batch, train.seed)
-        self.training = Training(plan.model, job, strategy, comm, train.seed)
+        weights = open_weights(Path(train.weights), plan.model) if train.weights and not resume else None
+        self.training = Training(plan.model, job, strategy, comm, train.seed, weights)
         self.peak_lr = train.scaled_lr(job.global_batch)
         self.start = 0
         if resume:

@@ -1,6 +1,7 @@
 """Hugging Face folders as sources and targets of our parameters, streamed.
 
-`read` looks at headers only and checks them all; a slice then reads its own bytes. `write` makes one tensor at a time.
+`read` looks at headers only and checks them all; a slice then reads its own bytes. `write` makes one tensor after the
+other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +38,8 @@ class HuggingFaceWeights:
         return self.places[fqn][1].dtype
 
     def slice(self, fqn: str, start: int, stop: int) -> Tensor:
-        """Elements start..stop of the flattened parameter. Read are these, of a transposed tensor the columns that hold
-        them."""
+        """Elements start..stop of the flattened parameter. Nothing else is read, but of a transposed tensor the rest
+        of the columns that hold them."""
         source, stored = self.places[fqn]
         if source.transposed:
             into = source.shape[0]  # a row of ours
@@ -142,15 +142,15 @@ def write(
     folder: Path,
     spec: ModelSpec,
     weights: Weights,
-    config: Mapping[str, Any],
     dtype: torch.dtype | None,
     shard_bytes: float,
-    beside: Sequence[Path] = (),
+    beside: Mapping[str, bytes],
 ) -> list[Path]:
     """A folder that `transformers` loads, there whole or not at all; the safetensors files that it holds.
 
-    `dtype`: None keeps each tensor's. A file takes at most `shard_bytes`, or one tensor. `beside`: files to copy as
-    they are. Raises InputError where the folder holds something, the disk is too small, or a value overflows `dtype`.
+    `dtype`: None keeps each tensor's. A file takes at most `shard_bytes`, or one tensor. `beside`: the small files,
+    config.json among them. Raises InputError where the folder holds something, the disk is too small, or a value
+    overflows `dtype`.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("--out", str(folder), "exists and is not empty", "choose another folder")
@@ -165,9 +165,8 @@ def write(
     part.mkdir()
     try:
         names = _write_shards(part, tensors, shard_bytes)
-        for file in beside:
-            shutil.copyfile(file, part / file.name)
-        (part / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        for name, content in beside.items():
+            (part / name).write_bytes(content)
         os.replace(part, folder)
     except BaseException:
         shutil.rmtree(part)

@@ -135,7 +135,7 @@ def without_base(family: str, tensor: str) -> str:
 
 
 def is_buffer(spec: ModelSpec, tensor: str) -> bool:
-    """Whether a tensor (named without the base) is no weight: a buffer of older files, or a tied head's second copy."""
+    """Whether a tensor (named without the base) is no weight: an old file's buffer, or a tied head's second copy."""
     naming = NAMINGS[spec.family]
     head = f"{naming.outside['head.linear']}.weight"
     return bool(re.fullmatch(naming.buffers, tensor)) or (spec.tied and tensor == head)

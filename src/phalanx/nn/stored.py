@@ -1,0 +1,71 @@
+"""Weights that lie on a disk: a Hugging Face folder, or the checkpoint of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from phalanx.nn.hugging_face import files
+from phalanx.nn.weights import Weights
+from phalanx.runtime import checkpoint
+from phalanx.runtime.checkpoint_stream import Reader
+from phalanx.spec.errors import InputError
+from phalanx.spec.model import ModelSpec, parameters
+
+
+@dataclass(frozen=True)
+class CheckpointWeights:
+    """The parameters of one checkpoint. A Weights."""
+
+    reader: Reader
+
+    def dtype(self, fqn: str) -> torch.dtype:
+        return self.reader.shapes[f"parameters.{fqn}"][1]
+
+    def slice(self, fqn: str, start: int, stop: int) -> Tensor:
+        return self.reader.read(f"parameters.{fqn}", start, stop)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's, and not Hugging Face's."""
+    return any((path / name).exists() for name in ("plan.json", "model.json", "checkpoint"))
+
+
+def open_weights(path: Path, spec: ModelSpec) -> Weights:
+    """The weights in a Hugging Face folder, safetensors or index file, or those of a run's newest checkpoint. Nothing
+    but headers is read. Raises InputError where they are not this model's, or damaged; CheckpointError."""
+    return of_run(path, spec) if is_run(path) else files.read(path, spec)
+
+
+def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWeights:
+    """The parameters in a run's checkpoint of a step (None: the newest). Raises InputError, CheckpointError."""
+    done = checkpoint.steps(run / "checkpoint")
+    if not done:
+        raise InputError("run", str(run), "holds no checkpoint yet")
+    if step is not None and step not in done:
+        raise InputError("--step", step, f"{run} has no such checkpoint", f"it has {', '.join(map(str, done))}")
+    reader = Reader(run / "checkpoint", done[-1] if step is None else step)
+    for p in parameters(spec):
+        there = reader.shapes.get(f"parameters.{p.fqn}")
+        if there is None or there[0] != p.shape:
+            have = "lacks it" if there is None else f"has {list(there[0])}"
+            raise InputError("run", str(run), f"the model needs {p.fqn} {list(p.shape)}, the checkpoint {have}")
+    extra = len([name for name in reader.shapes if name.startswith("parameters.")]) - len(parameters(spec))
+    if extra:
+        raise InputError("run", str(run), f"the checkpoint has {extra} parameters more than the model")
+    return CheckpointWeights(reader)
+
+
+def describe(weights: Weights, spec: ModelSpec) -> str:
+    """`llama, bfloat16, 8,030,261,248 parameters`, for people."""
+    kinds = sorted({str(weights.dtype(p.fqn)).removeprefix("torch.") for p in parameters(spec)})
+    return f"{spec.family}, {' and '.join(kinds)}, {spec.parameter_count:,} parameters"
+
+
+def widest(weights: Weights, spec: ModelSpec) -> torch.dtype:
+    """The type that holds all of them."""
+    return reduce(torch.promote_types, (weights.dtype(p.fqn) for p in parameters(spec)))
