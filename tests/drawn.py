@@ -6,9 +6,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy, divisors
 
 PRECISIONS = [

@@ -19,10 +19,12 @@ from phalanx.resume import _as_before
 from phalanx.schedule.buckets import buckets
 from phalanx.spec import cluster as clusters
 from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.jobfile import build
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, complete, preset
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.presets import preset
 from phalanx.spec.strategy import Strategy
 
 MODEL = build(ModelSpec, complete(preset("gpt2")), "model")

@@ -20,9 +20,10 @@ from phalanx.schedule.buckets import Bucket
 from phalanx.schedule.compression import factors, kept, most
 from phalanx.spec.compression import BLOCK, parse
 from phalanx.spec.errors import InputError
+from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec, Parameter, complete
+from phalanx.spec.model import ModelSpec, Parameter
 from phalanx.spec.strategy import Strategy, require_runnable
 from phalanx.verify.parity import BOUNDS
 

@@ -10,7 +10,8 @@ from phalanx.measure.fit import nonnegative_fit
 from phalanx.measure.kernels import Point, fit
 from phalanx.measure.worker import levels
 from phalanx.spec.cluster import Rates
-from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.families import complete
+from phalanx.spec.model import ModelSpec
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-8))

@@ -10,8 +10,10 @@ from torch import Tensor
 from phalanx.nn import functions
 from phalanx.nn.decoder import Cache, Decoder
 from phalanx.nn.initial import BLOCK, create, draw, initialise
+from phalanx.spec.families import complete
+from phalanx.spec.hugging_face import from_hugging_face
 from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec, Parameter, complete, from_hugging_face, parameters
+from phalanx.spec.model import ModelSpec, Parameter, parameters
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
 
+from phalanx.spec.families import complete
 from phalanx.spec.job import Job
 from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 from phalanx.verify.parity import BOUNDS
 

@@ -9,10 +9,11 @@ from drawn import PRECISIONS
 from phalanx.runtime import checkpoint, status, world
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.world import ALONE
+from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Optimizer, Precision, Train
 from phalanx.spec.jobfile import build
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 from phalanx.train.step import Training
 from phalanx.train.trainer import learning_rate

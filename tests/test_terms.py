@@ -14,8 +14,10 @@ from phalanx.cost.program import expand
 from phalanx.cost.terms import terms
 from phalanx.plan.search import enumerate_strategies
 from phalanx.spec import cluster as clusters
+from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.model import ModelSpec, complete, preset
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.presets import preset
 from phalanx.spec.strategy import Strategy
 
 

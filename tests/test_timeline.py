@@ -21,10 +21,11 @@ from phalanx.runtime.passes import passes
 from phalanx.runtime.timeline import COMPUTE, WAITING, Span, common, length
 from phalanx.runtime.trace import RankTimeline
 from phalanx.runtime.world import ALONE
+from phalanx.spec.families import complete
 from phalanx.spec.job import Job
 from phalanx.spec.jobfile import build
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 from phalanx.train.step import Training
 

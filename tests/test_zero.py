@@ -14,9 +14,11 @@ from pool import Pool
 from phalanx.cost import memory
 from phalanx.schedule.buckets import Bucket, slot_sizes, slots
 from phalanx.spec.errors import InputError
+from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec, Parameter, complete, preset
+from phalanx.spec.model import ModelSpec, Parameter
+from phalanx.spec.presets import preset
 from phalanx.spec.strategy import Strategy, require_runnable
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from phalanx.cli_collectives import collectives
+from phalanx.cli_models import models
 from phalanx.cli_weights import export_weights, import_weights
 from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json, require_torch
 
@@ -36,6 +37,7 @@ StrategyLine = Annotated[
 ]
 
 app.add_typer(collectives, name="collectives")
+app.command()(models)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)
 

@@ -27,6 +27,7 @@ from phalanx.report.tables import Comparison
 from phalanx.schedule.event import Event
 from phalanx.spec import cluster as clusters
 from phalanx.spec import jobfile, plan
+from phalanx.spec import model as models
 from phalanx.spec.choice import Choice
 from phalanx.spec.cluster import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError, nearest
@@ -85,6 +86,7 @@ def decide(
     """Choose (or price) the strategy. `world`: the ranks, where somebody else has started them; `tokens`: the
     digest of the text that will be trained on. Raises InputError."""
     strategy, size = file.strategy, world.size if world else None
+    models.require_runnable(file.model)
     if strategy is not None:
         require_runnable(strategy, file.job)
         limit = file.cluster.ranks if file.cluster.preset == "local" else None
@@ -209,6 +211,7 @@ def train(
 
 def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce) -> tuple[Decision, TokenSet]:
     """Everything that can go wrong before the first rank works."""
+    models.require_runnable(file.model)
     if file.strategy is not None:
         require_runnable(file.strategy, file.job)
         check(file.strategy, file.model, file.job, world.size if world else None)
@@ -307,6 +310,7 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
         raise InputError("--steps", steps, "must be at least 1")
     if file.strategy is None:
         raise InputError("strategy", "auto", "parity examines one strategy", "name it, e.g. --strategy dp=2")
+    models.require_runnable(file.model)
     require_runnable(file.strategy, file.job)
     check(file.strategy, file.model, file.job, None)
     require_local(file.strategy.world)

@@ -8,12 +8,11 @@ runs/NAME/config.json, tokenizer...  as they came, for the way back
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from phalanx.spec import jobfile, plan
 from phalanx.spec.config_json import to_hugging_face
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import require_folder_name
-from phalanx.spec.model import ModelSpec, complete, from_hugging_face, parameters
+from phalanx.spec.model import ModelSpec, parameters, require_runnable
 from phalanx.spec.quantity import write_bytes
 
 _BESIDE = (
@@ -54,8 +53,8 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
         )
     name = name or source.resolve().name
     require_folder_name("--name", name)
-    fields, notes = from_hugging_face(source / "config.json")
-    spec = jobfile.build(ModelSpec, complete(fields), "model")
+    spec, notes = jobfile.make_model({"config": str(source.absolute() / "config.json")}, source)
+    require_runnable(spec)
     weights = files.read(source, spec)
     for note in notes:
         announce(f"note: {note}")
@@ -106,7 +105,7 @@ def export_weights(
     # No special tokens, unless its own config says so: the family's defaults would end texts at ordinary ones.
     given: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     if (run / "config.json").exists():
-        from_hugging_face(run / "config.json")  # says what is wrong with it
+        jobfile.make_model({"config": str(run.absolute() / "config.json")}, run)  # says what is wrong with it
         given = json.loads((run / "config.json").read_text())
         given.pop("torch_dtype", None)
     config = {**given, **to_hugging_face(spec), "dtype": dtype or DTYPE_NAMES[widest(weights, spec)]}
@@ -129,10 +128,16 @@ def _require_said(config: Mapping[str, Any], spec: ModelSpec) -> None:
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config))
-        fields, _ = from_hugging_face(path)
-    back = asdict(jobfile.build(ModelSpec, complete(fields), "model"))
-    for name, value in asdict(spec).items():
-        same = math.isclose(value, back[name]) if isinstance(value, float) else value == back[name]
-        if not same:
+        back = _plain(jobfile.make_model({"config": str(path)}, path.parent)[0])
+    for name, value in _plain(spec).items():
+        if value != back[name]:
             reason = f"a {spec.family} config.json of transformers cannot say it (it would mean {back[name]})"
             raise InputError(f"model.{name}", value, reason)
+
+
+def _plain(spec: ModelSpec) -> dict[str, Any]:
+    """A model's fields with what is left to a default said: models that compute the same are equal."""
+    said = replace(spec, rotary_dim=spec.rotary_width)
+    if spec.window is not None and spec.window_layers is None:
+        said = replace(said, window_layers=tuple(range(spec.layers)))
+    return asdict(said)

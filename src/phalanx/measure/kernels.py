@@ -26,8 +26,9 @@ from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.data_parallel import DataParallel, put
 from phalanx.schedule.buckets import gradient_buckets
 from phalanx.spec.cluster import CollectiveFit, Rates
+from phalanx.spec.families import complete
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Optimizer, Precision
-from phalanx.spec.model import ModelSpec, complete
+from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
 # (hidden, heads, kv_heads, ffn, vocab), then (sequences, seq): shapes around what a small machine trains.

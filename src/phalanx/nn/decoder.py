@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.nn import functions
-from phalanx.spec.model import ModelSpec, RopeScaling
+from phalanx.spec.mechanisms import RopeScaling
+from phalanx.spec.model import ModelSpec
 
 
 class RMSNorm(nn.Module):

@@ -14,12 +14,14 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from phalanx.spec import model as models
 from phalanx.spec import strategy as strategies
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.families import complete
+from phalanx.spec.hugging_face import from_hugging_face
 from phalanx.spec.job import Job, Train
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model import MODEL_FIELDS, ModelSpec
+from phalanx.spec.presets import preset
 from phalanx.spec.strategy import Strategy
 
 T = TypeVar("T")
@@ -117,7 +119,7 @@ def from_tables(tables: Mapping[str, Any], folder: Path) -> JobFile:
             raise InputError(f"[{name}]", None, "no such table", nearest(name, TABLES))
     if "job" not in tables:
         raise InputError("[job]", None, "is missing", "it needs global_batch and seq")
-    model, notes = _model(tables.get("model", {}), folder)
+    model, notes = make_model(tables.get("model", {}), folder)
     cluster = build(ClusterChoice, tables.get("cluster", {"preset": "local"}), "cluster")
     if not cluster.preset and not cluster.file:
         cluster = replace(cluster, preset="local")
@@ -230,7 +232,7 @@ def _known_keys(kind: Any, table: Any, where: str) -> None:
                     _known_keys(nested, part, place)
 
 
-def _model(table: Any, folder: Path) -> tuple[ModelSpec, list[str]]:
+def make_model(table: Any, folder: Path) -> tuple[ModelSpec, list[str]]:
     """A ModelSpec from `preset`, `config` or a family with sizes; single fields may be laid over each."""
     if not isinstance(table, Mapping):
         raise InputError("model", table, "must be a table of key = value")
@@ -240,14 +242,14 @@ def _model(table: Any, folder: Path) -> tuple[ModelSpec, list[str]]:
     if name is not None and config is not None:
         raise InputError("model", None, "has both preset and config", "keep one")
     for key in given:
-        if key not in models.MODEL_FIELDS:
-            raise InputError(f"model.{key}", None, "no such field", nearest(key, [*models.MODEL_FIELDS, "preset"]))
+        if key not in MODEL_FIELDS:
+            raise InputError(f"model.{key}", None, "no such field", nearest(key, [*MODEL_FIELDS, "preset"]))
     if name is not None:
-        given = {**models.preset(str(name)), **given}
+        given = {**preset(str(name)), **given}
     elif config is not None:
-        found, notes = models.from_hugging_face(_beside(str(config), folder))
+        found, notes = from_hugging_face(_beside(str(config), folder))
         given = {**found, **given}
-    return build(ModelSpec, models.complete(given), "model"), notes
+    return build(ModelSpec, complete(given), "model"), notes
 
 
 def _beside(name: str, folder: Path) -> Path:

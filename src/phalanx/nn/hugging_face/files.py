@@ -62,10 +62,9 @@ def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
     Raises InputError, naming file and tensor, where a file is missing or damaged, a tensor is missing or of another
     shape or type, or the files hold a weight that this model does not have.
     """
-    found: dict[str, Stored] = {}
-    for stored in _stored(path):
-        found[without_base(spec.family, stored.name)] = stored
-    places = {fqn: (s, _fitting(found, path, s, fqn, spec)) for fqn, s in sources(spec).items()}
+    wanted = sources(spec)
+    found = {without_base(spec.family, stored.name): stored for stored in _stored(path)}
+    places = {fqn: (s, _fitting(found, path, s, fqn, spec)) for fqn, s in wanted.items()}
     used = {without_base(spec.family, s.tensor) for s, _ in places.values()}
     left = sorted(name for name in found.keys() - used if not is_buffer(spec, name))
     if left:

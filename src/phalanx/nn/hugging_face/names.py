@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model import ModelSpec, Parameter, parameters
 
 
@@ -125,7 +126,10 @@ def source(spec: ModelSpec, p: Parameter) -> Source:
 
 
 def sources(spec: ModelSpec) -> dict[str, Source]:
-    """Of every parameter, by its own name."""
+    """Of every parameter, by its own name. Raises InputError for a family that has no names here."""
+    if spec.family not in NAMINGS:
+        reason = "has no Hugging Face weights that this decoder takes"
+        raise InputError("model.family", spec.family, reason, nearest(spec.family, NAMINGS))
     return {p.fqn: source(spec, p) for p in parameters(spec)}
 
 

@@ -1,0 +1,52 @@
+"""`phalanx models`: the models that have a name, and what one is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from phalanx.terminal import Json, console, mistakes, print_json
+
+
+def models(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME|config.json", help="A preset, or a Hugging Face config.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the models that have a name; with one, or a Hugging Face config.json: its shape and its parameters."""
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from phalanx.spec.jobfile import make_model
+    from phalanx.spec.presets import PRESETS
+    from phalanx.terminal import announce
+
+    with mistakes():
+        if name is None:
+            found = {preset: make_model({"preset": preset}, Path())[0] for preset in PRESETS}
+            if as_json:
+                counts = {n: {"parameters": m.parameter_count, "active": m.active_count} for n, m in found.items()}
+                print_json({n: {**counts[n], **asdict(m)} for n, m in found.items()})
+                return
+
+            from phalanx.report.models import presets
+
+            console().print(presets(found))
+            return
+
+        named = "config" if name.endswith(".json") else "preset"
+        model, notes = make_model({named: name}, Path())
+        for note in notes:
+            announce(f"note: {note}")
+
+        from phalanx.report.models import by_role, parts, shape
+
+        if as_json:
+            counts = {"parameters": model.parameter_count, "active": model.active_count}
+            print_json({"model": asdict(model), **counts, "roles": by_role(model)})
+            return
+        out = console()
+        out.print(shape(name, model), highlight=False, soft_wrap=True)
+        out.print(parts(model))

@@ -1,0 +1,209 @@
+"""The shape of every family is that of transformers, parameter by parameter, for configs at random; the presets have
+the sizes that were published."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.spec.errors import InputError
+from phalanx.spec.families import FAMILIES
+from phalanx.spec.hugging_face import from_hugging_face
+from phalanx.spec.jobfile import make_model
+from phalanx.spec.model import ModelSpec, parameters, require_runnable
+from phalanx.spec.presets import PRESETS
+
+
+@st.composite
+def configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
+    """Arguments of the family's config class in transformers."""
+
+    def some(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    heads = some(2, 4)
+    given = {"vocab_size": some(61, 100), "tie_word_embeddings": some(True, False)}
+    if family == "gpt2":
+        return given | {"n_embd": heads * 8, "n_head": heads, "n_layer": some(1, 3), "n_inner": some(None, 40)}
+    given |= {
+        "hidden_size": heads * some(8, 12),
+        "intermediate_size": some(24, 40),
+        "num_hidden_layers": some(1, 2, 4),
+        "num_attention_heads": heads,
+        "max_position_embeddings": 64,
+        "attention_bias": some(True, False),
+    }
+    if family == "gpt_neox":
+        return given | {"use_parallel_residual": some(True, False), "rotary_pct": some(0.5, 1.0)}
+    given["num_key_value_heads"] = some(1, 2, heads) if not family.startswith("deepseek") else heads
+    if family in ("llama", "deepseek_v2"):
+        given["mlp_bias"] = some(True, False)
+    if family not in ("deepseek_v2", "deepseek_v3"):
+        given["head_dim"] = some(4, 16)
+    if family in ("mistral", "qwen2", "qwen3", "gpt_oss"):
+        given |= {
+            "sliding_window": some(7, 8),
+            "max_window_layers": some(0, 1, 9),
+            "use_sliding_window": some(True, False),
+        }
+    if family in ("qwen3_moe", "deepseek_v2", "deepseek_v3"):
+        given |= {"moe_intermediate_size": some(8, 20), "num_experts_per_tok": some(1, 2)}
+    if family in ("mixtral", "gpt_oss"):
+        given |= {"num_local_experts": some(2, 4), "num_experts_per_tok": some(1, 2)}
+    if family == "qwen3_moe":
+        given |= {"num_experts": some(2, 4), "decoder_sparse_step": some(1, 2), "mlp_only_layers": some([], [0])}
+    if family.startswith("deepseek"):
+        given |= {"n_routed_experts": some(2, 4), "n_shared_experts": some(1, 2), "first_k_dense_replace": some(0, 1)}
+        given |= {"q_lora_rank": some(None, 12), "kv_lora_rank": some(8, 10), "v_head_dim": some(8, 6)}
+        given |= {"qk_nope_head_dim": some(8, 4), "qk_rope_head_dim": some(4, 8), "n_group": 1, "topk_group": 1}
+    return given
+
+
+def as_transformers_has_them(spec: ModelSpec) -> Counter[tuple[int, ...]]:
+    """Our shapes, whichever way round, with those in one that transformers keeps in one."""
+    fused: dict[str, list[tuple[int, ...]]] = {}
+    for p in parameters(spec):
+        name = re.sub(r"experts\.(gate|up)\.", "experts.gate_up.", p.fqn)
+        if spec.family in ("gpt2", "gpt_neox"):
+            name = re.sub(r"attention\.[qkv]\.", "attention.qkv.", name)
+        fused.setdefault(name, []).append(p.shape)
+    found: Counter[tuple[int, ...]] = Counter()
+    for name, shapes in fused.items():
+        whole, axis = list(shapes[0]), int(".experts." in name)
+        whole[axis] = sum(shape[axis] for shape in shapes)
+        found[tuple(sorted(whole))] += 1
+    return found
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "palm"])
+def test_parameters_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    @settings(max_examples=8)
+    @given(configs(family), st.booleans())
+    def equal(arguments: dict[str, Any], use_diff: bool) -> None:
+        config = AutoConfig.for_model(family, **arguments)
+        with torch.device("meta"):
+            theirs = [tuple(p.shape) for p in AutoModelForCausalLM.from_config(config).parameters()]
+        path = tmp_path / "config.json"
+        path.write_text(config.to_json_string(use_diff=use_diff))
+        spec, _ = make_model({"config": str(path)}, tmp_path)
+        assert Counter(tuple(sorted(shape)) for shape in theirs) == as_transformers_has_them(spec)
+
+    equal()
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "active"),
+    [
+        # The weights on the Hugging Face hub, to the last one.
+        ("gpt2", 124_439_808, None),
+        ("gpt2-xl", 1_557_611_200, None),
+        ("llama2-7b", 6_738_415_616, None),
+        ("llama2-13b", 13_015_864_320, None),
+        ("llama2-70b", 68_976_648_192, None),
+        ("llama3-8b", 8_030_261_248, None),
+        ("llama3-70b", 70_553_706_496, None),
+        ("llama3-405b", 405_853_388_800, None),
+        ("mistral-7b", 7_241_732_096, None),
+        ("qwen2-7b", 7_615_616_512, None),
+        ("qwen3-32b", 32_762_123_264, None),
+        ("gpt-neox-20b", 20_554_567_680, None),
+        ("mixtral-8x7b", 46_702_792_704, 12.9e9),  # Jiang et al. 2024: 13B active
+        ("qwen3-30b-a3b", 30_532_122_624, 3.3e9),  # the model card: 30.5B, 3.3B active
+        # The papers: rounded as they print them.
+        ("gpt3-175b", 175e9, None),
+        ("mt-nlg-530b", 530e9, None),
+        ("gpt-1t", 1008.0e9, None),
+        ("palm-540b", 540.35e9, None),
+        ("llama-7b", 6.7e9, None),
+        ("llama-13b", 13.0e9, None),
+        ("llama-33b", 32.5e9, None),
+        ("llama-65b", 65.2e9, None),
+        ("deepseek-v2", 236e9, 21e9),
+        ("deepseek-v3", 671e9, 37e9),
+        ("gpt-oss-20b", 20.91e9, 3.61e9 + 201088 * 2880),  # they count no embedding as active
+        ("gpt-oss-120b", 116.83e9, 5.13e9 + 201088 * 2880),
+    ],
+)
+def test_presets_have_the_published_number_of_parameters(name: str, count: float, active: float | None) -> None:
+    model, _ = make_model({"preset": name}, Path())
+    if isinstance(count, int):
+        assert model.parameter_count == count
+    assert model.parameter_count == pytest.approx(count, rel=6e-3)
+    assert model.active_count == pytest.approx(active or count, rel=2e-2)
+
+
+def test_every_preset_has_unique_names_and_survives_its_own_record() -> None:
+    from dataclasses import asdict
+
+    for name in PRESETS:
+        model, _ = make_model({"preset": name}, Path())
+        names = [p.fqn for p in parameters(model)]
+        assert len(set(names)) == len(names)
+        assert make_model(asdict(model), Path())[0] == model
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "gpt-oss-20b"])
+def test_a_mixture_of_experts_is_refused_in_one_line(name: str) -> None:
+    model, _ = make_model({"preset": name}, Path())
+    with pytest.raises(InputError, match=r"mixture of experts: its shape is known, its step is not"):
+        require_runnable(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "bert"}, "'bert' is not supported"),
+        ({"model_type": "gpt2"}, "has no 'n_embd'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "cannot be read"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported; use silu"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "layer_types": ["linear"]},
+            "layer type 'linear' is not supported",
+        ),
+    ],
+)
+def test_what_the_decoder_does_not_do_is_refused_by_name(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+    import json
+
+    sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **sizes, "intermediate_size": 8, **config}))
+    if config.get("model_type") == "gpt2":
+        path.write_text(json.dumps(config))
+    with pytest.raises(InputError, match=re.escape(words)) as error:
+        from_hugging_face(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"window": 0}, "model.window = 0: must be at least 1"),
+        ({"window_layers": [0]}, "needs model.window"),
+        ({"window": 4, "window_layers": [2]}, "is not a layer: there are 2, from 0"),
+        ({"rotary_dim": 3}, "rotary positions turn pairs"),
+        ({"rotary_dim": 6}, "is not between 2 and head_dim = 4"),
+        ({"family": "mixtral"}, "model.experts: is missing"),
+        ({"experts": {"count": 2, "top_k": 3, "ffn": 4}}, "is more than count = 2"),
+        ({"latent": {"kv_rank": 4, "nope_dim": 4, "rope_dim": 2, "v_dim": 4}, "head_dim": 4}, "nope_dim + rope_dim"),
+        ({"rope_scaling": {"factor": 2.0, "kind": "yarn"}}, "original_max_seq: is missing"),
+        ({"residual": "paralel"}, "model.residual"),
+    ],
+)
+def test_wrong_models_say_why(fields: dict[str, Any], words: str) -> None:
+    sizes = {"family": "llama", "vocab": 8, "hidden": 8, "layers": 2, "heads": 2, "ffn": 8, "max_seq": 8}
+    with pytest.raises(InputError, match=r"^model") as error:
+        make_model({**sizes, **fields}, Path())
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
