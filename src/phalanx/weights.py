@@ -137,7 +137,8 @@ def _require_said(config: Mapping[str, Any], spec: ModelSpec) -> None:
 
 def _plain(spec: ModelSpec) -> dict[str, Any]:
     """A model's fields with what is left to a default said: models that compute the same are equal."""
-    said = replace(spec, rotary_dim=spec.rotary_width)
-    if spec.window is not None and spec.window_layers is None:
-        said = replace(said, window_layers=tuple(range(spec.layers)))
-    return asdict(said)
+    windowed = tuple(i for i in range(spec.layers) if spec.window_of(i) is not None)
+    window = spec.window if windowed else None
+    return asdict(
+        replace(spec, rotary_dim=spec.rotary_width, window=window, window_layers=windowed if window else None)
+    )

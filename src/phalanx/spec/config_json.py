@@ -79,7 +79,11 @@ def _qwen2(spec: ModelSpec) -> Config:
     if spec.window is None:
         return _of_llama(spec) | {"use_sliding_window": False, "sliding_window": None, "layer_types": None}
     kinds = ["sliding_attention" if i in windowed else "full_attention" for i in range(spec.layers)]
-    window = {"use_sliding_window": True, "sliding_window": spec.window, "max_window_layers": min(windowed)}
+    window = {
+        "use_sliding_window": True,
+        "sliding_window": spec.window,
+        "max_window_layers": min(windowed, default=spec.layers),
+    }
     return _of_llama(spec) | window | {"layer_types": kinds}
 
 

@@ -49,12 +49,12 @@ class Stored:
         return DTYPES[self.code]
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Elements start..stop, flat, and no byte more. Raises InputError where the file has shrunk meanwhile."""
+        """Elements start..stop, flat, at least one, and no byte more. Raises InputError where the file has shrunk meanwhile."""
         size = self.dtype.itemsize
         memory = bytearray((stop - start) * size)
         with self.file.open("rb", buffering=0) as file:
             _fill(file.fileno(), memory, self.begin + start * size, self)
-        return torch.frombuffer(memory, dtype=self.dtype) if memory else torch.empty(0, dtype=self.dtype)
+        return torch.frombuffer(memory, dtype=self.dtype)
 
     def read_columns(self, start: int, stop: int) -> Tensor:
         """Columns start..stop of a matrix, (rows, stop - start)."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from phalanx.nn.hugging_face import container
 from phalanx.nn.hugging_face.container import FIELD, Outgoing, Stored
-from phalanx.nn.hugging_face.names import Source, is_buffer, sources, without_base
+from phalanx.nn.hugging_face.names import Source, is_buffer, plain, sources
 from phalanx.nn.weights import Weights
 from phalanx.spec.errors import InputError
 from phalanx.spec.model import ModelSpec, parameters
@@ -41,6 +41,8 @@ class HuggingFaceWeights:
         """Elements start..stop of the flattened parameter. Nothing else is read, but of a transposed tensor the rest
         of the columns that hold them."""
         source, stored = self.places[fqn]
+        if start == stop:
+            return torch.empty(0, dtype=stored.dtype)
         if source.transposed:
             into = source.shape[0]  # a row of ours
             low, high = start // into, -(-stop // into)
@@ -53,7 +55,7 @@ class HuggingFaceWeights:
             low, high = max(start, k * run), min(stop, (k + 1) * run)
             at = first + k * stride - k * run
             parts.append(stored.read(at + low, at + high))
-        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else stored.read(0, 0)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
@@ -63,9 +65,9 @@ def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
     shape or type, or the files hold a weight that this model does not have.
     """
     wanted = sources(spec)
-    found = {without_base(spec.family, stored.name): stored for stored in _stored(path)}
+    found = {plain(spec.family, stored.name): stored for stored in _stored(path)}
     places = {fqn: (s, _fitting(found, path, s, fqn, spec)) for fqn, s in wanted.items()}
-    used = {without_base(spec.family, s.tensor) for s, _ in places.values()}
+    used = {plain(spec.family, s.tensor) for s, _ in places.values()}
     left = sorted(name for name in found.keys() - used if not is_buffer(spec, name))
     if left:
         stored = found[left[0]]
@@ -122,7 +124,7 @@ def _index(path: Path) -> dict[str, str]:
 
 def _fitting(found: Mapping[str, Stored], path: Path, source: Source, fqn: str, spec: ModelSpec) -> Stored:
     """The stored tensor that a source names, of the right shape and a type that can be read."""
-    stored = found.get(without_base(spec.family, source.tensor))
+    stored = found.get(plain(spec.family, source.tensor))
     if stored is None:
         mend = "set model.tied = true if the head is the embedding" if fqn == "head.linear.weight" else ""
         raise InputError(FIELD, str(path), f"lacks {source.tensor} {list(source.shape)}", mend)

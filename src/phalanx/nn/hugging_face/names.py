@@ -133,13 +133,15 @@ def sources(spec: ModelSpec) -> dict[str, Source]:
     return {p.fqn: source(spec, p) for p in parameters(spec)}
 
 
-def without_base(family: str, tensor: str) -> str:
-    """A tensor's name as files without the base model's prefix have it."""
-    return tensor.removeprefix(NAMINGS[family].base)
+def plain(family: str, tensor: str) -> str:
+    """A tensor's name with what differs between files of one family taken off: the base model's prefix, and what
+    transformers 5 calls every head."""
+    naming = NAMINGS[family]
+    return {"lm_head.weight": f"{naming.outside['head.linear']}.weight"}.get(tensor, tensor.removeprefix(naming.base))
 
 
 def is_buffer(spec: ModelSpec, tensor: str) -> bool:
-    """Whether a tensor (named without the base) is no weight: an old file's buffer, or a tied head's second copy."""
+    """Whether a tensor (by its plain name) is no weight: an old file's buffer, or a tied head's second copy."""
     naming = NAMINGS[spec.family]
     head = f"{naming.outside['head.linear']}.weight"
     return bool(re.fullmatch(naming.buffers, tensor)) or (spec.tied and tensor == head)
