@@ -49,7 +49,7 @@ class Stored:
         return DTYPES[self.code]
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Elements start..stop, flat, at least one, and no byte more. Raises InputError where the file has shrunk meanwhile."""
+        """Elements start..stop, flat, at least one. Raises InputError where the file has been cut short meanwhile."""
         size = self.dtype.itemsize
         memory = bytearray((stop - start) * size)
         with self.file.open("rb", buffering=0) as file:
