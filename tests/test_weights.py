@@ -199,6 +199,34 @@ def test_two_ranks_start_at_the_loss_of_transformers(  # type: ignore[no-untyped
     assert found == pytest.approx([float(expected)] * 2, rel=1e-5)
 
 
+def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ignore[no-untyped-def]
+    theirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its run folder holds, for whoever trains from it, any slice of the same weights."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.chdir(tmp_path)
+    folder = save(tmp_path / "hf", theirs("llama"), lambda t: t)
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, "w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert CliRunner().invoke(app, ["import", "hf"]).exit_code == 0
+    command = ["generate", "runs/hf", "--prompt", "w5 w6", "--temperature", "0", "--tokens", "8"]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 0, found.output
+    assert CliRunner().invoke(app, ["export-weights", "runs/hf", "--out", "out"]).exit_code == 0
+    reader = AutoTokenizer.from_pretrained("out")
+    model = AutoModelForCausalLM.from_pretrained("out").eval()
+    ids = model.generate(**reader("w5 w6", return_tensors="pt"), max_new_tokens=8, do_sample=False, eos_token_id=None)
+    assert re.findall(r"w\d+", found.output) == reader.decode(ids[0]).split()
+
+    spec = spec_of(folder)
+    ours, run = open_weights(folder, spec), open_weights(Path("runs/hf"), spec)
+    for p in parameters(spec):
+        assert torch.equal(ours.slice(p.fqn, 1, p.numel), run.slice(p.fqn, 1, p.numel))
+
+
 def save(folder: Path, like: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text((like / "config.json").read_text())

@@ -235,10 +235,14 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
 
 def _check_weights(file: JobFile, announce: Announce) -> None:
     """That the weights to start from are this model's, before any rank reads them. Raises InputError."""
-    from phalanx.nn.stored import describe, open_weights
+    from phalanx.nn.stored import describe, model_beside, open_weights
 
     path = Path(file.train.weights)
     announce(f"weights: {path} ({describe(open_weights(path, file.model), file.model)})")
+    theirs = model_beside(path)
+    for name, ours in asdict(file.model).items() if theirs else ():  # shapes are alike, meanings may not be
+        if getattr(theirs, name) != getattr(file.model, name):
+            announce(f"note: model.{name} = {ours}, the weights were made with {getattr(theirs, name)}")
 
 
 def _train_rank(

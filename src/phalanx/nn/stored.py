@@ -13,7 +13,9 @@ from phalanx.nn.hugging_face import files
 from phalanx.nn.weights import Weights
 from phalanx.runtime import checkpoint
 from phalanx.runtime.checkpoint_stream import Reader
+from phalanx.spec import plan
 from phalanx.spec.errors import InputError
+from phalanx.spec.jobfile import make_model
 from phalanx.spec.model import ModelSpec, parameters
 
 
@@ -58,6 +60,14 @@ def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWei
     if extra:
         raise InputError("run", str(run), f"the checkpoint has {extra} parameters more than the model")
     return CheckpointWeights(reader)
+
+
+def model_beside(path: Path) -> ModelSpec | None:
+    """The model that weights are said to be by what lies beside them; None where nothing does. Raises InputError."""
+    if is_run(path):
+        return plan.model_of(path)
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    return make_model({"config": str(config.absolute())}, config.parent)[0] if config.exists() else None
 
 
 def describe(weights: Weights, spec: ModelSpec) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -42,7 +41,10 @@ def write_whole(folder: Path, step: int, tensors: Iterable[Streamed], about: dic
     part.mkdir(parents=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(shown, checkpoint_id=part, planner=_OneByOne({name: make for name, *_, make in given}), no_dist=True)
+        # A file for each: torch's writer holds on to the tensors of a file until it is written.
+        writer = dcp.FileSystemWriter(part, single_file_per_rank=False)
+        planner = _OneByOne({name: make for name, *_, make in given})
+        dcp.save(shown, storage_writer=writer, planner=planner, no_dist=True)
     (part / "phalanx.json").write_text(json.dumps({"version": checkpoint.VERSION, "step": step, **about}))
     for file in part.iterdir():
         checkpoint._sync(file)
@@ -59,7 +61,7 @@ class Reader:
         try:
             there = dcp.FileSystemReader(self._path).read_metadata().state_dict_metadata
         except (OSError, RuntimeError, ValueError, dcp.CheckpointException) as error:
-            raise CheckpointError(f"checkpoint {self._path} cannot be read: {error}") from None
+            raise CheckpointError(f"checkpoint {self._path} cannot be read: {_first_line(error)}") from None
         self.shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             name: (tuple(about.size), about.properties.dtype)
             for name, about in there.items()
@@ -70,14 +72,27 @@ class Reader:
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Elements start..stop of a flattened tensor, in its stored type."""
         if self._last is None or self._last[0] != name:
-            shape, dtype = self.shapes[name]
             self._last = None
-            whole = torch.empty(math.prod(shape), dtype=dtype)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                dcp.load({name: whole.view(shape)}, checkpoint_id=self._path, no_dist=True)
+            whole = self._whole(name)
+            if (start, stop) == (0, len(whole)):
+                return whole
             self._last = (name, whole)
         return self._last[1][start:stop].clone()
+
+    def _whole(self, name: str) -> Tensor:
+        shape, dtype = self.shapes[name]
+        tensor = torch.empty(shape, dtype=dtype)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                dcp.load({name: tensor}, checkpoint_id=self._path, no_dist=True)
+        except (OSError, RuntimeError, ValueError, dcp.CheckpointException) as error:
+            raise CheckpointError(f"checkpoint {self._path} cannot be read: {_first_line(error)}") from None
+        return tensor.view(-1)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextmanager
