@@ -30,7 +30,7 @@ TRANSPORTS = st.sampled_from(["native", "p2p", "shm"])
 
 @st.composite
 def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
-    family = draw(st.sampled_from(["llama", "gpt2"]))
+    family = draw(st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "palm"]))
     kv_heads = draw(st.sampled_from([1, 2, 4]))
     head_dim = draw(st.sampled_from([8, 16] if small else [16, 32]))
     sizes: dict[str, Any] = {
@@ -45,7 +45,16 @@ def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
         "max_seq": 64 if small else 256,
         "tied": draw(st.booleans()),
         "qkv_bias": draw(st.booleans()),
+        "window": draw(st.sampled_from([None, None, 5, 50])),
     }
+    # What one family does, the decoder does for all: None leaves it to the family.
+    options = {
+        "residual": draw(st.sampled_from([None, None, "serial", "parallel", "parallel_one_norm"])),
+        "rotary_dim": draw(st.sampled_from([None, None, head_dim // 4 * 2])),
+        "qk_norm": draw(st.sampled_from([None, True, False])),
+        "window_layers": draw(st.sampled_from([None, [0]])) if sizes["window"] else None,
+    }
+    sizes |= {name: option for name, option in options.items() if option is not None}
     return build(ModelSpec, complete(sizes), "model")
 
 

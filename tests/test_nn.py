@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from drawn import models
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from phalanx.nn import functions
@@ -25,8 +30,8 @@ def _spec_of(config, tmp_path) -> ModelSpec:  # type: ignore[no-untyped-def]
     return build(ModelSpec, complete(fields), "model")
 
 
-def _llama_names(fqn: str) -> str:
-    for ours, theirs in (
+NAMES = {
+    "llama": (
         ("embed.token", "model.embed_tokens"),
         ("head.norm", "model.norm"),
         ("head.linear", "lm_head"),
@@ -34,17 +39,10 @@ def _llama_names(fqn: str) -> str:
         ("norm1", "input_layernorm"),
         ("norm2", "post_attention_layernorm"),
         ("attention.", "self_attn."),
-    ):
-        fqn = fqn.replace(ours, theirs)
-    for letter in "qkvo":
-        fqn = fqn.replace(f"self_attn.{letter}.", f"self_attn.{letter}_proj.")
-    for part in ("gate", "up", "down"):
-        fqn = fqn.replace(f"mlp.{part}.", f"mlp.{part}_proj.")
-    return fqn
-
-
-def _gpt2_tensor(fqn: str, state: dict[str, Tensor]) -> Tensor:
-    for ours, theirs in (
+        *((f"self_attn.{letter}.", f"self_attn.{letter}_proj.") for letter in "qkvo"),
+        *((f"mlp.{part}.", f"mlp.{part}_proj.") for part in ("gate", "up", "down")),
+    ),
+    "gpt2": (
         ("embed.token", "transformer.wte"),
         ("embed.position", "transformer.wpe"),
         ("head.norm", "transformer.ln_f"),
@@ -53,86 +51,93 @@ def _gpt2_tensor(fqn: str, state: dict[str, Tensor]) -> Tensor:
         ("norm1", "ln_1"),
         ("norm2", "ln_2"),
         ("attention.o", "attn.c_proj"),
+        *((f"attention.{letter}.", "attn.c_attn.") for letter in "qkv"),
         ("mlp.up", "mlp.c_fc"),
         ("mlp.down", "mlp.c_proj"),
-    ):
-        fqn = fqn.replace(ours, theirs)
-    for i, letter in enumerate("qkv"):
-        if f"attention.{letter}." in fqn:
-            return state[fqn.replace(f"attention.{letter}", "attn.c_attn")].chunk(3, dim=-1)[i]
-    return state[fqn]
+    ),
+    "gpt_neox": (
+        ("embed.token", "gpt_neox.embed_in"),
+        ("head.norm", "gpt_neox.final_layer_norm"),
+        ("head.linear", "lm_head"),
+        ("blocks.", "gpt_neox.layers."),
+        ("norm1", "input_layernorm"),
+        ("norm2", "post_attention_layernorm"),
+        ("attention.o.", "attention.dense."),
+        *((f"attention.{letter}.", "attention.query_key_value.") for letter in "qkv"),
+        ("mlp.up", "mlp.dense_h_to_4h"),
+        ("mlp.down", "mlp.dense_4h_to_h"),
+    ),
+}
 
 
-def _compare(spec: ModelSpec, tensor, theirs) -> None:  # type: ignore[no-untyped-def]
-    model = create(spec, torch.float32, CPU)
-    own = dict(model.named_parameters())
-    with torch.no_grad():
-        for p in parameters(spec):
-            value = tensor(p.fqn)
-            # GPT-2 keeps its matrices as (in, out).
-            own[p.fqn].copy_(value if value.shape == p.shape and spec.family == "llama" else _turn(value, p))
-    tokens = torch.randint(spec.vocab, (2, 24), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        ours, reference = model(tokens), theirs(tokens).logits
-    assert (ours - reference).abs().max() <= 1e-5 * max(1.0, float(reference.abs().max()))
+def _theirs(spec: ModelSpec, p: Parameter, state: dict[str, Tensor]) -> Tensor:
+    """Our parameter out of the state of a model in transformers."""
+    name = p.fqn
+    for ours, theirs in NAMES.get(spec.family, NAMES["llama"]):
+        name = name.replace(ours, theirs)
+    value = state["embed_out.weight" if name == "lm_head.weight" and name not in state else name]
+    part = "qkv".find(p.fqn.split(".")[-2])
+    if spec.family == "gpt2":  # matrices are (in, out), queries, keys and values stand side by side
+        value = value.chunk(3, dim=-1)[part] if part >= 0 else value
+        return value.T if p.role in ("column", "row") else value
+    if spec.family == "gpt_neox" and part >= 0:  # and here within each head
+        return value.unflatten(0, (spec.heads, 3, spec.head_dim))[:, part].flatten(0, 1)
+    return value
 
 
-def _turn(value: Tensor, p: Parameter) -> Tensor:
-    return value.T if p.role in ("column", "row") else value
+@st.composite
+def dense(draw: st.DrawFn, family: str) -> dict[str, Any]:
+    """A small config of a family that is run, as arguments of its class in transformers."""
+
+    def some(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    given = {"vocab_size": 97, "tie_word_embeddings": some(True, False), "initializer_range": 0.2}
+    if family == "gpt2":
+        return given | {"n_embd": 32, "n_layer": 3, "n_head": 4, "activation_function": some("gelu_new", "gelu")}
+    given |= {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    given |= {"max_position_embeddings": 64, "attention_bias": some(True, False)}
+    rope = {"rope_type": some("default", "linear", "llama3", "yarn"), "rope_theta": some(100.0, 1000.0)}
+    if rope["rope_type"] != "default":
+        rope |= {"factor": some(4.0, 8.0)}
+    if rope["rope_type"] == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+    if rope["rope_type"] == "yarn":
+        rope |= {"original_max_position_embeddings": some(8, 16), "truncate": some(True, False)}
+        rope |= some({}, {"mscale": 1.0, "mscale_all_dim": 0.5}, {"attention_factor": 1.1}, {"beta_fast": 4.0})
+    if family == "gpt_neox":
+        rope["partial_rotary_factor"] = some(0.25, 0.5, 1.0)
+        return given | {"rope_parameters": rope, "use_parallel_residual": some(True, False)}
+    given |= {"rope_parameters": rope, "num_key_value_heads": some(1, 2, 4), "head_dim": some(8, 16)}
+    if family == "llama":
+        return given | {"mlp_bias": some(True, False)}
+    return given | {"sliding_window": some(5, 40), "use_sliding_window": some(True, False), "max_window_layers": 1}
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("rope", ["default", "llama3"])
-def test_llama_logits_are_those_of_transformers(tmp_path, kv_heads: int, tied: bool, rope: str) -> None:  # type: ignore[no-untyped-def]
-    from transformers import LlamaConfig, LlamaForCausalLM
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox"])
+def test_logits_are_those_of_transformers(tmp_path, family: str) -> None:  # type: ignore[no-untyped-def]
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    scaling = {"rope_type": rope, "rope_theta": 1000.0}
-    if rope == "llama3":
-        scaling |= {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        scaling |= {"original_max_position_embeddings": 16}
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=64,
-        tie_word_embeddings=tied,
-        attention_bias=kv_heads == 2,
-        initializer_range=0.2,
-        rope_parameters=scaling,
-    )
-    torch.manual_seed(1)
-    theirs = LlamaForCausalLM(config).eval()
-    state = theirs.state_dict()
-    spec = _spec_of(config, tmp_path)
-    assert spec.parameter_count == sum(p.numel() for p in theirs.parameters())
-    _compare(spec, lambda fqn: state[_llama_names(fqn)], theirs)
+    @settings(max_examples=8)
+    @given(dense(family))
+    def equal(arguments: dict[str, Any]) -> None:
+        config = AutoConfig.for_model(family, **arguments)
+        torch.manual_seed(1)
+        theirs = AutoModelForCausalLM.from_config(config).eval()
+        for p in theirs.parameters():  # biases and norms too
+            torch.nn.init.normal_(p, mean=float(p.dim() == 1), std=0.2)
+        state = theirs.state_dict()
+        spec = _spec_of(config, tmp_path)
+        model = create(spec, torch.float32, CPU)
+        own = dict(model.named_parameters())
+        tokens = torch.randint(spec.vocab, (2, 24), generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            for p in parameters(spec):
+                own[p.fqn].copy_(_theirs(spec, p, state))
+            ours, reference = model(tokens), theirs(tokens).logits
+        assert (ours - reference).abs().max() <= 1e-5 * max(1.0, float(reference.abs().max()))
 
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
-def test_gpt2_logits_are_those_of_transformers(tmp_path, tied: bool, activation: str) -> None:  # type: ignore[no-untyped-def]
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=97,
-        n_embd=32,
-        n_layer=3,
-        n_head=4,
-        n_positions=64,
-        activation_function=activation,
-        initializer_range=0.2,
-        tie_word_embeddings=tied,
-    )
-    torch.manual_seed(1)
-    theirs = GPT2LMHeadModel(config).eval()
-    state = theirs.state_dict()
-    spec = _spec_of(config, tmp_path)
-    assert spec.parameter_count == sum(p.numel() for p in theirs.parameters())
-    _compare(spec, lambda fqn: _gpt2_tensor(fqn, state), theirs)
+    equal()
 
 
 def _rand(*shape: int) -> Tensor:
@@ -145,7 +150,8 @@ def test_gradients_of_our_functions() -> None:
     assert check(lambda x, w: functions.rms_norm(x, w, 1e-5), (_rand(3, 4, 6), _rand(6)))
     assert check(functions.swiglu, (_rand(5, 7), _rand(5, 7)))
     angles = torch.randn(4, 1, 3, dtype=torch.float64)
-    assert check(lambda x: functions.rotary(x, angles.cos(), angles.sin()), (_rand(2, 4, 3, 6),))
+    for width in (6, 10):
+        assert check(lambda x: functions.rotary(x, angles.cos(), angles.sin()), (_rand(2, 4, 3, width),))
 
 
 @pytest.mark.parametrize("rows", [3, 1000])
@@ -173,16 +179,16 @@ def _small(**fields: object) -> ModelSpec:
     return build(ModelSpec, complete({**sizes, "max_seq": 32, **fields}), "model")
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_cache_changes_nothing(family: str) -> None:
-    spec = _small(family=family)
+@settings(max_examples=10)
+@given(models(small=True), st.integers(1, 20), st.integers(1, 6))
+def test_a_cache_changes_nothing(spec: ModelSpec, first: int, at_once: int) -> None:
     model = Decoder(spec, torch.float64)
     initialise(model, spec, 0)
-    tokens = torch.randint(61, (1, 12))
+    tokens = torch.randint(spec.vocab, (1, 24))
     with torch.no_grad():
         whole = model(tokens)
         cache = Cache()
-        parts = [model(tokens[:, :5], cache=cache)] + [model(tokens[:, i : i + 1], cache=cache) for i in range(5, 12)]
+        parts = [model(part, cache=cache) for part in (tokens[:, :first], *tokens[:, first:].split(at_once, 1))]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-12)
 
 

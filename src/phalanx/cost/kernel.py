@@ -78,7 +78,7 @@ def _memory(elements: Column, e: int, kernels: int) -> Work:
 def _linears(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
     """(out, in) of the matrix products of a block."""
     h, q, kv, f = spec.hidden, spec.q_width, spec.kv_width, spec.ffn
-    mlp = ((f, h), (f, h), (h, f)) if spec.activation == "swiglu" else ((f, h), (h, f))
+    mlp = ((f, h), (f, h), (h, f)) if spec.gated else ((f, h), (h, f))
     return ((q, h), (kv, h), (kv, h), (h, q), *mlp)
 
 
@@ -90,13 +90,15 @@ def forward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Wor
         return _memory(2 * t * h, e, 1) + (_memory(3 * t * h, e, 1) if spec.position == "learned" else NO_WORK)
     if unit == "head":
         return norm + _gemm(t, spec.vocab, h, e) + _memory(8 * t * spec.vocab, e, 12)
-    work = norm + norm + _memory(2 * 3 * t * h, e, 2)  # two residual additions
+    work = norm * _norms(spec) + _memory(2 * 3 * t * h, e, 2)  # two residual additions
     for n, k in _linears(spec):
         work += _gemm(t, n, k, e)
+    if spec.qk_norm:
+        work += _memory(5 * t * (q + kv), e, 14)
     if spec.position == "rotary":
-        work += _memory(5 * t * (q + kv), e, 8)
-    work += Work(0, 4 * t * seq * q, 2 * t * (q + kv) * e, 1)
-    return work + (_memory(5 * t * f, e, 2) if spec.activation == "swiglu" else _memory(2 * t * f, e, 1))
+        work += _rotary(spec, t, e, 8)
+    work += Work(0, 4 * t * seq * q, (2 * t * (q + kv) + _mask(spec, t, seq)) * e, 1)
+    return work + (_memory(5 * t * f, e, 2) if spec.gated else _memory(2 * t * f, e, 1))
 
 
 def backward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Work:
@@ -108,13 +110,32 @@ def backward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Wo
         return rows + (_memory(3 * spec.max_seq * h + t * h, e, 4) if spec.position == "learned" else NO_WORK)
     if unit == "head":
         return norm + _gemm_backward(t, spec.vocab, h, e) + _memory(2 * t * spec.vocab, e, 1)
-    work = norm + norm + _memory(4 * 3 * t * h, e, 4)  # residuals, and q, k, v meeting at one input
+    work = norm * _norms(spec) + _memory(4 * 3 * t * h, e, 4)  # residuals, and q, k, v meeting at one input
     for n, k in _linears(spec):
         work += _gemm_backward(t, n, k, e)
+    if spec.qk_norm:
+        work += _memory(16 * t * (q + kv), e, 24)
     if spec.position == "rotary":
-        work += _memory(5 * t * (q + kv), e, 10)
-    work += Work(0, 8 * t * seq * q, 4 * t * (q + kv) * e, 1)
-    return work + (_memory(11 * t * f, e, 4) if spec.activation == "swiglu" else _memory(3 * t * f, e, 1))
+        work += _rotary(spec, t, e, 10)
+    work += Work(0, 8 * t * seq * q, (4 * t * (q + kv) + _mask(spec, t, seq)) * e, 1)
+    return work + (_memory(11 * t * f, e, 4) if spec.gated else _memory(3 * t * f, e, 1))
+
+
+def _norms(spec: ModelSpec) -> int:
+    """Norms of a block's input."""
+    return 1 if spec.residual == "parallel_one_norm" else 2
+
+
+def _rotary(spec: ModelSpec, t: Column, e: int, kernels: int) -> Work:
+    """Queries and keys turned by their position; what of a head does not turn is copied."""
+    turned = spec.rotary_width
+    copied = spec.head_dim - turned
+    return _memory((5 * turned + 2 * copied) * t * (spec.heads + spec.kv_heads), e, kernels + 2 * (copied > 0))
+
+
+def _mask(spec: ModelSpec, t: Column, seq: int) -> Column:
+    """Elements of the mask that attention reads where a window needs one: for each sequence anew."""
+    return t * seq if spec.masked(seq) else 0
 
 
 def optimizer(spec: ModelSpec, job: Job, shards: int) -> Work:

@@ -7,6 +7,7 @@ numbers: what it keeps, and its temporaries forward and backward. The walk over 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,7 +75,8 @@ def state(spec: ModelSpec, job: Job, s: Strategy) -> State:
     compute, narrow = DTYPE_BYTES[p.compute], c is None and p.reduce_dtype != p.accumulate_dtype
     moments = {"adamw": 2, "sgd": 1 if job.optimizer.betas[0] else 0}[job.optimizer.name]
     counters = 4 * len(parameters(spec)) if job.optimizer.name == "adamw" else 0  # fp32 step counts
-    rotary = spec.max_seq * spec.head_dim * compute if spec.position == "rotary" else 0
+    rotary = spec.max_seq * spec.rotary_width * compute if spec.position == "rotary" else 0
+    mask = job.seq**2 * compute if spec.masked(job.seq) else 0
     lent = sum(slot_sizes(padded)) * reduce if stage >= 2 else 0
     if stage == 3:
         units = [b.padded(s) for b in reversed(cut) if b.unit != "model"]
@@ -86,7 +88,7 @@ def state(spec: ModelSpec, job: Job, s: Strategy) -> State:
         gradients=whole * (accumulate + reduce * narrow) if stage <= 1 else part * accumulate,
         optimizer=part * moments * master + counters,
         buffers=lent,
-        tables=rotary,
+        tables=rotary + mask,
         batch=job.global_batch // s.dp * (job.seq + 1) * 8,
         compression=compression.held(c, cut, s, accumulate) if c else 0,
     )
@@ -102,12 +104,10 @@ def cast_gradients(spec: ModelSpec, job: Job, shards: int) -> int:
 
 def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) -> Footprint:
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch."""
-    t, h, q, kv, f, v = tokens, spec.hidden, spec.q_width, spec.kv_width, spec.ffn, spec.vocab
+    t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
     stream = t * h * e  # the residual stream, and its gradient
-    statistics = t * wide * (1 if spec.norm == "rms" else 2)
-    normed_temporaries = (3 if e < 4 else 2) * t * h * wide + t * wide if spec.norm == "rms" else stream
     shared = v * h * e if spec.tied else 0  # the head's share of a tied weight's gradient waits for embed's
     if unit == "embed":
         position = spec.max_seq * h * e if spec.position == "learned" else 0
@@ -120,30 +120,82 @@ def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) ->
             leaves=-stream - shared,
         )
     if unit == "head":
-        kept = stream + statistics + t * v * e
+        kept = stream + _statistics(spec, t, e) + t * v * e
         cast = np.minimum(t * v, max(v, LOGITS_AT_ONCE)) * wide if e < 4 else 0
         # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
         # normed input (one stream) has given way to its gradient
-        normed = normed_temporaries - t * v * e
+        normed = _normed(spec, t, e) - t * v * e
         return Footprint(
             kept=kept,
             forward=cast + 3 * t * wide,
             backward=np.maximum(stream + v * h * e, normed + shared),
             leaves=stream + shared,
         )
-    gates = 3 if spec.activation == "swiglu" else 2
-    attention = t * (2 * q + 2 * kv) * e + t * spec.heads * wide  # q, k, v, output, log-sum-exp
-    mlp = gates * t * f * e
-    norms = 2 * (stream + statistics)
-    # Backward instants, in order, above the start: the MLP's second product, its activation, the norm, attention.
-    down = t * f * e + f * h * e
-    gate = (3 if spec.activation == "swiglu" else 1) * t * f * e
-    into = 2 * stream + (f * h * e) - t * f * e
-    after_mlp = -mlp  # and the normed input has given way to its gradient
-    norm = after_mlp + normed_temporaries
-    core = after_mlp + 2 * t * q * e + 2 * t * kv * e - statistics
-    instants = [down, gate, into, norm, core]
-    peak: Column = instants[0]
-    for instant in instants[1:]:
-        peak = np.maximum(peak, instant)
-    return Footprint(kept=norms + attention + mlp + 2 * stream, forward=stream, backward=peak, leaves=0)
+    return _block(spec, t, e)
+
+
+def _statistics(spec: ModelSpec, t: Column, e: int) -> Column:
+    """What a norm keeps beside its input and output."""
+    return t * max(e, 4) * (1 if spec.norm == "rms" else 2)
+
+
+def _normed(spec: ModelSpec, t: Column, e: int) -> Column:
+    """What a norm of the stream holds in its backward pass."""
+    return _rms_temporaries(t, spec.hidden, e) if spec.norm == "rms" else t * spec.hidden * e
+
+
+def _rms_temporaries(rows: Column, width: int, e: int) -> Column:
+    """What an RMSNorm's backward pass holds, its result included (nn/functions.py)."""
+    wide = max(e, 4)
+    return (3 if e < 4 else 2) * rows * width * wide + rows * wide
+
+
+def _block(spec: ModelSpec, t: Column, e: int) -> Footprint:
+    """S: the stream. A: the width of the MLP. Q, K: all query and all key heads. R: the products of the MLP that are
+    kept. The passes are followed from one matrix product to the next; each instant is counted from the start."""
+    h, q, kv, f, wide = spec.hidden, spec.q_width, spec.kv_width, spec.ffn, max(e, 4)
+    S, A, Q, K = t * h * e, t * f * e, t * q * e, t * kv * e
+    R = (3 if spec.gated else 2) * A
+    serial, one_norm = spec.residual == "serial", spec.residual == "parallel_one_norm"
+    statistics, normed = _statistics(spec, t, e), _normed(spec, t, e)
+    q_sums, k_sums = t * spec.heads * wide, t * spec.kv_heads * wide  # one number per head: log-sum-exp, or a norm's
+    qk = Q + K + q_sums + k_sums if spec.qk_norm else 0  # queries and keys before they are normed
+    kept = (1 if one_norm else 2) * (S + statistics) + qk + 2 * Q + 2 * K + q_sums + R + (2 if serial else 1) * S
+
+    # Forward, above what is kept: the sums at the end, or norms that compute wider than they keep.
+    forward = [S if serial else 2 * S]
+    if e < 4 and spec.norm == "rms" and not one_norm:
+        forward.append(2 * t * h * wide - (2 if serial else 1) * S - R)
+    if e < 4 and spec.qk_norm:
+        forward.append(S + statistics + Q + 2 * K + q_sums + 2 * t * q * wide - kept)
+
+    # Backward. The MLP: its second product, its activation, the products that read the normed input.
+    backward = [f * h * e + A, 3 * A if spec.gated else A, f * h * e + S - A]
+    if spec.gated:
+        backward.append(f * h * e + 2 * S - 2 * A)
+    if not one_norm:  # the normed input has given way to its gradient
+        backward.append(normed - R)
+    elif spec.gated:  # it stays, and the gate's gradient of it is added to that of its twin
+        backward.append(3 * S - R + (0 if spec.mlp_bias else f * h * e))
+    # Attention starts with the stream's gradient, or with that and what the MLP's branch adds to it.
+    start = -R - (2 * S + statistics if serial else 0 if one_norm else S + statistics)
+    beside = S if one_norm else 0  # the MLP's gradient of the one normed input
+    backward.append(start + beside + Q + q * h * e + (0 if serial or one_norm else S))
+    backward.append(start + beside + 2 * Q + 2 * K)
+    left = start - Q - q_sums  # the gradients of queries, keys and values are there; what attention kept is not
+    if spec.qk_norm:
+        backward.append(left + beside + _rms_temporaries(t * spec.kv_heads, spec.head_dim, e))
+        backward.append(left + beside - K - k_sums + _rms_temporaries(t * spec.heads, spec.head_dim, e))
+        left = left - qk
+    backward.append(left + beside + S + kv * h * e)  # values
+    backward.append(left + 2 * S - K + kv * h * e)  # keys
+    backward.append(left + 2 * S - 2 * K + q * h * e)  # queries
+    # What flows into the normed input from here is added to what did before. A bias has torch flatten the input, and
+    # the weight's gradient is gone by then.
+    backward.append(left + 3 * S - (K if one_norm else 2 * K) + (0 if spec.qkv_bias else kv * h * e))
+    backward.append(left - 2 * K - Q + normed)
+    return Footprint(kept=kept, forward=_highest(forward), backward=_highest(backward), leaves=0)
+
+
+def _highest(instants: list[Column]) -> Column:
+    return functools.reduce(np.maximum, instants)

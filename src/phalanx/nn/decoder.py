@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.nn import functions
-from phalanx.spec.mechanisms import RopeScaling
+from phalanx.nn.rotary import rotary_table
 from phalanx.spec.model import ModelSpec
 
 
@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):
 def make_norm(spec: ModelSpec) -> nn.Module:
     if spec.norm == "rms":
         return RMSNorm(spec.hidden, spec.norm_eps)
-    return nn.LayerNorm(spec.hidden, spec.norm_eps)
+    return nn.LayerNorm(spec.hidden, spec.norm_eps, bias=spec.norm_bias)
 
 
 @dataclass
@@ -64,24 +64,34 @@ class Attention(nn.Module):
         self.k = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
         self.v = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
         self.o = nn.Linear(spec.q_width, spec.hidden, bias=spec.out_bias)
+        self.normed = spec.qk_norm
+        if self.normed:
+            self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+            self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, cache: Cache | None) -> Tensor:
+    def forward(
+        self, x: Tensor, angles: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
         shape = (*x.shape[:2], -1, self.head_dim)
         q, k, v = self.q(x).view(shape), self.k(x).view(shape), self.v(x).view(shape)
+        if self.normed:
+            q, k = self.q_norm(q), self.k_norm(k)
         if angles is not None:
             q, k = functions.rotary(q, *angles), functions.rotary(k, *angles)
         if cache is not None:
             k, v = cache.extend(self.block, k, v)
         grouped = self.grouped
-        if grouped and q.device.type == "cuda" and q.dtype not in (torch.float16, torch.bfloat16):
-            # Flash attention on CUDA takes 16 bit only, and the kernel that takes the rest knows no groups.
+        flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
+        if grouped and q.device.type == "cuda" and not flash:
+            # Flash attention on CUDA takes 16 bit without a mask, and the kernel that takes the rest knows no groups.
             shared = q.shape[2] // k.shape[2]
             k, v, grouped = k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2), False
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2),  # (batch, heads, seq, head_dim)
             k.transpose(1, 2),
             v.transpose(1, 2),
-            is_causal=q.shape[1] > 1,  # one new token may see everything that is cached
+            attn_mask=mask,
+            is_causal=mask is None and q.shape[1] > 1,  # one new token may see everything that is cached
             enable_gqa=grouped,
         )
         return self.o(out.transpose(1, 2).flatten(2))
@@ -90,7 +100,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.gated = spec.activation == "swiglu"
+        self.gated = spec.gated
         self.approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
         if self.gated:
             self.gate = nn.Linear(spec.hidden, spec.ffn, bias=spec.mlp_bias)
@@ -106,14 +116,27 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, spec: ModelSpec, index: int) -> None:
         super().__init__()
+        self.residual, self.window = spec.residual, spec.window_of(index)
         self.norm1 = make_norm(spec)
         self.attention = Attention(spec, index)
-        self.norm2 = make_norm(spec)
+        if self.residual != "parallel_one_norm":
+            self.norm2 = make_norm(spec)
         self.mlp = MLP(spec)
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None) -> Tensor:
-        x = x + self.attention(self.norm1(x), angles, cache)
-        return x + self.mlp(self.norm2(x))
+    def forward(
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor] | None = None,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """x: (batch, seq, hidden). `mask` is added to the logits of attention; without one it is causal."""
+        if self.residual == "serial":
+            x = x + self.attention(self.norm1(x), angles, mask, cache)
+            return x + self.mlp(self.norm2(x))
+        normed = self.norm1(x)
+        out = x + self.attention(normed, angles, mask, cache)
+        return out + self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x))
 
 
 class Embed(nn.Module):
@@ -163,6 +186,7 @@ class Decoder(nn.Module):
             cos, sin = rotary_table(spec)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
+        self._mask: tuple[int, Tensor] | None = None
         self.to(dtype)
 
     def units(self) -> dict[str, nn.Module]:
@@ -175,26 +199,33 @@ class Decoder(nn.Module):
         angles = None
         if self.spec.position == "rotary":
             here = slice(start, start + tokens.shape[1])
-            angles = (self.cos[here, None], self.sin[here, None])  # (seq, 1, head_dim / 2)
+            angles = (self.cos[here, None], self.sin[here, None])  # (seq, 1, rotary_width / 2)
         x = self.embed(tokens, start)
+        masks = {w: self._masked(x, start, w) for w in {block.window for block in self.blocks}}
         for block in self.blocks:
-            x = block(x, angles, cache)
+            x = block(x, angles, masks[block.window], cache)
         return self.head(x, targets)  # type: ignore[no-any-return]
 
+    def _masked(self, x: Tensor, start: int, window: int | None) -> Tensor | None:
+        """What the new tokens may see of all so far, as `hidden_from`; None where causality alone says it. That of
+        whole sequences is made once and kept: every block and step uses the same."""
+        new = x.shape[1]
+        if (window is None or window >= start + new) and (start == 0 or new == 1):
+            return None
+        if start or window is None:
+            return hidden_from(x, start, window)
+        if self._mask is None or self._mask[0] != new or self._mask[1].dtype != x.dtype:
+            self._mask = (new, hidden_from(x, 0, window))
+        return self._mask[1]
 
-def rotary_table(spec: ModelSpec) -> tuple[Tensor, Tensor]:
-    """cos and sin of position x θ_i, (max_seq, head_dim / 2), θ_i = rope_theta^(-2i / head_dim)."""
-    # On the CPU whatever the default device: the table holds values even where parameters are on `meta`.
-    exponent = torch.arange(0, spec.head_dim, 2, dtype=torch.float64, device="cpu") / spec.head_dim
-    theta = spec.rope_theta**-exponent
-    if spec.rope_scaling is not None:
-        theta = _stretch(theta, spec.rope_scaling)
-    angles = torch.outer(torch.arange(spec.max_seq, dtype=torch.float64, device="cpu"), theta)
-    return angles.cos(), angles.sin()
 
-
-def _stretch(theta: Tensor, s: RopeScaling) -> Tensor:
-    """Slow frequencies are divided by `factor`, fast ones stay, those between are blended (Llama 3.1)."""
-    turns = s.original_max_seq * theta / (2 * math.pi)
-    blend = ((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)).clamp(0, 1)
-    return (1 - blend) * theta / s.factor + blend * theta
+def hidden_from(x: Tensor, start: int, window: int | None) -> Tensor:
+    """(new, start + new): -inf where a new token may not look, at later tokens and those before its window; else 0.
+    x: (batch, new, ...), of whose type and device the mask is."""
+    total = start + x.shape[1]
+    at = torch.arange(start, total, device=x.device)[:, None]
+    other = torch.arange(total, device=x.device)
+    hidden = other > at
+    if window is not None:
+        hidden |= other <= at - window
+    return torch.zeros(hidden.shape, dtype=x.dtype, device=x.device).masked_fill_(hidden, -math.inf)

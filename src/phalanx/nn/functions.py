@@ -84,18 +84,22 @@ class _Rotary(torch.autograd.Function):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
+    half = cos.shape[-1]
+    turned = 2 * half
+    first, second = x[..., :half], x[..., half:turned]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
+    torch.mul(second, cos, out=out[..., half:turned]).addcmul_(first, sin)
+    if turned < x.shape[-1]:
+        out[..., turned:] = x[..., turned:]
     return out
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i+d/2}) of each head by position x θ_i (Su et al. 2021). Keeps nothing of x.
+    """Turn the pairs (x_i, x_{i+d/2}) of each head's first d dimensions by position x θ_i (Su et al. 2021); the rest
+    stays (Black et al. 2022). Keeps nothing of x.
 
-    x: (batch, seq, heads, head_dim); cos, sin: (seq, 1, head_dim / 2).
+    x: (batch, seq, heads, head_dim); cos, sin: (seq, 1, d / 2).
     """
     return _Rotary.apply(x, cos, sin)  # type: ignore[no-any-return]
 

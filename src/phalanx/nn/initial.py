@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from phalanx.nn.decoder import Decoder, rotary_table
+from phalanx.nn.decoder import Decoder
+from phalanx.nn.rotary import rotary_table
 from phalanx.nn.weights import Weights
 from phalanx.spec.model import ModelSpec, Parameter, parameters
 
