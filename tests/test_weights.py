@@ -26,7 +26,7 @@ from phalanx.cli import app
 from phalanx.nn.hugging_face import container, files
 from phalanx.nn.hugging_face.names import is_buffer, plain, sources
 from phalanx.nn.initial import create
-from phalanx.nn.stored import open_weights
+from phalanx.nn.stored import introduce, open_weights
 from phalanx.spec.job import Job
 from phalanx.spec.jobfile import make_model
 from phalanx.spec.model import ModelSpec, parameters
@@ -221,6 +221,10 @@ def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ig
     assert re.findall(r"w\d+", found.output) == reader.decode(ids[0]).split()
 
     spec = spec_of(folder)
+    other = replace(spec, rope_theta=9.0)
+    assert introduce(Path("runs/hf"), other) == introduce(Path("runs/hf"), spec) + [
+        "note: model.rope_theta = 9.0, the weights were made with 10000.0"
+    ]
     ours, run = open_weights(folder, spec), open_weights(Path("runs/hf"), spec)
     for p in parameters(spec):
         assert torch.equal(ours.slice(p.fqn, 1, p.numel), run.slice(p.fqn, 1, p.numel))
@@ -355,8 +359,15 @@ def test_an_export_overwrites_nothing_loses_nothing_and_says_all(  # type: ignor
     refused("no such checkpoint; it has 0", "out", "--step", "3")
     refused("is not a size", "out", "--shard-size", "many")
     about = json.loads(Path("runs/hf/model.json").read_text())
-    about["model"]["norm_eps"], about["model"]["out_bias"] = 1e-3, False
-    Path("runs/hf/model.json").write_text(json.dumps(about))
-    refused("the checkpoint has 2 parameters more than the model", "out")
+    for field, value, words in (
+        ("out_bias", False, "the checkpoint has 2 parameters more than the model"),
+        (
+            "rotary_dim",
+            4,
+            "model.rotary_dim = 4: a llama config.json of transformers cannot say it (it would mean 6)",
+        ),
+    ):
+        Path("runs/hf/model.json").write_text(json.dumps({**about, "model": about["model"] | {field: value}}))
+        refused(words, "out")
     assert not Path("out").exists()
     assert folder.exists()

@@ -216,7 +216,10 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
         require_runnable(file.strategy, file.job)
         check(file.strategy, file.model, file.job, world.size if world else None)
     if file.train.weights and not resume:
-        _check_weights(file, announce)
+        from phalanx.nn.stored import introduce
+
+        for line in introduce(Path(file.train.weights), file.model):
+            announce(line)
     tokens = prepare_data(file)
     decision = decide(file, world, tokens.digest, announce)
     if decision.chosen.reason:
@@ -231,18 +234,6 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
         if decision.plan.strategy == old.strategy and old.choices.get("bucket"):
             decision.plan.choices["bucket"] = old.choices["bucket"]  # the size is the old one, and so is its reason
     return decision, tokens
-
-
-def _check_weights(file: JobFile, announce: Announce) -> None:
-    """That the weights to start from are this model's, before any rank reads them. Raises InputError."""
-    from phalanx.nn.stored import describe, model_beside, open_weights
-
-    path = Path(file.train.weights)
-    announce(f"weights: {path} ({describe(open_weights(path, file.model), file.model)})")
-    theirs = model_beside(path)
-    for name, ours in asdict(file.model).items() if theirs else ():  # shapes are alike, meanings may not be
-        if getattr(theirs, name) != getattr(file.model, name):
-            announce(f"note: model.{name} = {ours}, the weights were made with {getattr(theirs, name)}")
 
 
 def _train_rank(

@@ -16,7 +16,7 @@ from phalanx.runtime.checkpoint_stream import Reader
 from phalanx.spec import plan
 from phalanx.spec.errors import InputError
 from phalanx.spec.jobfile import make_model
-from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.model import MODEL_FIELDS, ModelSpec, parameters
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,28 @@ def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWei
     return CheckpointWeights(reader)
 
 
-def model_beside(path: Path) -> ModelSpec | None:
-    """The model that weights are said to be by what lies beside them; None where nothing does. Raises InputError."""
-    if is_run(path):
-        return plan.model_of(path)
-    config = (path if path.is_dir() else path.parent) / "config.json"
-    return make_model({"config": str(config.absolute())}, config.parent)[0] if config.exists() else None
-
-
 def describe(weights: Weights, spec: ModelSpec) -> str:
     """`llama, bfloat16, 8,030,261,248 parameters`, for people."""
     kinds = sorted({str(weights.dtype(p.fqn)).removeprefix("torch.") for p in parameters(spec)})
     return f"{spec.family}, {' and '.join(kinds)}, {spec.parameter_count:,} parameters"
+
+
+def introduce(path: Path, spec: ModelSpec) -> list[str]:
+    """What a run says of the weights that it starts from: which, and where the model that they were made with is
+    another in anything but shape. Only headers are read. Raises InputError, CheckpointError."""
+    lines = [f"weights: {path} ({describe(open_weights(path, spec), spec)})"]
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    if is_run(path):
+        theirs = plan.model_of(path)
+    elif config.exists():
+        theirs, _ = make_model({"config": str(config.absolute())}, config.parent)
+    else:
+        return lines
+    for name in MODEL_FIELDS:
+        ours, then = getattr(spec, name), getattr(theirs, name)
+        if ours != then:
+            lines.append(f"note: model.{name} = {ours}, the weights were made with {then}")
+    return lines
 
 
 def widest(weights: Weights, spec: ModelSpec) -> torch.dtype:
