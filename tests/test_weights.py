@@ -222,9 +222,9 @@ def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ig
 
     spec = spec_of(folder)
     other = replace(spec, rope_theta=9.0)
-    assert introduce(Path("runs/hf"), other) == introduce(Path("runs/hf"), spec) + [
-        "note: model.rope_theta = 9.0, the weights were made with 10000.0"
-    ]
+    said = introduce(Path("runs/hf"), other)[1:]
+    assert said == ["note: model.rope_theta = 9.0, the weights were made with 10000.0"]
+    assert len(introduce(folder, spec)) == 1
     ours, run = open_weights(folder, spec), open_weights(Path("runs/hf"), spec)
     for p in parameters(spec):
         assert torch.equal(ours.slice(p.fqn, 1, p.numel), run.slice(p.fqn, 1, p.numel))
