@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.cost.program import differences, expand
+from phalanx.nn.stored import open_weights
 from phalanx.runtime import logical, sync, trace
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import DTYPES, Comm
@@ -557,3 +558,15 @@ def traced_step(
     assert [t.rank for t in gathered] == list(range(world.size))
     comm.barrier()
     return told, len(comm.recorder.events)
+
+
+def first_loss(
+    world: World, spec: ModelSpec, job: Job, strategy: Strategy, weights: Path, tokens: torch.Tensor
+) -> float:
+    """The loss of the first step from stored weights, each rank on its share of `tokens`."""
+    comm = Comm(world, mesh(strategy))
+    training = Training(spec, job, strategy, comm, 0, weights=open_weights(weights, spec))
+    mine = tokens.view(strategy.dp, -1, strategy.micro_batch, job.seq + 1)[comm.mesh.replica(world.rank)]
+    loss = training.step(list(mine), lr=0.0).loss
+    comm.barrier()
+    return loss

@@ -18,7 +18,7 @@ from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
-from phalanx.spec.model import preset as model_preset
+from phalanx.spec.presets import preset as model_preset
 from phalanx.spec.strategy import Strategy, divisors
 
 # What the vendor prints in large: TFLOP/s with sparsity, NVLink in both directions at once in GB/s. Half is ours.

@@ -15,7 +15,8 @@ import typer
 from phalanx.cli_clusters import clusters
 from phalanx.cli_collectives import collectives
 from phalanx.cli_models import models
-from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json
+from phalanx.cli_weights import export_weights, import_weights
+from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json, require_torch
 
 if TYPE_CHECKING:
     from phalanx.session import Decision, Outcome
@@ -39,6 +40,8 @@ StrategyLine = Annotated[
 app.add_typer(collectives, name="collectives")
 app.command()(models)
 app.command()(clusters)
+app.command("import")(import_weights)
+app.command("export-weights")(export_weights)
 
 
 @app.callback(invoke_without_command=True)
@@ -104,7 +107,7 @@ def train(
 
     with mistakes():
         overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
-        _require_torch()
+        require_torch()
         from phalanx.resume import resumed
         from phalanx.runtime import world as worlds
 
@@ -169,7 +172,7 @@ def generate(
 ) -> None:
     """Continue a text with the newest checkpoint of a run."""
     with mistakes():
-        _require_torch()
+        require_torch()
         from phalanx.infer.generate import Sampling
         from phalanx.infer.generate import generate as continue_text
 
@@ -194,7 +197,7 @@ def parity(
     from phalanx.spec import jobfile
 
     with mistakes():
-        _require_torch()
+        require_torch()
         file = session.with_overrides(jobfile.load(job, overrides or ()), strategy)
         _notes(file.notes)
         result = session.parity(file, steps, dtype, announce)
@@ -239,7 +242,7 @@ def measure(
     from phalanx import session
 
     with mistakes():
-        _require_torch()
+        require_torch()
         cluster = session.measure(ranks, dtype, threads, announce)
         if as_json:
             print_json(asdict(cluster))
@@ -249,16 +252,6 @@ def measure(
 
         for table in rates(cluster):
             console().print(table)
-
-
-def _require_torch() -> None:
-    import importlib.util
-
-    from phalanx.spec.errors import InputError
-
-    for name in ("torch", "tokenizers"):
-        if importlib.util.find_spec(name) is None:
-            raise InputError("installation", None, f"{name} is not installed", "pip install 'phalanx[train]'")
 
 
 def _notes(notes: tuple[str, ...]) -> None:

@@ -153,20 +153,27 @@ def open_run(decision: Decision, tokens: TokenSet, resume: bool) -> Iterator[Pat
     with ExitStack() as stack:
         # What goes wrong here is the folder's fault; what goes wrong while the run lasts is not.
         try:
-            RUNS.mkdir(exist_ok=True)
-            lock = stack.enter_context((RUNS / f".{name}.lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if folder.exists() and not resume:
-                stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-                os.replace(folder, folder.with_name(f"{name}.{stamp}"))
-            folder.mkdir(exist_ok=True)
+            claim(folder, stack, anew=not resume)
             shutil.copyfile(tokens.tokenizer, folder / "tokenizer.json")
             plan.write(decision.plan, folder / "plan.json")
-        except BlockingIOError:
-            raise InputError("train.name", name, "is being trained by another process", "choose another") from None
         except OSError as error:
             raise InputError("train.name", name, f"{folder} cannot be used ({error})") from None
         yield folder.absolute()
+
+
+def claim(folder: Path, stack: ExitStack, anew: bool) -> None:
+    """Make a run's folder ours alone until `stack` ends; `anew`: empty, an old one is moved aside. Raises InputError,
+    OSError."""
+    folder.parent.mkdir(exist_ok=True)
+    lock = stack.enter_context(folder.with_name(f".{folder.name}.lock").open("w"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError("train.name", folder.name, "is being trained by another process", "choose another") from None
+    if folder.exists() and anew:
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+        os.replace(folder, folder.with_name(f"{folder.name}.{stamp}"))
+    folder.mkdir(exist_ok=True)
 
 
 def prepare_data(file: JobFile) -> TokenSet:
@@ -212,6 +219,11 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
     if file.strategy is not None:
         require_runnable(file.strategy, file.job)
         check(file.strategy, file.model, file.job, world.size if world else None)
+    if file.train.weights and not resume:
+        from phalanx.nn.stored import introduce
+
+        for line in introduce(Path(file.train.weights), file.model):
+            announce(line)
     tokens = prepare_data(file)
     decision = decide(file, world, tokens.digest, announce)
     if decision.chosen.reason:

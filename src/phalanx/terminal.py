@@ -45,6 +45,17 @@ def mistakes() -> Iterator[None]:
         raise typer.Exit(FAILED) from None
 
 
+def require_torch() -> None:
+    """That this is more than an installation for planning. Raises InputError."""
+    import importlib.util
+
+    from phalanx.spec.errors import InputError
+
+    for name in ("torch", "tokenizers"):
+        if importlib.util.find_spec(name) is None:
+            raise InputError("installation", None, f"{name} is not installed", "pip install 'phalanx[train]'")
+
+
 def console() -> Console:
     """As wide as the terminal; wide enough for every table where there is none."""
     from rich.console import Console

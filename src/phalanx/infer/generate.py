@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,12 +10,9 @@ from tokenizers import Tokenizer
 
 from phalanx.nn.decoder import Cache, Decoder
 from phalanx.nn.initial import create
-from phalanx.runtime import checkpoint
-from phalanx.runtime.comm import DTYPES
-from phalanx.runtime.part import whole
+from phalanx.nn.stored import of_run, widest
 from phalanx.spec import plan as plans
 from phalanx.spec.errors import InputError
-from phalanx.spec.model import parameters
 
 
 @dataclass(frozen=True)
@@ -61,22 +57,22 @@ def sample(model: Decoder, prompt: list[int], how: Sampling) -> list[int]:
     return ids[len(prompt) :]
 
 
+@torch.no_grad()
 def generate(folder: Path, prompt: str, how: Sampling) -> str:
-    """Continue a prompt with the newest checkpoint of a run. Raises InputError, CheckpointError."""
-    plan = plans.read(folder / "plan.json")
-    if not checkpoint.steps(folder / "checkpoint") or not (folder / "tokenizer.json").exists():
-        raise InputError("run", str(folder), "holds no checkpoint yet")
+    """Continue a prompt with the newest checkpoint of a run, in the type that it holds. Raises InputError,
+    CheckpointError."""
+    spec = plans.model_of(folder)
+    weights = of_run(folder, spec)
+    if not (folder / "tokenizer.json").exists():
+        raise InputError("run", str(folder), "holds no tokenizer.json", "put the model's own there")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = create(plan.model, DTYPES[plan.job.precision.master_dtype], device)
-    own = dict(model.named_parameters())
-    parts = [whole(f"parameters.{p.fqn}", own[p.fqn]) for p in parameters(plan.model)]
-    saved = folder / "checkpoint"
-    step = checkpoint.newest_good(saved, partial(checkpoint.damage, saved), checkpoint.say_damaged)
-    checkpoint.load(saved, step, parts)
+    model = create(spec, widest(weights, spec), device)
+    for name, p in model.named_parameters():
+        p.copy_(weights.slice(name, 0, p.numel()).view(p.shape))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = tokenizer.encode(prompt).ids
     if not ids:
         raise InputError("--prompt", prompt, "is empty", "give it at least one character")
-    if len(ids) > plan.model.max_seq:
-        raise InputError("--prompt", prompt, f"is {len(ids)} tokens, max_seq is {plan.model.max_seq}", "shorten it")
+    if len(ids) > spec.max_seq:
+        raise InputError("--prompt", prompt, f"is {len(ids)} tokens, max_seq is {spec.max_seq}", "shorten it")
     return prompt + str(tokenizer.decode(sample(model, ids, how)))

@@ -7,18 +7,30 @@ just the blocks that its slice touches, and every layout starts from the same nu
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.rotary import rotary_table
+from phalanx.nn.weights import Weights
 from phalanx.spec.model import ModelSpec, Parameter, parameters
 
 BLOCK = 2**20
 STD = 0.02  # Radford et al. 2019
+
+Initial = Callable[[Parameter, int, int], Tensor]
+"""(parameter, start, stop) -> elements start..stop of it, flat, on the CPU, in a type of their own."""
+
+
+def initial(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
+    """What a model starts from: given weights, or else drawn ones."""
+    if weights is not None:
+        return lambda p, start, stop: weights.slice(p.fqn, start, stop)
+    return lambda p, start, stop: torch.from_numpy(draw(spec, p, seed, start, stop))
 
 
 def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt.NDArray[np.float32]:

@@ -106,9 +106,9 @@ def _reason(error: BaseException) -> str:
     return said[0] if said else type(error).__name__
 
 
-def newest_good(folder: Path, comm: Comm) -> int:
-    """The newest step with an undamaged checkpoint; each rank reads its share of the files. Newer ones are said and
-    set aside. All ranks together. Raises CheckpointError where there is none."""
+def newest_good(folder: Path, comm: Comm, own: bool = True) -> int:
+    """The newest step with an undamaged checkpoint; each rank reads its share of the files. Newer ones are said and,
+    where the run is our `own`, set aside. All ranks together. Raises CheckpointError where there is none."""
     rank, ranks = comm.world.rank, comm.world.size
     comm.status.now("reading the checkpoint")
 
@@ -119,6 +119,7 @@ def newest_good(folder: Path, comm: Comm) -> int:
     def skipped(step: int, wrong: str) -> None:
         if rank == 0:
             checkpoint.say_damaged(step, wrong)
+        if rank == 0 and own:
             checkpoint.set_aside(folder, step)
 
     return checkpoint.newest_good(folder, damage, skipped)

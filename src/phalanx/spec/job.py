@@ -84,16 +84,24 @@ class Job:
             raise InputError("job.clip", self.clip, "must not be negative", "0 switches clipping off")
 
 
+def require_folder_name(field: str, name: str) -> None:
+    """That a run of this name has a folder of its own in runs/. Raises InputError."""
+    if not re.fullmatch(r"[\w][\w.+-]*", name):
+        raise InputError(field, name, "must be a plain folder name")
+
+
 @dataclass(frozen=True)
 class Train:
     """How a run goes about a job: data, learning rate, evaluation, saving. Times in steps unless named.
 
     `transport`: of collectives between the ranks of a host; auto takes what was measured to be the fastest.
+    `weights`: what the model starts from, a Hugging Face folder or file or a run's folder; empty: drawn by `seed`.
     `check_sync`: after every so many steps the replicas' bits are compared; 0: never. `nonfinite`: whether a step
     whose loss or gradient is not finite ends the run or is left out."""
 
     data: str = "austen"
     name: str = ""
+    weights: str = ""
     lr: float = 1e-3
     min_lr_ratio: float = 0.1
     warmup: int = 0
@@ -145,8 +153,8 @@ class Train:
                 "needs the batch that lr was tuned for",
                 "set train.lr_base_batch (sequences)",
             )
-        if self.name and not re.fullmatch(r"[\w][\w.+-]*", self.name):
-            raise InputError("train.name", self.name, "must be a plain folder name")
+        if self.name:
+            require_folder_name("train.name", self.name)
 
     def scaled_lr(self, global_batch: int) -> float:
         """The peak learning rate for this global batch (linear: Goyal et al. 2017; sqrt: Krizhevsky 2014)."""

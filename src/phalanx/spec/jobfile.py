@@ -128,6 +128,8 @@ def from_tables(tables: Mapping[str, Any], folder: Path) -> JobFile:
     train = build(Train, tables.get("train", {}), "train")
     if train.data != "austen":
         train = replace(train, data=str(_beside(train.data, folder)))
+    if train.weights:
+        train = replace(train, weights=str(_beside(train.weights, folder)))
     return JobFile(
         model=model,
         cluster=cluster,

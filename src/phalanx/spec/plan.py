@@ -63,6 +63,25 @@ def read(path: Path) -> Plan:
         raise InputError("plan", str(path), f"cannot be read ({error})") from None
 
 
+def write_model(spec: ModelSpec, folder: Path) -> None:
+    """What an imported model's folder has instead of a plan: model.json."""
+    write_json(folder / "model.json", {"version": VERSION, "model": asdict(spec)})
+
+
+def model_of(folder: Path) -> ModelSpec:
+    """The model of a run, or of a folder that `phalanx import` made. Raises InputError."""
+    path = folder / "model.json"
+    if (folder / "plan.json").exists() or not path.exists():
+        return read(folder / "plan.json").model
+    try:
+        given = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError("model", str(path), f"cannot be read ({error})") from None
+    if not isinstance(given, dict) or given.get("version") != VERSION:
+        raise InputError("model", str(path), f"is not a model.json of version {VERSION}")
+    return build(ModelSpec, given.get("model"), "model")
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write whole or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}")

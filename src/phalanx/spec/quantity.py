@@ -9,11 +9,11 @@ from phalanx.spec.errors import InputError
 _SCALE = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
-def parse_bytes(text: str) -> float:
+def parse_bytes(text: str, field: str = "--bytes") -> float:
     """Bytes of `4096`, `100MB`, `64KiB`, `1.5 GiB`. Raises InputError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip(), re.IGNORECASE)
     if not found or float(found[1]) <= 0:
-        raise InputError("--bytes", text, "is not a size", "write 4096, 100MB or 64KiB")
+        raise InputError(field, text, "is not a size", "write 4096, 100MB or 64KiB")
     return float(found[1]) * _SCALE[(found[2] or "").upper()]
 
 

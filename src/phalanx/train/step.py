@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.initial import create, draw
+from phalanx.nn.initial import create, initial
+from phalanx.nn.weights import Weights
 from phalanx.runtime import checkpoint, logical
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.data_parallel import DataParallel
@@ -54,7 +55,8 @@ class StepResult:
 
 
 class Training:
-    """The state of a run on one rank. `nonfinite`: what becomes of a step whose loss or gradient is not finite."""
+    """The state of a run on one rank. It begins with `weights`, or else with those that `seed` draws. `nonfinite`:
+    what becomes of a step whose loss or gradient is not finite."""
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Training:
         comm: Comm,
         seed: int,
         nonfinite: Literal["stop", "skip"] = "stop",
+        weights: Weights | None = None,
     ) -> None:
         self.spec, self.job, self.comm, self.nonfinite = spec, job, comm, nonfinite
         precision = job.precision
@@ -73,8 +76,9 @@ class Training:
         self.weights: dict[str, Tensor] = dict(self.model.named_parameters()) if stage == 0 else {}
         separate = precision.master_dtype != precision.compute
         self.masters: dict[str, Tensor] = {}
+        first = initial(spec, seed, weights)
         for p in parameters(spec) if stage == 0 else ():
-            values = torch.from_numpy(draw(spec, p, seed, 0, p.numel)).view(p.shape)
+            values = first(p, 0, p.numel).view(p.shape)
             with torch.no_grad():
                 self.weights[p.fqn].copy_(values)
             self.masters[p.fqn] = (
@@ -83,7 +87,7 @@ class Training:
         self.engine = DataParallel(
             self.model, buckets(spec, job, strategy), precision, comm, strategy, self.model.units()
         )
-        self.engine.start(lambda piece: torch.from_numpy(draw(spec, piece.parameter, seed, piece.start, piece.stop)))
+        self.engine.start(lambda piece: first(piece.parameter, piece.start, piece.stop))
         self._gradients = dict(self.engine.gradients()) if stage == 0 else {}
         if stage:
             for piece, master, gradient in self.engine.pieces():

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from phalanx.nn.stored import is_run, open_weights
 from phalanx.runtime import sync, trace
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import instrument
@@ -56,7 +57,12 @@ class Trainer:
         self.first = comm.world.rank == 0
         self.replica = comm.mesh.replica(comm.world.rank)
         self.batches = Batches(tokens.training(), job.seq, job.global_batch, train.seed)
-        self.training = Training(plan.model, job, strategy, comm, train.seed, train.nonfinite)
+        weights = None
+        if train.weights and not resume:
+            given = Path(train.weights)
+            step = newest_good(given / "checkpoint", comm, own=False) if is_run(given) else None
+            weights = open_weights(given, plan.model, step)
+        self.training = Training(plan.model, job, strategy, comm, train.seed, train.nonfinite, weights)
         self.peak_lr = train.scaled_lr(job.global_batch)
         self.start = 0
         self.saver = Saver(folder / "checkpoint", comm, train.keep)

@@ -1,0 +1,161 @@
+"""The safetensors container, read by the range and written tensor by tensor.
+
+    8 bytes       N, the header's length, little-endian
+    N bytes       JSON: {name: {"dtype": "BF16", "shape": [...], "data_offsets": [begin, end]}, "__metadata__": {...}}
+    the rest      row-major little-endian tensors, without gaps; offsets count from here
+
+(github.com/huggingface/safetensors, "Format".) The library maps files and saves dictionaries of whole tensors; here a
+reader holds what it asked for and a writer one tensor, so host memory can be counted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.spec.errors import InputError
+
+FIELD = "weights"
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_LONGEST_HEADER = 100_000_000  # the library's own limit
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file: `begin` and `end` in bytes from the file's start; `code`: its type as the file has it."""
+
+    name: str
+    file: Path
+    code: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Raises InputError where the type is none that a parameter has here."""
+        if self.code not in DTYPES:
+            reason = f"{self.name} is stored as {self.code}, not as one of {', '.join(DTYPES)}"
+            raise InputError(FIELD, str(self.file), reason, "convert it to one of them first")
+        return DTYPES[self.code]
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Elements start..stop, flat, at least one. Raises InputError where the file has been cut short meanwhile."""
+        size = self.dtype.itemsize
+        memory = bytearray((stop - start) * size)
+        with self.file.open("rb", buffering=0) as file:
+            _fill(file.fileno(), memory, self.begin + start * size, self)
+        return torch.frombuffer(memory, dtype=self.dtype)
+
+    def read_columns(self, start: int, stop: int) -> Tensor:
+        """Columns start..stop of a matrix, (rows, stop - start)."""
+        rows, width = self.shape
+        size = self.dtype.itemsize
+        memory = bytearray(rows * (stop - start) * size)
+        view = memoryview(memory)
+        part = (stop - start) * size
+        with self.file.open("rb", buffering=0) as file:
+            for r in range(rows):
+                _fill(file.fileno(), view[r * part : (r + 1) * part], self.begin + (r * width + start) * size, self)
+        return torch.frombuffer(memory, dtype=self.dtype).view(rows, stop - start)
+
+
+def _fill(descriptor: int, memory: bytearray | memoryview, offset: int, stored: Stored) -> None:
+    view, done = memoryview(memory), 0
+    while done < len(view):
+        got = os.preadv(descriptor, [view[done:]], offset + done)
+        if not got:
+            raise InputError(FIELD, str(stored.file), f"ends within {stored.name}", "the file was cut short")
+        done += got
+
+
+def contents(path: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file by name; only its header is read, and held against the file's size.
+
+    Raises InputError where it is no such file, cut short, or its header contradicts itself.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= _LONGEST_HEADER:
+                raise InputError(FIELD, str(path), "is not a safetensors file")
+            if 8 + length > size:
+                raise InputError(FIELD, str(path), f"is cut short: {size} bytes, its header alone has {8 + length}")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise InputError(FIELD, str(path), f"cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(FIELD, str(path), "is not a safetensors file (its header is not JSON)") from None
+    try:
+        found = {
+            name: _stored(name, path, about, 8 + length) for name, about in header.items() if name != "__metadata__"
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(FIELD, str(path), f"has a header that cannot be read ({error!r})") from None
+    end = 8 + length
+    for stored in sorted(found.values(), key=lambda s: (s.begin, s.end)):
+        if stored.begin != end:
+            raise InputError(FIELD, str(path), f"{stored.name} begins at byte {stored.begin}, expected {end}")
+        end = stored.end
+    if end != size:
+        reason = f"is cut short: {size} bytes of {end}" if size < end else f"has {size - end} bytes too many"
+        raise InputError(FIELD, str(path), reason, "copy or download it again")
+    return found
+
+
+def _stored(name: str, path: Path, about: dict[str, Any], data: int) -> Stored:
+    shape, (begin, end) = tuple(int(n) for n in about["shape"]), about["data_offsets"]
+    stored = Stored(name, path, str(about["dtype"]), shape, data + int(begin), data + int(end))
+    bytes = stored.end - stored.begin
+    needed = math.prod(shape) * DTYPES[stored.code].itemsize if stored.code in DTYPES else bytes
+    if min((*shape, bytes)) < 0 or bytes != needed:
+        reason = f"{name} has {bytes} bytes, its shape {list(shape)} in {stored.code} needs {needed}"
+        raise InputError(FIELD, str(path), reason, "copy or download it again")
+    return stored
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A tensor to be written: `make` is called when its turn comes, and its result let go at once."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write(path: Path, tensors: Sequence[Outgoing]) -> None:
+    """A safetensors file on the disk, one tensor in memory at a time."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for t in tensors:
+        header[t.name] = {"dtype": _CODES[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + t.bytes]}
+        at += t.bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at multiples of 8
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for t in tensors:
+            value = t.make().detach().to("cpu", t.dtype).contiguous()
+            assert value.shape == t.shape, f"{t.name}: {tuple(value.shape)} instead of {t.shape}"
+            file.write(value.view(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())

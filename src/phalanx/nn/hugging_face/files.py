@@ -1,0 +1,232 @@
+"""Hugging Face folders as sources and targets of our parameters, streamed.
+
+`read` looks at headers only and checks them all; a slice then reads its own bytes. `write` makes one tensor after the
+other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from phalanx.nn.hugging_face import container
+from phalanx.nn.hugging_face.container import FIELD, Outgoing, Stored
+from phalanx.nn.hugging_face.names import Source, is_buffer, plain, sources
+from phalanx.nn.weights import Weights
+from phalanx.spec.errors import InputError
+from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.quantity import write_bytes
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class HuggingFaceWeights:
+    """`places`: of each of our parameters, by name. A Weights."""
+
+    places: Mapping[str, tuple[Source, Stored]]
+
+    def dtype(self, fqn: str) -> torch.dtype:
+        return self.places[fqn][1].dtype
+
+    def slice(self, fqn: str, start: int, stop: int) -> Tensor:
+        """Elements start..stop of the flattened parameter. Nothing else is read, but of a transposed tensor the rest
+        of the columns that hold them."""
+        source, stored = self.places[fqn]
+        if start == stop:
+            return torch.empty(0, dtype=stored.dtype)
+        if source.transposed:
+            into = source.shape[0]  # a row of ours
+            low, high = start // into, -(-stop // into)
+            columns = stored.read_columns(source.first + low, source.first + high)  # (into, high - low)
+            return columns.T.reshape(-1)[start - low * into : stop - low * into]
+        width = math.prod(source.shape[1:])
+        run, stride, first = source.run * width, source.stride * width, source.first * width
+        parts = []
+        for k in range(start // run, -(-stop // run)):
+            low, high = max(start, k * run), min(stop, (k + 1) * run)
+            at = first + k * stride - k * run
+            parts.append(stored.read(at + low, at + high))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
+    """The weights of a folder, or of one safetensors or index file, as parameters of `spec`.
+
+    Raises InputError, naming file and tensor, where a file is missing or damaged, a tensor is missing or of another
+    shape or type, or the files hold a weight that this model does not have.
+    """
+    wanted = sources(spec)
+    found = {plain(spec.family, stored.name): stored for stored in _stored(path)}
+    places = {fqn: (s, _fitting(found, path, s, fqn, spec)) for fqn, s in wanted.items()}
+    used = {plain(spec.family, s.tensor) for s, _ in places.values()}
+    left = sorted(name for name in found.keys() - used if not is_buffer(spec, name))
+    if left:
+        stored = found[left[0]]
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        reason = f"holds {stored.name} {list(stored.shape)}{more}, which this {spec.family} model does not have"
+        raise InputError(FIELD, str(stored.file), reason, "do the weights belong to this config.json?")
+    return HuggingFaceWeights(places)
+
+
+def _stored(path: Path) -> Iterator[Stored]:
+    """All tensors of the files that `path` names."""
+    if path.is_dir():
+        names = {SINGLE: path / SINGLE, INDEX: path / INDEX}
+        path = next((p for p in names.values() if p.exists()), path)
+    if path.is_dir():
+        old = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
+        if old:
+            reason = f"holds {old[0]}, a pickle, and no {SINGLE}"
+            raise InputError(FIELD, str(path), reason, "convert it: load it with transformers and save_pretrained()")
+        raise InputError(
+            FIELD, str(path), f"holds no {SINGLE} and no {INDEX}", "name a folder of Hugging Face weights"
+        )
+    if not path.exists():
+        raise InputError(FIELD, str(path), "no such file or folder")
+    if path.suffix in (".bin", ".pt", ".pth"):
+        raise InputError(
+            FIELD, str(path), "is a pickle", "convert it: load it with transformers and save_pretrained()"
+        )
+    if path.suffix != ".json":
+        yield from container.contents(path).values()
+        return
+    placed = _index(path)
+    for name in sorted(set(placed.values())):
+        file = path.parent / name
+        if not file.is_file():
+            raise InputError(FIELD, str(file), f"is missing, {path.name} names it", "download it again")
+        tensors = container.contents(file)
+        for tensor, there in placed.items():
+            if there == name and tensor not in tensors:
+                raise InputError(FIELD, str(file), f"lacks {tensor}, which {path.name} says is there")
+        yield from (stored for tensor, stored in tensors.items() if placed.get(tensor) == name)
+
+
+def _index(path: Path) -> dict[str, str]:
+    """Which file holds which tensor, as an index says."""
+    try:
+        found = json.loads(path.read_text())["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(FIELD, str(path), f"is not an index of safetensors files ({error!r})") from None
+    if not isinstance(found, dict) or not all(isinstance(f, str) and f == Path(f).name for f in found.values()):
+        raise InputError(FIELD, str(path), "weight_map does not map tensors to files beside it")
+    return found
+
+
+def _fitting(found: Mapping[str, Stored], path: Path, source: Source, fqn: str, spec: ModelSpec) -> Stored:
+    """The stored tensor that a source names, of the right shape and a type that can be read."""
+    stored = found.get(plain(spec.family, source.tensor))
+    if stored is None:
+        mend = "set model.tied = true if the head is the embedding" if fqn == "head.linear.weight" else ""
+        raise InputError(FIELD, str(path), f"lacks {source.tensor} {list(source.shape)}", mend)
+    if stored.shape != source.shape:
+        reason = f"{stored.name} has shape {list(stored.shape)}, the model needs {list(source.shape)}"
+        mend = "do the weights belong to this config.json?"
+        if fqn in ("embed.token.weight", "head.linear.weight") and stored.shape[1:] == source.shape[1:]:
+            reason = f"{stored.name} has {stored.shape[0]} rows, model.vocab is {spec.vocab}"
+            mend = f"a padded vocabulary: set model.vocab = {stored.shape[0]}, or cut the rows"
+        raise InputError(FIELD, str(stored.file), reason, mend)
+    _ = stored.dtype
+    return stored
+
+
+def write(
+    folder: Path,
+    spec: ModelSpec,
+    weights: Weights,
+    dtype: torch.dtype | None,
+    shard_bytes: float,
+    beside: Mapping[str, bytes],
+) -> list[Path]:
+    """A folder that `transformers` loads, there whole or not at all; the safetensors files that it holds.
+
+    `dtype`: None keeps each tensor's. A file takes at most `shard_bytes`, or one tensor. `beside`: the small files,
+    config.json among them. Raises InputError where the folder holds something, the disk is too small, or a value
+    overflows `dtype`.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError("--out", str(folder), "exists and is not empty", "choose another folder")
+    tensors = list(_outgoing(spec, weights, dtype))
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    needed, free = sum(t.bytes for t in tensors), shutil.disk_usage(folder.parent).free
+    if needed > free:
+        reason = f"needs {write_bytes(needed)}, the disk has {write_bytes(free)} free"
+        raise InputError("--out", str(folder), reason)
+    part = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
+    part.mkdir()
+    try:
+        names = _write_shards(part, tensors, shard_bytes)
+        for name, content in beside.items():
+            (part / name).write_bytes(content)
+        os.replace(part, folder)
+    except BaseException:
+        shutil.rmtree(part)
+        raise
+    return [folder / name for name in names]
+
+
+def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> Iterator[Outgoing]:
+    """Their tensors in forward order, each made of those of ours that it holds."""
+    placed = sources(spec)
+    shapes = {p.fqn: p.shape for p in parameters(spec)}
+    ours: dict[str, list[str]] = {}
+    for fqn, s in placed.items():
+        ours.setdefault(s.tensor, []).append(fqn)
+
+    def make(tensor: str, fqns: Iterable[str], kind: torch.dtype) -> Tensor:
+        theirs: Tensor | None = None
+        for fqn in fqns:
+            s, shape = placed[fqn], shapes[fqn]
+            value = _cast(weights.slice(fqn, 0, math.prod(shape)), kind, tensor).view(shape)
+            if s.run == s.stride:  # a tensor of its own
+                return value.T if s.transposed else value
+            if theirs is None:
+                theirs = torch.empty(s.shape, dtype=kind)
+            rows = theirs.T if s.transposed else theirs
+            place = rows.unflatten(0, (-1, s.stride))[:, s.first : s.first + s.run]
+            place.copy_(value.unflatten(0, (-1, s.run)))
+        assert theirs is not None
+        return theirs
+
+    for tensor, fqns in ours.items():
+        kind = dtype or weights.dtype(fqns[0])
+        shape = placed[fqns[0]].shape
+        yield Outgoing(tensor, kind, shape, lambda t=tensor, f=fqns, k=kind: make(t, f, k))  # type: ignore[misc]
+
+
+def _cast(value: Tensor, dtype: torch.dtype, tensor: str) -> Tensor:
+    cast = value.to(dtype)
+    if value.dtype.itemsize > dtype.itemsize and (cast.isinf() & ~value.isinf()).any():
+        largest = float(value.abs().max())
+        raise InputError("--dtype", str(dtype).removeprefix("torch."), f"{tensor} has {largest:g}, which overflows")
+    return cast
+
+
+def _write_shards(folder: Path, tensors: Sequence[Outgoing], shard_bytes: float) -> list[str]:
+    shards: list[list[Outgoing]] = [[]]
+    for t in tensors:
+        if shards[-1] and sum(u.bytes for u in shards[-1]) + t.bytes > shard_bytes:
+            shards.append([])
+        shards[-1].append(t)
+    if len(shards) == 1:
+        container.write(folder / SINGLE, tensors)
+        return [SINGLE]
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        container.write(folder / name, shard)
+    total = sum(t.bytes for t in tensors)
+    placed = {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard}
+    (folder / INDEX).write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": placed}, indent=2) + "\n"
+    )
+    return names

@@ -1,0 +1,147 @@
+"""Which part of which Hugging Face tensor each of our parameters is: one table per family, and the one cut.
+
+Row r of ours, (rows, width), is row `first + r // run * stride + r % run` of theirs, or that column where theirs is
+(in, out):
+
+    whole tensors                                  first = 0        run = stride = rows
+    gpt2's c_attn, q above k above v               first = j rows   run = rows      stride = 3 rows
+    gpt_neox's query_key_value, head by head       first = j d      run = d         stride = 3 d     (d = head_dim)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.model import ModelSpec, Parameter, parameters
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parameter's place in a Hugging Face file. `tensor`, `shape`: theirs; `transposed`: theirs is (in, out)."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    first: int
+    run: int
+    stride: int
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Naming:
+    """A family's names: our module, theirs. `base` stands before all but the head, and may be missing in a file."""
+
+    base: str
+    block: str
+    outside: dict[str, str]
+    inside: dict[str, str]
+    fused: str = ""  # q, k and v in one tensor
+    by_head: bool = False  # fused head by head
+    transposed: bool = False  # matrices of blocks are (in, out)
+    buffers: str = r"(?!)"  # what older files hold beside parameters
+
+
+_LLAMA = Naming(
+    base="model.",
+    block="layers",
+    outside={"embed.token": "embed_tokens", "head.norm": "norm", "head.linear": "lm_head"},
+    inside={
+        "norm1": "input_layernorm",
+        "attention.q": "self_attn.q_proj",
+        "attention.k": "self_attn.k_proj",
+        "attention.v": "self_attn.v_proj",
+        "attention.o": "self_attn.o_proj",
+        "attention.q_norm": "self_attn.q_norm",
+        "attention.k_norm": "self_attn.k_norm",
+        "norm2": "post_attention_layernorm",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
+    },
+    buffers=r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+)
+_GPT2 = Naming(
+    base="transformer.",
+    block="h",
+    outside={"embed.token": "wte", "embed.position": "wpe", "head.norm": "ln_f", "head.linear": "lm_head"},
+    inside={
+        "norm1": "ln_1",
+        "attention.o": "attn.c_proj",
+        "norm2": "ln_2",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    },
+    fused="attn.c_attn",
+    transposed=True,
+    buffers=r"h\.\d+\.attn\.(bias|masked_bias)",
+)
+_GPT_NEOX = Naming(
+    base="gpt_neox.",
+    block="layers",
+    outside={"embed.token": "embed_in", "head.norm": "final_layer_norm", "head.linear": "embed_out"},
+    inside={
+        "norm1": "input_layernorm",
+        "attention.o": "attention.dense",
+        "norm2": "post_attention_layernorm",
+        "mlp.up": "mlp.dense_h_to_4h",
+        "mlp.down": "mlp.dense_4h_to_h",
+    },
+    fused="attention.query_key_value",
+    by_head=True,
+    buffers=r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))",
+)
+NAMINGS = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "gpt2": _GPT2,
+    "gpt_neox": _GPT_NEOX,
+}
+_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
+
+
+def source(spec: ModelSpec, p: Parameter) -> Source:
+    """Where a Hugging Face file of this model holds a parameter, named as `transformers` saves it."""
+    naming = NAMINGS[spec.family]
+    module, kind = p.fqn.rsplit(".", 1)
+    rows = p.shape[0]
+    block = _BLOCK.fullmatch(module)
+    if block is None:
+        base = "" if module == "head.linear" else naming.base
+        return Source(f"{base}{naming.outside[module]}.{kind}", p.shape, 0, rows, rows)
+    number, part = block.groups()
+    transposed = naming.transposed and len(p.shape) == 2
+    prefix = f"{naming.base}{naming.block}.{number}"
+    if naming.fused and part in ("attention.q", "attention.k", "attention.v"):
+        which = ("attention.q", "attention.k", "attention.v").index(part)
+        run = spec.head_dim if naming.by_head else rows
+        whole = (3 * rows, *p.shape[1:])
+        name = f"{prefix}.{naming.fused}.{kind}"
+        return Source(name, whole[::-1] if transposed else whole, which * run, run, 3 * run, transposed)
+    shape = p.shape[::-1] if transposed else p.shape
+    return Source(f"{prefix}.{naming.inside[part]}.{kind}", shape, 0, rows, rows, transposed)
+
+
+def sources(spec: ModelSpec) -> dict[str, Source]:
+    """Of every parameter, by its own name. Raises InputError for a family that has no names here."""
+    if spec.family not in NAMINGS:
+        reason = "has no Hugging Face weights that this decoder takes"
+        raise InputError("model.family", spec.family, reason, nearest(spec.family, NAMINGS))
+    return {p.fqn: source(spec, p) for p in parameters(spec)}
+
+
+def plain(family: str, tensor: str) -> str:
+    """A tensor's name with what differs between files of one family taken off: the base model's prefix, and what
+    transformers 5 calls every head."""
+    naming = NAMINGS[family]
+    return {"lm_head.weight": f"{naming.outside['head.linear']}.weight"}.get(tensor, tensor.removeprefix(naming.base))
+
+
+def is_buffer(spec: ModelSpec, tensor: str) -> bool:
+    """Whether a tensor (by its plain name) is no weight: an old file's buffer, or a tied head's second copy."""
+    naming = NAMINGS[spec.family]
+    head = f"{naming.outside['head.linear']}.weight"
+    return bool(re.fullmatch(naming.buffers, tensor)) or (spec.tied and tensor == head)

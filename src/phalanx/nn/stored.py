@@ -1,0 +1,95 @@
+"""Weights that lie on a disk: a Hugging Face folder, or the checkpoint of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial, reduce
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from phalanx.nn.hugging_face import files
+from phalanx.nn.weights import Weights
+from phalanx.runtime import checkpoint
+from phalanx.runtime.checkpoint import Reader
+from phalanx.spec import plan
+from phalanx.spec.errors import InputError
+from phalanx.spec.jobfile import make_model
+from phalanx.spec.model import MODEL_FIELDS, ModelSpec, parameters
+
+
+@dataclass(frozen=True)
+class CheckpointWeights:
+    """The parameters of one checkpoint. A Weights."""
+
+    reader: Reader
+
+    def dtype(self, fqn: str) -> torch.dtype:
+        return self.reader.contents[f"parameters.{fqn}"][1]
+
+    def slice(self, fqn: str, start: int, stop: int) -> Tensor:
+        return self.reader.read(f"parameters.{fqn}", start, stop)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's, and not Hugging Face's."""
+    return any((path / name).exists() for name in ("plan.json", "model.json", "checkpoint"))
+
+
+def open_weights(path: Path, spec: ModelSpec, step: int | None = None) -> Weights:
+    """The weights in a Hugging Face folder, safetensors or index file, of which nothing but headers is read; or those
+    of a run (see `of_run`). Raises InputError where they are not this model's, or damaged; CheckpointError."""
+    return of_run(path, spec, step) if is_run(path) else files.read(path, spec)
+
+
+def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWeights:
+    """The parameters in a run's checkpoint of a step. None: of the newest that is not damaged, for which it is read
+    as a whole. Raises InputError, CheckpointError."""
+    saved = run / "checkpoint"
+    done = checkpoint.steps(saved)
+    if not done:
+        raise InputError("run", str(run), "holds no checkpoint yet")
+    if step is not None and step not in done:
+        raise InputError("--step", step, f"{run} has no such checkpoint", f"it has {', '.join(map(str, done))}")
+    if step is None:
+        step = checkpoint.newest_good(saved, partial(checkpoint.damage, saved), checkpoint.say_damaged)
+    reader = Reader(saved, step)
+    for p in parameters(spec):
+        there = reader.contents.get(f"parameters.{p.fqn}")
+        if there is None or there[0] != p.shape:
+            have = "lacks it" if there is None else f"has {list(there[0])}"
+            raise InputError("run", str(run), f"the model needs {p.fqn} {list(p.shape)}, the checkpoint {have}")
+    extra = len([name for name in reader.contents if name.startswith("parameters.")]) - len(parameters(spec))
+    if extra:
+        raise InputError("run", str(run), f"the checkpoint has {extra} parameters more than the model")
+    return CheckpointWeights(reader)
+
+
+def describe(weights: Weights, spec: ModelSpec) -> str:
+    """`llama, bfloat16, 8,030,261,248 parameters`, for people."""
+    kinds = sorted({str(weights.dtype(p.fqn)).removeprefix("torch.") for p in parameters(spec)})
+    return f"{spec.family}, {' and '.join(kinds)}, {spec.parameter_count:,} parameters"
+
+
+def introduce(path: Path, spec: ModelSpec) -> list[str]:
+    """What a run says of the weights that it starts from: which, and where the model that they were made with is
+    another in anything but shape. Raises InputError, CheckpointError."""
+    lines = [f"weights: {path} ({describe(open_weights(path, spec), spec)})"]
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    if is_run(path):
+        theirs = plan.model_of(path)
+    elif config.exists():
+        theirs, _ = make_model({"config": str(config.absolute())}, config.parent)
+    else:
+        return lines
+    for name in MODEL_FIELDS:
+        ours, then = getattr(spec, name), getattr(theirs, name)
+        if ours != then:
+            lines.append(f"note: model.{name} = {ours}, the weights were made with {then}")
+    return lines
+
+
+def widest(weights: Weights, spec: ModelSpec) -> torch.dtype:
+    """The type that holds all of them."""
+    return reduce(torch.promote_types, (weights.dtype(p.fqn) for p in parameters(spec)))

@@ -1,0 +1,132 @@
+"""The `config.json` that makes `transformers` build the same model: the way back from spec/hugging_face.py.
+
+What a family of `transformers` cannot say is not in it: whoever must know reads the file back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.model import ModelSpec
+
+Config = dict[str, Any]
+
+
+def to_hugging_face(spec: ModelSpec) -> Config:
+    """The fields of a config.json. Raises InputError for a family whose weights `transformers` does not take."""
+    if spec.family not in _WRITERS:
+        reason = "has no weights that transformers and this decoder both take"
+        raise InputError("model.family", spec.family, reason, nearest(spec.family, _WRITERS))
+    architecture, write = _WRITERS[spec.family]
+    same = {"vocab_size": spec.vocab, "tie_word_embeddings": spec.tied}
+    return {"architectures": [architecture], "model_type": spec.family, **same, **write(spec)}
+
+
+def _sizes(spec: ModelSpec) -> Config:
+    return {
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.ffn,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "max_position_embeddings": spec.max_seq,
+    }
+
+
+def _of_llama(spec: ModelSpec) -> Config:
+    """What the families that descend from Llama say alike."""
+    own = {"num_key_value_heads": spec.kv_heads, "head_dim": spec.head_dim}
+    return _sizes(spec) | own | {"rms_norm_eps": spec.norm_eps, "hidden_act": "silu"} | _rope(spec)
+
+
+def _rope(spec: ModelSpec, **more: float) -> Config:
+    """As transformers 5 writes it, and as 4 did."""
+    scaling: Config = {"rope_type": "default"}
+    if spec.rope_scaling is not None:
+        given = asdict(spec.rope_scaling)
+        kind = given.pop("kind")
+        kept = {
+            "linear": (),
+            "llama3": ("low_freq_factor", "high_freq_factor", "original_max_seq"),
+            "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate", "original_max_seq"),
+        }[kind]
+        scaling = {
+            "rope_type": kind,
+            "factor": given["factor"],
+            **{k: given[k] for k in kept if given[k] is not None},
+        }
+        if "original_max_seq" in scaling:
+            scaling["original_max_position_embeddings"] = scaling.pop("original_max_seq")
+    return {
+        "rope_parameters": {"rope_theta": spec.rope_theta, **scaling, **more},
+        "rope_theta": spec.rope_theta,
+        "rope_scaling": scaling if spec.rope_scaling is not None else None,
+    }
+
+
+def _llama(spec: ModelSpec) -> Config:
+    return _of_llama(spec) | {"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias}
+
+
+def _mistral(spec: ModelSpec) -> Config:
+    return _of_llama(spec) | {"sliding_window": spec.window}
+
+
+def _qwen2(spec: ModelSpec) -> Config:
+    windowed = range(spec.layers) if spec.window_layers is None else spec.window_layers
+    if spec.window is None:
+        return _of_llama(spec) | {"use_sliding_window": False, "sliding_window": None, "layer_types": None}
+    kinds = ["sliding_attention" if i in windowed else "full_attention" for i in range(spec.layers)]
+    window = {
+        "use_sliding_window": True,
+        "sliding_window": spec.window,
+        "max_window_layers": min(windowed, default=spec.layers),
+    }
+    return _of_llama(spec) | window | {"layer_types": kinds}
+
+
+def _qwen3(spec: ModelSpec) -> Config:
+    return _qwen2(spec) | {"attention_bias": spec.qkv_bias}
+
+
+_GELUS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
+
+
+def _gpt2(spec: ModelSpec) -> Config:
+    return {
+        "n_embd": spec.hidden,
+        "n_inner": spec.ffn,
+        "n_layer": spec.layers,
+        "n_head": spec.heads,
+        "n_positions": spec.max_seq,
+        "layer_norm_epsilon": spec.norm_eps,
+        "activation_function": _GELUS.get(spec.activation, "gelu_new"),
+    }
+
+
+def _gpt_neox(spec: ModelSpec) -> Config:
+    share = spec.rotary_width / spec.head_dim
+    return (
+        _sizes(spec)
+        | _rope(spec, partial_rotary_factor=share)
+        | {
+            "rotary_pct": share,
+            "rotary_emb_base": spec.rope_theta,
+            "layer_norm_eps": spec.norm_eps,
+            "hidden_act": _GELUS.get(spec.activation, "gelu"),
+            "attention_bias": spec.qkv_bias,
+            "use_parallel_residual": spec.residual == "parallel",
+        }
+    )
+
+
+_WRITERS: dict[str, tuple[str, Callable[[ModelSpec], Config]]] = {
+    "llama": ("LlamaForCausalLM", _llama),
+    "mistral": ("MistralForCausalLM", _mistral),
+    "qwen2": ("Qwen2ForCausalLM", _qwen2),
+    "qwen3": ("Qwen3ForCausalLM", _qwen3),
+    "gpt2": ("GPT2LMHeadModel", _gpt2),
+    "gpt_neox": ("GPTNeoXForCausalLM", _gpt_neox),
+}

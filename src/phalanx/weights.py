@@ -1,0 +1,146 @@
+"""Hugging Face weights to a run's folder and back: what `phalanx import` and `phalanx export-weights` do.
+
+runs/NAME/model.json                 the ModelSpec, where a trained run has plan.json
+runs/NAME/checkpoint/step-00000000   the parameters in the type that they came in
+runs/NAME/config.json, tokenizer...  as they came, for the way back
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from phalanx.session import RUNS, Announce, claim
+from phalanx.spec import jobfile, plan
+from phalanx.spec.config_json import to_hugging_face
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import require_folder_name
+from phalanx.spec.model import ModelSpec, parameters, require_runnable
+from phalanx.spec.quantity import write_bytes
+
+_BESIDE = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+"""Small files that people keep with weights: they come along, in and out."""
+TYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def import_weights(source: Path, name: str, announce: Announce) -> Path:
+    """Bring a Hugging Face folder into runs/NAME; everything is checked before anything is written. In memory is one
+    tensor. Raises InputError.
+    """
+    from phalanx.nn.hugging_face import files
+    from phalanx.nn.stored import describe
+    from phalanx.runtime import checkpoint
+
+    if not source.is_dir():
+        raise InputError(
+            "HF_DIR", str(source), "is no folder", "name the folder that holds config.json and the weights"
+        )
+    name = name or source.resolve().name
+    require_folder_name("--name", name)
+    spec, notes = jobfile.make_model({"config": str(source.absolute() / "config.json")}, source)
+    require_runnable(spec)
+    weights = files.read(source, spec)
+    for note in notes:
+        announce(f"note: {note}")
+    folder = RUNS / name
+    with ExitStack() as stack:
+        claim(folder, stack, anew=True)
+        needed = sum(p.numel * weights.dtype(p.fqn).itemsize for p in parameters(spec))
+        free = shutil.disk_usage(folder).free
+        try:
+            if needed > free:
+                reason = f"needs {write_bytes(needed)}, the disk has {write_bytes(free)} free"
+                raise InputError("--name", name, reason)
+            announce(f"importing {source} ({describe(weights, spec)})")
+            chunks = [
+                checkpoint.Chunk(
+                    f"parameters.{p.fqn}",
+                    p.shape,
+                    tuple(0 for _ in p.shape),
+                    p.shape,
+                    weights.dtype(p.fqn),
+                    lambda p=p: weights.slice(p.fqn, 0, p.numel).view(p.shape),  # type: ignore[misc]
+                )
+                for p in parameters(spec)
+            ]
+            checkpoint.write_alone(folder / "checkpoint", 0, chunks, {"imported": str(source)})
+            for file in _beside(source):
+                shutil.copyfile(file, folder / file.name)
+            plan.write_model(spec, folder)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+    return folder
+
+
+def export_weights(
+    run: Path, out: Path, dtype: str, step: int | None, shard_bytes: float, announce: Announce
+) -> list[Path]:
+    """Write a run's checkpoint (None: the newest) as a folder that `transformers` loads. Memory: one tensor.
+
+    `dtype`: empty keeps the type of the checkpoint. Raises InputError, CheckpointError.
+    """
+    from phalanx.nn.hugging_face import files
+    from phalanx.nn.stored import describe, of_run, widest
+    from phalanx.runtime.comm import DTYPE_NAMES, DTYPES
+
+    if dtype and dtype not in TYPES:
+        raise InputError("--dtype", dtype, "is no type for weights", f"use one of {', '.join(TYPES)}")
+    spec = plan.model_of(run)
+    weights = of_run(run, spec, step)
+    # No special tokens, unless its own config says so: the family's defaults would end texts at ordinary ones.
+    given: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    if (run / "config.json").exists():
+        jobfile.make_model({"config": str(run.absolute() / "config.json")}, run)  # says what is wrong with it
+        given = json.loads((run / "config.json").read_text())
+        given.pop("torch_dtype", None)
+    config = {**given, **to_hugging_face(spec), "dtype": dtype or DTYPE_NAMES[widest(weights, spec)]}
+    _require_said(config, spec)
+    beside = {file.name: file.read_bytes() for file in _beside(run)}
+    if "tokenizer.json" in beside and "tokenizer_config.json" not in beside:
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.max_seq}
+        beside["tokenizer_config.json"] = (json.dumps(about, indent=2) + "\n").encode()
+    beside["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
+    announce(f"exporting {run} ({describe(weights, spec)}) to {out}{f' in {dtype}' if dtype else ''}")
+    return files.write(out, spec, weights, DTYPES[dtype] if dtype else None, shard_bytes, beside)
+
+
+def _beside(folder: Path) -> list[Path]:
+    return [folder / name for name in _BESIDE if (folder / name).is_file()]
+
+
+def _require_said(config: Mapping[str, Any], spec: ModelSpec) -> None:
+    """That a config.json says all of a model: `transformers` has no other place for it. Raises InputError."""
+    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        back = _plain(jobfile.make_model({"config": str(path)}, path.parent)[0])
+    for name, value in _plain(spec).items():
+        if value != back[name]:
+            reason = f"a {spec.family} config.json of transformers cannot say it (it would mean {back[name]})"
+            raise InputError(f"model.{name}", value, reason)
+
+
+def _plain(spec: ModelSpec) -> dict[str, Any]:
+    """A model's fields with what is left to a default said: models that compute the same are equal."""
+    windowed = tuple(i for i in range(spec.layers) if spec.window_of(i) is not None)
+    window = spec.window if windowed else None
+    return asdict(
+        replace(spec, rotary_dim=spec.rotary_width, window=window, window_layers=windowed if window else None)
+    )
