@@ -386,6 +386,11 @@ WRONG = [
     (("train", "job.toml", "--set", "train.name=../x"), "plain folder name"),
     (("train", "job.toml", "--set", "train.data=none.txt"), "no such file or folder"),
     (("train", "job.toml", "--set", "train.data=empty.txt"), "is empty"),
+    (("train", "job.toml", "--set", "train.data=bad.jsonl"), "bad.jsonl:1 has body"),
+    (("train", "job.toml", "--set", "train.data=ids.bin"), "token 65535 when read as uint16"),
+    (("train", "job.toml", "--set", "train.tokenizer=none.json"), "train.tokenizer"),
+    (("train", "job.toml", "--set", "train.end_of_text=</s>"), "needs a train.tokenizer"),
+    (("train", "job.toml", "--set", "train.data_dtype=int7"), "train.data_dtype"),
     (("train", "job.toml", "--set", "job.seq=65"), "max_seq"),
     (("train", "job.toml", "--set", "job.global_batch=0"), "at least 1"),
     (("train", "job.toml", "--set", "job.optimizer.name=adam"), "job.optimizer.name"),
@@ -424,6 +429,8 @@ def spoiled(here: Path) -> Path:
     (here / "broken.toml").write_text("[model\n")
     (here / "binary.toml").write_bytes(b"\xff\xfe")
     (here / "empty.txt").write_text("")
+    (here / "bad.jsonl").write_text('{"body": "some text"}\n')
+    (here / "ids.bin").write_bytes(b"\xff" * 1000)
     (here / "config.json").write_text("{")
     (here / "list.json").write_text('{"model_type": ["llama"]}')
     (here / "odd.toml").write_text('name = "odd"\n[[tiers]]\nname = "a"\nbandwith = 3\n')

@@ -158,7 +158,8 @@ def open_run(decision: Decision, tokens: TokenSet, resume: bool) -> Iterator[Pat
                 stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
                 os.replace(folder, folder.with_name(f"{name}.{stamp}"))
             folder.mkdir(exist_ok=True)
-            shutil.copyfile(tokens.tokenizer, folder / "tokenizer.json")
+            if tokens.tokenizer.exists():
+                shutil.copyfile(tokens.tokenizer, folder / "tokenizer.json")
             plan.write(decision.plan, folder / "plan.json")
         except BlockingIOError:
             raise InputError("train.name", name, "is being trained by another process", "choose another") from None
@@ -167,11 +168,11 @@ def open_run(decision: Decision, tokens: TokenSet, resume: bool) -> Iterator[Pat
         yield folder.absolute()
 
 
-def prepare_data(file: JobFile) -> TokenSet:
+def prepare_data(file: JobFile, announce: Announce) -> TokenSet:
     """The tokens of a job: read, encoded and cached before any rank starts. Raises InputError."""
     from phalanx.train.data import Batches, prepare
 
-    tokens = prepare(file.train.data, file.model.vocab, cache_folder())
+    tokens = prepare(file.train, file.model.vocab, cache_folder(), announce)
     Batches(tokens.training(), file.job.seq, file.job.global_batch, file.train.seed)
     return tokens
 
@@ -205,7 +206,7 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
     if file.strategy is not None:
         require_runnable(file.strategy, file.job)
         check(file.strategy, file.model, file.job, world.size if world else None)
-    tokens = prepare_data(file)
+    tokens = prepare_data(file, announce)
     decision = decide(file, world, tokens.digest, announce)
     if decision.chosen.reason:
         raise InputError("strategy", str(decision.plan.strategy), decision.chosen.reason, "use a smaller micro_batch")

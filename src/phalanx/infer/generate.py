@@ -63,8 +63,12 @@ def generate(folder: Path, prompt: str, how: Sampling) -> str:
     """Continue a prompt with the newest checkpoint of a run. Raises InputError, CheckpointError."""
     plan = plans.read(folder / "plan.json")
     steps = checkpoint.steps(folder / "checkpoint")
-    if not steps or not (folder / "tokenizer.json").exists():
+    if not steps:
         raise InputError("run", str(folder), "holds no checkpoint yet")
+    if not (folder / "tokenizer.json").exists():
+        raise InputError(
+            "run", str(folder), "holds no tokenizer.json, its data were token ids", "copy theirs there to read it"
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = create(plan.model, DTYPES[plan.job.precision.master_dtype], device)
     own = dict(model.named_parameters())

@@ -88,10 +88,17 @@ class Job:
 class Train:
     """How a run goes about a job: data, learning rate, evaluation, saving. Times in steps unless named.
 
+    `data`: texts, or files of token ids; `tokenizer`: a tokenizer.json for texts (empty: one is trained on them);
+    `end_of_text`: the token between documents, by name or id (empty: the one that the tokenizer is known to have);
+    `text_field`: of a .jsonl file's objects; `data_dtype`: of the ids in a flat .bin.
     `transport`: of collectives between the ranks of a host; auto takes what was measured to be the fastest.
     `check_sync`: after every so many steps the replicas' bits are compared; 0: never."""
 
     data: str = "austen"
+    tokenizer: str = ""
+    end_of_text: str | int = ""
+    text_field: str = "text"
+    data_dtype: Literal["auto", "uint16", "uint32"] = "auto"
     name: str = ""
     lr: float = 1e-3
     min_lr_ratio: float = 0.1

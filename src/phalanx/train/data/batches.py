@@ -1,0 +1,77 @@
+"""Which tokens a step sees: windows of the token stream, in an order drawn from (seed, epoch).
+
+The batch of a step depends on (seed, step) alone, never on the layout, so every strategy and every resumed run
+sees the same sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.spec.errors import InputError
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Sequences of seq + 1 tokens: inputs and, shifted by one, targets.
+
+    Each epoch cuts the tokens at a new offset into windows and shuffles them, both drawn from (seed, epoch).
+    """
+
+    tokens: npt.NDArray[np.integer]
+    seq: int
+    global_batch: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.windows < 1:
+            raise InputError(
+                "job.seq",
+                self.seq,
+                f"needs {2 * self.seq + 1} training tokens, there are {len(self.tokens)}",
+                "use more text or a shorter seq",
+            )
+
+    @property
+    def windows(self) -> int:
+        """Windows per epoch, whatever the offset."""
+        return (len(self.tokens) - self.seq - 1) // self.seq
+
+    def starts(self, step: int) -> npt.NDArray[np.int64]:
+        """Where each sequence of a step's global batch begins."""
+        index = np.arange(step * self.global_batch, (step + 1) * self.global_batch, dtype=np.int64)
+        epochs, places = index // self.windows, index % self.windows
+        out = np.empty_like(index)
+        for epoch in np.unique(epochs):
+            offset, order = _epoch(self.seed, int(epoch), self.seq, self.windows)
+            here = epochs == epoch
+            out[here] = order[places[here]] * self.seq + offset
+        return out
+
+    def share(self, step: int, replica: int, replicas: int, micro_batch: int) -> list[npt.NDArray[np.int64]]:
+        """The micro-batches of one data-parallel replica in a step, each (micro_batch, seq + 1)."""
+        mine = self.starts(step).reshape(replicas, -1, micro_batch)[replica]
+        return [take(self.tokens, starts, self.seq) for starts in mine]
+
+
+def take(tokens: npt.NDArray[np.integer], starts: npt.NDArray[np.int64], seq: int) -> npt.NDArray[np.int64]:
+    """(sequences, seq + 1) token ids."""
+    return tokens[starts[:, None] + np.arange(seq + 1)].astype(np.int64)  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=2)
+def _epoch(seed: int, epoch: int, seq: int, windows: int) -> tuple[int, npt.NDArray[np.int64]]:
+    """Offset and order of an epoch's windows."""
+    generator = np.random.Generator(np.random.Philox(key=(seed << 64) + epoch))
+    return int(generator.integers(seq)), generator.permutation(windows)
+
+
+def validation_windows(tokens: npt.NDArray[np.integer], seq: int, limit: int) -> npt.NDArray[np.int64]:
+    """Starts of held-out sequences, spread evenly over the held-out text; `limit` of them (0: all)."""
+    count = max((len(tokens) - 1) // seq, 0)
+    chosen = np.arange(count) if not limit or limit >= count else np.linspace(0, count - 1, limit).astype(int)
+    return (chosen * seq).astype(np.int64)
