@@ -424,6 +424,18 @@ WRONG = [
 ]
 
 
+def test_without_tensorboard_one_line_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from phalanx.cli import app
+
+    monkeypatch.chdir(here)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    result = CliRunner().invoke(app, ["train", "job.toml", "--set", "train.tensorboard=true"])
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.stderr
+    assert "pip install 'phalanx[tensorboard]'" in result.stderr
+
+
 @pytest.fixture
 def spoiled(here: Path) -> Path:
     (here / "broken.toml").write_text("[model\n")

@@ -92,7 +92,8 @@ class Train:
     `end_of_text`: the token between documents, by name or id (empty: the one that the tokenizer is known to have);
     `text_field`: of a .jsonl file's objects; `data_dtype`: of the ids in a flat .bin.
     `transport`: of collectives between the ranks of a host; auto takes what was measured to be the fastest.
-    `check_sync`: after every so many steps the replicas' bits are compared; 0: never."""
+    `check_sync`: after every so many steps the replicas' bits are compared; 0: never.
+    `tensorboard`: metrics go there too."""
 
     data: str = "austen"
     tokenizer: str = ""
@@ -115,6 +116,7 @@ class Train:
     threads: int = 1
     timeout_s: float = 300.0
     transport: Literal["auto", "native", "p2p", "shm"] = "auto"
+    tensorboard: bool = False
     prompt: str = "It is a truth"
     sample_tokens: int = 80
 

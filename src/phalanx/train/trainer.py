@@ -35,6 +35,7 @@ from phalanx.spec.plan import Plan, write_json
 from phalanx.train.data import Batches, TokenSet, take, validation_windows
 from phalanx.train.progress import Progress
 from phalanx.train.step import StepResult, Training
+from phalanx.train.tensorboard import scalars
 
 
 def learning_rate(train: Train, peak: float, step: int) -> float:
@@ -84,7 +85,10 @@ class Trainer:
         last_loss = None
         tokens = self.plan.job.global_batch * self.plan.job.seq
         progress = Progress(steps, self.start, tokens, sys.stderr) if self.first else None
-        with _metrics_file(self.folder, self.start, self.first) as metrics:
+        board = (
+            scalars(self.folder / "tensorboard", self.start) if self.first and train.tensorboard else nullcontext()
+        )
+        with _metrics_file(self.folder, self.start, self.first) as metrics, board as show:
             for step in range(self.start, steps):
                 row = self._step(step, stop)
                 interrupted = row.pop("stop")
@@ -100,6 +104,8 @@ class Trainer:
                     metrics.write(json.dumps(row) + "\n")
                     metrics.flush()
                     progress.step(row)
+                if show is not None:
+                    show(row)
                 # After its line: a checkpoint without one would leave a gap in the metrics of a resumed run.
                 if last or interrupted or (train.save_every and done % train.save_every == 0):
                     self._save(done, row["lr"])
