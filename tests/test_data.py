@@ -31,6 +31,18 @@ def test_batches_do_not_depend_on_the_layout(step: int, replicas: int, micro_bat
     assert (np.diff(whole, axis=1) == 1).all()  # contiguous windows
 
 
+@given(st.lists(st.integers(0, 199), max_size=30), st.integers(0, 190), st.integers(1, 9))
+def test_places_start_anew_with_each_document(starts: list[int], start: int, seq: int) -> None:
+    documents = np.unique(np.array(starts, dtype=np.int64))
+    ids, places = take(np.arange(200), np.array([start, 0]), seq, documents)
+    assert np.array_equal(ids, [np.arange(start, start + seq + 1), np.arange(seq + 1)])
+    for row, of_row in zip(ids, places, strict=True):
+        wanted = [0]
+        for token in row[1:]:
+            wanted.append(0 if token in documents else wanted[-1] + 1)
+        assert list(of_row) == wanted
+
+
 def test_an_epoch_shows_every_window_once_and_the_next_another_order() -> None:
     batches = Batches(np.arange(1000, dtype=np.uint16), seq=9, global_batch=10, seed=0)
     assert batches.windows == 110

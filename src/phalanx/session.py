@@ -171,11 +171,13 @@ def open_run(decision: Decision, tokens: TokenSet, resume: bool) -> Iterator[Pat
 def prepare_data(file: JobFile, announce: Announce) -> TokenSet:
     """The tokens of a job: read, encoded and cached before any rank starts. Raises InputError."""
     from phalanx.train import tensorboard
-    from phalanx.train.data import Batches, prepare
+    from phalanx.train.data import Batches, prepare, require_documents
 
     if file.train.tensorboard:
         tensorboard.require()
     tokens = prepare(file.train, file.model.vocab, cache_folder(), announce)
+    if file.job.documents == "separate":
+        require_documents(tokens)
     Batches(tokens.training(), file.job.seq, file.job.global_batch, file.train.seed)
     return tokens
 

@@ -117,6 +117,12 @@ def backward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Wo
     return work + (_memory(11 * t * f, e, 4) if spec.activation == "swiglu" else _memory(3 * t * f, e, 1))
 
 
+def mask(unit: str, tokens: Column, seq: int, e: int) -> Work:
+    """What a pass of a block reads of the mask between documents. Rates are fitted without one: that attention then
+    does not skip what is hidden is not in them."""
+    return _memory(tokens * seq, e, 0) if unit == "blocks" else NO_WORK
+
+
 def optimizer(spec: ModelSpec, job: Job, shards: int) -> Work:
     """The whole optimizer step over the parameters of one rank: norm, clip, update, and the cast down."""
     master = DTYPE_BYTES[job.precision.master_dtype]

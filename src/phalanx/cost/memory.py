@@ -87,7 +87,7 @@ def state(spec: ModelSpec, job: Job, s: Strategy) -> State:
         optimizer=part * moments * master + counters,
         buffers=lent,
         tables=rotary,
-        batch=job.global_batch // s.dp * (job.seq + 1) * 8,
+        batch=job.global_batch // s.dp * (job.seq + 1) * 8 * (2 if job.documents == "separate" else 1),
         compression=compression.held(c, cut, s, accumulate) if c else 0,
     )
 
@@ -98,6 +98,14 @@ def cast_gradients(spec: ModelSpec, job: Job, shards: int) -> int:
     if p.master_dtype == p.accumulate_dtype:
         return 0
     return spec.parameter_count // shards * DTYPE_BYTES[p.master_dtype]
+
+
+def documents(spec: ModelSpec, job: Job, tokens: Column) -> Column:
+    """What keeps documents apart in a micro-batch: the mask that all blocks share, and the angles of every token."""
+    if job.documents == "packed":
+        return 0
+    angles = spec.head_dim if spec.position == "rotary" else 0
+    return tokens * (job.seq + angles) * DTYPE_BYTES[job.precision.compute]
 
 
 def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) -> Footprint:
@@ -115,7 +123,7 @@ def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) ->
         wider = DTYPE_BYTES[job.precision.accumulate_dtype]
         return Footprint(
             kept=stream,
-            forward=stream if spec.position == "learned" else 0,
+            forward=stream * (2 if job.documents == "separate" else 1) if spec.position == "learned" else 0,
             backward=np.maximum(t * h * wider if wider != e else 0, position),
             leaves=-stream - shared,
         )

@@ -64,7 +64,9 @@ class Attention(nn.Module):
         self.v = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
         self.o = nn.Linear(spec.q_width, spec.hidden, bias=spec.out_bias)
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, cache: Cache | None) -> Tensor:
+    def forward(
+        self, x: Tensor, angles: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
         shape = (*x.shape[:2], -1, self.head_dim)
         q, k, v = self.q(x).view(shape), self.k(x).view(shape), self.v(x).view(shape)
         if angles is not None:
@@ -72,15 +74,17 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.extend(self.block, k, v)
         grouped = self.grouped
-        if grouped and q.device.type == "cuda" and q.dtype not in (torch.float16, torch.bfloat16):
-            # Flash attention on CUDA takes 16 bit only, and the kernel that takes the rest knows no groups.
+        flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
+        if grouped and q.device.type == "cuda" and not flash:
+            # Flash attention on CUDA takes 16 bit without a mask, and the kernel that takes the rest knows no groups.
             shared = q.shape[2] // k.shape[2]
             k, v, grouped = k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2), False
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2),  # (batch, heads, seq, head_dim)
             k.transpose(1, 2),
             v.transpose(1, 2),
-            is_causal=q.shape[1] > 1,  # one new token may see everything that is cached
+            attn_mask=mask,
+            is_causal=mask is None and q.shape[1] > 1,  # one new token may see everything that is cached
             enable_gqa=grouped,
         )
         return self.o(out.transpose(1, 2).flatten(2))
@@ -110,8 +114,15 @@ class Block(nn.Module):
         self.norm2 = make_norm(spec)
         self.mlp = MLP(spec)
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None) -> Tensor:
-        x = x + self.attention(self.norm1(x), angles, cache)
+    def forward(
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor] | None = None,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """x: (batch, seq, hidden). `mask` is added to the logits of attention; without one it is causal."""
+        x = x + self.attention(self.norm1(x), angles, mask, cache)
         return x + self.mlp(self.norm2(x))
 
 
@@ -122,10 +133,11 @@ class Embed(nn.Module):
         if spec.position == "learned":
             self.position = nn.Embedding(spec.max_seq, spec.hidden)
 
-    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
         x = functions.embedding(tokens, self.token.weight, self.tied)  # (batch, seq, hidden)
         if hasattr(self, "position"):
-            x = x + self.position.weight[start : start + tokens.shape[1]]
+            here = self.position.weight[start : start + tokens.shape[1]] if positions is None else None
+            x = x + (self.position(positions) if here is None else here)
         return x
 
 
@@ -169,16 +181,34 @@ class Decoder(nn.Module):
         blocks = {f"blocks.{i}": block for i, block in enumerate(self.blocks)}
         return {"embed": self.embed, **blocks, "head": self.head}
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """`positions` (batch, seq): the place of each token in its document, from 0; attention does not leave it."""
         start = cache.length if cache is not None else 0
         angles = None
         if self.spec.position == "rotary":
-            here = slice(start, start + tokens.shape[1])
-            angles = (self.cos[here, None], self.sin[here, None])  # (seq, 1, head_dim / 2)
-        x = self.embed(tokens, start)
+            here = slice(start, start + tokens.shape[1]) if positions is None else positions
+            # (seq, 1, head_dim / 2), or with positions (batch, seq, 1, head_dim / 2)
+            angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
+        x = self.embed(tokens, start, positions)
+        mask = None if positions is None else within_documents(x, positions)
         for block in self.blocks:
-            x = block(x, angles, cache)
+            x = block(x, angles, mask, cache)
         return self.head(x, targets)  # type: ignore[no-any-return]
+
+
+def within_documents(x: Tensor, positions: Tensor) -> Tensor:
+    """(batch, 1, seq, seq): -inf where a token may not look, at later ones and at those before its document; else 0.
+    x: (batch, seq, ...), of whose type and device the mask is."""
+    at = torch.arange(x.shape[1], device=x.device)
+    hidden = at < (at - positions).unsqueeze(-1)  # (batch, seq, seq)
+    hidden |= at > at[:, None]
+    return torch.zeros(hidden.shape, dtype=x.dtype, device=x.device).masked_fill_(hidden, -math.inf).unsqueeze(1)
 
 
 def rotary_table(spec: ModelSpec) -> tuple[Tensor, Tensor]:

@@ -95,7 +95,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs (x_i, x_{i+d/2}) of each head by position x θ_i (Su et al. 2021). Keeps nothing of x.
 
-    x: (batch, seq, heads, head_dim); cos, sin: (seq, 1, head_dim / 2).
+    x: (batch, seq, heads, head_dim); cos, sin: (seq, 1, head_dim / 2), or with a batch before.
     """
     return _Rotary.apply(x, cos, sin)  # type: ignore[no-any-return]
 

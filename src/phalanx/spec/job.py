@@ -68,13 +68,18 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Job:
-    """`global_batch` in sequences, `seq` in tokens; `clip` is the largest global gradient norm (0: none)."""
+    """`global_batch` in sequences, `seq` in tokens; `clip` is the largest global gradient norm (0: none).
+
+    `documents` in one sequence: packed, as one text; or separate, when attention stays inside a document and
+    positions start anew with each. The loss counts every target either way, the first token of a next document too.
+    """
 
     global_batch: int
     seq: int
     precision: Precision = field(default_factory=Precision)
     optimizer: Optimizer = field(default_factory=Optimizer)
     clip: float = 1.0
+    documents: Literal["packed", "separate"] = "packed"
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "seq"):

@@ -55,7 +55,9 @@ class Trainer:
         job, train, strategy = plan.job, plan.train, plan.strategy
         self.first = comm.world.rank == 0
         self.replica = comm.mesh.replica(comm.world.rank)
-        self.batches = Batches(tokens.training(), job.seq, job.global_batch, train.seed)
+        self.separate = job.documents == "separate"
+        starts = tokens.training_starts() if self.separate else None
+        self.batches = Batches(tokens.training(), job.seq, job.global_batch, train.seed, starts)
         self.training = Training(plan.model, job, strategy, comm, train.seed)
         self.peak_lr = train.scaled_lr(job.global_batch)
         self.start = 0
@@ -213,7 +215,8 @@ class Trainer:
         limit = plan.train.eval_batches * plan.job.global_batch
         starts = validation_windows(self.tokens.validation(), plan.job.seq, limit)[world.rank :: world.size]
         held_out, size = self.tokens.validation(), plan.strategy.micro_batch
-        parts = [take(held_out, starts[i : i + size], plan.job.seq) for i in range(0, len(starts), size)]
+        documents = self.tokens.validation_starts() if self.separate else None
+        parts = [take(held_out, starts[i : i + size], plan.job.seq, documents) for i in range(0, len(starts), size)]
         most = -(-len(validation_windows(held_out, plan.job.seq, limit)) // world.size)  # of any rank
         passes = -(-most // size)
         loss, tokens = self.training.evaluate([_to_device(part, world.device) for part in parts], passes)

@@ -20,12 +20,14 @@ class Batches:
     """Sequences of seq + 1 tokens: inputs and, shifted by one, targets.
 
     Each epoch cuts the tokens at a new offset into windows and shuffles them, both drawn from (seed, epoch).
+    `documents`: where documents begin, ascending, if they are to be kept apart.
     """
 
     tokens: npt.NDArray[np.integer]
     seq: int
     global_batch: int
     seed: int
+    documents: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if self.windows < 1:
@@ -53,14 +55,25 @@ class Batches:
         return out
 
     def share(self, step: int, replica: int, replicas: int, micro_batch: int) -> list[npt.NDArray[np.int64]]:
-        """The micro-batches of one data-parallel replica in a step, each (micro_batch, seq + 1)."""
+        """The micro-batches of one data-parallel replica in a step, each as `take` gives it."""
         mine = self.starts(step).reshape(replicas, -1, micro_batch)[replica]
-        return [take(self.tokens, starts, self.seq) for starts in mine]
+        return [take(self.tokens, starts, self.seq, self.documents) for starts in mine]
 
 
-def take(tokens: npt.NDArray[np.integer], starts: npt.NDArray[np.int64], seq: int) -> npt.NDArray[np.int64]:
-    """(sequences, seq + 1) token ids."""
-    return tokens[starts[:, None] + np.arange(seq + 1)].astype(np.int64)  # type: ignore[no-any-return]
+def take(
+    tokens: npt.NDArray[np.integer],
+    starts: npt.NDArray[np.int64],
+    seq: int,
+    documents: npt.NDArray[np.int64] | None = None,
+) -> npt.NDArray[np.int64]:
+    """(sequences, seq + 1) token ids. With the beginnings of `documents` (2, sequences, seq + 1): ids, and the place
+    of each token in its document, or in what of it the sequence holds."""
+    places = starts[:, None] + np.arange(seq + 1)
+    ids: npt.NDArray[np.int64] = tokens[places].astype(np.int64)
+    if documents is None:
+        return ids
+    begins = np.concatenate([np.zeros(1, dtype=np.int64), documents])[np.searchsorted(documents, places, "right")]
+    return np.stack([ids, places - np.maximum(begins, starts[:, None])])
 
 
 @lru_cache(maxsize=2)
