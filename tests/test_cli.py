@@ -264,7 +264,11 @@ def test_a_rank_that_does_not_arrive_is_named(here: Path) -> None:
 
 
 def test_another_layout_reads_the_checkpoint(here: Path) -> None:
-    words = ("train", "job.toml", "--set", "train.name=moved")
+    """The data: many short documents, that are kept apart."""
+    lines = [json.dumps({"text": f"{sentence}."}) for sentence in TEXT.split(".\n\n") if sentence]
+    (here / "lines.jsonl").write_text("\n".join(lines))
+    words = ("train", "job.toml", "--set", "train.name=moved", "--set", "train.data=lines.jsonl")
+    words += ("--set", "job.documents=separate")
     assert phalanx(here, *words)[0] == 0
     longer = ("--resume", "--set", "train.steps=36", "--strategy", "dp=1,micro_batch=4")
     code, _, err = phalanx(here, *words, *longer)
@@ -391,6 +395,8 @@ WRONG = [
     (("train", "job.toml", "--set", "train.tokenizer=none.json"), "train.tokenizer"),
     (("train", "job.toml", "--set", "train.end_of_text=</s>"), "needs a train.tokenizer"),
     (("train", "job.toml", "--set", "train.data_dtype=int7"), "train.data_dtype"),
+    (("train", "job.toml", "--set", "job.documents=separate"), "no end-of-text separates documents"),
+    (("train", "job.toml", "--set", "job.documents=apart"), "job.documents"),
     (("train", "job.toml", "--set", "job.seq=65"), "max_seq"),
     (("train", "job.toml", "--set", "job.global_batch=0"), "at least 1"),
     (("train", "job.toml", "--set", "job.optimizer.name=adam"), "job.optimizer.name"),

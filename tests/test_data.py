@@ -121,6 +121,7 @@ def test_documents_are_the_same_tokens_in_whatever_form(tmp_path: Path) -> None:
     each = [tokenizer.encode(text).ids for text in texts]
     ids = [i for n, of_one in enumerate(each) for i in ([0] if n else []) + of_one]
     starts = np.cumsum([0, *(len(of_one) + 1 for of_one in each[:-1])])
+    (tmp_path / "marked.txt").write_text("<|endoftext|>".join(texts))
     lines = "\n".join(json.dumps({"body": text, "id": 1}) for text in texts)
     (tmp_path / "a.jsonl").write_text(lines)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
@@ -131,7 +132,18 @@ def test_documents_are_the_same_tokens_in_whatever_form(tmp_path: Path) -> None:
     np.array(ids[train:], dtype=np.uint16).tofile(tmp_path / "nano" / "val.bin")
     sequences = np.diff([*starts, len(ids)])
     _write_megatron(tmp_path / "pair", np.array(ids, dtype=np.int32), sequences, np.arange(len(starts) + 1))
-    names = ("texts", "a.jsonl", "a.jsonl.gz", "short.bin", "long.bin", "nano", "pair", "pair.bin", "pair.idx")
+    names = (
+        "texts",
+        "marked.txt",
+        "a.jsonl",
+        "a.jsonl.gz",
+        "short.bin",
+        "long.bin",
+        "nano",
+        "pair",
+        "pair.bin",
+        "pair.idx",
+    )
     for name in names:
         tokens = prepare(Train(data=str(tmp_path / name), tokenizer=given, text_field="body"), 300, tmp_path)
         assert _ids(tokens) == ids, name

@@ -45,10 +45,10 @@ class Progress:
             if held_out:
                 self.bar.console.print(f"step {step}: {text}{held_out}", highlight=False)
         elif held_out or step == self.steps or time.monotonic() >= self.next_line:
-            left = (self.steps - step) * self.seconds
+            left, mfu = (self.steps - step) * self.seconds, row["mfu"] * now / self.seconds
             print(
                 f"step {step:>{len(str(self.steps))}}/{self.steps}  loss {row['loss']:7.4f}  lr {row['lr']:.2e}  "
-                f"grad norm {row['grad_norm']:8.3g}  {rate:>10,.0f} tokens/s  MFU {row['mfu']:6.1%}  "
+                f"grad norm {row['grad_norm']:8.3g}  {rate:>10,.0f} tokens/s  MFU {mfu:6.1%}  "
                 f"{_clock(left):>8} left{held_out}",
                 file=self.stream,
                 flush=True,
