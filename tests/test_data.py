@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Train
+from phalanx.spec.jobfile import from_tables
 from phalanx.train.data import Batches, TokenSet, prepare, require_documents, take, validation_windows
 from phalanx.train.data.texts import find_texts, paragraphs, whole
 from phalanx.train.data.tokens import HELD_OUT
@@ -150,6 +151,9 @@ def test_documents_are_the_same_tokens_in_whatever_form(tmp_path: Path) -> None:
         assert set(_starts(tokens)) - set(starts) <= ({train} if name == "nano" else set()), name
         assert set(starts) <= set(_starts(tokens)), name
         assert tokens.tokenizer.exists()
+    tables = {"job": {"global_batch": 1, "seq": 8}, "model": {"preset": "gpt2"}, "train": {"data": "pair"}}
+    beside = from_tables(tables, tmp_path).train  # named in a job file that lies there
+    assert _ids(prepare(beside, 300, tmp_path)) == ids
     bare = prepare(Train(data=str(tmp_path / "pair")), 300, tmp_path)
     assert not bare.tokenizer.exists()
     assert prepare(Train(data=str(tmp_path / "short.bin"), end_of_text=0), 300, tmp_path).documents == len(texts)

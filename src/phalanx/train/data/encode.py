@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
 """What the tokenizers in use call the token between documents."""
-_TOGETHER = 2**22  # characters that are encoded at once, on all cores
+_TOGETHER = 2**20  # characters that are encoded at once, on all cores
 _LEARNED_FROM = 2**27  # characters that a BPE is trained on, at most
 
 
@@ -186,7 +186,7 @@ def _encode(
         _write_header(file, dtype, 0)
         while batch := list(_as_many(pieces)):
             # No end-of-text but ours, and no beginning: what stands in a text between documents is recognised.
-            encoded = tokenizer.encode_batch([piece for piece, _ in batch], add_special_tokens=False)
+            encoded = tokenizer.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
             for (_, first), encoding in zip(batch, encoded, strict=True):
                 here = [*end, *encoding.ids] if first and number else encoding.ids
                 number += first
