@@ -113,7 +113,7 @@ def from_texts(
             if end is None and (len(files) > 1 or files[0].json_lines):
                 announce("note: no end-of-text between documents, the tokenizer has none; see train.end_of_text")
         tokenizer.save(str(part / "tokenizer.json"))
-        size = max(tokenizer.get_vocab_size(), max(tokenizer.get_vocab().values()) + 1)
+        size = max(tokenizer.get_vocab_size(), max(tokenizer.get_vocab().values()) + 1, (end or 0) + 1)
         dtype = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
         pieces = ((piece, first) for d in documents(files, field) for piece, first in _first_marked(cut(d)))
         count = _encode(tokenizer, pieces, end, part / "tokens.npy", dtype, announce)
