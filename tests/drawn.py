@@ -89,5 +89,6 @@ def cases(
         precision=precision,
         optimizer=Optimizer(name=draw(st.sampled_from(["adamw", "sgd"]))),
         clip=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        documents=draw(st.sampled_from(["packed", "separate"])),
     )
     return model, job, strategy

@@ -49,9 +49,7 @@ def instrumented_step(
     training = Training(spec, job, strategy, comm, seed=0)
     if training.loss_scale is not None:
         training.loss_scale = LossScale(256.0)  # a step that overflows has no update
-    generator = torch.Generator().manual_seed(world.rank)
-    shape = (strategy.micro_batch, job.seq + 1)
-    batches = [torch.randint(spec.vocab, shape, generator=generator) for _ in range(strategy.accumulation(job))]
+    batches = _same_batches(world, spec, job, strategy)
     comm.timeline.begin()
     with instrument(training.model.units(), comm.recorder, lambda: training.current) as tracker:
         training.step(batches, lr=1e-3)
@@ -113,7 +111,11 @@ def continue_run(
 def _same_batches(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(world.rank)
     shape = (strategy.micro_batch, job.seq + 1)
-    return [torch.randint(spec.vocab, shape, generator=generator) for _ in range(strategy.accumulation(job))]
+    tokens = [torch.randint(spec.vocab, shape, generator=generator) for _ in range(strategy.accumulation(job))]
+    if job.documents == "packed":
+        return tokens
+    places = torch.arange(job.seq + 1) % (job.seq // 2 + 1)  # two documents in every sequence
+    return [torch.stack([batch, places.expand_as(batch)]) for batch in tokens]
 
 
 def kept_and_sent(

@@ -264,7 +264,11 @@ def test_a_rank_that_does_not_arrive_is_named(here: Path) -> None:
 
 
 def test_another_layout_reads_the_checkpoint(here: Path) -> None:
-    words = ("train", "job.toml", "--set", "train.name=moved")
+    """The data: many short documents, that are kept apart."""
+    lines = [json.dumps({"text": f"{sentence}."}) for sentence in TEXT.split(".\n\n") if sentence]
+    (here / "lines.jsonl").write_text("\n".join(lines))
+    words = ("train", "job.toml", "--set", "train.name=moved", "--set", "train.data=lines.jsonl")
+    words += ("--set", "job.documents=separate")
     assert phalanx(here, *words)[0] == 0
     longer = ("--resume", "--set", "train.steps=36", "--strategy", "dp=1,micro_batch=4")
     code, _, err = phalanx(here, *words, *longer)
@@ -386,6 +390,13 @@ WRONG = [
     (("train", "job.toml", "--set", "train.name=../x"), "plain folder name"),
     (("train", "job.toml", "--set", "train.data=none.txt"), "no such file or folder"),
     (("train", "job.toml", "--set", "train.data=empty.txt"), "is empty"),
+    (("train", "job.toml", "--set", "train.data=bad.jsonl"), "bad.jsonl:1 has body"),
+    (("train", "job.toml", "--set", "train.data=ids.bin"), "token 65535 when read as uint16"),
+    (("train", "job.toml", "--set", "train.tokenizer=none.json"), "train.tokenizer"),
+    (("train", "job.toml", "--set", "train.end_of_text=</s>"), "needs a train.tokenizer"),
+    (("train", "job.toml", "--set", "train.data_dtype=int7"), "train.data_dtype"),
+    (("train", "job.toml", "--set", "job.documents=separate"), "no end-of-text separates documents"),
+    (("train", "job.toml", "--set", "job.documents=apart"), "job.documents"),
     (("train", "job.toml", "--set", "job.seq=65"), "max_seq"),
     (("train", "job.toml", "--set", "job.global_batch=0"), "at least 1"),
     (("train", "job.toml", "--set", "job.optimizer.name=adam"), "job.optimizer.name"),
@@ -419,11 +430,25 @@ WRONG = [
 ]
 
 
+def test_without_tensorboard_one_line_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from phalanx.cli import app
+
+    monkeypatch.chdir(here)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    result = CliRunner().invoke(app, ["train", "job.toml", "--set", "train.tensorboard=true"])
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.stderr
+    assert "pip install 'phalanx[tensorboard]'" in result.stderr
+
+
 @pytest.fixture
 def spoiled(here: Path) -> Path:
     (here / "broken.toml").write_text("[model\n")
     (here / "binary.toml").write_bytes(b"\xff\xfe")
     (here / "empty.txt").write_text("")
+    (here / "bad.jsonl").write_text('{"body": "some text"}\n')
+    (here / "ids.bin").write_bytes(b"\xff" * 1000)
     (here / "config.json").write_text("{")
     (here / "list.json").write_text('{"model_type": ["llama"]}')
     (here / "odd.toml").write_text('name = "odd"\n[[tiers]]\nname = "a"\nbandwith = 3\n')

@@ -19,6 +19,7 @@ from phalanx.spec.families import complete
 from phalanx.spec.hugging_face import from_hugging_face
 from phalanx.spec.jobfile import build
 from phalanx.spec.model import ModelSpec, Parameter, parameters
+from phalanx.verify.parity import gradient_errors
 
 CPU = torch.device("cpu")
 
@@ -191,6 +192,39 @@ def test_a_cache_changes_nothing(spec: ModelSpec, first: int, at_once: int) -> N
         cache = Cache()
         parts = [model(part, cache=cache) for part in (tokens[:, :first], *tokens[:, first:].split(at_once, 1))]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_separate_documents_are_as_if_alone(family: str, dtype: torch.dtype, bound: float) -> None:
+    """Logits, and the gradients of all weights."""
+    spec = _small(family=family)
+    model = Decoder(spec, dtype)
+    initialise(model, spec, 0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3)  # so that attention has something to choose
+    lengths = [[5, 1, 9, 9], [24], [1, 1, 22]]  # of the documents in each sequence
+    tokens = torch.randint(61, (3, 25), generator=torch.Generator().manual_seed(0))
+    places = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    documents = [
+        pair
+        for t, row in zip(tokens, lengths, strict=True)
+        for pair in zip(t[:-1].split(row), t[1:].split(row), strict=True)
+    ]
+    with torch.no_grad():
+        packed = model(tokens[:, :-1], positions=places).flatten(0, 1)
+        alone = torch.cat([model(d[None])[0] for d, _ in documents])
+        largest = float(alone.abs().max())
+        assert (packed - alone).abs().max() <= bound * largest
+        assert (packed - model(tokens[:, :-1]).flatten(0, 1)).abs().max() > 1e-2 * largest
+    model(tokens[:, :-1], tokens[:, 1:], positions=places).backward()
+    together = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    for d, targets in documents:
+        model(d[None], targets[None]).backward()
+    each = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert max(error for _, error in gradient_errors(together, each)) <= bound
 
 
 def test_weights_are_drawn_in_blocks_whatever_the_slice() -> None:

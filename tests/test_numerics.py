@@ -26,6 +26,7 @@ from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy, parse, require_runnable
 from phalanx.train.data import TokenSet
+from phalanx.train.data.tokens import Stretch
 from phalanx.train.loss_scale import GOOD_STEPS, LossScale
 from phalanx.train.step import SKIPS_IN_A_ROW, StepResult, Training
 from phalanx.train.trainer import Trainer
@@ -197,7 +198,8 @@ class Folders:
         self.folder = folder
         tokens = np.random.default_rng(1).integers(61, size=2000)
         np.save(folder / "tokens.npy", tokens)
-        self.tokens = TokenSet(folder, 61, 1800, 200, 4.0)
+        parts = (Stretch(folder / "tokens.npy", "", 0, 1800), Stretch(folder / "tokens.npy", "", 1800, 200))
+        self.tokens = TokenSet(folder, parts, 61, 4.0)
 
     def run(self, name: str, steps: int, resume: bool = False, last: int = 10) -> tuple[list[dict[str, Any]], Any]:
         """Steps up to `steps`, of a run that is to have `last`: the lines of its metrics, and what it recorded."""

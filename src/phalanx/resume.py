@@ -72,6 +72,7 @@ def _same_run(file: JobFile, old: Plan) -> None:
         ("model", file.model, old.model),
         ("job.global_batch", file.job.global_batch, old.job.global_batch),
         ("job.seq", file.job.seq, old.job.seq),
+        ("job.documents", file.job.documents, old.job.documents),
         ("job.precision", file.job.precision, old.job.precision),
         ("job.optimizer.name", file.job.optimizer.name, old.job.optimizer.name),
         ("train.seed", file.train.seed, old.train.seed),

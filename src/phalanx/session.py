@@ -154,7 +154,8 @@ def open_run(decision: Decision, tokens: TokenSet, resume: bool) -> Iterator[Pat
         # What goes wrong here is the folder's fault; what goes wrong while the run lasts is not.
         try:
             claim(folder, stack, anew=not resume)
-            shutil.copyfile(tokens.tokenizer, folder / "tokenizer.json")
+            if tokens.tokenizer.exists():
+                shutil.copyfile(tokens.tokenizer, folder / "tokenizer.json")
             plan.write(decision.plan, folder / "plan.json")
         except OSError as error:
             raise InputError("train.name", name, f"{folder} cannot be used ({error})") from None
@@ -176,11 +177,16 @@ def claim(folder: Path, stack: ExitStack, anew: bool) -> None:
     folder.mkdir(exist_ok=True)
 
 
-def prepare_data(file: JobFile) -> TokenSet:
+def prepare_data(file: JobFile, announce: Announce) -> TokenSet:
     """The tokens of a job: read, encoded and cached before any rank starts. Raises InputError."""
-    from phalanx.train.data import Batches, prepare
+    from phalanx.train import tensorboard
+    from phalanx.train.data import Batches, prepare, require_documents
 
-    tokens = prepare(file.train.data, file.model.vocab, cache_folder())
+    if file.train.tensorboard:
+        tensorboard.require()
+    tokens = prepare(file.train, file.model.vocab, cache_folder(), announce)
+    if file.job.documents == "separate":
+        require_documents(tokens)
     Batches(tokens.training(), file.job.seq, file.job.global_batch, file.train.seed)
     return tokens
 
@@ -224,7 +230,7 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
 
         for line in introduce(Path(file.train.weights), file.model):
             announce(line)
-    tokens = prepare_data(file)
+    tokens = prepare_data(file, announce)
     decision = decide(file, world, tokens.digest, announce)
     if decision.chosen.reason:
         raise InputError("strategy", str(decision.plan.strategy), decision.chosen.reason, "use a smaller micro_batch")

@@ -138,6 +138,12 @@ def _mask(spec: ModelSpec, t: Column, seq: int) -> Column:
     return t * seq if spec.masked(seq) else 0
 
 
+def mask(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Work:
+    """What a pass of a block reads of a mask between documents, where no window has one anyhow. Rates are fitted
+    without one: that attention then does not skip what is hidden is not in them."""
+    return _memory(tokens * seq, e, 0) if unit == "blocks" and not spec.masked(seq) else NO_WORK
+
+
 def optimizer(spec: ModelSpec, job: Job, shards: int) -> Work:
     """The whole optimizer step over the parameters of one rank: norm, clip, update, and the cast down."""
     master = DTYPE_BYTES[job.precision.master_dtype]

@@ -76,7 +76,8 @@ def state(spec: ModelSpec, job: Job, s: Strategy) -> State:
     moments = {"adamw": 2, "sgd": 1 if job.optimizer.betas[0] else 0}[job.optimizer.name]
     counters = 4 * len(parameters(spec)) if job.optimizer.name == "adamw" else 0  # fp32 step counts
     rotary = spec.max_seq * spec.rotary_width * compute if spec.position == "rotary" else 0
-    mask = job.seq**2 * compute if spec.masked(job.seq) else 0
+    separate = job.documents == "separate"
+    mask = job.seq**2 * compute if spec.masked(job.seq) and not separate else 0  # made once, of every sequence
     lent = sum(slot_sizes(padded)) * reduce if stage >= 2 else 0
     if stage == 3:
         units = [b.padded(s) for b in reversed(cut) if b.unit != "model"]
@@ -89,7 +90,7 @@ def state(spec: ModelSpec, job: Job, s: Strategy) -> State:
         optimizer=part * moments * master + counters,
         buffers=lent,
         tables=rotary + mask,
-        batch=job.global_batch // s.dp * (job.seq + 1) * 8,
+        batch=job.global_batch // s.dp * (job.seq + 1) * 8 * (2 if separate else 1),
         compression=compression.held(c, cut, s, accumulate) if c else 0,
     )
 
@@ -100,6 +101,15 @@ def cast_gradients(spec: ModelSpec, job: Job, shards: int) -> int:
     if p.master_dtype == p.accumulate_dtype:
         return 0
     return spec.parameter_count // shards * DTYPE_BYTES[p.master_dtype]
+
+
+def documents(spec: ModelSpec, job: Job, tokens: Column) -> Column:
+    """What keeps documents apart in a micro-batch: a mask for the blocks of each window, and every token's angles."""
+    if job.documents == "packed":
+        return 0
+    masks = len({spec.window_of(i) for i in range(spec.layers)}) if spec.masked(job.seq) else 1
+    angles = spec.rotary_width if spec.position == "rotary" else 0
+    return tokens * (masks * job.seq + angles) * DTYPE_BYTES[job.precision.compute]
 
 
 def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) -> Footprint:
@@ -115,7 +125,7 @@ def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) ->
         wider = DTYPE_BYTES[job.precision.accumulate_dtype]
         return Footprint(
             kept=stream,
-            forward=stream if spec.position == "learned" else 0,
+            forward=stream * (2 if job.documents == "separate" else 1) if spec.position == "learned" else 0,
             backward=np.maximum(t * h * wider if wider != e else 0, position),
             leaves=-stream - shared,
         )

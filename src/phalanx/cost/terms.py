@@ -84,12 +84,14 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
     found = []
     for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
         held = memory.footprint(spec, unit, t, job.seq, job)
-        targets = t * 8 if unit == "embed" else 0  # made contiguous for one micro-batch
+        # for one micro-batch: targets, made contiguous, and what keeps documents apart
+        targets = t * 8 + memory.documents(spec, job, t) if unit == "embed" else 0
+        masked = kernel.mask(spec, unit, t, job.seq, e) if job.documents == "separate" else NO_WORK
         found.append(
             Term(
                 Event("compute", "forward", "F", unit, dtype=dtype),
                 count=n * m,
-                work=kernel.forward(spec, unit, t, job.seq, e) * (n * m),
+                work=(kernel.forward(spec, unit, t, job.seq, e) + masked) * (n * m),
                 alloc=held.kept + held.forward + targets,
                 free=held.forward,
             )
@@ -98,7 +100,7 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
             Term(
                 Event("compute", "backward", "B", unit, dtype=dtype),
                 count=n * m,
-                work=kernel.backward(spec, unit, t, job.seq, e) * (n * m),
+                work=(kernel.backward(spec, unit, t, job.seq, e) + masked) * (n * m),
                 alloc=held.backward,
                 free=held.backward - held.leaves + targets + _freed(spec, unit, t, job),
             )

@@ -64,7 +64,9 @@ def generate(folder: Path, prompt: str, how: Sampling) -> str:
     spec = plans.model_of(folder)
     weights = of_run(folder, spec)
     if not (folder / "tokenizer.json").exists():
-        raise InputError("run", str(folder), "holds no tokenizer.json", "put the model's own there")
+        raise InputError(
+            "run", str(folder), "holds no tokenizer.json: it was trained on token ids", "copy the tokenizer's there"
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = create(spec, widest(weights, spec), device)
     for name, p in model.named_parameters():

@@ -147,10 +147,11 @@ class Embed(nn.Module):
         if spec.position == "learned":
             self.position = nn.Embedding(spec.max_seq, spec.hidden)
 
-    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
         x = functions.embedding(tokens, self.token.weight, self.tied)  # (batch, seq, hidden)
         if hasattr(self, "position"):
-            x = x + self.position.weight[start : start + tokens.shape[1]]
+            here = self.position.weight[start : start + tokens.shape[1]] if positions is None else None
+            x = x + (self.position(positions) if here is None else here)
         return x
 
 
@@ -187,7 +188,7 @@ class Decoder(nn.Module):
             cos, sin = rotary_table(spec)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
-        self._mask: tuple[int, Tensor] | None = None
+        self._kept: tuple[int, Tensor] | None = None
         self.to(dtype)
 
     def units(self) -> dict[str, nn.Module]:
@@ -195,33 +196,50 @@ class Decoder(nn.Module):
         blocks = {f"blocks.{i}": block for i, block in enumerate(self.blocks)}
         return {"embed": self.embed, **blocks, "head": self.head}
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """`positions` (batch, seq): the place of each token in its document, from 0; attention does not leave it."""
         start = cache.length if cache is not None else 0
         angles = None
         if self.spec.position == "rotary":
-            here = slice(start, start + tokens.shape[1])
-            angles = (self.cos[here, None], self.sin[here, None])  # (seq, 1, rotary_width / 2)
-        x = self.embed(tokens, start)
-        masks = {w: self._masked(x, start, w) for w in {block.window for block in self.blocks}}
+            here = slice(start, start + tokens.shape[1]) if positions is None else positions
+            # (seq, 1, rotary_width / 2), or with positions (batch, seq, 1, rotary_width / 2)
+            angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
+        x = self.embed(tokens, start, positions)
+        masks = self._masks(x, start, positions)
         for block in self.blocks:
             x = block(x, angles, masks[block.window], cache)
         return self.head(x, targets)  # type: ignore[no-any-return]
 
-    def _masked(self, x: Tensor, start: int, window: int | None) -> Tensor | None:
-        """What the new tokens may see of all so far, as `hidden_from`; None where causality alone says it. That of
-        whole sequences is made once and kept: every block and step uses the same."""
+    def _masks(self, x: Tensor, start: int, positions: Tensor | None) -> dict[int | None, Tensor | None]:
+        """What the new tokens may see of all so far, by the window of a block; None where causality alone says it."""
+        windows, total = {block.window for block in self.blocks}, start + x.shape[1]
+        hiding = {w: w if w is not None and w < total else None for w in windows}
+        made = {w: self._mask(x, start, w, positions) for w in set(hiding.values())}
+        return {w: made[hiding[w]] for w in windows}
+
+    def _mask(self, x: Tensor, start: int, window: int | None, positions: Tensor | None) -> Tensor | None:
+        """That of whole sequences is made once and kept: every block and step uses the same."""
         new = x.shape[1]
-        if (window is None or window >= start + new) and (start == 0 or new == 1):
+        if positions is not None:
+            return hidden_from(x, start, window, positions)
+        if window is None and (start == 0 or new == 1):
             return None
         if start or window is None:
             return hidden_from(x, start, window)
-        if self._mask is None or self._mask[0] != new or self._mask[1].dtype != x.dtype:
-            self._mask = (new, hidden_from(x, 0, window))
-        return self._mask[1]
+        if self._kept is None or self._kept[0] != new or self._kept[1].dtype != x.dtype:
+            self._kept = (new, hidden_from(x, 0, window))
+        return self._kept[1]
 
 
-def hidden_from(x: Tensor, start: int, window: int | None) -> Tensor:
+def hidden_from(x: Tensor, start: int, window: int | None, positions: Tensor | None = None) -> Tensor:
     """(new, start + new): -inf where a new token may not look, at later tokens and those before its window; else 0.
+    With `positions` (batch, new), (batch, 1, new, new): nor at those before its document.
     x: (batch, new, ...), of whose type and device the mask is."""
     total = start + x.shape[1]
     at = torch.arange(start, total, device=x.device)[:, None]
@@ -229,4 +247,6 @@ def hidden_from(x: Tensor, start: int, window: int | None) -> Tensor:
     hidden = other > at
     if window is not None:
         hidden |= other <= at - window
+    if positions is not None:
+        hidden = hidden | (other < at - positions.unsqueeze(-1)).unsqueeze(1)
     return torch.zeros(hidden.shape, dtype=x.dtype, device=x.device).masked_fill_(hidden, -math.inf)

@@ -99,7 +99,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs (x_i, x_{i+d/2}) of each head's first d dimensions by position x θ_i (Su et al. 2021); the rest
     stays (Black et al. 2022). Keeps nothing of x.
 
-    x: (batch, seq, heads, head_dim); cos, sin: (seq, 1, d / 2).
+    x: (batch, seq, heads, head_dim); cos, sin: (seq, 1, d / 2), or with a batch before.
     """
     return _Rotary.apply(x, cos, sin)  # type: ignore[no-any-return]
 

@@ -68,13 +68,18 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Job:
-    """`global_batch` in sequences, `seq` in tokens; `clip` is the largest global gradient norm (0: none)."""
+    """`global_batch` in sequences, `seq` in tokens; `clip` is the largest global gradient norm (0: none).
+
+    `documents` in one sequence: packed, as one text; or separate, when attention stays inside a document and
+    positions start anew with each. The loss counts every target either way, the first token of a next document too.
+    """
 
     global_batch: int
     seq: int
     precision: Precision = field(default_factory=Precision)
     optimizer: Optimizer = field(default_factory=Optimizer)
     clip: float = 1.0
+    documents: Literal["packed", "separate"] = "packed"
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "seq"):
@@ -94,12 +99,19 @@ def require_folder_name(field: str, name: str) -> None:
 class Train:
     """How a run goes about a job: data, learning rate, evaluation, saving. Times in steps unless named.
 
+    `data`: texts, or files of token ids; `tokenizer`: a tokenizer.json for texts (empty: one is trained on them);
+    `end_of_text`: the token between documents, by name or id (empty: the one that the tokenizer is known to have);
+    `text_field`: of a .jsonl file's objects; `data_dtype`: of the ids in a flat .bin.
     `transport`: of collectives between the ranks of a host; auto takes what was measured to be the fastest.
     `weights`: what the model starts from, a Hugging Face folder or file or a run's folder; empty: drawn by `seed`.
     `check_sync`: after every so many steps the replicas' bits are compared; 0: never. `nonfinite`: whether a step
-    whose loss or gradient is not finite ends the run or is left out."""
+    whose loss or gradient is not finite ends the run or is left out. `tensorboard`: metrics go there too."""
 
     data: str = "austen"
+    tokenizer: str = ""
+    end_of_text: str | int = ""
+    text_field: str = "text"
+    data_dtype: Literal["auto", "uint16", "uint32"] = "auto"
     name: str = ""
     weights: str = ""
     lr: float = 1e-3
@@ -118,6 +130,7 @@ class Train:
     threads: int = 1
     timeout_s: float = 300.0
     transport: Literal["auto", "native", "p2p", "shm"] = "auto"
+    tensorboard: bool = False
     prompt: str = "It is a truth"
     sample_tokens: int = 80
 

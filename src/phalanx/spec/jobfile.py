@@ -127,7 +127,11 @@ def from_tables(tables: Mapping[str, Any], folder: Path) -> JobFile:
         cluster = replace(cluster, file=str(_beside(cluster.file, folder)))
     train = build(Train, tables.get("train", {}), "train")
     if train.data != "austen":
-        train = replace(train, data=str(_beside(train.data, folder)))
+        prefix = f"{train.data}.idx"  # of a pair of files that is named by what their names share
+        path = _beside(prefix, folder) if (folder / prefix).exists() else _beside(train.data, folder)
+        train = replace(train, data=str(path))
+    if train.tokenizer:
+        train = replace(train, tokenizer=str(_beside(train.tokenizer, folder)))
     if train.weights:
         train = replace(train, weights=str(_beside(train.weights, folder)))
     return JobFile(

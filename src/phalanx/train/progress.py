@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, TextIO
 
@@ -12,43 +13,66 @@ _LINE_EVERY_S = 10.0
 
 
 class Progress:
-    """Shows step, loss and tokens/s. On a terminal a live bar; elsewhere one plain line every ten seconds."""
+    """Shows how a run goes. On a terminal a live bar; elsewhere the first step, then one plain line every ten
+    seconds, each figure under the last one's."""
 
     def __init__(self, steps: int, start: int, tokens_per_step: int, stream: TextIO) -> None:
-        self.steps, self.tokens = steps, tokens_per_step
-        self.console = Console(file=stream)
-        self.seconds = 0.0
+        self.steps, self.start, self.tokens, self.stream = steps, start, tokens_per_step, stream
+        self.seconds = 0.0  # of a step, smoothed
         self.next_line = time.monotonic()
         self.bar: rich_progress.Progress | None = None
-        if self.console.is_terminal:
+        console = Console(file=stream)
+        if console.is_terminal:
             self.bar = rich_progress.Progress(
                 rich_progress.TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
                 rich_progress.BarColumn(),
                 rich_progress.TextColumn("{task.description}"),
                 rich_progress.TimeRemainingColumn(),
-                console=self.console,
+                console=console,
             )
             self.task = self.bar.add_task("", total=steps, completed=start)
             self.bar.start()
 
     def step(self, row: dict[str, Any]) -> None:
-        now = row["step_time_s"]
-        self.seconds = now if not self.seconds else 0.9 * self.seconds + 0.1 * now
+        """`row`: a line of metrics.jsonl."""
+        step, now = row["step"], row["step_time_s"]
+        # The first step of a process is the instrumented one, several times as slow as any other.
+        self.seconds = now if step <= self.start + 2 else 0.9 * self.seconds + 0.1 * now
+        rate = self.tokens / self.seconds
         held_out = f"  held-out {row['eval_loss']:.3f}" if "eval_loss" in row else ""
-        loss = "not finite" if row["loss"] is None else f"{row['loss']:.3f}"
-        text = f"loss {loss}  {self.tokens / self.seconds:,.0f} tokens/s"
+        loss, norm = (math.nan if row[key] is None else row[key] for key in ("loss", "grad_norm"))
         if self.bar is not None:
-            self.bar.update(self.task, completed=row["step"], description=text)
+            text = f"loss {loss:.3f}  {rate:,.0f} tokens/s"
+            self.bar.update(self.task, completed=step, description=text)
             if held_out:
-                self.bar.console.print(f"step {row['step']}: {text}{held_out}", highlight=False)
-        elif held_out or row["step"] == self.steps or time.monotonic() >= self.next_line:
-            self.console.print(f"step {row['step']}/{self.steps}  {text}{held_out}", highlight=False)
+                self.bar.console.print(f"step {step}: {text}{held_out}", highlight=False)
+        elif held_out or step == self.steps or time.monotonic() >= self.next_line:
+            left, mfu = (self.steps - step) * self.seconds, row["mfu"] * now / self.seconds
+            print(
+                f"step {step:>{len(str(self.steps))}}/{self.steps}  loss {loss:7.4f}  lr {row['lr']:.2e}  "
+                f"grad norm {norm:8.3g}  {rate:>10,.0f} tokens/s  MFU {mfu:6.1%}  "
+                f"{_clock(left):>8} left{held_out}",
+                file=self.stream,
+                flush=True,
+            )
             self.next_line = time.monotonic() + _LINE_EVERY_S
 
     def say(self, text: str) -> None:
         """A line of its own, above the bar."""
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        if self.bar is not None:
+            self.bar.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        else:
+            print(text, file=self.stream, flush=True)
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+def _clock(seconds: float) -> str:
+    """Minutes and seconds; with hours, or days and hours, where there are some."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    if hours >= 100:
+        return f"{hours // 24}d {hours % 24}h"
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"

@@ -102,7 +102,8 @@ class Training:
         self._in_a_row = 0  # of them, the last ones, that no loss scale mends
 
     def step(self, micro_batches: list[Tensor], lr: float, stop: bool = False) -> StepResult:
-        """Train on this rank's micro-batches, each (micro_batch, seq + 1) token ids on the device.
+        """Train on this rank's micro-batches, each (micro_batch, seq + 1) token ids on the device; of separate
+        documents (2, micro_batch, seq + 1): ids, and their places in their documents.
 
         Raises FloatingPointError, before any weight changes, where loss or gradient norm is not finite and the step
         is not to be skipped; it says where that began.
@@ -116,7 +117,7 @@ class Training:
         square_here = self.engine.norm_square()
         metrics = torch.zeros(4 + sharded, dtype=torch.float64, device=comm.world.device)
         metrics[0] = loss_sum
-        metrics[1] = sum(batch.shape[0] * (batch.shape[1] - 1) for batch in micro_batches)
+        metrics[1] = sum(batch.shape[-2] * (batch.shape[-1] - 1) for batch in micro_batches)
         metrics[2] = float(stop)
         metrics[3] = ~torch.isfinite(metrics[0] + square_here)
         if sharded:
@@ -148,7 +149,7 @@ class Training:
             self.current = i
             self.engine.micro_batch(i, last=i == len(micro_batches) - 1)
             comm.status.now(f"forward of micro-batch {i}")
-            loss = self.model(batch[:, :-1], batch[:, 1:])
+            loss = self._loss(batch)
             comm.status.now(f"backward of micro-batch {i}")
             loss.backward(torch.full_like(loss, seed))
             loss_sum = loss.detach().double() if loss_sum is None else loss_sum + loss.detach()
@@ -180,6 +181,13 @@ class Training:
         self.skipped += 1
         return why
 
+    def _loss(self, batch: Tensor) -> Tensor:
+        """Summed over the targets of a micro-batch."""
+        if batch.dim() == 2:
+            return self.model(batch[:, :-1], batch[:, 1:])  # type: ignore[no-any-return]
+        tokens, places = batch
+        return self.model(tokens[:, :-1], tokens[:, 1:], positions=places[:, :-1])  # type: ignore[no-any-return]
+
     @torch.no_grad()
     def _update(self, lr: float) -> None:
         for name, master in self.masters.items():
@@ -201,12 +209,12 @@ class Training:
         the most batches that any rank has, for at stage 3 every rank takes part in every pass."""
         total = torch.zeros(2, dtype=torch.float64, device=self.comm.world.device)
         for batch in batches:
-            total[0] += self.model(batch[:, :-1], batch[:, 1:])
-            total[1] += batch.shape[0] * (batch.shape[1] - 1)
+            total[0] += self._loss(batch)
+            total[1] += batch.shape[-2] * (batch.shape[-1] - 1)
         if self.engine.stage == 3:
             nothing = torch.zeros(1, 2, dtype=torch.int64, device=self.comm.world.device)
             for _ in range(passes - len(batches)):
-                self.model(nothing[:, :-1], nothing[:, 1:])
+                self._loss(nothing)
         self.comm.all_reduce(total, "world", unit="evaluation", phase="opt").wait()
         loss, tokens = total.tolist()
         return loss, int(tokens)

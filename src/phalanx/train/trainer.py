@@ -37,6 +37,7 @@ from phalanx.spec.plan import Plan, write_json
 from phalanx.train.data import Batches, TokenSet, take, validation_windows
 from phalanx.train.progress import Progress
 from phalanx.train.step import StepResult, Training
+from phalanx.train.tensorboard import scalars
 
 
 def learning_rate(train: Train, peak: float, step: int) -> float:
@@ -56,7 +57,9 @@ class Trainer:
         job, train, strategy = plan.job, plan.train, plan.strategy
         self.first = comm.world.rank == 0
         self.replica = comm.mesh.replica(comm.world.rank)
-        self.batches = Batches(tokens.training(), job.seq, job.global_batch, train.seed)
+        self.separate = job.documents == "separate"
+        starts = tokens.training_starts() if self.separate else None
+        self.batches = Batches(tokens.training(), job.seq, job.global_batch, train.seed, starts)
         weights = None
         if train.weights and not resume:
             given = Path(train.weights)
@@ -90,7 +93,10 @@ class Trainer:
         last_loss = None
         tokens = self.plan.job.global_batch * self.plan.job.seq
         progress = Progress(steps, self.start, tokens, sys.stderr) if self.first else None
-        with _metrics_file(self.folder, self.start, self.first) as metrics:
+        board = (
+            scalars(self.folder / "tensorboard", self.start) if self.first and train.tensorboard else nullcontext()
+        )
+        with _metrics_file(self.folder, self.start, self.first) as metrics, board as show:
             for step in range(self.start, steps):
                 self.saver.check()
                 row = self._step(step, stop)
@@ -109,6 +115,8 @@ class Trainer:
                     metrics.write(json.dumps(row) + "\n")
                     metrics.flush()
                     progress.step(row)
+                if show is not None:
+                    show(row)
                 # After its line: a checkpoint without one would leave a gap in the metrics of a resumed run.
                 if last or interrupted or (train.save_every and done % train.save_every == 0):
                     self._save(done, row["lr"])
@@ -224,7 +232,8 @@ class Trainer:
         limit = plan.train.eval_batches * plan.job.global_batch
         starts = validation_windows(self.tokens.validation(), plan.job.seq, limit)[world.rank :: world.size]
         held_out, size = self.tokens.validation(), plan.strategy.micro_batch
-        parts = [take(held_out, starts[i : i + size], plan.job.seq) for i in range(0, len(starts), size)]
+        documents = self.tokens.validation_starts() if self.separate else None
+        parts = [take(held_out, starts[i : i + size], plan.job.seq, documents) for i in range(0, len(starts), size)]
         most = -(-len(validation_windows(held_out, plan.job.seq, limit)) // world.size)  # of any rank
         passes = -(-most // size)
         loss, tokens = self.training.evaluate([_to_device(part, world.device) for part in parts], passes)

@@ -31,11 +31,11 @@ def train_rank(world: World, folder: Path, resume: bool) -> bool:
     comm = Comm(world, mesh(plan.strategy), plan.collectives)
     comm.status.now("start-up")
     if world.local_rank == 0:
-        prepare(plan.train.data, plan.model.vocab, cache_folder())
+        prepare(plan.train, plan.model.vocab, cache_folder())
     comm.barrier()
-    tokens = prepare(plan.train.data, plan.model.vocab, cache_folder())
+    tokens = prepare(plan.train, plan.model.vocab, cache_folder())
     if tokens.digest != plan.choices["tokens"]:
-        raise InputError("train.data", plan.train.data, "is not the text that this run was planned with")
+        raise InputError("train.data", plan.train.data, "is not what this run was planned with")
     return Trainer(plan, tokens, folder, comm, resume).run(stop)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,9 +19,8 @@ from phalanx.runtime.comm import Comm
 from phalanx.spec.job import Job, Precision, Train
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
-from phalanx.train.data import Batches
 from phalanx.train.step import Training
-from phalanx.verify.parity import gradient_errors
+from phalanx.verify.parity import gradient_errors, random_batches
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,7 @@ def examine_compressed(
 ) -> Compressed:
     """Take `steps` equal steps with and one without compression, on the strategy's ranks; the same on each."""
     job = replace(job, precision=Precision(compute=dtype), clip=0.0)  # type: ignore[arg-type]
-    tokens = np.random.default_rng(train.seed).integers(spec.vocab, size=(job.global_batch + 2) * (job.seq + 1) * 2)
-    batches = Batches(tokens, job.seq, job.global_batch, train.seed)
+    batches = random_batches(spec, job, train.seed, steps=2)
     share = batches.share(0, comm.mesh.replica(comm.world.rank), strategy.dp, strategy.micro_batch)
     mine = [torch.from_numpy(b).to(comm.world.device) for b in share]
     plain = Training(spec, job, replace(strategy, compression="none"), comm, train.seed)

@@ -64,8 +64,7 @@ def examine(
     first = comm.world.rank == 0
     whole = Strategy(micro_batch=_oracle_micro_batch(job))
     oracle = Training(spec, job, whole, Comm(ALONE, mesh(whole)), train.seed) if first else None
-    tokens = np.random.default_rng(train.seed).integers(spec.vocab, size=(job.global_batch + 2) * (job.seq + 1) * 4)
-    batches = Batches(tokens, job.seq, job.global_batch, train.seed)
+    batches = random_batches(spec, job, train.seed, steps=4)
     replica = comm.mesh.replica(comm.world.rank)
     device = comm.world.device
     loss_max, grad_max, worst = 0.0, 0.0, ""
@@ -85,6 +84,16 @@ def examine(
         if errors[name] > grad_max:
             grad_max, worst = errors[name], f"{name} at step {step + 1}"
     return Deviation(optimizer, loss_max, grad_max, worst) if first else None
+
+
+def random_batches(spec: ModelSpec, job: Job, seed: int, steps: int) -> Batches:
+    """Random tokens for some `steps`, then again in another order; documents where they are to be kept apart."""
+    size = (job.global_batch + 2) * (job.seq + 1) * steps
+    tokens = np.random.default_rng(seed).integers(spec.vocab, size=size)
+    starts = None
+    if job.documents == "separate":
+        starts = np.flatnonzero(np.random.default_rng(seed + 1).random(size) < 2 / job.seq)
+    return Batches(tokens, job.seq, job.global_batch, seed, starts)
 
 
 def _with_name(given: Optimizer, name: Literal["adamw", "sgd"]) -> Optimizer:

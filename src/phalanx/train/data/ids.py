@@ -1,0 +1,157 @@
+"""Files that hold token ids already; they stay where they are and are memory-mapped.
+
+Flat: a .bin of uint16 or uint32 ids and nothing else, or a folder with train.bin and val.bin (nanoGPT's form).
+Megatron's: the ids in NAME.bin, and in NAME.idx
+
+    "MMIDIDX\\0\\0", version 1 (u64), type of the ids (u8), sequences n (u64), entries of the document index d (u64),
+    lengths (i32 x n), where each begins in NAME.bin, in bytes (i64 x n), first sequence of each document (i64 x d)
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Train
+from phalanx.train.data.encode import Given
+from phalanx.train.data.tokens import Stretch, TokenSet, cached, content_digest, key, split, survey
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+_BLOCK = 2**22  # bytes
+_SEEN = 2**20  # ids that tell a file's type
+
+
+def from_flat(
+    path: Path, train: Train, given: Given, vocab: int, cache: Path, announce: Callable[[str], None]
+) -> TokenSet:
+    """The ids of a flat file, its last ones held out; or of train.bin and val.bin. Raises InputError."""
+    files = [path / "train.bin", path / "val.bin"] if path.is_dir() else [path]
+    files = [f for i, f in enumerate(files) if i == 0 or f.is_file()]
+    dtype = _type_of(files[0], train, vocab)
+    counts = [_count(f, dtype) for f in files]
+    if len(files) == 1:
+        parts = split(files[0], dtype, counts[0])
+    else:
+        parts = Stretch(files[0], dtype, 0, counts[0]), Stretch(files[1], dtype, 0, counts[1])
+    what = {"flat": [_digest(f, cache, announce) for f in files], "dtype": dtype}
+    return _made(what, parts, given, vocab, cache, announce, None)
+
+
+def megatron_index(path: Path) -> Path | None:
+    """The .idx of a Megatron data set that is named by its prefix or by either of its files."""
+    index = {".idx": path, ".bin": path.with_suffix(".idx")}.get(path.suffix, Path(f"{path}.idx"))
+    return index if index.is_file() else None
+
+
+def from_megatron(
+    index: Path, train: Train, given: Given, vocab: int, cache: Path, announce: Callable[[str], None]
+) -> TokenSet:
+    """The ids of a Megatron pair, its last ones held out; documents begin where the index says. Raises InputError."""
+    path = index.with_suffix(".bin")
+    if not path.is_file():
+        raise InputError("train.data", str(index), f"{path.name} is missing beside it")
+    dtype, count, starts = _read_index(index, path)
+    what = {"megatron": [_digest(f, cache, announce) for f in (path, index)]}
+    return _made(what, split(path, dtype, count), given, vocab, cache, announce, starts)
+
+
+def _made(
+    what: dict[str, Any],
+    parts: tuple[Stretch, Stretch],
+    given: Given,
+    vocab: int,
+    cache: Path,
+    announce: Callable[[str], None],
+    starts: npt.NDArray[np.int64] | None,
+) -> TokenSet:
+    what |= {"tokenizer": given.digest, "end": given.end_of_text}
+    folder = cache / "tokens" / key(what, vocab)
+
+    def make(part: Path) -> dict[str, Any]:
+        if given.path is not None:
+            shutil.copyfile(given.path, part / "tokenizer.json")
+        return survey(parts, vocab, given.end_of_text, part, starts, announce)
+
+    about = cached(folder, make)
+    return TokenSet(folder, parts, vocab, about["unigram_entropy"], about["documents"])
+
+
+def _type_of(path: Path, train: Train, vocab: int) -> str:
+    """As told; else uint32 where the vocabulary needs it, or where every second half of the first ids is 0, which no
+    text in uint16 would give; else uint16."""
+    if train.data_dtype != "auto":
+        return train.data_dtype
+    if vocab > 2**16:
+        return "uint32"
+    with path.open("rb") as file:
+        halves = np.frombuffer(file.read(4 * _SEEN), dtype=np.uint8)
+    halves = halves[: len(halves) // 4 * 4].view("<u2")
+    return "uint32" if len(halves) > 2 and not halves[1::2].any() and halves.any() else "uint16"
+
+
+def _count(path: Path, dtype: str) -> int:
+    size, each = path.stat().st_size, np.dtype(dtype).itemsize
+    if not size:
+        raise InputError("train.data", str(path), "is empty")
+    if size % each:
+        raise InputError("train.data", str(path), f"its {size} bytes are no whole number of {dtype} ids")
+    return size // each
+
+
+def _read_index(index: Path, ids: Path) -> tuple[str, int, npt.NDArray[np.int64]]:
+    """Type and number of the ids, and where documents begin among them. Raises InputError."""
+
+    def refuse(reason: str, mend: str = "") -> InputError:
+        return InputError("train.data", str(index), reason, mend)
+
+    size = index.stat().st_size
+    with index.open("rb") as file:
+        head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+        raise refuse("is not an index of Megatron's")
+    _, version, code, sequences, documents = _HEADER.unpack(head)
+    if version != 1 or code not in _TYPES:
+        raise refuse(f"has version {version} and type code {code}", f"version 1 and integer types {_TYPES} are read")
+    # A mode per sequence (u8) may follow, of data that are not text alone.
+    if size - _HEADER.size - 12 * sequences - 8 * documents not in (0, sequences):
+        raise refuse(f"is {size} bytes, not what {sequences} sequences and {documents} documents need")
+
+    def column(dtype: str, count: int, offset: int) -> npt.NDArray[Any]:
+        return np.memmap(index, dtype, "r", offset, (count,)) if count else np.empty(0, dtype)
+
+    lengths = column("<i4", sequences, _HEADER.size)
+    pointers = column("<i8", sequences, _HEADER.size + 4 * sequences)
+    firsts = column("<i8", documents, _HEADER.size + 12 * sequences)
+    dtype = _TYPES[code]
+    ends = np.cumsum(lengths, dtype=np.int64)
+    begins = np.concatenate([np.zeros(1, dtype=np.int64), ends])  # of each sequence, and the end of all
+    each = np.dtype(dtype).itemsize
+    if not sequences or not begins[-1]:
+        raise refuse("is empty")
+    if (lengths < 0).any() or not np.array_equal(pointers, begins[:-1] * each):
+        raise refuse("its sequences do not lie one behind the other in the .bin", "write the data set anew")
+    if begins[-1] * each != ids.stat().st_size:
+        raise refuse(f"tells of {begins[-1] * each} bytes, {ids.name} holds {ids.stat().st_size}")
+    if len(firsts) and (firsts.min() < 0 or firsts.max() > sequences):
+        raise refuse("its documents lie outside its sequences")
+    return dtype, int(begins[-1]), np.unique(begins[firsts])
+
+
+def _digest(path: Path, cache: Path, announce: Callable[[str], None]) -> str:
+    def blocks() -> Iterator[bytes]:
+        if path.stat().st_size > 2**31:
+            announce(f"reading {path} to know it again; once, while it does not change")
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                yield block
+
+    return content_digest(path, "bytes", cache, blocks)

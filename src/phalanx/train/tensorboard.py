@@ -1,0 +1,36 @@
+"""The lines of metrics.jsonl as TensorBoard's scalars, for those who look there; an extra."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from phalanx.spec.errors import InputError
+
+SHOWN = ("loss", "eval_loss", "grad_norm", "lr", "step_time_s", "tokens_per_s", "mfu", "mem_bytes")
+
+
+def require() -> None:
+    """That tensorboard is installed. Raises InputError."""
+    if importlib.util.find_spec("tensorboard") is None:
+        mend = "pip install 'phalanx[tensorboard]'; metrics.jsonl is always written"
+        raise InputError("train.tensorboard", True, "tensorboard is not installed", mend)
+
+
+@contextmanager
+def scalars(folder: Path, start: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Writes a row's scalars into `folder`. A run that goes on after step `start` hides what was written of later
+    steps, which are run again."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder), purge_step=start + 1 if start else None, flush_secs=10) as writer:
+
+        def write(row: dict[str, Any]) -> None:
+            for name in SHOWN:
+                if row.get(name) is not None:
+                    writer.add_scalar(name, row[name], row["step"])
+
+        yield write
