@@ -177,18 +177,31 @@ def prepare_data(file: JobFile) -> TokenSet:
 
 
 def train(
-    file: JobFile, resume: bool, world: World | None, show: Callable[[Decision], None], announce: Announce
+    file: JobFile,
+    resume: bool,
+    world: World | None,
+    show: Callable[[Decision], None],
+    announce: Announce,
+    max_restarts: int = 0,
 ) -> Outcome | None:
-    """Plan a job, run it, and hold it against the plan: on ranks that we launch here, or as one rank of a `world`
-    that torchrun or srun has started (then the outcome is rank 0's alone). Raises InputError, RankFailure."""
+    """Plan a job, run it, and hold it against the plan: on ranks that we launch here, and start again
+    `max_restarts` times, or as one rank of a `world` that torchrun or srun has started (then the outcome is rank 0's
+    alone). Raises InputError, RankFailure."""
     if world is not None:
         return _train_rank(file, resume, world, show, announce)
+    from phalanx.runtime.checkpoint import steps
     from phalanx.runtime.launch import launch
 
     require_this_machine(file)
     decision, tokens = _begin(file, resume, None, announce)
     show(decision)
     with open_run(decision, tokens, resume) as folder:
+
+        def on_restart(number: int, failure: str) -> None:
+            saved = steps(folder / "checkpoint")
+            where = f"goes on from step {saved[-1]}" if saved else "begins anew: nothing was saved yet"
+            announce(f"restart {number} of {max_restarts}: {failure}; the run {where}")
+
         argument = json.dumps({"folder": str(folder), "resume": resume})
         launch(
             "phalanx.train.worker",
@@ -196,6 +209,9 @@ def train(
             decision.plan.strategy.world,
             decision.plan.train.threads,
             lambda: announce("stopping after this step; Ctrl-C again to end at once"),
+            decision.plan.train.timeout_s,
+            max_restarts,
+            on_restart,
         )
         return outcome(folder, tokens.unigram_entropy)
 
@@ -226,6 +242,7 @@ def _train_rank(
 ) -> Outcome | None:
     """Be one rank. Rank 0 decides and tells the others; the run folder is on a file system that all share."""
     from phalanx.runtime import world as worlds
+    from phalanx.runtime.launch import StopFlag
     from phalanx.train import worker
 
     worlds.join(world, file.train.timeout_s)
@@ -233,7 +250,7 @@ def _train_rank(
         told = worlds.tell([None, None])
         if told[0] != "folder":
             raise InputError("rank 0", None, f"gave up: {told[1]}")
-        worker.train_rank(world, Path(str(told[1])), resume)
+        worker.train_rank(world, Path(str(told[1])), resume, StopFlag())
         return None
     with ExitStack() as stack:
         try:
@@ -244,7 +261,7 @@ def _train_rank(
             worlds.tell(["error", str(error)])
             raise
         worlds.tell(["folder", str(folder)])
-        worker.train_rank(world, folder, resume)
+        worker.train_rank(world, folder, resume, StopFlag())
         return outcome(folder, tokens.unigram_entropy)
 
 
@@ -302,7 +319,13 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
         out = Path(folder) / "parity.json"
         given = {"tables": jobfile.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
         given["collectives"] = [asdict(c) for c in collectives]
-        launch("phalanx.verify.worker", json.dumps(given), file.strategy.world, file.train.threads)
+        launch(
+            "phalanx.verify.worker",
+            json.dumps(given),
+            file.strategy.world,
+            file.train.threads,
+            timeout_s=file.train.timeout_s,
+        )
         found = json.loads(out.read_text())
     optimizers, compression = found["optimizers"], found["compression"]
     loss, grad = (max(d[key] for d in optimizers) for key in ("loss_rel_max", "grad_rel_max"))
