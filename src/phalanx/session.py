@@ -24,6 +24,7 @@ from phalanx.plan.bucket import GIVEN, has_buckets
 from phalanx.plan.choose import allowed
 from phalanx.plan.search import Candidate, price, search
 from phalanx.report.tables import Comparison
+from phalanx.resume import RUNS, taken_up_by_others
 from phalanx.schedule.event import Event
 from phalanx.spec import cluster as clusters
 from phalanx.spec import jobfile, plan
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from phalanx.train.data import TokenSet
 
 Announce = Callable[[str], None]
-RUNS = Path("runs")
 _RANKS_PER_CORE = 16
 
 
@@ -242,27 +242,40 @@ def _train_rank(
 ) -> Outcome | None:
     """Be one rank. Rank 0 decides and tells the others; the run folder is on a file system that all share."""
     from phalanx.runtime import world as worlds
+    from phalanx.runtime.checkpoint import steps
     from phalanx.runtime.launch import StopFlag
     from phalanx.train import worker
 
     worlds.join(world, file.train.timeout_s)
+    launchers = worlds.launchers()
     if world.rank:
-        told = worlds.tell([None, None])
+        told = worlds.tell([None, None, None])
         if told[0] != "folder":
             raise InputError("rank 0", None, f"gave up: {told[1]}")
-        worker.train_rank(world, Path(str(told[1])), resume, StopFlag())
+        worker.train_rank(world, Path(str(told[1])), bool(told[2]), StopFlag())
         return None
     with ExitStack() as stack:
         try:
+            ours = not resume and _begun_by(launchers, file.train.name)
+            if ours and steps(RUNS / file.train.name / "checkpoint"):
+                file, resume = taken_up_by_others(file, world.size), True
+                announce(f"note: the ranks were started again; the run goes on with {world.size}: {file.strategy}")
             decision, tokens = _begin(file, resume, world, announce)
+            decision.plan.choices["launchers"] = launchers
             show(decision)
-            folder = stack.enter_context(open_run(decision, tokens, resume))
+            folder = stack.enter_context(open_run(decision, tokens, resume or ours))
         except Exception as error:
-            worlds.tell(["error", str(error)])
+            worlds.tell(["error", str(error), None])
             raise
-        worlds.tell(["folder", str(folder)])
+        worlds.tell(["folder", str(folder), "resume" if resume else ""])
         worker.train_rank(world, folder, resume, StopFlag())
         return outcome(folder, tokens.unigram_entropy)
+
+
+def _begun_by(launchers: list[str], name: str) -> bool:
+    """Whether the run of that name was begun by one of these: its ranks have failed since, and were started again."""
+    path = RUNS / name / "plan.json"
+    return path.exists() and not set(launchers).isdisjoint(plan.read(path).choices.get("launchers", ()))
 
 
 def outcome(folder: Path, unigram_entropy: float) -> Outcome:

@@ -99,8 +99,9 @@ class Agent(LocalElasticAgent):
 
     def _conclude(self, late: tuple[int, ...], why: str) -> None:
         """Say who failed and end the others. `late` are killed for `why`."""
-        pages, now_s = self.pages(), time.monotonic()
+        pages = self.pages()
         before = _codes(self._pids)
+        why = why or self._waited_in_vain(pages, list(before))
         sent: dict[int, signal.Signals] = {}
         for rank, pid in self._pids.items():
             if rank not in before:
@@ -115,17 +116,22 @@ class Agent(LocalElasticAgent):
         self._all_end(_DEATH_S)
         codes = {rank: code for rank, code in _codes(self._pids).items() if code and code != -sent.get(rank, 0)}
         if not why:
-            words = {rank: status.words_of(self._attempt_folder, rank) for rank in self._pids}
-            # Who waited in vain has said so and ended, a moment before it was looked for here.
-            if any("imed out" in said for said in words.values()):
-                found = watchdog.late(pages, now_s, self._timeout_s / 2)
-                why = watchdog.describe_late(found, pages, now_s) if found else ""
-        if not why:
             rank = _first(self._attempt_folder, codes)
             why = _describe(self._attempt_folder, pages, rank, codes[rank])
             if codes[rank] == WRONG_INPUT:
                 self._remaining_restarts = 0
         self.failure = why
+
+    def _waited_in_vain(self, pages: dict[int, Status], ended: list[int]) -> str:
+        """The sentence on a rank for which others have waited until their collective gave up, a moment before the
+        watchdog would have; empty where they ended for another reason."""
+        if not any("imed out" in status.words_of(self._attempt_folder, rank) for rank in ended):
+            return ""
+        now_s, overdue_s = time.monotonic(), self._timeout_s / 2
+        late = watchdog.late(pages, now_s, overdue_s)
+        if late is not None:
+            return watchdog.describe_late(late, pages, now_s)
+        return watchdog.describe_stopped(watchdog.stopped(pages, now_s, overdue_s), pages, now_s)
 
     def _all_end(self, within_s: float) -> bool:
         deadline = time.monotonic() + within_s
