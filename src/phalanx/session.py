@@ -243,16 +243,18 @@ def _train_rank(
     """Be one rank. Rank 0 decides and tells the others; the run folder is on a file system that all share."""
     from phalanx.runtime import world as worlds
     from phalanx.runtime.checkpoint import steps
-    from phalanx.runtime.launch import StopFlag
+    from phalanx.runtime.launch import StopFlag, named
     from phalanx.train import worker
 
-    worlds.join(world, file.train.timeout_s)
-    launchers = worlds.launchers()
+    with named(world):
+        worlds.join(world, file.train.timeout_s)
+        launchers = worlds.launchers()
     if world.rank:
         told = worlds.tell([None, None, None])
         if told[0] != "folder":
             raise InputError("rank 0", None, f"gave up: {told[1]}")
-        worker.train_rank(world, Path(str(told[1])), bool(told[2]), StopFlag())
+        with named(world):
+            worker.train_rank(world, Path(str(told[1])), bool(told[2]), StopFlag())
         return None
     with ExitStack() as stack:
         try:
@@ -268,7 +270,8 @@ def _train_rank(
             worlds.tell(["error", str(error), None])
             raise
         worlds.tell(["folder", str(folder), "resume" if resume else ""])
-        worker.train_rank(world, folder, resume, StopFlag())
+        with named(world):
+            worker.train_rank(world, folder, resume, StopFlag())
         return outcome(folder, tokens.unigram_entropy)
 
 

@@ -203,6 +203,21 @@ def run_rank(world: World, timeout_s: float, work: Callable[[], object], orderly
     _end(code, parent)
 
 
+@contextmanager
+def named(world: World) -> Iterator[None]:
+    """Where torchrun or srun started this rank, and no launcher of ours reads its page, it names itself: what ends
+    its work is raised as RankFailure. Wrong input stays what it is."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if os.environ.get("PHALANX_TRACEBACK"):
+            traceback.print_exception(error)
+        page = status.page(world.rank)
+        raise RankFailure(f"{page} failed during {page.doing or 'start-up'}: {_reason(error)}") from None
+
+
 def _follow(parent: int, grace_s: float) -> None:
     """End this process when the launcher is gone, and what it was told to do then is not done in time."""
     while os.getppid() == parent:

@@ -34,8 +34,9 @@ class StatusPage:
     """One rank's page, in the folder that the launcher names; without a launcher nothing is written."""
 
     def __init__(self, rank: int) -> None:
-        self.work = ""
-        """What of its own the rank said last: no collective."""
+        self.doing = self.work = ""
+        """What the rank said last; and what it said last of its own work, no collective."""
+        self._rank = rank
         self._page: mmap.mmap | None = None
         self._count = 0
         self._place = ""
@@ -57,12 +58,13 @@ class StatusPage:
 
     def now(self, text: str) -> None:
         """Say what is being done."""
-        self.work = text
+        self.doing = self.work = text
         if self._page is not None:
             self._say(text, -1, 0)
 
     def arrive(self, text: str, axis: str, ranks: Sequence[int]) -> None:
         """Say that this rank has arrived at a collective over an axis, which these ranks make together."""
+        self.doing = text
         if self._page is None:
             return
         key = axis, len(ranks), ranks[0]
@@ -75,6 +77,9 @@ class StatusPage:
             _WORD.pack_into(self._page, (1 + group) * _WORD.size, self._arrived[group])
         else:
             self._say(text, -1, 0)
+
+    def __str__(self) -> str:
+        return _named(self._rank, self._place)
 
     def _open_group(self, ranks: Sequence[int]) -> int:
         """The number of a new group; -1 where the page has no room for it: its collectives are not followed."""
@@ -147,7 +152,11 @@ class Status:
         return self.said[-1].text if self.said else "starting"
 
     def __str__(self) -> str:
-        return f"rank {self.rank}" + (f" ({self.place})" if self.place else "")
+        return _named(self.rank, self.place)
+
+
+def _named(rank: int, place: str) -> str:
+    return f"rank {rank}" + (f" ({place})" if place else "")
 
 
 def read(folder: Path) -> dict[int, Status]:
