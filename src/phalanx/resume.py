@@ -59,6 +59,20 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
     return file
 
 
+def goes_on(folder: Path) -> str:
+    """From where the ranks of a run go on that are started again."""
+    from phalanx.runtime.checkpoint import steps
+
+    saved = steps(folder / "checkpoint")
+    return f"the run goes on from step {saved[-1]}" if saved else "the run begins anew: nothing was saved yet"
+
+
+def begun_by(launchers: Sequence[str], name: str) -> bool:
+    """Whether the run of that name was begun by one of these: its ranks have failed since, and were started again."""
+    path = RUNS / name / "plan.json"
+    return path.exists() and not set(launchers).isdisjoint(plan.read(path).choices.get("launchers", ()))
+
+
 def taken_up_by_others(file: JobFile, ranks: int) -> JobFile:
     """The job of a run whose ranks were started again, as many as are left or have come: the strategy that it had,
     with another number of replicas. Raises InputError where the batch does not allow that."""

@@ -24,7 +24,7 @@ from phalanx.plan.bucket import GIVEN, has_buckets
 from phalanx.plan.choose import allowed
 from phalanx.plan.search import Candidate, price, search
 from phalanx.report.tables import Comparison
-from phalanx.resume import RUNS, taken_up_by_others
+from phalanx.resume import RUNS, begun_by, goes_on, taken_up_by_others
 from phalanx.schedule.event import Event
 from phalanx.spec import cluster as clusters
 from phalanx.spec import jobfile, plan
@@ -189,19 +189,12 @@ def train(
     alone). Raises InputError, RankFailure."""
     if world is not None:
         return _train_rank(file, resume, world, show, announce)
-    from phalanx.runtime.checkpoint import steps
     from phalanx.runtime.launch import launch
 
     require_this_machine(file)
     decision, tokens = _begin(file, resume, None, announce)
     show(decision)
     with open_run(decision, tokens, resume) as folder:
-
-        def on_restart(number: int, failure: str) -> None:
-            saved = steps(folder / "checkpoint")
-            where = f"goes on from step {saved[-1]}" if saved else "begins anew: nothing was saved yet"
-            announce(f"restart {number} of {max_restarts}: {failure}; the run {where}")
-
         argument = json.dumps({"folder": str(folder), "resume": resume})
         launch(
             "phalanx.train.worker",
@@ -211,7 +204,7 @@ def train(
             lambda: announce("stopping after this step; Ctrl-C again to end at once"),
             decision.plan.train.timeout_s,
             max_restarts,
-            on_restart,
+            lambda number, failure: announce(f"restart {number} of {max_restarts}: {failure}; {goes_on(folder)}"),
         )
         return outcome(folder, tokens.unigram_entropy)
 
@@ -258,7 +251,7 @@ def _train_rank(
         return None
     with ExitStack() as stack:
         try:
-            ours = not resume and _begun_by(launchers, file.train.name)
+            ours = begun_by(launchers, file.train.name)
             if ours and steps(RUNS / file.train.name / "checkpoint"):
                 file, resume = taken_up_by_others(file, world.size), True
                 announce(f"note: the ranks were started again; the run goes on with {world.size}: {file.strategy}")
@@ -273,12 +266,6 @@ def _train_rank(
         with named(world):
             worker.train_rank(world, folder, resume, StopFlag())
         return outcome(folder, tokens.unigram_entropy)
-
-
-def _begun_by(launchers: list[str], name: str) -> bool:
-    """Whether the run of that name was begun by one of these: its ranks have failed since, and were started again."""
-    path = RUNS / name / "plan.json"
-    return path.exists() and not set(launchers).isdisjoint(plan.read(path).choices.get("launchers", ()))
 
 
 def outcome(folder: Path, unigram_entropy: float) -> Outcome:
@@ -335,13 +322,7 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
         out = Path(folder) / "parity.json"
         given = {"tables": jobfile.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
         given["collectives"] = [asdict(c) for c in collectives]
-        launch(
-            "phalanx.verify.worker",
-            json.dumps(given),
-            file.strategy.world,
-            file.train.threads,
-            timeout_s=file.train.timeout_s,
-        )
+        launch("phalanx.verify.worker", json.dumps(given), file.strategy.world, train.threads, None, train.timeout_s)
         found = json.loads(out.read_text())
     optimizers, compression = found["optimizers"], found["compression"]
     loss, grad = (max(d[key] for d in optimizers) for key in ("loss_rel_max", "grad_rel_max"))

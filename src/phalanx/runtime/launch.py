@@ -79,7 +79,7 @@ def launch(
         with _environment(environment), _forwarding_interrupts(made, on_interrupt):
             from phalanx.runtime.agent import Agent
 
-            spec = _spec(module, argument, ranks, max_restarts)
+            spec = _spec(module, argument, ranks, max_restarts, folder)
             try:
                 made.append(Agent(spec, folder, timeout_s, on_restart))
                 failed = made[0].run().is_failed()
@@ -93,9 +93,10 @@ def launch(
         raise RankFailure(made[0].failure)
 
 
-def _spec(module: str, argument: str, ranks: int, max_restarts: int) -> WorkerSpec:
+def _spec(module: str, argument: str, ranks: int, max_restarts: int, folder: Path) -> WorkerSpec:
     """What torch's agent is to start here: one node, that meets with nobody."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
     from torch.distributed.launcher.api import LaunchConfig
@@ -113,7 +114,7 @@ def _spec(module: str, argument: str, ranks: int, max_restarts: int) -> WorkerSp
         monitor_interval=MONITOR_S,
         local_addr="localhost",
         # Where each rank has a GPU of its own, on the cores beside it.
-        numa_options=LaunchConfig(1, 1, ranks).numa_options,
+        numa_options=LaunchConfig(1, 1, ranks, DefaultLogsSpecs(str(folder / "logs"))).numa_options,
     )
 
 
