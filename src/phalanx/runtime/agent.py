@@ -1,6 +1,6 @@
 """torch's elastic agent for the ranks of this host, with a watchdog.
 
-It looks every 50 ms whether a rank has failed, and every half second whether one keeps the others waiting
+It looks every 50 ms whether a rank has failed, and more rarely whether one keeps the others waiting
 (runtime/watchdog.py). Then one sentence names it, and all end: asked by SIGTERM, killed after a few seconds; a rank
 that did not arrive, or whose process is stopped, is killed at once. torch's agent starts them again while restarts
 are left; every attempt has status pages of its own. Wrong input mends itself in no restart.
@@ -25,7 +25,7 @@ from phalanx.runtime.status import Status
 WRONG_INPUT = 2
 """Exit code of a rank that was given what it cannot use."""
 MONITOR_S = 0.05
-_LOOK_S = 0.5
+_LOOK_S = (0.25, 5.0)  # between looks at the pages: a fiftieth of the timeout, within these bounds
 _GRACE_S = 8.0  # for what hears SIGTERM; a checkpoint half written may become whole
 _DEATH_S = 5.0  # how long a killed process may take to go
 
@@ -85,7 +85,7 @@ class Agent(LocalElasticAgent):
     def _overdue(self) -> tuple[tuple[int, ...], str]:
         """Ranks that keep others waiting for longer than the timeout, and the sentence that says so."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < min(_LOOK_S, self._timeout_s / 10):
+        if now_s - self._looked_s < min(max(self._timeout_s / 50, _LOOK_S[0]), _LOOK_S[1]):
             return (), ""
         self._looked_s = now_s
         pages = self.pages()

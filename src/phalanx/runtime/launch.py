@@ -198,7 +198,7 @@ def run_rank(world: World, timeout_s: float, work: Callable[[], object], orderly
         worlds.join(world, timeout_s)
         work()
         worlds.leave()
-    except Exception as error:
+    except BaseException as error:  # as torch's CheckpointException is
         _last_words(world.rank, error)
         code = 2 if isinstance(error, InputError) else 1
     _end(code, parent)
@@ -210,9 +210,9 @@ def named(world: World) -> Iterator[None]:
     its work is raised as RankFailure. Wrong input stays what it is."""
     try:
         yield
-    except InputError:
+    except (InputError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # as torch's CheckpointException is
         if os.environ.get("PHALANX_TRACEBACK"):
             traceback.print_exception(error)
         page = status.page(world.rank)
