@@ -125,7 +125,8 @@ class Agent(LocalElasticAgent):
     def _waited_in_vain(self, pages: dict[int, Status], ended: list[int]) -> str:
         """The sentence on a rank for which others have waited until their collective gave up, a moment before the
         watchdog would have; empty where they ended for another reason."""
-        if not any("imed out" in status.words_of(self._attempt_folder, rank) for rank in ended):
+        words = " ".join(status.words_of(self._attempt_folder, rank) for rank in ended)
+        if "timed out" not in words.lower() and "timeout" not in words.lower():
             return ""
         now_s, overdue_s = time.monotonic(), self._timeout_s / 2
         late = watchdog.late(pages, now_s, overdue_s)
