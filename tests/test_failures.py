@@ -165,8 +165,8 @@ def test_who_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     zero, one, two = pages(tmp_path, 3, monkeypatch)
     for page in (zero, one, two):
         page.arrive("all_reduce of all", "world", range(3))
-    one.arrive("all_reduce of b", "tp", (1, 2))
     zero.arrive("all_reduce of a", "dp", (0, 1))
+    one.arrive("all_reduce of b", "tp", (1, 2))
     two.now("forward of micro-batch 3")
     for _ in range(100):
         two.now("forward of micro-batch 4")
