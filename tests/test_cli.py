@@ -259,7 +259,10 @@ def test_a_rank_that_does_not_arrive_is_named(here: Path) -> None:
     os.kill(stopped, signal.SIGSTOP)
     _, err = process.communicate(timeout=90)
     assert process.returncode == 1
-    assert f"rank {rank} (dp_replicate {rank}) did not arrive" in err.strip().splitlines()[-1], err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith(f"error: rank {rank} (dp_replicate {rank}) "), err
+    assert "last seen in " in last
+    assert last.count("(its process is stopped)") == 1
     assert not workers(here)
 
 
@@ -425,6 +428,7 @@ WRONG = [
     (("collectives", "prove", "--max-ranks", "0"), "--max-ranks"),
     (("collectives", "table", "--bytes", "5QB"), "is not a size"),
     (("collectives", "table", "--cluster", "dgx-h10"), "did you mean dgx-h100"),
+    (("train", "job.toml", "--max-restarts", "-1"), "--max-restarts = -1: must not be negative"),
     (("collectives", "table", "--ranks", "0"), "--ranks"),
     (("measure", "--dtype", "int8"), "--dtype"),
 ]

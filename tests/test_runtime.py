@@ -64,7 +64,8 @@ def test_learning_rate_warms_up_and_falls() -> None:
 
 def test_the_status_page_speaks_for_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(status.FOLDER_VARIABLE, str(tmp_path))
-    page = status.StatusPage(3, {"pp": 1, "tp": 0})
+    page = status.page(3)
+    page.stand({"pp": 1, "tp": 0})
     page.now("all_reduce " + "x" * 5000)
     found = status.read(tmp_path)[3]
     assert (str(found), found.doing[:10]) == ("rank 3 (pp 1, tp 0)", "all_reduce")

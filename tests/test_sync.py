@@ -112,7 +112,7 @@ import sys
 from phalanx.runtime import launch
 original = launch.launch
 spoiled = {"phalanx.train.worker": "spoils"}  # measuring stays whole
-launch.launch = lambda module, *rest: original(spoiled.get(module, module), *rest)
+launch.launch = lambda module, *rest, **more: original(spoiled.get(module, module), *rest, **more)
 from phalanx.cli import main
 sys.argv[1:] = ["train", "job.toml", "--set", "train.check_sync=%d"]
 main()

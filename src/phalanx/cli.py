@@ -98,6 +98,10 @@ def train(
     strategy: StrategyLine = None,
     overrides: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint of the run.")] = False,
+    max_restarts: Annotated[
+        int,
+        typer.Option("--max-restarts", metavar="N", help="After a failure start the ranks again, N times at most."),
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Plan a job, train it, and hold the run against the plan. With --resume alone: the run that was active last."""
@@ -112,6 +116,12 @@ def train(
         from phalanx.runtime import world as worlds
 
         world = worlds.external()
+        if max_restarts < 0:
+            raise InputError("--max-restarts", max_restarts, "must not be negative", "0 starts nothing again")
+        if max_restarts and world is not None:
+            raise InputError(
+                "--max-restarts", max_restarts, "is for ranks that are started here", "give it to torchrun"
+            )
         if resume:
             file = resumed(job, overrides)
         elif job is None:
@@ -128,7 +138,7 @@ def train(
                 _show_decision(decision, rows=10)
                 _announce_batch(decision)
 
-        outcome = session.train(file, resume, world, show, announce)
+        outcome = session.train(file, resume, world, show, announce, max_restarts)
         assert outcome is not None
         interrupted = outcome.recorded["interrupted"]
         sample = ""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from phalanx.plan.bucket import has_buckets
-from phalanx.session import RUNS
 from phalanx.spec import jobfile, plan
 from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
 from phalanx.spec.jobfile import JobFile
 from phalanx.spec.plan import Plan
-from phalanx.spec.strategy import DEFAULT_BUCKET_MIB, Strategy
+from phalanx.spec.strategy import DEFAULT_BUCKET_MIB, Strategy, divisors
+
+RUNS = Path("runs")
 
 
 def latest_run() -> Path:
@@ -55,6 +58,48 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
     if done[-1] >= file.train.steps and damage(folder / "checkpoint", done[-1]) is None:
         raise InputError("--resume", str(folder), f"is finished at step {done[-1]}", "raise train.steps to go on")
     return file
+
+
+def goes_on(folder: Path) -> str:
+    """From where the ranks of a run go on that are started again."""
+    from phalanx.runtime.checkpoint import steps
+
+    saved = steps(folder / "checkpoint")
+    return f"the run goes on from step {saved[-1]}" if saved else "the run begins anew: nothing was saved yet"
+
+
+def begun_by(launchers: Sequence[str], name: str) -> bool:
+    """Whether the run of that name was begun by one of these: its ranks have failed since, and were started again."""
+    path = RUNS / name / "plan.json"
+    return path.exists() and not set(launchers).isdisjoint(plan.read(path).choices.get("launchers", ()))
+
+
+def taken_up_by_others(file: JobFile, ranks: int) -> JobFile:
+    """The job of a run whose ranks were started again, as many as are left or have come: the strategy that it had,
+    with another number of replicas. Raises InputError where the batch does not allow that."""
+    old = plan.read(RUNS / file.train.name / "plan.json")
+    file = replace(file, strategy=on_ranks(_as_before(file.strategy, old.strategy), file.job, ranks))
+    _same_run(file, old)
+    return file
+
+
+def on_ranks(strategy: Strategy, job: Job, ranks: int) -> Strategy:
+    """The strategy with as many replicas as make it use `ranks` ranks. What does not divide the new `dp` gives way:
+    `shard` becomes the default, `micro_batch` the largest part of itself that fits. Raises InputError."""
+    s = strategy
+    if s.world == ranks:
+        return s
+    replica = s.world // s.dp
+    if ranks % replica:
+        raise InputError("ranks", ranks, f"cannot hold {s}: a replica has {replica}", f"use a multiple of {replica}")
+    dp = ranks // replica
+    if job.global_batch % dp:
+        possible = ", ".join(str(d * replica) for d in divisors(job.global_batch))
+        raise InputError(
+            "ranks", ranks, f"cannot share job.global_batch = {job.global_batch} evenly", f"use one of {possible}"
+        )
+    shard = s.shard if s.shard and dp % s.shard == 0 else None
+    return replace(s, dp=dp, shard=shard, micro_batch=math.gcd(s.micro_batch, job.global_batch // dp))
 
 
 def _as_before(strategy: Strategy | None, old: Strategy) -> Strategy:

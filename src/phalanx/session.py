@@ -24,6 +24,7 @@ from phalanx.plan.bucket import GIVEN, has_buckets
 from phalanx.plan.choose import allowed
 from phalanx.plan.search import Candidate, price, search
 from phalanx.report.tables import Comparison
+from phalanx.resume import RUNS, begun_by, goes_on, taken_up_by_others
 from phalanx.schedule.event import Event
 from phalanx.spec import cluster_presets as clusters
 from phalanx.spec import jobfile, plan
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from phalanx.train.data import TokenSet
 
 Announce = Callable[[str], None]
-RUNS = Path("runs")
 _RANKS_PER_CORE = 16
 
 
@@ -192,10 +192,16 @@ def prepare_data(file: JobFile, announce: Announce) -> TokenSet:
 
 
 def train(
-    file: JobFile, resume: bool, world: World | None, show: Callable[[Decision], None], announce: Announce
+    file: JobFile,
+    resume: bool,
+    world: World | None,
+    show: Callable[[Decision], None],
+    announce: Announce,
+    max_restarts: int = 0,
 ) -> Outcome | None:
-    """Plan a job, run it, and hold it against the plan: on ranks that we launch here, or as one rank of a `world`
-    that torchrun or srun has started (then the outcome is rank 0's alone). Raises InputError, RankFailure."""
+    """Plan a job, run it, and hold it against the plan: on ranks that we launch here, and start again
+    `max_restarts` times, or as one rank of a `world` that torchrun or srun has started (then the outcome is rank 0's
+    alone). Raises InputError, RankFailure."""
     if world is not None:
         return _train_rank(file, resume, world, show, announce)
     from phalanx.runtime.checkpoint import sweep
@@ -213,6 +219,9 @@ def train(
                 decision.plan.strategy.world,
                 decision.plan.train.threads,
                 lambda: announce("stopping after this step; Ctrl-C again to end at once"),
+                decision.plan.train.timeout_s,
+                max_restarts,
+                lambda number, failure: announce(f"restart {number} of {max_restarts}: {failure}; {goes_on(folder)}"),
             )
         finally:
             sweep(folder / "checkpoint")
@@ -251,25 +260,36 @@ def _train_rank(
 ) -> Outcome | None:
     """Be one rank. Rank 0 decides and tells the others; the run folder is on a file system that all share."""
     from phalanx.runtime import world as worlds
+    from phalanx.runtime.checkpoint import steps
+    from phalanx.runtime.launch import StopFlag, named
     from phalanx.train import worker
 
-    worlds.join(world, file.train.timeout_s)
+    with named(world):
+        worlds.join(world, file.train.timeout_s)
+        launchers = worlds.launchers()
     if world.rank:
-        told = worlds.tell([None, None])
+        told = worlds.tell([None, None, None])
         if told[0] != "folder":
             raise InputError("rank 0", None, f"gave up: {told[1]}")
-        worker.train_rank(world, Path(str(told[1])), resume)
+        with named(world):
+            worker.train_rank(world, Path(str(told[1])), bool(told[2]), StopFlag())
         return None
     with ExitStack() as stack:
         try:
+            ours = begun_by(launchers, file.train.name)
+            if ours and steps(RUNS / file.train.name / "checkpoint"):
+                file, resume = taken_up_by_others(file, world.size), True
+                announce(f"note: the ranks were started again; the run goes on with {world.size}: {file.strategy}")
             decision, tokens = _begin(file, resume, world, announce)
+            decision.plan.choices["launchers"] = launchers
             show(decision)
-            folder = stack.enter_context(open_run(decision, tokens, resume))
+            folder = stack.enter_context(open_run(decision, tokens, resume or ours))
         except Exception as error:
-            worlds.tell(["error", str(error)])
+            worlds.tell(["error", str(error), None])
             raise
-        worlds.tell(["folder", str(folder)])
-        worker.train_rank(world, folder, resume)
+        worlds.tell(["folder", str(folder), "resume" if resume else ""])
+        with named(world):
+            worker.train_rank(world, folder, resume, StopFlag())
         return outcome(folder, tokens.unigram_entropy)
 
 
@@ -328,7 +348,7 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
         out = Path(folder) / "parity.json"
         given = {"tables": jobfile.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
         given["collectives"] = [asdict(c) for c in collectives]
-        launch("phalanx.verify.worker", json.dumps(given), file.strategy.world, file.train.threads)
+        launch("phalanx.verify.worker", json.dumps(given), file.strategy.world, train.threads, None, train.timeout_s)
         found = json.loads(out.read_text())
     optimizers, compression = found["optimizers"], found["compression"]
     loss, grad = (max(d[key] for d in optimizers) for key in ("loss_rel_max", "grad_rel_max"))

@@ -14,12 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from phalanx.runtime import native, shm
+from phalanx.runtime import native, shm, status
 from phalanx.runtime import world as worlds
 from phalanx.runtime.p2p import P2P
 from phalanx.runtime.record import Recorder
 from phalanx.runtime.shm import Shm
-from phalanx.runtime.status import StatusPage
 from phalanx.runtime.timeline import Timeline
 from phalanx.runtime.transport import DONE, Call, Handle
 from phalanx.runtime.world import World
@@ -59,7 +58,8 @@ class Comm:
         self.choices = tuple(choices) if world.size > 1 else ()
         self.recorder = Recorder()
         self.timeline = Timeline(possible=world.device.type == "cpu")
-        self.status = StatusPage(world.rank, mesh.coordinates(world.rank))
+        self.status = status.page(world.rank)
+        self.status.stand(mesh.coordinates(world.rank))
         self._groups: dict[str, tuple[int, ...]] = {}
         shared = any(c.transport == "shm" for c in self.choices) and world.device.type == "cpu"
         self._shm = shm.attach() if shared else None
@@ -161,7 +161,7 @@ class Comm:
         )
         self.recorder.collective(event)
         label = f"{unit} over {axis}"
-        self.status.now(f"{op} of {label} ({size} bytes)")
+        self.status.arrive(f"{op} of {label} ({size} bytes)", axis, ranks)
         me = ranks.index(self.world.rank)
         flight = self.timeline.issue(event)
         call = Call(op, ranks, me, source.detach(), target.detach(), reduction, *parts, label=label, watch=flight)
@@ -194,6 +194,7 @@ class Comm:
         ranks = self.ranks(axis)
         if len(ranks) > 1:
             self._settle()
+            self.status.arrive(f"broadcast over {axis} ({tensor.nbytes} bytes)", axis, ranks)
             native.start(
                 Call("broadcast", ranks, ranks.index(self.world.rank), tensor.view(-1), tensor.view(-1))
             ).wait()
@@ -204,6 +205,7 @@ class Comm:
         if len(ranks) == 1:
             return [mine]
         self._settle()
+        self.status.arrive(f"what all say after {self.status.work}", axis, ranks)
         told: list[Any] = [None] * len(ranks)
         dist.all_gather_object(told, mine, group=worlds.group(ranks))
         return told
@@ -215,6 +217,7 @@ class Comm:
             # A tensor of the host: Gloo keeps the host waiting, where NCCL would only queue.
             word = torch.zeros(1)
             ranks = tuple(range(self.world.size))
+            self.status.arrive(f"the barrier after {self.status.work}", "world", ranks)
             native.start(Call("all_reduce", ranks, self.world.rank, word, word)).wait()
 
     def _settle(self) -> None:

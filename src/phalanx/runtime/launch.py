@@ -1,4 +1,4 @@
-"""Local ranks, started and watched through torch's elastic agent.
+"""Local ranks, started and watched through torch's elastic agent (runtime/agent.py), and a rank's own life.
 
 Ctrl-C reaches only the launcher: it asks every rank to stop after its step, by a signal that sets a flag. When a
 rank fails, its status page and its own last words say who, where and during what; the others are stopped.
@@ -6,28 +6,38 @@ rank fails, its status page and its own last words say who, where and during wha
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import threading
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from phalanx.runtime import status
 from phalanx.runtime import world as worlds
 from phalanx.runtime.world import World
+from phalanx.spec.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+    from phalanx.runtime.agent import Agent
 
 LAUNCHER_VARIABLE = "PHALANX_LAUNCHER"
-_SHUTDOWN_S = 10
+RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"  # torch's agent sets it
 # Copies of more than a core's cache write around it: what transport shm copies is read by others, or much later.
 _STREAMING = "glibc.cpu.x86_non_temporal_threshold=0x200000"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -36,93 +46,76 @@ class RankFailure(RuntimeError):
 
 
 def launch(
-    module: str, argument: str, ranks: int, threads: int, on_interrupt: Callable[[], None] | None = None
+    module: str,
+    argument: str,
+    ranks: int,
+    threads: int,
+    on_interrupt: Callable[[], None] | None = None,
+    timeout_s: float = 300.0,
+    max_restarts: int = 0,
+    on_restart: Callable[[int, str], None] = lambda number, failure: None,
 ) -> None:
     """Run `python -m module argument` as local ranks and wait.
 
     With `on_interrupt` the first Ctrl-C asks the ranks to stop by themselves, in order (they hold a StopFlag);
-    without it Ctrl-C ends them and raises KeyboardInterrupt. Raises RankFailure.
+    without it Ctrl-C ends them and raises KeyboardInterrupt. A rank that keeps others waiting for `timeout_s` has
+    failed. After a failure all ranks are started again, `max_restarts` times at most; `on_restart` is told the
+    number of the restart and the failure. Raises RankFailure.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     folder = Path(tempfile.mkdtemp(prefix="phalanx-"))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-        monitor_interval=0.05,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
-        signals_to_handle="SIGQUIT",
-        shutdown_timeout=_SHUTDOWN_S,
-    )
     environment = {
-        status.FOLDER_VARIABLE: str(folder),
+        status.FOLDER_VARIABLE: str(folder),  # the agent names one for each attempt
         LAUNCHER_VARIABLE: str(os.getpid()),
         "OMP_NUM_THREADS": str(threads),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _STREAMING),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are ours
     }
+    made: list[Agent] = []
     try:
-        with _environment(environment), _forwarding_interrupts(folder, on_interrupt):
-            elastic_launch(config, sys.executable)("-m", module, argument)
-    except ChildFailedError as error:
-        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        raise RankFailure(_describe(folder, *_first(folder, codes))) from None
+        with _environment(environment), _forwarding_interrupts(made, on_interrupt):
+            from phalanx.runtime.agent import Agent
+
+            spec = _spec(module, argument, ranks, max_restarts, folder)
+            try:
+                made.append(Agent(spec, folder, timeout_s, on_restart))
+                failed = made[0].run().is_failed()
+            finally:
+                spec.rdzv_handler.shutdown()
     except SignalException as error:
         raise RankFailure(f"the launcher was stopped by {signal.Signals(error.sigval).name}") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if failed:
+        raise RankFailure(made[0].failure)
 
 
-def _words(folder: Path, rank: int) -> Path:
-    return folder / f"last-words-{rank}"
+def _spec(module: str, argument: str, ranks: int, max_restarts: int, folder: Path) -> WorkerSpec:
+    """What torch's agent is to start here: one node, that meets with nobody."""
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+    from torch.distributed.launcher.api import LaunchConfig
 
+    from phalanx.runtime.agent import MONITOR_S
 
-def _words_of(folder: Path, rank: int) -> str:
-    path = _words(folder, rank)
-    return path.read_text().strip() if path.exists() else ""
-
-
-def _first(folder: Path, codes: dict[int, int]) -> tuple[int, int]:
-    """Which of the failed ranks failed first, with its exit code: one that was killed, for its peers only notice
-    that it is gone; else the one that spoke first."""
-
-    def order(rank: int) -> tuple[bool, float]:
-        words = _words(folder, rank)
-        return codes[rank] >= 0, words.stat().st_mtime if words.exists() else float("inf")
-
-    rank = min(codes, key=order)
-    return rank, codes[rank]
-
-
-def _describe(folder: Path, rank: int, code: int) -> str:
-    """What is known of the first rank that failed, and of one that it waited for in vain."""
-    pages = status.read(folder)
-    waited = next((p for p in pages.values() if "imed out" in _words_of(folder, p.rank)), None)
-    if waited is not None:
-        # One that is stopped or hangs could say nothing, where those that waited for it did; or it said less before.
-        silent = [page for page in pages.values() if not _words_of(folder, page.rank)]
-        late = min(silent or pages.values(), key=lambda page: page.count)
-        if silent or late.count < waited.count:
-            return f"{late} did not arrive: last seen during {late.doing}; {waited} waited for it in {waited.doing}"
-    if rank not in pages:
-        return f"rank {rank} ended with {_exit(code)} before it could say what it does"
-    page = pages[rank]
-    reason = _words_of(folder, rank) or f"ended with {_exit(code)}"
-    return f"{page} failed during {page.doing}: {reason}"
-
-
-def _exit(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    meeting = {"backend": "c10d", "endpoint": "localhost:0", "run_id": uuid.uuid4().hex, "local_addr": "localhost"}
+    return WorkerSpec(
+        role="rank",
+        local_world_size=ranks,
+        entrypoint=sys.executable,
+        args=("-m", module, argument),
+        rdzv_handler=get_rendezvous_handler(RendezvousParameters(min_nodes=1, max_nodes=1, **meeting)),
+        max_restarts=max_restarts,
+        monitor_interval=MONITOR_S,
+        local_addr="localhost",
+        # Where each rank has a GPU of its own, on the cores beside it.
+        numa_options=LaunchConfig(1, 1, ranks, DefaultLogsSpecs(str(folder / "logs"))).numa_options,
+    )
 
 
 @contextmanager
@@ -140,35 +133,29 @@ def _environment(extra: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _forwarding_interrupts(folder: Path, on_interrupt: Callable[[], None] | None) -> Iterator[None]:
-    """First Ctrl-C (or SIGTERM, SIGHUP): ask the ranks to stop after their step. Second: end them now."""
+def _forwarding_interrupts(made: list[Agent], on_interrupt: Callable[[], None] | None) -> Iterator[None]:
+    """First Ctrl-C (or SIGTERM, SIGHUP): ask the ranks to stop after their step. Second: end them now. `made` holds
+    the agent once there is one."""
     asked = False
 
     def handle(signum: int, frame: FrameType | None) -> None:
         nonlocal asked
-        pages = status.read(folder)
-        if asked or not pages or on_interrupt is None:
-            for page in pages.values():
-                _signal(page.pid, signal.SIGKILL)
+        if asked or on_interrupt is None or not made or not made[0].pages():
+            for agent in made:
+                agent.kill()
             raise KeyboardInterrupt
         asked = True
         on_interrupt()
-        for page in pages.values():
-            _signal(page.pid, signal.SIGUSR1)
+        made[0].ask_to_stop()
 
-    previous = {number: signal.signal(number, handle) for number in _STOPS}
+    # Under nohup a hangup means nothing.
+    heeded = [n for n in _STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, handle) for number in heeded}
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 class StopFlag:
@@ -187,32 +174,92 @@ class StopFlag:
         return self._asked or os.getppid() != self._parent
 
 
-def run_rank(world: World, timeout_s: float, work: Callable[[], object]) -> NoReturn:
+def restarted() -> bool:
+    """Whether this rank was started in place of one that failed."""
+    return int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0
+
+
+def run_rank(world: World, timeout_s: float, work: Callable[[], object], orderly: bool = False) -> NoReturn:
     """The whole life of a rank that the launcher started: join, work, part, end.
 
-    A failure leaves its reason where the launcher finds it. The process ends without Python's and C++'s own
-    tidying up: after a failure other threads may hang in a collective that will never end, and after success
-    torch's background threads, taken apart in no fixed order, now and then abort the process.
+    A failure leaves its reason where the launcher finds it. When the launcher is gone the rank ends too; `orderly`
+    work, which holds a StopFlag, has `timeout_s` for it. The process ends without Python's and C++'s own tidying up:
+    after a failure other threads may hang in a collective that will never end, and after success torch's background
+    threads, taken apart in no fixed order, now and then abort the process.
     """
-    code, parent = 0, os.getppid()
+    parent = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
+    following = threading.Thread(target=_follow, args=(parent, timeout_s if orderly else 0.0), daemon=True)
+    following.start()
+    code = 0
     try:
+        page = status.page(world.rank)
+        page.now("start-up")
+        page.arrive("the meeting of all ranks", "world", range(world.size))
         worlds.join(world, timeout_s)
         work()
         worlds.leave()
-    except Exception as error:
+    except BaseException as error:  # as torch's CheckpointException is
         _last_words(world.rank, error)
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if os.getppid() != parent:  # nobody is left to clear the status pages away
-        shutil.rmtree(os.environ.get(status.FOLDER_VARIABLE, ""), ignore_errors=True)
+        code = 2 if isinstance(error, InputError) else 1
+    _end(code, parent)
+
+
+@contextmanager
+def named(world: World) -> Iterator[None]:
+    """Where torchrun or srun started this rank, and no launcher of ours reads its page, it names itself: what ends
+    its work is raised as RankFailure. Wrong input stays what it is."""
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # as torch's CheckpointException is
+        if os.environ.get("PHALANX_TRACEBACK"):
+            traceback.print_exception(error)
+        page = status.page(world.rank)
+        raise RankFailure(f"{page} failed during {page.doing or 'start-up'}: {_reason(error)}") from None
+
+
+def _follow(parent: int, grace_s: float) -> None:
+    """End this process when the launcher is gone, and what it was told to do then is not done in time."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    time.sleep(grace_s)
+    _end(1, parent)
+
+
+def _end(code: int, parent: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
+    folder = os.environ.get(status.FOLDER_VARIABLE)
+    if folder and os.getppid() != parent:  # nobody is left to clear the status pages away
+        shutil.rmtree(Path(folder).parent, ignore_errors=True)
     os._exit(code)
 
 
 def _last_words(rank: int, error: BaseException) -> None:
     folder = os.environ.get(status.FOLDER_VARIABLE)
     if folder:
-        text = str(error).strip().splitlines() or [""]
-        _words(Path(folder), rank).write_text(f"{type(error).__name__}: {text[0]}")
+        status.words_file(Path(folder), rank).write_text(_reason(error))
     if not folder or os.environ.get("PHALANX_TRACEBACK"):
         traceback.print_exception(error)
+
+
+def _reason(error: BaseException) -> str:
+    """What is at the bottom of it, in one line."""
+    full = next((e for e in _causes(error) if isinstance(e, OSError) and e.errno in _FULL), None)
+    if full is not None:
+        where = f" at {full.filename}" if full.filename else ""
+        return f"{full.strerror}{where}: the disk is full, or the size of files is limited"
+    text = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {text[0]}"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from; torch's checkpoints bring the errors of the ranks that wrote along."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        for of_rank, *_ in getattr(seen, "failures", {}).values():
+            yield from _causes(of_rank)
+        seen = seen.__cause__ or seen.__context__

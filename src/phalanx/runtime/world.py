@@ -7,9 +7,12 @@ environment which rank this is.
 from __future__ import annotations
 
 import os
+import time
+import uuid
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -74,10 +77,52 @@ def join(world: World, timeout_s: float) -> None:
         raise InputError("environment MASTER_ADDR", None, "is missing", "start with phalanx train, torchrun or srun")
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=_meet(world, timeout_s) if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None,
         rank=world.rank,
         world_size=world.size,
         timeout=timedelta(seconds=timeout_s),
     )
+
+
+def _meet(world: World, timeout_s: float) -> dist.Store:
+    """A part of the elastic agents' store in which nothing is old.
+
+    The agents keep one store for all restarts, and torch would find the addresses of dead ranks there. Rank 0 opens
+    a round under a new name; the others go where it points, say who they are, and wait until rank 0 has seen just
+    them: in the round of an earlier attempt nobody does.
+    """
+    within = timedelta(seconds=timeout_s)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.PrefixStore("phalanx", dist.TCPStore(address, port, is_master=False, timeout=within))
+    me = uuid.uuid4().hex
+    if world.rank == 0:
+        store.set("round", me)
+        met = dist.PrefixStore(me, store)
+        for rank in range(1, world.size):
+            met.set(f"seen-{rank}", met.get(f"here-{rank}"))
+        return met
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        met = dist.PrefixStore(store.get("round").decode(), store)
+        met.set(f"here-{world.rank}", me)
+        time.sleep(0.05)
+        if met.check([f"seen-{world.rank}"]) and met.get(f"seen-{world.rank}").decode() == me:
+            return met
+    raise TimeoutError(f"timed out after {timeout_s:g} s waiting for rank 0 to meet this rank")
+
+
+def launchers() -> list[str]:
+    """The processes that started the ranks, each once; all ranks of a world that has been joined ask together.
+    An elastic restart finds at least one of them among those of before: whoever is left starts the ranks again."""
+    parent = os.getppid()
+    stat = Path(f"/proc/{parent}/stat")
+    began = stat.read_text().rsplit(")", 1)[1].split()[19] if stat.exists() else ""  # for numbers are used again
+    mine = f"{os.uname().nodename} {parent} {began}"
+    if not dist.is_initialized():
+        return [mine]
+    told = [mine] * dist.get_world_size()
+    dist.all_gather_object(told, mine)
+    return sorted(set(told))
 
 
 def leave() -> None:
@@ -113,5 +158,6 @@ def group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 def tell(words: list[str | None]) -> list[str | None]:
     """Rank 0's words, on every rank."""
     box = list(words)
-    dist.broadcast_object_list(box, src=0)
+    if dist.is_initialized():
+        dist.broadcast_object_list(box, src=0)
     return box

@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 
 from phalanx.measure.local import cache_folder
+from phalanx.runtime import checkpoint
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
-from phalanx.runtime.launch import StopFlag, run_rank
+from phalanx.runtime.launch import StopFlag, restarted, run_rank
 from phalanx.runtime.world import World
 from phalanx.spec import plan as plans
 from phalanx.spec.errors import InputError
@@ -23,9 +24,8 @@ from phalanx.train.data import prepare
 from phalanx.train.trainer import Trainer
 
 
-def train_rank(world: World, folder: Path, resume: bool) -> bool:
+def train_rank(world: World, folder: Path, resume: bool, stop: StopFlag) -> bool:
     """Train as one rank of a world that has been joined. True if a stop was asked for."""
-    stop = StopFlag()
     plan = plans.read(folder / "plan.json")
     torch.set_num_threads(plan.train.threads)
     comm = Comm(world, mesh(plan.strategy), plan.collectives)
@@ -44,7 +44,10 @@ def main() -> None:
     world = worlds.external() or worlds.ALONE
     folder = Path(given["folder"])
     timeout_s = plans.read(folder / "plan.json").train.timeout_s
-    run_rank(world, timeout_s, lambda: train_rank(world, folder, given["resume"]))
+    # What was trained before a failure is there; a run that had not saved yet begins anew.
+    resume = given["resume"] or (restarted() and bool(checkpoint.steps(folder / "checkpoint")))
+    stop = StopFlag()
+    run_rank(world, timeout_s, lambda: train_rank(world, folder, resume, stop), orderly=True)
 
 
 if __name__ == "__main__":

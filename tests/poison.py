@@ -1,0 +1,60 @@
+"""A training rank that is struck: `python -m poison ARGUMENT`, with POISON, JSON, a list of strokes, one per attempt.
+
+A stroke is [signal, rank, text, n]: the rank sends itself the signal when it says something that begins with the text
+for the n-th time. Attempts beyond the list go unharmed. Each stroke leaves its time in the file that STRUCK names.
+`python -c LAUNCHER train ...` is phalanx with such ranks; measuring stays whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from phalanx.runtime.launch import RESTARTS_VARIABLE
+from phalanx.runtime.status import StatusPage
+from phalanx.train import worker
+
+LAUNCHER = """
+import sys
+from phalanx.runtime import launch
+original = launch.launch
+struck = {"phalanx.train.worker": "poison"}
+launch.launch = lambda module, *rest, **more: original(struck.get(module, module), *rest, **more)
+from phalanx.cli import main
+main()
+"""
+
+
+def _strike() -> None:
+    strokes, attempt = json.loads(os.environ["POISON"]), int(os.environ[RESTARTS_VARIABLE])
+    if attempt >= len(strokes) or strokes[attempt][1] != int(os.environ["RANK"]):
+        return
+    name, _, begins, nth = strokes[attempt]
+    seen = 0
+
+    def after(text: str) -> None:
+        nonlocal seen
+        seen += text.startswith(begins)
+        if text.startswith(begins) and seen == nth:
+            Path(os.environ["STRUCK"]).write_text(str(time.monotonic()))
+            os.kill(os.getpid(), signal.Signals[name])
+
+    now, arrive = StatusPage.now, StatusPage.arrive
+
+    def now_and_strike(self: StatusPage, text: str) -> None:
+        now(self, text)
+        after(text)
+
+    def arrive_and_strike(self: StatusPage, text: str, *rest: object) -> None:
+        arrive(self, text, *rest)  # type: ignore[arg-type]
+        after(text)
+
+    StatusPage.now, StatusPage.arrive = now_and_strike, arrive_and_strike  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    _strike()
+    worker.main()

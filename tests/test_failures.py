@@ -1,0 +1,219 @@
+"""Ranks that die, hang or find no room: who is named, what is left, what goes on. A rank is struck where it says what
+it does (tests/poison.py), so every case is the same each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from poison import LAUNCHER
+from test_cli import JOB, TEXT, rows, wait_for_step, workers
+
+from phalanx.resume import on_ranks
+from phalanx.runtime import status, watchdog
+from phalanx.runtime.checkpoint import steps
+from phalanx.runtime.status import StatusPage
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
+from phalanx.spec.strategy import Strategy
+
+SHORT = ("train.steps=8", "train.save_every=2", "train.eval_every=0", "train.warmup=0", "train.timeout_s=10")
+Stroke = tuple[str, int, str, int]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("failures")
+    (folder / "job.toml").write_text(JOB)
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "tmp").mkdir()
+    return folder
+
+
+def start(here: Path, strokes: tuple[Stroke, ...], *words: str, before: str = "") -> subprocess.Popen[str]:
+    """`phalanx words` with such ranks, after the shell commands `before`."""
+    environment = {
+        "POISON": json.dumps(strokes),
+        "STRUCK": str(here / "struck"),
+        "TMPDIR": str(here / "tmp"),  # all that is put aside for the run, status pages too
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    command = ["bash", "-c", f'{before}\nexec "$@"', "bash", sys.executable, "-c", LAUNCHER, *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=here, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def train(here: Path, name: str, strokes: tuple[Stroke, ...], *words: str, before: str = "") -> tuple[int, str]:
+    """Exit code, and what it said on stderr, of a short run. It has ended within 30 s of the last stroke."""
+    sets = [word for item in (f"train.name={name}", *SHORT) for word in ("--set", item)]
+    process = start(here, strokes, "train", "job.toml", *sets, *words, before=before)
+    _, err = process.communicate(timeout=300)
+    if strokes and process.returncode:
+        assert time.monotonic() - float((here / "struck").read_text()) < 30
+    assert nothing_is_left(here)
+    return process.returncode, err
+
+
+def nothing_is_left(here: Path) -> bool:
+    """No process of a run, hence no port and no shared memory, which has no name; and no file but torch's cache."""
+    files = [path for path in (here / "tmp").iterdir() if not path.name.startswith("torchinductor")]
+    return not workers(here, "poison") and not files
+
+
+def test_a_run_survives_what_kills_its_ranks(here: Path) -> None:
+    """Struck in every phase it goes on from its last checkpoint, and ends with the bits of a run left alone."""
+    strokes: tuple[Stroke, ...] = (
+        ("SIGKILL", 0, "start-up", 1),
+        ("SIGKILL", 1, "forward", 3),
+        ("SIGSTOP", 1, "start-up", 1),
+        ("SIGKILL", 0, "writing the checkpoint", 2),
+        ("SIGKILL", 0, "backward", 5),
+        ("SIGKILL", 1, "all_reduce of bucket", 3),
+        ("SIGKILL", 1, "optimizer", 1),
+    )
+    code, err = train(here, "straight", (), "--set", "train.timeout_s=100")
+    assert code == 0, err
+    code, err = train(here, "struck", strokes, "--max-restarts", str(len(strokes)))
+    assert code == 0, err
+    restarts = [line for line in err.splitlines() if line.startswith("restart ")]
+    assert len(restarts) == len(strokes), err
+    for i, (line, (name, rank, text, _)) in enumerate(zip(restarts, strokes, strict=True), 1):
+        assert line.startswith(f"restart {i} of {len(strokes)}: rank {rank} "), line
+        assert f"failed during {text}" in line if name == "SIGKILL" else f"last seen in {text}" in line
+        assert name == "SIGSTOP" or "SIGKILL" in line
+    assert "has not arrived at the meeting of all ranks" in restarts[2]
+    assert "; rank 0 waits for 1" in restarts[2]
+    froms = [line.rsplit("; the run ", 1)[1] for line in restarts]
+    assert froms[:3] == ["begins anew: nothing was saved yet"] * 3
+    # The step whose checkpoint was being written is lost, the one before it is not.
+    assert froms[3] == "goes on from step 2"
+    assert froms[3:] == sorted(froms[3:])
+    straight, struck = rows(here / "runs" / "straight"), rows(here / "runs" / "struck")
+    assert [row["step"] for row in struck] == list(range(1, 9))
+    for key in ("loss", "grad_norm"):
+        assert [row[key] for row in struck] == [row[key] for row in straight]
+
+
+@pytest.mark.parametrize("transport", ["native", "p2p", "shm"])
+def test_a_rank_that_dies_in_a_collective_is_named(here: Path, transport: str) -> None:
+    words = ("--set", f"train.transport={transport}", "--strategy", "dp=2,zero=2,micro_batch=2")
+    code, err = train(here, transport, (("SIGKILL", 1, "reduce_scatter", 7),), *words)
+    last = err.strip().splitlines()[-1]
+    assert code == 1, err
+    assert last.startswith("error: rank 1 (dp_shard 1) failed during reduce_scatter of bucket.0 over dp_shard"), err
+    assert "SIGKILL" in last
+
+
+def test_a_full_disk_costs_no_checkpoint(here: Path) -> None:
+    code, err = train(here, "full", (), "--set", "train.steps=2")
+    assert code == 0, err
+    code, err = train(here, "full", (), "--resume", before="ulimit -f 100")  # KiB; the checkpoint has more
+    assert code == 1, err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("error: rank 0 (dp_replicate 0) failed during writing the checkpoint of step 4"), err
+    assert last.endswith("the disk is full, or the size of files is limited")
+    assert steps(here / "runs" / "full" / "checkpoint") == [2]
+    code, err = train(here, "full", (), "--resume")
+    assert code == 0, err
+    assert [row["step"] for row in rows(here / "runs" / "full")] == list(range(1, 9))
+
+
+def test_wrong_input_is_not_tried_again(here: Path) -> None:
+    """What only a rank finds: the text changed between planning and reading."""
+    process = start(here, (), "train", "job.toml", "--set", "train.name=wrong", "--max-restarts", "3", before="")
+    run = here / "runs" / "wrong"
+    while not (run / "plan.json").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    (here / "text.txt").write_text(TEXT + "more")
+    _, err = process.communicate(timeout=100)
+    (here / "text.txt").write_text(TEXT)
+    assert process.returncode == 1
+    assert "is not the text that this run was planned with" in err
+    assert "restart" not in err
+
+
+def test_ranks_end_without_their_launcher(here: Path) -> None:
+    process = start(here, (), "train", "job.toml", "--set", "train.name=orphans", "--set", "train.steps=100000")
+    run = here / "runs" / "orphans"
+    wait_for_step(run, 2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 30
+    while not nothing_is_left(here):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert steps(run / "checkpoint")[-1] == rows(run)[-1]["step"]  # they saved what they had
+
+
+def pages(folder: Path, ranks: int, monkeypatch: pytest.MonkeyPatch) -> list[StatusPage]:
+    monkeypatch.setenv(status.FOLDER_VARIABLE, str(folder))
+    return [StatusPage(rank) for rank in range(ranks)]
+
+
+def test_who_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 waits for 1, and 1 for 2, which computes: whoever waits is not the one to name; nor is one that is slow."""
+    zero, one, two = pages(tmp_path, 3, monkeypatch)
+    for page in (zero, one, two):
+        page.arrive("all_reduce of all", "world", range(3))
+    zero.arrive("all_reduce of a", "dp", (0, 1))
+    one.arrive("all_reduce of b", "tp", (1, 2))
+    two.now("forward of micro-batch 3")
+    for _ in range(100):
+        two.now("forward of micro-batch 4")
+    now_s = time.monotonic() + 10
+    read = status.read(tmp_path)
+    late = watchdog.late(read, now_s, 9.0)
+    assert late is not None
+    assert (late.ranks, late.what.text, late.waiting) == ((2,), "all_reduce of b", (1,))
+    assert watchdog.describe_late(late, read, now_s).startswith(
+        "rank 2 has not arrived at all_reduce of b: last seen in forward of micro-batch 4, 10.0 s ago"
+    )
+    assert watchdog.late(read, now_s, 11.0) is None  # not for longer than the timeout
+    two.arrive("all_reduce of b", "tp", (1, 2))
+    late = watchdog.late(status.read(tmp_path), now_s, 9.0)
+    assert late is not None
+    assert (late.ranks, late.waiting) == ((1,), (0,))
+    one.arrive("all_reduce of a", "dp", (0, 1))
+    assert watchdog.late(status.read(tmp_path), now_s, 9.0) is None  # all have met, and compute
+
+
+@given(
+    dp=st.sampled_from([2, 4, 6, 8]),
+    zero=st.integers(0, 3),
+    shard=st.sampled_from([None, 1, 2, 4]),
+    tp=st.sampled_from([1, 2]),
+    micro_batch=st.sampled_from([1, 2, 3, 4]),
+    accumulation=st.integers(1, 3),
+    ranks=st.integers(1, 16),
+)
+def test_a_strategy_on_the_ranks_that_are_left(
+    dp: int, zero: int, shard: int | None, tp: int, micro_batch: int, accumulation: int, ranks: int
+) -> None:
+    job = Job(dp * micro_batch * accumulation, 8)
+    try:
+        before = Strategy(dp=dp, zero=zero, shard=shard, tp=tp, micro_batch=micro_batch)  # type: ignore[arg-type]
+    except InputError:
+        return
+    possible = ranks % tp == 0 and job.global_batch % (ranks // tp) == 0
+    try:
+        after = on_ranks(before, job, ranks)
+    except InputError:
+        assert not possible
+        return
+    assert possible
+    assert after.world == ranks
+    assert after.micro_batch * after.dp * after.accumulation(job) == job.global_batch
+    assert after.micro_batch <= before.micro_batch
+    kept = replace(after, dp=before.dp, micro_batch=before.micro_batch, shard=before.shard)
+    assert kept == before
+    assert ranks != before.world or after == before
