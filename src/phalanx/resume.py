@@ -9,29 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx.plan.bucket import has_buckets
+from phalanx.runs import RUNS, latest_run
 from phalanx.spec import jobfile, plan
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.jobfile import JobFile
 from phalanx.spec.plan import Plan
 from phalanx.spec.strategy import DEFAULT_BUCKET_MIB, Strategy, divisors
-
-RUNS = Path("runs")
-
-
-def latest_run() -> Path:
-    """The run with the newest checkpoint."""
-    from phalanx.runtime.checkpoint import newest
-
-    found = {}
-    for path in RUNS.glob("*/plan.json"):
-        checkpoint = newest(path.parent / "checkpoint")
-        # A run that was moved aside carries another name than its plan.
-        if checkpoint is not None and plan.read(path).train.name == path.parent.name:
-            found[path.parent] = checkpoint.stat().st_mtime
-    if not found:
-        raise InputError("--resume", None, f"no run with a checkpoint in {RUNS}/", "name the job file to start one")
-    return max(found, key=lambda p: found[p])
 
 
 def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:

@@ -5,15 +5,11 @@ The command line parses and renders; this file decides the order. It resolves st
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +20,8 @@ from phalanx.plan.bucket import GIVEN, has_buckets
 from phalanx.plan.choose import allowed
 from phalanx.plan.search import Candidate, price, search
 from phalanx.report.tables import Comparison
-from phalanx.resume import RUNS, begun_by, goes_on, taken_up_by_others
+from phalanx.resume import begun_by, goes_on, taken_up_by_others
+from phalanx.runs import RUNS, open_run
 from phalanx.schedule.event import Event
 from phalanx.spec import cluster_presets as clusters
 from phalanx.spec import jobfile, plan
@@ -144,39 +141,6 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
     return Plan(file.model, cluster, file.job, chosen.strategy, file.train, choices, prediction)
 
 
-@contextmanager
-def open_run(decision: Decision, tokens: TokenSet, resume: bool) -> Iterator[Path]:
-    """The run's folder with its plan.json and tokenizer, ours alone while the run lasts; an old run of that name is
-    moved aside unless it is resumed."""
-    name = decision.plan.train.name
-    folder = RUNS / name
-    with ExitStack() as stack:
-        # What goes wrong here is the folder's fault; what goes wrong while the run lasts is not.
-        try:
-            claim(folder, stack, anew=not resume)
-            if tokens.tokenizer.exists():
-                shutil.copyfile(tokens.tokenizer, folder / "tokenizer.json")
-            plan.write(decision.plan, folder / "plan.json")
-        except OSError as error:
-            raise InputError("train.name", name, f"{folder} cannot be used ({error})") from None
-        yield folder.absolute()
-
-
-def claim(folder: Path, stack: ExitStack, anew: bool) -> None:
-    """Make a run's folder ours alone until `stack` ends; `anew`: empty, an old one is moved aside. Raises InputError,
-    OSError."""
-    folder.parent.mkdir(exist_ok=True)
-    lock = stack.enter_context(folder.with_name(f".{folder.name}.lock").open("w"))
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError("train.name", folder.name, "is being trained by another process", "choose another") from None
-    if folder.exists() and anew:
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-        os.replace(folder, folder.with_name(f"{folder.name}.{stamp}"))
-    folder.mkdir(exist_ok=True)
-
-
 def prepare_data(file: JobFile, announce: Announce) -> TokenSet:
     """The tokens of a job: read, encoded and cached before any rank starts. Raises InputError."""
     from phalanx.train import tensorboard
@@ -210,7 +174,7 @@ def train(
     require_this_machine(file)
     decision, tokens = _begin(file, resume, None, announce)
     show(decision)
-    with open_run(decision, tokens, resume) as folder:
+    with open_run(decision.plan, tokens.tokenizer, resume) as folder:
         argument = json.dumps({"folder": str(folder), "resume": resume})
         try:
             launch(
@@ -283,7 +247,7 @@ def _train_rank(
             decision, tokens = _begin(file, resume, world, announce)
             decision.plan.choices["launchers"] = launchers
             show(decision)
-            folder = stack.enter_context(open_run(decision, tokens, resume or ours))
+            folder = stack.enter_context(open_run(decision.plan, tokens.tokenizer, resume or ours))
         except Exception as error:
             worlds.tell(["error", str(error), None])
             raise

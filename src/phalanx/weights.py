@@ -16,8 +16,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.resume import RUNS
-from phalanx.session import Announce, claim
+from phalanx.runs import RUNS, claim
+from phalanx.session import Announce
 from phalanx.spec import jobfile, plan
 from phalanx.spec.config_json import to_hugging_face
 from phalanx.spec.errors import InputError
