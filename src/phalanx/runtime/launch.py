@@ -6,7 +6,6 @@ rank fails, its status page and its own last words say who, where and during wha
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from phalanx.runtime import status
 from phalanx.runtime import world as worlds
+from phalanx.runtime.reason import reason
 from phalanx.runtime.world import World
 from phalanx.spec.errors import InputError
 
@@ -37,7 +37,6 @@ LAUNCHER_VARIABLE = "PHALANX_LAUNCHER"
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"  # torch's agent sets it
 # Copies of more than a core's cache write around it: what transport shm copies is read by others, or much later.
 _STREAMING = "glibc.cpu.x86_non_temporal_threshold=0x200000"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -216,7 +215,7 @@ def named(world: World) -> Iterator[None]:
         if os.environ.get("PHALANX_TRACEBACK"):
             traceback.print_exception(error)
         page = status.page(world.rank)
-        raise RankFailure(f"{page} failed during {page.doing or 'start-up'}: {_reason(error)}") from None
+        raise RankFailure(f"{page} failed during {page.doing or 'start-up'}: {reason(error)}") from None
 
 
 def _follow(parent: int, grace_s: float) -> None:
@@ -240,26 +239,6 @@ def _end(code: int, parent: int) -> NoReturn:
 def _last_words(rank: int, error: BaseException) -> None:
     folder = os.environ.get(status.FOLDER_VARIABLE)
     if folder:
-        status.words_file(Path(folder), rank).write_text(_reason(error))
+        status.words_file(Path(folder), rank).write_text(reason(error))
     if not folder or os.environ.get("PHALANX_TRACEBACK"):
         traceback.print_exception(error)
-
-
-def _reason(error: BaseException) -> str:
-    """What is at the bottom of it, in one line."""
-    full = next((e for e in _causes(error) if isinstance(e, OSError) and e.errno in _FULL), None)
-    if full is not None:
-        where = f" at {full.filename}" if full.filename else ""
-        return f"{full.strerror}{where}: the disk is full, or the size of files is limited"
-    text = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {text[0]}"
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it came from; torch's checkpoints bring the errors of the ranks that wrote along."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        for of_rank, *_ in getattr(seen, "failures", {}).values():
-            yield from _causes(of_rank)
-        seen = seen.__cause__ or seen.__context__

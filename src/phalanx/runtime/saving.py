@@ -10,7 +10,6 @@ is written at a time; a rank that wants the next one earlier waits.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import uuid
@@ -26,6 +25,7 @@ from phalanx.runtime import world as worlds
 from phalanx.runtime.checkpoint import CheckpointError, Chunk
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.part import Part, pieces
+from phalanx.runtime.reason import reason
 
 _LOOK_EVERY_S = 0.02
 
@@ -82,7 +82,7 @@ class Saver:
                     checkpoint.commit(part, self.folder, step, self.ranks, about, self.keep)
         except Exception as error:
             checkpoint.discard(part, self.rank)
-            self._error = CheckpointError(f"the checkpoint of step {step} cannot be written: {_reason(error)}")
+            self._error = CheckpointError(f"the checkpoint of step {step} cannot be written: {reason(error)}")
 
     def _await_all(self, part: Path) -> None:
         limit = time.monotonic() + worlds.timeout_s()
@@ -93,17 +93,6 @@ class Saver:
                     f"do all ranks see {self.folder.absolute()}?"
                 )
             time.sleep(_LOOK_EVERY_S)
-
-
-def _reason(error: BaseException) -> str:
-    """In one line. Where the file system refused, torch's writer complains last and of something else."""
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, OSError) and link.errno:
-            return os.strerror(link.errno) + (f" ({link.filename})" if link.filename else "")
-        link = link.__cause__ or link.__context__
-    said = str(error).strip().splitlines()
-    return said[0] if said else type(error).__name__
 
 
 def newest_good(folder: Path, comm: Comm, own: bool = True) -> int:
