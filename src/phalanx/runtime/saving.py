@@ -80,7 +80,7 @@ class Saver:
                 if self.rank == 0:
                     self._await_all(part)
                     checkpoint.commit(part, self.folder, step, self.ranks, about, self.keep)
-        except Exception as error:
+        except BaseException as error:  # whatever it is, the training thread is told
             checkpoint.discard(part, self.rank)
             self._error = CheckpointError(f"the checkpoint of step {step} cannot be written: {reason(error)}")
 
