@@ -16,10 +16,11 @@ import torch.distributed as dist
 
 from phalanx.cost.program import differences, expand
 from phalanx.nn.stored import open_weights
-from phalanx.runtime import logical, sync, trace
+from phalanx.runtime import logical, status, sync, trace
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.instrument import instrument
+from phalanx.runtime.launch import RankFailure, named
 from phalanx.runtime.p2p import Executor, program
 from phalanx.runtime.passes import passes
 from phalanx.runtime.saving import Saver
@@ -572,3 +573,17 @@ def first_loss(
     loss = training.step(list(mine), lr=0.0).loss
     comm.barrier()
     return loss
+
+
+def fails_waiting(world: World, late: int) -> str:
+    """What a rank says under torchrun when a collective has timed out to which one did not come."""
+    if world.rank == late:
+        time.sleep(4.5)  # busy elsewhere, until all others have given up
+        return ""
+    try:
+        with named(world):
+            status.page(world.rank).arrive("all_reduce of a", "world", range(world.size))
+            raise RuntimeError("Timed out waiting 10 ms for recv operation to complete")
+    except RankFailure as failure:
+        return str(failure)
+    raise AssertionError("unreachable")

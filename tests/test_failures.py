@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ranks
 from hypothesis import given
 from hypothesis import strategies as st
 from poison import LAUNCHER
+from pool import Pool
 from test_cli import JOB, TEXT, rows, wait_for_step, workers
 
 from phalanx.resume import on_ranks
@@ -188,6 +190,13 @@ def test_who_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert watchdog.late(status.read(tmp_path), now_s, 9.0) is None  # all have met, and compute
 
 
+def test_ranks_of_torchrun_say_who_did_not_come(pool: Pool) -> None:
+    said = pool.run(3, ranks.fails_waiting, 1)
+    for rank in (0, 2):
+        assert said[rank].startswith(f"rank {rank} failed during all_reduce of a: RuntimeError: Timed out")
+        assert said[rank].endswith("; rank 1 did not arrive")
+
+
 @given(
     dp=st.sampled_from([2, 4, 6, 8]),
     zero=st.integers(0, 3),
@@ -195,24 +204,24 @@ def test_who_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     tp=st.sampled_from([1, 2]),
     micro_batch=st.sampled_from([1, 2, 3, 4]),
     accumulation=st.integers(1, 3),
-    ranks=st.integers(1, 16),
+    world=st.integers(1, 16),
 )
 def test_a_strategy_on_the_ranks_that_are_left(
-    dp: int, zero: int, shard: int | None, tp: int, micro_batch: int, accumulation: int, ranks: int
+    dp: int, zero: int, shard: int | None, tp: int, micro_batch: int, accumulation: int, world: int
 ) -> None:
     job = Job(dp * micro_batch * accumulation, 8)
     try:
         before = Strategy(dp=dp, zero=zero, shard=shard, tp=tp, micro_batch=micro_batch)  # type: ignore[arg-type]
     except InputError:
         return
-    possible = ranks % tp == 0 and job.global_batch % (ranks // tp) == 0
+    possible = world % tp == 0 and job.global_batch % (world // tp) == 0
     try:
-        after = on_ranks(before, job, ranks)
+        after = on_ranks(before, job, world)
     except InputError:
         assert not possible
         return
     assert possible
-    assert after.world == ranks
+    assert after.world == world
     assert after.micro_batch * after.dp * after.accumulation(job) == job.global_batch
     assert after.micro_batch <= before.micro_batch
     kept = replace(after, dp=before.dp, micro_batch=before.micro_batch, shard=before.shard)

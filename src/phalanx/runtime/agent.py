@@ -20,6 +20,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from phalanx.runtime import status, watchdog
+from phalanx.runtime.reason import timed_out
 from phalanx.runtime.status import Status
 
 WRONG_INPUT = 2
@@ -126,7 +127,7 @@ class Agent(LocalElasticAgent):
         """The sentence on a rank for which others have waited until their collective gave up, a moment before the
         watchdog would have; empty where they ended for another reason."""
         words = " ".join(status.words_of(self._attempt_folder, rank) for rank in ended)
-        if "timed out" not in words.lower() and "timeout" not in words.lower():
+        if not timed_out(words):
             return ""
         now_s, overdue_s = time.monotonic(), self._timeout_s / 2
         late = watchdog.late(pages, now_s, overdue_s)

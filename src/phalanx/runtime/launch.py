@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from phalanx.runtime import status
 from phalanx.runtime import world as worlds
-from phalanx.runtime.reason import reason
+from phalanx.runtime.reason import reason, timed_out
 from phalanx.runtime.world import World
 from phalanx.spec.errors import InputError
 
@@ -214,8 +214,11 @@ def named(world: World) -> Iterator[None]:
     except BaseException as error:  # as torch's CheckpointException is
         if os.environ.get("PHALANX_TRACEBACK"):
             traceback.print_exception(error)
-        page = status.page(world.rank)
-        raise RankFailure(f"{page} failed during {page.doing or 'start-up'}: {reason(error)}") from None
+        page, why = status.page(world.rank), reason(error)
+        late = worlds.absent(world, page.among) if timed_out(why) else ()
+        if late:
+            why += f"; {', '.join(f'rank {rank}' for rank in late)} did not arrive"
+        raise RankFailure(f"{page} failed during {page.doing or 'start-up'}: {why}") from None
 
 
 def _follow(parent: int, grace_s: float) -> None:

@@ -19,6 +19,11 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0]}"
 
 
+def timed_out(reason: str) -> bool:
+    """Whether it was a peer that did not come in time, in the words of whatever waited."""
+    return "timed out" in reason.lower() or "timeout" in reason.lower()
+
+
 def _causes(error: BaseException) -> Iterator[BaseException]:
     seen: BaseException | None = error
     while seen is not None:

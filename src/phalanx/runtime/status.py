@@ -36,6 +36,8 @@ class StatusPage:
     def __init__(self, rank: int) -> None:
         self.doing = self.work = ""
         """What the rank said last; and what it said last of its own work, no collective."""
+        self.among: tuple[int, ...] = ()
+        """The ranks of the collective that it arrived at last, if it has said nothing since."""
         self._rank = rank
         self._page: mmap.mmap | None = None
         self._count = 0
@@ -59,12 +61,13 @@ class StatusPage:
     def now(self, text: str) -> None:
         """Say what is being done."""
         self.doing = self.work = text
+        self.among = ()
         if self._page is not None:
             self._say(text, -1, 0)
 
     def arrive(self, text: str, axis: str, ranks: Sequence[int]) -> None:
         """Say that this rank has arrived at a collective over an axis, which these ranks make together."""
-        self.doing = text
+        self.doing, self.among = text, tuple(ranks)
         if self._page is None:
             return
         key = axis, len(ranks), ranks[0]

@@ -7,9 +7,10 @@ environment which rank this is.
 from __future__ import annotations
 
 import os
+import threading
 import time
 import uuid
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -123,6 +124,30 @@ def launchers() -> list[str]:
     told = [mine] * dist.get_world_size()
     dist.all_gather_object(told, mine)
     return sorted(set(told))
+
+
+def absent(world: World, ranks: Sequence[int], within_s: float = 3.0) -> tuple[int, ...]:
+    """Which of these ranks, of a collective that has timed out, do not ask the same within a moment: they have not
+    arrived. Asked through the store of the process group, as no collective can be trusted any more."""
+    missing: list[int] = []
+    if not dist.is_initialized():
+        return ()
+
+    def ask() -> None:
+        store = dist.PrefixStore("absent", dist.distributed_c10d._get_default_store())
+        store.set(str(world.rank), "here")
+        deadline = time.monotonic() + within_s
+        names = {rank: str(rank) for rank in ranks}
+        missing.extend(names)
+        while missing and time.monotonic() < deadline:
+            missing[:] = [rank for rank in missing if not store.check([names[rank]])]
+            time.sleep(0.05)
+
+    # The process that holds the store may itself be the one that hangs.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(within_s + 1)
+    return tuple(missing)
 
 
 def leave() -> None:
