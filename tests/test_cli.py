@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from phalanx import session
+
 JOB = """
 [model]
 family = "llama"
@@ -128,6 +130,12 @@ def test_a_run_from_job_to_comparison(here: Path) -> None:
     bucket = plan["choices"]["bucket"]
     assert bucket["bytes"] == int(plan["strategy"]["bucket"] * 2**20)
     assert bucket["reason"].startswith("G = ")
+
+    recorded = json.loads((run / "recorded.json").read_text())
+    assert session.outcome(run, 1.0).comparisons
+    (run / "recorded.json").write_text(json.dumps({**recorded, "events": []}))  # as of ranks with no step left to do
+    nothing = session.outcome(run, 1.0)
+    assert (nothing.comparisons, nothing.differences) == ((), ())
 
     code, text, err = phalanx(here, "generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")
     assert code == 0, err

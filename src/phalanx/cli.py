@@ -343,9 +343,12 @@ def _show_outcome(outcome: Outcome) -> None:
             highlight=False,
             soft_wrap=True,
         )
-    out.print(comparison(outcome.comparisons))
     count = len(outcome.recorded["events"])
-    if outcome.differences:
+    if count:
+        out.print(comparison(outcome.comparisons))
+    if not count:
+        out.print("no step was recorded to hold against the plan", highlight=False)
+    elif outcome.differences:
         for line in outcome.differences:
             out.print(f"recorded step differs from the plan: {line}", highlight=False)
     else:

@@ -262,6 +262,8 @@ def outcome(folder: Path, unigram_entropy: float) -> Outcome:
     given = plan.read(folder / "plan.json")
     recorded = json.loads((folder / "recorded.json").read_text())
     events = tuple(Event(**event) for event in recorded["events"])
+    if not events:  # ranks that were started again after the last step, say
+        return Outcome(folder, recorded, unigram_entropy, (), ())
     predicted = given.prediction
     measured_bytes: dict[str, int] = {}
     for event in events:
