@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -33,10 +34,10 @@ def batches(world: World, spec: ModelSpec, job: Job, strategy: Strategy, step: i
 
 def poison(training: Training, value: float, micro_batch: int, times: int) -> torch.utils.hooks.RemovableHandle:
     """Three elements of this rank's gradient of VICTIM become `value` in a micro-batch, so many times."""
-    left = [times]
+    left, this = [times], weakref.ref(training)  # a parameter holds its hooks outside of Python's sight
 
     def spoil(g: torch.Tensor) -> torch.Tensor:
-        if training.current != micro_batch or not left[0]:
+        if this().current != micro_batch or not left[0]:  # type: ignore[union-attr]
             return g
         left[0] -= 1
         g = g.clone()

@@ -141,7 +141,7 @@ def test_wrong_input_is_not_tried_again(here: Path) -> None:
     _, err = process.communicate(timeout=100)
     (here / "text.txt").write_text(TEXT)
     assert process.returncode == 1
-    assert "is not the text that this run was planned with" in err
+    assert "is not what this run was planned with" in err
     assert "restart" not in err
 
 
