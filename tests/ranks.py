@@ -16,12 +16,14 @@ import torch.distributed as dist
 
 from phalanx.cost.program import differences, expand
 from phalanx.nn.stored import open_weights
-from phalanx.runtime import logical, status, sync, trace
+from phalanx.runtime import checkpoint, logical, status, sync, trace
 from phalanx.runtime import world as worlds
+from phalanx.runtime.checkpoint import CheckpointError
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.launch import RankFailure, named
 from phalanx.runtime.p2p import Executor, program
+from phalanx.runtime.part import share, whole
 from phalanx.runtime.passes import passes
 from phalanx.runtime.saving import Saver
 from phalanx.runtime.transport import Call
@@ -586,4 +588,26 @@ def fails_waiting(world: World, late: int) -> str:
             raise RuntimeError("Timed out waiting 10 ms for recv operation to complete")
     except RankFailure as failure:
         return str(failure)
+    raise AssertionError("unreachable")
+
+
+def one_cannot_write(world: World, folder: Path, which: int) -> str:
+    """What is said on this rank when the disk of one is gone; all go on together."""
+    comm = Comm(world, mesh(Strategy(dp=world.size)))
+    saver, write = Saver(folder, comm, keep=1), checkpoint.write
+
+    def fails(*args: Any) -> None:
+        if world.rank == which:
+            raise OSError(5, "gone")
+        write(*args)
+
+    checkpoint.write = fails
+    try:
+        saver.save(1, share([whole("a", torch.zeros(9))], world.rank, world.size), {})
+        saver.wait()
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        checkpoint.write = write
+        comm.barrier()
     raise AssertionError("unreachable")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import resource
@@ -20,7 +21,7 @@ from pool import Pool
 from phalanx.runtime import checkpoint
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.part import Part, boxes, pieces, share, whole
-from phalanx.runtime.saving import Saver, newest_good
+from phalanx.runtime.saving import Saver, agree_on_newest
 from phalanx.runtime.world import ALONE
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Optimizer, Precision
@@ -246,7 +247,7 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path, capfd: pytest.Capture
     for step in (1, 2, 3):
         save(tmp_path, step, {"parameters.a": torch.full((300,), float(step))}, keep=3)
     DAMAGES[damage](tmp_path / "step-00000003")
-    assert newest_good(tmp_path, COMM) == 2
+    assert agree_on_newest(tmp_path, COMM) == 2
     assert capfd.readouterr().err.startswith("checkpoint of step 3 is damaged (")
     assert load(tmp_path, 2, "parameters.a", (300,)).unique().tolist() == [2]
     # It does not count among those that are kept.
@@ -264,7 +265,54 @@ def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
     about.write_text(json.dumps({**json.loads(about.read_text()), "version": 7}))
     # Of a version that is not ours nothing is set aside: somebody else can read it.
     with pytest.raises(checkpoint.CheckpointError, match="version 7"):
-        newest_good(tmp_path, COMM)
+        agree_on_newest(tmp_path, COMM)
     shutil.rmtree(tmp_path / "step-00000001")
+    assert agree_on_newest(tmp_path, COMM) is None
+    save(tmp_path, 2, {"parameters.a": torch.zeros(2)})
+    (tmp_path / "step-00000002" / ".metadata").unlink()
     with pytest.raises(checkpoint.CheckpointError, match="no good checkpoint"):
-        newest_good(tmp_path, COMM)
+        agree_on_newest(tmp_path, COMM)
+
+
+def test_what_the_disk_does_not_give_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, {"parameters.a": torch.zeros(2)})
+    digest = checkpoint._digest
+
+    def fails(file: Path) -> str:
+        if file.parent.name.endswith("2"):
+            raise OSError(errno.EIO, "Input/output error")
+        return digest(file)
+
+    monkeypatch.setattr(checkpoint, "_digest", fails)
+    assert agree_on_newest(tmp_path, COMM) == 1
+    monkeypatch.undo()
+    assert agree_on_newest(tmp_path, COMM) == 2
+
+
+def test_a_writer_that_cannot_even_tidy_up_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(checkpoint, "_sync", read_only)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(checkpoint.CheckpointError, match="Read-only"):
+        save(tmp_path, 1, {"a": torch.zeros(2)})
+
+
+def test_all_ranks_hear_of_one_that_cannot_write(pool: Pool, tmp_path: Path) -> None:
+    said = pool.run(3, ranks.one_cannot_write, tmp_path, 1)
+    assert said == ["the checkpoint of step 1 cannot be written: rank 1: OSError: [Errno 5] gone"] * 3
+    assert checkpoint.written(tmp_path) == []
+
+
+def test_a_step_is_saved_anew_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in (1.0, 2.0):
+        save(tmp_path, 3, {"a": torch.full((2,), value)}, keep=1)
+    assert load(tmp_path, 3, "a", (2,)).tolist() == [2, 2]
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a reader holds the files of the old one
+    save(tmp_path, 4, {"a": torch.zeros(2)}, keep=1)
+    monkeypatch.undo()
+    assert checkpoint.written(tmp_path) == [4]
+    Saver(tmp_path, COMM, keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000004"]

@@ -140,7 +140,7 @@ def test_wrong_input_is_not_tried_again(here: Path) -> None:
     (here / "text.txt").write_text(TEXT + "more")
     _, err = process.communicate(timeout=100)
     (here / "text.txt").write_text(TEXT)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert "is not what this run was planned with" in err
     assert "restart" not in err
 

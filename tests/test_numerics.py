@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from faults import VICTIM, batches, held, poison
 from pool import Pool
 
 from phalanx import session
+from phalanx.runtime import checkpoint
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.parallelize import spread
 from phalanx.runtime.world import ALONE
@@ -201,14 +203,22 @@ class Folders:
         parts = (Stretch(folder / "tokens.npy", "", 0, 1800), Stretch(folder / "tokens.npy", "", 1800, 200))
         self.tokens = TokenSet(folder, parts, 61, 4.0)
 
-    def run(self, name: str, steps: int, resume: bool = False, last: int = 10) -> tuple[list[dict[str, Any]], Any]:
+    def run(
+        self, name: str, steps: int, resume: bool = False, last: int = 10, save_every: int = 0
+    ) -> tuple[list[dict[str, Any]], Any]:
         """Steps up to `steps`, of a run that is to have `last`: the lines of its metrics, and what it recorded."""
         tables: dict[str, Any] = {
             "model": {**SIZES, "max_seq": 16},
             "cluster": {"preset": "dgx-a100"},
             "job": {"global_batch": 4, "seq": 8, "precision": {"compute": "float16"}},
             "strategy": {"micro_batch": 2},
-            "train": {"name": name, "steps": last, "lr": 1e-2, "save_every": steps, "nonfinite": "skip"},
+            "train": {
+                "name": name,
+                "steps": last,
+                "lr": 1e-2,
+                "save_every": save_every or steps,
+                "nonfinite": "skip",
+            },
         }
         decision = session.decide(jobfile.from_tables(tables, Path()))
         run = self.folder / name
@@ -253,6 +263,26 @@ def test_a_run_that_overflows_is_recorded_and_resumed_to_the_bit(
     both, _ = folders.run("parts", 10, resume=True)
     for key in ("step", "loss", "grad_norm", "loss_scale", "skipped"):
         assert [row[key] for row in both] == [row[key] for row in whole]
+
+
+def test_an_error_leaves_the_checkpoint_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, step, write = [0], Training.step, checkpoint.write
+
+    def second_fails(self: Training, *args: Any) -> StepResult:
+        steps[0] += 1
+        if steps[0] == 2:
+            raise FloatingPointError("poisoned")
+        return step(self, *args)
+
+    def slowly(*args: Any) -> None:
+        time.sleep(0.5)
+        write(*args)
+
+    monkeypatch.setattr(Training, "step", second_fails)
+    monkeypatch.setattr(checkpoint, "write", slowly)
+    with pytest.raises(FloatingPointError, match="poisoned"):
+        Folders(tmp_path).run("short", 10, save_every=1)
+    assert checkpoint.steps(tmp_path / "short" / "checkpoint") == [1]
 
 
 @pytest.mark.parametrize(

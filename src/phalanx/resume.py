@@ -24,7 +24,7 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
 
     Raises InputError where there is nothing to resume, or where a change would make it another run.
     """
-    from phalanx.runtime.checkpoint import damage, steps
+    from phalanx.runtime.checkpoint import damage_or_unread, steps
 
     file = jobfile.load(path, overrides) if path else None
     folder = RUNS / file.train.name if file else latest_run()
@@ -39,7 +39,7 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
     file = replace(file, strategy=_as_before(file.strategy, old.strategy))
     _same_run(file, old)
     # A damaged one the ranks will set aside; an earlier one may have steps left.
-    if done[-1] >= file.train.steps and damage(folder / "checkpoint", done[-1]) is None:
+    if done[-1] >= file.train.steps and damage_or_unread(folder / "checkpoint", done[-1]) is None:
         raise InputError("--resume", str(folder), f"is finished at step {done[-1]}", "raise train.steps to go on")
     return file
 
@@ -54,8 +54,11 @@ def goes_on(folder: Path) -> str:
 
 def begun_by(launchers: Sequence[str], name: str) -> bool:
     """Whether the run of that name was begun by one of these: its ranks have failed since, and were started again."""
-    path = RUNS / name / "plan.json"
-    return path.exists() and not set(launchers).isdisjoint(plan.read(path).choices.get("launchers", ()))
+    try:
+        old = plan.read(RUNS / name / "plan.json")
+    except InputError:  # none, or of another version: not of a moment ago
+        return False
+    return not set(launchers).isdisjoint(old.choices.get("launchers", ()))
 
 
 def taken_up_by_others(file: JobFile, ranks: int) -> JobFile:

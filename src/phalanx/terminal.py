@@ -42,7 +42,7 @@ def mistakes() -> Iterator[None]:
         if type(error).__name__ not in ("RankFailure", "CheckpointError", "ReplicasDiffer"):
             raise
         announce(f"error: {error}")
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(WRONG_INPUT if getattr(error, "wrong_input", False) else FAILED) from None
 
 
 def require_torch() -> None:

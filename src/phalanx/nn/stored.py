@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -53,7 +53,7 @@ def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWei
     if step is not None and step not in done:
         raise InputError("--step", step, f"{run} has no such checkpoint", f"it has {', '.join(map(str, done))}")
     if step is None:
-        step = checkpoint.newest_good(saved, partial(checkpoint.damage, saved), checkpoint.say_damaged)
+        step = checkpoint.newest_good(saved)
     reader = Reader(saved, step)
     for p in parameters(spec):
         there = reader.contents.get(f"parameters.{p.fqn}")

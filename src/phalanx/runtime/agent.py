@@ -39,6 +39,8 @@ class Agent(LocalElasticAgent):
     def __init__(self, spec: WorkerSpec, folder: Path, timeout_s: float, on_restart: OnRestart) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=str(folder / "logs")))
         self.failure = ""
+        self.wrong_input = False  # whether that is what the failure was
+        self._stopping = False
         self._folder, self._timeout_s, self._on_restart = folder, timeout_s, on_restart
         self._attempt = -1
         self._looked_s = 0.0
@@ -50,7 +52,7 @@ class Agent(LocalElasticAgent):
 
     def ask_to_stop(self) -> None:
         """That every rank stops after its step. There is no restart after that."""
-        self._remaining_restarts = 0
+        self._remaining_restarts, self._stopping = 0, True
         for page in self.pages().values():
             _signal(page.pid, signal.SIGUSR1)
 
@@ -76,6 +78,8 @@ class Agent(LocalElasticAgent):
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._stopping:  # ranks of a restart that was under way when it was asked for hear of it too
+            self.ask_to_stop()
         late, why = (), ""
         if not any(_codes(self._pids).values()):
             late, why = self._overdue()
@@ -120,7 +124,7 @@ class Agent(LocalElasticAgent):
             rank = _first(self._attempt_folder, codes)
             why = _describe(self._attempt_folder, pages, rank, codes[rank])
             if codes[rank] == WRONG_INPUT:
-                self._remaining_restarts = 0
+                self._remaining_restarts, self.wrong_input = 0, True
         self.failure = why
 
     def _waited_in_vain(self, pages: dict[int, Status], ended: list[int]) -> str:

@@ -19,8 +19,9 @@ import pickle
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,19 @@ def path_of(folder: Path, step: int) -> Path:
 
 def steps(folder: Path) -> list[int]:
     """The steps of the checkpoints in a folder that look whole: every file there, as long as it was. Ascending."""
-    return [step for step in _written(folder) if _missing(path_of(folder, step)) is None]
+    found = []
+    for step in written(folder):
+        try:
+            whole = _missing(path_of(folder, step)) is None
+        except OSError:
+            whole = False
+        if whole:
+            found.append(step)
+    return found
 
 
-def _written(folder: Path) -> list[int]:
-    """The steps of everything that has a checkpoint's name."""
+def written(folder: Path) -> list[int]:
+    """The steps of everything that has a checkpoint's name, damaged or not. Ascending."""
     found = (p.name.removeprefix("step-") for p in folder.glob("step-*"))
     return sorted(int(name) for name in found if name.isdigit())
 
@@ -87,22 +96,27 @@ def newest(folder: Path) -> Path | None:
 
 
 def about(folder: Path, step: int) -> dict[str, Any]:
-    """What a checkpoint says of itself. Raises CheckpointError for an unknown version."""
+    """What a checkpoint says of itself. Raises CheckpointError, for an unknown version too."""
     path = path_of(folder, step)
-    found = _read(path)
+    try:
+        found = _read(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read ({error})") from None
     if found["version"] != VERSION:
         raise CheckpointError(f"checkpoint {path} has version {found['version']}; this reads {VERSION}")
     return found
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Raises OSError where the disk does not give it, ValueError where it is not as it was written."""
+    text = (path / _ABOUT).read_bytes()
     try:
-        found: dict[str, Any] = json.loads((path / _ABOUT).read_text())
+        found: dict[str, Any] = json.loads(text)
         intact = found["version"] != VERSION or found["seal"] == _seal(found)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read ({error!r})") from None
+    except (ValueError, TypeError, KeyError):
+        intact = False
     if not intact:
-        raise CheckpointError(f"checkpoint {path}: {_ABOUT} is not as it was written")
+        raise ValueError(f"{_ABOUT} is not as it was written")
     return found
 
 
@@ -113,24 +127,27 @@ def _seal(about: dict[str, Any]) -> str:
 
 
 def _missing(path: Path) -> str | None:
-    """What one sees to be wrong without reading the files; nothing, of a version that is not ours."""
+    """What one sees to be wrong without reading the files; nothing, of a version that is not ours. Raises OSError."""
     try:
         found = _read(path)
-    except CheckpointError as error:
+    except FileNotFoundError:
+        return f"{_ABOUT} is missing"
+    except ValueError as error:
         return str(error)
     for name, (size, _) in found["files"].items() if found["version"] == VERSION else ():
-        file = path / name
-        if not file.exists():
+        try:
+            there = (path / name).stat().st_size
+        except FileNotFoundError:
             return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes, {size} were written"
+        if there != size:
+            return f"{name} has {there} bytes, {size} were written"
     return None
 
 
 def damage(folder: Path, step: int, reader: int = 0, readers: int = 1) -> str | None:
     """What is wrong with a checkpoint; None where nothing is. Of several readers each reads its share of the files.
 
-    Raises CheckpointError for an unknown version.
+    Raises CheckpointError for an unknown version, OSError where the disk does not give a file.
     """
     path = path_of(folder, step)
     found = _missing(path)
@@ -142,32 +159,48 @@ def damage(folder: Path, step: int, reader: int = 0, readers: int = 1) -> str | 
     return None
 
 
+def damage_or_unread(folder: Path, step: int, reader: int = 0, readers: int = 1) -> str | None:
+    """The same, where a file that cannot be read is as bad as a damaged one. Raises CheckpointError."""
+    try:
+        return damage(folder, step, reader, readers)
+    except OSError as error:
+        return f"cannot be read: {error}"
+
+
 def _digest(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def newest_good(folder: Path, damage: Callable[[int], str | None], skipped: Callable[[int, str], None]) -> int:
-    """The newest step in whose checkpoint `damage` finds nothing wrong; `skipped` is told of newer ones, and what is
-    wrong with them. Raises CheckpointError where none is good."""
-    for step in reversed(_written(folder)):
-        wrong = damage(step)
+def newest_good(folder: Path) -> int:
+    """The newest step whose checkpoint is not damaged; newer ones are said. Read by one process. Raises
+    CheckpointError where none is good."""
+    for step in reversed(written(folder)):
+        wrong = damage_or_unread(folder, step)
         if wrong is None:
             return step
-        skipped(step, wrong)
+        say_damaged(step, wrong)
     raise CheckpointError(f"{folder} holds no good checkpoint")
 
 
 def say_damaged(step: int, wrong: str) -> None:
-    print(f"checkpoint of step {step} is damaged ({wrong}): the one before is used", file=sys.stderr, flush=True)
+    print(f"checkpoint of step {step} is damaged ({wrong})", file=sys.stderr, flush=True)
 
 
 def set_aside(folder: Path, step: int) -> None:
-    """Rename a damaged checkpoint, so that it never counts among those that are kept."""
+    """Rename a checkpoint that is damaged beyond doubt, so that nobody meets it again."""
+    try:
+        if damage(folder, step) is None:
+            return
+    except OSError:  # the disk may yet give it
+        return
     path = path_of(folder, step)
-    aside = path.with_name(f"damaged-{path.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    os.replace(path, aside)
+    os.replace(path, _free(path.with_name(f"damaged-{path.name}")))
+
+
+def _free(path: Path) -> Path:
+    """A name like this that nothing has."""
+    return next(p for i in count() if not (p := path.with_name(path.name + (f".{i}" if i else ""))).exists())
 
 
 class _Chunks(DefaultSavePlanner):
@@ -208,7 +241,9 @@ def write(part: Path, rank: int, chunks: Sequence[Chunk], file_each: bool = Fals
 
 
 def missing_ranks(part: Path, ranks: int) -> list[int]:
-    """Those that have not written their part yet."""
+    """Those that have not written their part yet. Raises CheckpointError where one says that it cannot."""
+    for failed in part.glob(".failed-*"):
+        raise CheckpointError(f"rank {failed.name.removeprefix('.failed-')}: {failed.read_text()}")
     return [rank for rank in range(ranks) if not (part / f".done-{rank}").exists()]
 
 
@@ -229,23 +264,36 @@ def commit(part: Path, folder: Path, step: int, ranks: int, about: dict[str, Any
     _sync(part)
     final = path_of(folder, step)
     if final.exists():
-        shutil.rmtree(final)
+        _remove(final)
     os.replace(part, final)
     _sync(folder)
-    for old in steps(folder)[:-keep]:
-        shutil.rmtree(path_of(folder, old))
+    # Later ones are of a future that this run has given up: they are not what it can go back to.
+    for old in [s for s in steps(folder) if s <= step][:-keep]:
+        _remove(path_of(folder, old))
     return final
 
 
-def discard(part: Path, rank: int) -> None:
-    """Take back what one rank has written of a checkpoint that will not be: there may be no room on the disk."""
-    for file in part.glob(f"__{rank}_*"):
-        file.unlink(missing_ok=True)
+def _remove(path: Path) -> None:
+    """A checkpoint goes at once, its files in their time; what cannot be removed now is swept up later."""
+    old = _free(path.with_name(f".old-{path.name}"))
+    try:
+        os.replace(path, old)
+    except OSError as error:
+        print(f"note: {path} cannot be removed ({error})", file=sys.stderr, flush=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def give_up(part: Path, rank: int, why: str) -> None:
+    """Say that one rank cannot write its part, and take back what it has written: the disk may be full."""
+    with suppress(OSError):
+        for file in part.glob(f"__{rank}_*"):
+            file.unlink(missing_ok=True)
+        (part / f".failed-{rank}").write_text(why)
 
 
 def sweep(folder: Path) -> None:
-    """Clear away what a run that was killed has half written."""
-    for part in folder.glob(".writing-*"):
+    """Clear away what a run that was killed has half written, or half removed."""
+    for part in (*folder.glob(".writing-*"), *folder.glob(".old-*")):
         shutil.rmtree(part, ignore_errors=True)
 
 

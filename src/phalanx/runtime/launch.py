@@ -41,7 +41,9 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RankFailure(RuntimeError):
-    """A rank died; the message names it, its coordinates and its event."""
+    """A rank died; the message names it, its coordinates and its event. `wrong_input`: that is what it found."""
+
+    wrong_input = False
 
 
 def launch(
@@ -89,7 +91,9 @@ def launch(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if failed:
-        raise RankFailure(made[0].failure)
+        failure = RankFailure(made[0].failure)
+        failure.wrong_input = made[0].wrong_input
+        raise failure
 
 
 def _spec(module: str, argument: str, ranks: int, max_restarts: int, folder: Path) -> WorkerSpec:
@@ -197,7 +201,7 @@ def run_rank(world: World, timeout_s: float, work: Callable[[], object], orderly
         worlds.join(world, timeout_s)
         work()
         worlds.leave()
-    except BaseException as error:  # as torch's CheckpointException is
+    except Exception as error:
         _last_words(world.rank, error)
         code = 2 if isinstance(error, InputError) else 1
     _end(code, parent)
@@ -209,9 +213,9 @@ def named(world: World) -> Iterator[None]:
     its work is raised as RankFailure. Wrong input stays what it is."""
     try:
         yield
-    except (InputError, KeyboardInterrupt, SystemExit):
+    except InputError:
         raise
-    except BaseException as error:  # as torch's CheckpointException is
+    except Exception as error:
         if os.environ.get("PHALANX_TRACEBACK"):
             traceback.print_exception(error)
         page, why = status.page(world.rank), reason(error)

@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from phalanx.runtime import checkpoint, logical
+from phalanx.runtime import logical
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.module_cut import common_dtype, cut_buckets, find_units, require_spreadable
 from phalanx.runtime.part import share, whole
-from phalanx.runtime.saving import Saver, newest_good
+from phalanx.runtime.saving import Saver, agree_on_newest
 from phalanx.runtime.world import World
 from phalanx.spec.choice import Choice
 from phalanx.spec.errors import InputError
@@ -292,15 +292,14 @@ class Parallel:
         mine = logical.owned(self._engine, self._masters, self._optimizer)
         saver.save(step, (*mine, *share(rest, self.rank, self.comm.world.size)), {})
         saver.wait()
-        self.comm.barrier()
 
     def load(self, folder: str | Path) -> int:
         """Go on from the newest good checkpoint; the step that it is of, 0 where there is none. Raises
         CheckpointError."""
         assert self._optimizer is not None, "attach an optimizer first"
-        if not checkpoint.steps(Path(folder)):
+        step = agree_on_newest(Path(folder), self.comm)
+        if step is None:
             return 0
-        step = newest_good(Path(folder), self.comm)
         self._give_state()
         logical.load(self._engine, self._masters, self._optimizer, Path(folder), step, self._rest())
         with torch.no_grad():

@@ -13,8 +13,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,10 @@ class Saver:
     """Writes the checkpoints of a run into one folder, and keeps the last `keep`. Made by all ranks together."""
 
     def __init__(self, folder: Path, comm: Comm, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+        self.folder, self.comm, self.keep = folder, comm, keep
         self.rank, self.ranks = comm.world.rank, comm.world.size
         self._thread: threading.Thread | None = None
-        self._error: CheckpointError | None = None
+        self._error = ""
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             checkpoint.sweep(folder)
@@ -46,8 +45,8 @@ class Saver:
 
     @torch.no_grad()
     def save(self, step: int, owned: Iterable[Part], about: dict[str, Any]) -> None:
-        """Begin the checkpoint of a step; `owned` may change as soon as this returns. Raises CheckpointError where
-        the one before could not be written."""
+        """Begin the checkpoint of a step, when the one before is there; `owned` may change as soon as this returns.
+        All ranks together. Raises CheckpointError where the one before could not be written."""
         self.wait()
         chunks = []
         for part in owned:
@@ -58,57 +57,91 @@ class Saver:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises CheckpointError where what is being written could not be."""
-        if self._error is not None:
-            raise self._error
+        """Raises CheckpointError where this rank could not write its part."""
+        if self._error:
+            raise CheckpointError(self._error)
 
     def wait(self) -> None:
-        """That this rank's part of the last checkpoint is written; on rank 0, that all of it is. Raises
-        CheckpointError."""
+        """That the last checkpoint is there, whole. All ranks together. Raises CheckpointError, on all of them."""
+        thread = self._thread
+        if thread is None:
+            return
+        together(self.comm, thread.join)
+        self._thread = None
+        for error in self.comm.gather_objects(self._error, "world"):
+            if error:
+                raise CheckpointError(error)
+
+    def finish(self) -> None:
+        """Give what is being written its time, when this rank is about to end for another reason."""
         if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.check()
+            self._thread.join(worlds.timeout_s())
 
     def _write(self, step: int, chunks: list[Chunk], about: dict[str, Any]) -> None:
         part = self.folder / f".writing-{step:08d}-{self._life}"
         try:
             part.mkdir(exist_ok=True)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                checkpoint.write(part, self.rank, chunks)
-                if self.rank == 0:
-                    self._await_all(part)
-                    checkpoint.commit(part, self.folder, step, self.ranks, about, self.keep)
+            checkpoint.write(part, self.rank, chunks)
+            if self.rank == 0:
+                self._await_all(part)
+                checkpoint.commit(part, self.folder, step, self.ranks, about, self.keep)
         except BaseException as error:  # whatever it is, the training thread is told
-            checkpoint.discard(part, self.rank)
-            self._error = CheckpointError(f"the checkpoint of step {step} cannot be written: {reason(error)}")
+            why = str(error) if isinstance(error, CheckpointError) else reason(error)
+            self._error = f"the checkpoint of step {step} cannot be written: {why}"
+            checkpoint.give_up(part, self.rank, why)
 
     def _await_all(self, part: Path) -> None:
-        limit = time.monotonic() + worlds.timeout_s()
+        """That every rank has written its part; how long that takes is the disk's affair, as long as it grows."""
+        size, limit = -1, 0.0
         while late := checkpoint.missing_ranks(part, self.ranks):
+            now = sum(file.stat().st_size for file in part.glob("__*"))
+            if now != size:
+                size, limit = now, time.monotonic() + worlds.timeout_s()
             if time.monotonic() > limit:
                 raise TimeoutError(
-                    f"after {worlds.timeout_s():.0f} s rank {late[0]} has not written its part; "
-                    f"do all ranks see {self.folder.absolute()}?"
+                    f"nothing came from rank {late[0]} for {worlds.timeout_s():g} s; do all ranks see the folder?"
                 )
             time.sleep(_LOOK_EVERY_S)
 
 
-def newest_good(folder: Path, comm: Comm, own: bool = True) -> int:
-    """The newest step with an undamaged checkpoint; each rank reads its share of the files. Newer ones are said and,
-    where the run is our `own`, set aside. All ranks together. Raises CheckpointError where there is none."""
+def together(comm: Comm, work: Callable[[], object]) -> None:
+    """Do work that may take any time, on all ranks: nobody waits in one collective for longer than its timeout. It
+    must not raise."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while True:
+        thread.join(worlds.timeout_s() / 4)
+        if not any(comm.gather_objects(thread.is_alive(), "world")):
+            return
+
+
+def agree_on_newest(folder: Path, comm: Comm, own: bool = True) -> int | None:
+    """The newest step with an undamaged checkpoint, one for all ranks; None where nothing was ever saved. Each rank
+    reads its share of the files. Newer ones are said and, where the run is our `own`, set aside. All ranks together.
+    Raises CheckpointError where all are damaged."""
     rank, ranks = comm.world.rank, comm.world.size
     comm.status.now("reading the checkpoint")
+    # Rank 0 decides: on a shared file system ranks may see another state of the folder for a while.
+    steps = comm.gather_objects(checkpoint.written(folder) if rank == 0 else None, "world")[0]
+    for step in reversed(steps):
+        found: list[str | CheckpointError | None] = [None]
 
-    def damage(step: int) -> str | None:
-        found = comm.gather_objects(checkpoint.damage(folder, step, rank, ranks), "world")
-        return next((wrong for wrong in found if wrong is not None), None)
+        def look(step: int = step, found: list[str | CheckpointError | None] = found) -> None:
+            try:
+                found[0] = checkpoint.damage_or_unread(folder, step, rank, ranks)
+            except CheckpointError as error:
+                found[0] = error
 
-    def skipped(step: int, wrong: str) -> None:
+        together(comm, look)
+        wrong = [w for w in comm.gather_objects(found[0], "world") if w is not None]
+        if not wrong:
+            return int(step)
+        if isinstance(wrong[0], CheckpointError):
+            raise wrong[0]
         if rank == 0:
-            checkpoint.say_damaged(step, wrong)
+            checkpoint.say_damaged(step, wrong[0])
         if rank == 0 and own:
             checkpoint.set_aside(folder, step)
-
-    return checkpoint.newest_good(folder, damage, skipped)
+    if steps:
+        raise CheckpointError(f"{folder} holds no good checkpoint")
+    return None

@@ -29,7 +29,7 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.launch import StopFlag
 from phalanx.runtime.passes import passes
-from phalanx.runtime.saving import Saver, newest_good
+from phalanx.runtime.saving import Saver, agree_on_newest
 from phalanx.runtime.timeline import StepTimes
 from phalanx.schedule.event import Event
 from phalanx.spec.job import Train
@@ -50,7 +50,7 @@ def learning_rate(train: Train, peak: float, step: int) -> float:
 
 
 class Trainer:
-    """One rank's run. `resume` continues from the newest checkpoint of the run folder."""
+    """One rank's run. `resume` continues from the newest checkpoint of the run folder, if it has one."""
 
     def __init__(self, plan: Plan, tokens: TokenSet, folder: Path, comm: Comm, resume: bool) -> None:
         self.plan, self.tokens, self.folder, self.comm = plan, tokens, folder, comm
@@ -60,18 +60,18 @@ class Trainer:
         self.separate = job.documents == "separate"
         starts = tokens.training_starts() if self.separate else None
         self.batches = Batches(tokens.training(), job.seq, job.global_batch, train.seed, starts)
+        saved = agree_on_newest(folder / "checkpoint", comm) if resume else None
         weights = None
-        if train.weights and not resume:
+        if train.weights and saved is None:
             given = Path(train.weights)
-            step = newest_good(given / "checkpoint", comm, own=False) if is_run(given) else None
+            step = agree_on_newest(given / "checkpoint", comm, own=False) if is_run(given) else None
             weights = open_weights(given, plan.model, step)
         self.training = Training(plan.model, job, strategy, comm, train.seed, train.nonfinite, weights)
         self.peak_lr = train.scaled_lr(job.global_batch)
-        self.start = 0
+        self.start = saved or 0
         self.saver = Saver(folder / "checkpoint", comm, train.keep)
-        if resume:
-            self.start = newest_good(folder / "checkpoint", comm)
-            self.training.load(folder / "checkpoint", self.start)
+        if saved is not None:
+            self.training.load(folder / "checkpoint", saved)
         self.memory = 0
         self.events: tuple[Event, ...] = ()
         self._ahead: tuple[int, list[Tensor]] | None = None
@@ -88,6 +88,22 @@ class Trainer:
         Raises FloatingPointError naming the step where loss or gradients are not finite and where that began,
         ReplicasDiffer the one after which replicas hold different bits.
         """
+        try:
+            interrupted, last_loss = self._steps(stop)
+        except Exception:
+            self.saver.finish()  # nothing is wrong with the step that was saved before
+            raise
+        self.comm.status.now(f"writing the checkpoint of step {self.saved}")
+        self.saver.wait()
+        record = self.folder / "recorded.json"
+        # Ranks that were started again after the last step have nothing to say that is not there.
+        if self.first and (self.saved > self.start or not record.exists()):
+            self._write_record(record, last_loss, interrupted)
+        self.comm.barrier()
+        return interrupted
+
+    def _steps(self, stop: StopFlag) -> tuple[bool, float | None]:
+        """(Whether a stop was asked for, loss on held-out sequences after the last step)."""
         train, steps = self.plan.train, self.plan.train.steps
         interrupted = False
         last_loss = None
@@ -122,13 +138,9 @@ class Trainer:
                     self._save(done, row["lr"])
                 if interrupted:
                     break
-        self.comm.status.now(f"writing the checkpoint of step {self.saved}")
-        self.saver.wait()
         if progress is not None:
             progress.close()
-            self._write_record(last_loss, interrupted)
-        self.comm.barrier()
-        return interrupted
+        return interrupted, last_loss
 
     def _step(self, step: int, stop: StopFlag) -> dict[str, Any]:
         """Run step number `step` (from 0) and describe it as a line of metrics.jsonl."""
@@ -155,7 +167,8 @@ class Trainer:
                 if world.device.type == "cuda":
                     self.memory = torch.cuda.max_memory_allocated(world.device)
         except FloatingPointError as error:
-            raise FloatingPointError(f"step {step + 1}: {error}") from None
+            self.comm.status.now(f"step {step + 1}")  # and not what all ranks told each other since
+            raise FloatingPointError(str(error)) from None
         seconds, times = timeline.end(), timeline.times()
         if result.skipped:
             self.traced = min(max(self.traced, step + 2), plan.train.steps - 1)
@@ -247,7 +260,7 @@ class Trainer:
         self.saver.save(step, self.training.owned(), about | self.training.numerics())
         self.saved = step
 
-    def _write_record(self, last_loss: float | None, interrupted: bool) -> None:
+    def _write_record(self, path: Path, last_loss: float | None, interrupted: bool) -> None:
         """What this process measured, for the comparison with the prediction."""
         record = {
             "version": 1,
@@ -261,7 +274,7 @@ class Trainer:
             "timeline": self._timeline(),
             "events": [asdict(event) for event in self.events],
         }
-        write_json(self.folder / "recorded.json", record)
+        write_json(path, record)
 
     def _timeline(self) -> dict[str, Any] | None:
         """Medians over the steps after the first, of this rank; None where no step was followed."""

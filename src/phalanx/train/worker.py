@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from phalanx.measure.local import cache_folder
-from phalanx.runtime import checkpoint
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import StopFlag, restarted, run_rank
@@ -44,8 +43,7 @@ def main() -> None:
     world = worlds.external() or worlds.ALONE
     folder = Path(given["folder"])
     timeout_s = plans.read(folder / "plan.json").train.timeout_s
-    # What was trained before a failure is there; a run that had not saved yet begins anew.
-    resume = given["resume"] or (restarted() and bool(checkpoint.steps(folder / "checkpoint")))
+    resume = given["resume"] or restarted()  # a run that had not saved before it failed begins anew
     stop = StopFlag()
     run_rank(world, timeout_s, lambda: train_rank(world, folder, resume, stop), orderly=True)
 
