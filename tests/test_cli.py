@@ -292,22 +292,6 @@ def test_another_layout_reads_the_checkpoint(here: Path) -> None:
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 1
 
 
-def test_a_killed_rank_is_named_and_nothing_is_left(here: Path) -> None:
-    process = start(here, "train", "job.toml", "--set", "train.name=killed", "--set", "train.steps=100000")
-    run = here / "runs" / "killed"
-    wait_for_step(run, 12)
-    os.kill(workers(here)[-1], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    last = err.strip().splitlines()[-1]
-    assert last.startswith("error: rank ")
-    assert "(dp_replicate " in last
-    assert "SIGKILL" in last
-    assert not workers(here)
-    assert [p.name for p in (run / "checkpoint").iterdir()]
-    assert phalanx(here, "generate", "runs/killed", "--tokens", "2")[0] == 0
-
-
 def test_torchrun_starts_the_same_file(here: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     command += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from drawn import cases, models
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.cost import memory
@@ -50,6 +50,7 @@ def test_sums_of_the_expansion_are_the_terms(case: tuple[ModelSpec, Job, Strateg
     assert totals == sums
 
 
+@settings(max_examples=30)
 @given(models(), st.sampled_from([4, 12, 24]), st.sampled_from([8, 32]), st.sampled_from(["float32", "bfloat16"]))
 def test_columns_are_their_rows(model: ModelSpec, batch: int, seq: int, dtype: str) -> None:
     job = Job(global_batch=batch, seq=seq, precision=Precision(compute=dtype))  # type: ignore[arg-type]
