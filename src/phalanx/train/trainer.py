@@ -93,8 +93,7 @@ class Trainer:
         except Exception:
             self.saver.finish()  # nothing is wrong with the step that was saved before
             raise
-        self.comm.status.now(f"writing the checkpoint of step {self.saved}")
-        self.saver.wait()
+        self._await_saved()
         record = self.folder / "recorded.json"
         # Ranks that were started again after the last step have nothing to say that is not there.
         if self.first and (self.saved > self.start or not record.exists()):
@@ -252,7 +251,12 @@ class Trainer:
         loss, tokens = self.training.evaluate([_to_device(part, world.device) for part in parts], passes)
         return loss / tokens if tokens else None
 
+    def _await_saved(self) -> None:
+        self.comm.status.now(f"waiting for the checkpoint of step {self.saved}")
+        self.saver.wait()
+
     def _save(self, step: int, lr: float) -> None:
+        self._await_saved()
         self.comm.status.now(f"writing the checkpoint of step {step}")
         seed = self.plan.train.seed
         cursor = step * self.plan.job.global_batch  # sequences seen
