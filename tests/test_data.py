@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,19 @@ def test_places_start_anew_with_each_document(starts: list[int], start: int, seq
         for token in row[1:]:
             wanted.append(0 if token in documents else wanted[-1] + 1)
         assert list(of_row) == wanted
+
+
+def test_a_batch_does_not_copy_where_documents_begin(tmp_path: Path) -> None:
+    """They may be a large file: eight bytes for each of a billion documents."""
+    np.save(tmp_path / "documents.npy", np.arange(0, 4_000_000, 4))
+    documents = np.load(tmp_path / "documents.npy", mmap_mode="r")
+    tokens = np.zeros(4_000_000, dtype=np.uint16)
+    tracemalloc.start()
+    places = take(tokens, np.array([0, 3_999_000]), 7, documents)[1]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert places.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]] * 2
+    assert peak < documents.nbytes / 10
 
 
 def test_an_epoch_shows_every_window_once_and_the_next_another_order() -> None:
@@ -192,6 +206,65 @@ def test_a_large_document_is_cut_and_nothing_is_lost() -> None:
     assert list(paragraphs(iter(["a\n", "\nb\n\n\nc", ""]))) == ["a\n\n", "b\n\n", "\nc"]
 
 
+@pytest.mark.parametrize(
+    ("line", "begins", "ends"),
+    [("some words\n", "some", "words\n"), ("some words ", " ", "words"), ("字", "字", "字")],
+    ids=["lines", "words", "characters"],
+)
+def test_text_without_blank_lines_is_cut_too(line: str, begins: str, ends: str) -> None:
+    """After a line, else before a space, else anywhere; the same pieces however it was read."""
+    text = line * (3_000_000 // len(line)) + "\n\nend"
+    pieces = list(paragraphs(iter([text])))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= 2**20
+    assert len(pieces) == 4
+    assert all(piece.endswith(ends) for piece in pieces[:2])
+    assert all(piece.startswith(begins) for piece in pieces[1:-1])
+    for size in (2**20, 2**20 + 1, len(text) - 4):
+        assert list(paragraphs(text[i : i + size] for i in range(0, len(text), size))) == pieces
+
+
+def test_a_folder_says_how_much_of_it_is_read(tmp_path: Path) -> None:
+    """Whatever the case of a name; not what only lies there."""
+    names = ("a.txt", "b.json", "c.JSONL", "d.TXT", "e.Txt.GZ", "f.Json.gz", "g.md", "h/i.txt", "h/tokenizer.json")
+    folder = tmp_path / "texts"
+    (folder / "h").mkdir(parents=True)
+    for name in names:
+        text = json.dumps({"text": f"of {name} "}) if "json" in name.lower() else f"of {name} "
+        (folder / name).write_bytes(gzip.compress(text.encode()) if name.lower().endswith("gz") else text.encode())
+    (tmp_path / "some.txt").write_text("some text")
+    trained = prepare(Train(data=str(tmp_path / "some.txt")), 300, tmp_path)
+    (folder / "h" / "tokenizer.json").write_bytes(trained.tokenizer.read_bytes())
+    said: list[str] = []
+    tokens = prepare(Train(data=str(folder), tokenizer=str(folder / "h")), 300, tmp_path, said.append)
+    text = Tokenizer.from_file(str(tokens.tokenizer)).decode(_ids(tokens))
+    assert text == "".join(f"of {name} " for name in names if name not in ("g.md", "h/tokenizer.json"))
+    assert said == [f"note: 7 of 8 files in {folder} are read: .txt, .jsonl, .json, .xz, .gz"]
+
+
+def test_documents_that_are_not_known_cannot_be_kept_apart(tmp_path: Path) -> None:
+    """A second file begins a document, but none that is trained on."""
+    for name in ("train", "val"):
+        np.arange(1, 90, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    with pytest.raises(InputError, match="separate"):
+        require_documents(prepare(Train(data=str(tmp_path)), 300, tmp_path))
+    require_documents(prepare(Train(data=str(tmp_path), end_of_text=50), 300, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["ids.bin", "pair"])
+def test_ids_that_may_not_be_read_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    ids = np.arange(90, dtype=np.int32)
+    ids.tofile(tmp_path / "ids.bin")
+    _write_megatron(tmp_path / "pair", ids, np.array([90]), np.array([0, 1]))
+
+    def refuse(path: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match=r"train\.data = .*Permission denied"):
+        prepare(Train(data=str(tmp_path / name), data_dtype="uint32"), 300, tmp_path)
+
+
 def test_unusable_data_are_said(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("  \n")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
@@ -199,6 +272,10 @@ def test_unusable_data_are_said(tmp_path: Path) -> None:
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"a text that ends too early" * 9)[:-12])
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"txt": "two"}\n')
     (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": \n')
+    (tmp_path / "half.jsonl").write_text('{"text": "one"}\n{"text": "bad \\ud83d"}\n')
+    (tmp_path / "list.json").write_text('[{"text": "one"}]')
+    (tmp_path / "wide.json").write_text(json.dumps({"text": "one"}, indent=1))
+    (tmp_path / "d.bin").mkdir()
     (tmp_path / "text.txt").write_text("one two three " * 30)
     (tmp_path / "odd.bin").write_bytes(b"\x01\x00\x02")
     (tmp_path / "none.bin").write_bytes(b"")
@@ -222,6 +299,11 @@ def test_unusable_data_are_said(tmp_path: Path) -> None:
         ("cut.txt.gz", "cannot be read", {}),
         ("a.jsonl", "a.jsonl:2 has txt", {}),
         ("b.jsonl", "b.jsonl:2'.* is not JSON", {}),
+        ("half.jsonl", r"half.jsonl:2'.* half a surrogate pair", {}),
+        ("list.json", "list.json:1'.* is no JSON object; one object a line", {}),
+        ("wide.json", "wide.json:1'.* is not JSON .*; one object a line", {}),
+        ("nope.bin", "no such", {}),
+        ("d.bin", "holds no .txt", {}),
         ("odd.bin", "3 bytes are no whole number of uint16", {}),
         ("none.bin", "is empty", {}),
         ("high.bin", "token 300 when read as uint16, model.vocab is 299", {}),

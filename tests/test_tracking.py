@@ -38,11 +38,11 @@ def test_a_log_file_reads_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
-    """Steps that were run again after the last checkpoint too."""
+    """Steps that were run again after the last checkpoint too, or from the beginning."""
     pytest.importorskip("tensorboard", reason="an extra: pip install 'phalanx[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for start, stop in ((0, 5), (3, 8)):
+    for start, stop in ((0, 2), (0, 5), (3, 8)):
         with scalars(tmp_path, start) as write:
             for step in range(start + 1, stop + 1):
                 write(_row(step, loss=step + start / 10) | ({"eval_loss": None} if step == 2 else {}))

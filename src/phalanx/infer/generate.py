@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from phalanx.nn.decoder import Cache, Decoder
 from phalanx.nn.initial import create
 from phalanx.nn.stored import of_run, widest
 from phalanx.spec import plan as plans
 from phalanx.spec.errors import InputError
+from phalanx.train.data.tokenizer import open_tokenizer
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,20 @@ def generate(folder: Path, prompt: str, how: Sampling) -> str:
     """Continue a prompt with the newest checkpoint of a run, in the type that it holds. Raises InputError,
     CheckpointError."""
     spec = plans.model_of(folder)
-    weights = of_run(folder, spec)
     if not (folder / "tokenizer.json").exists():
         raise InputError(
             "run", str(folder), "holds no tokenizer.json: it was trained on token ids", "copy the tokenizer's there"
         )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = create(spec, widest(weights, spec), device)
-    for name, p in model.named_parameters():
-        p.copy_(weights.slice(name, 0, p.numel()).view(p.shape))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = open_tokenizer(folder / "tokenizer.json", spec.vocab, "run")
     ids = tokenizer.encode(prompt).ids
     if not ids:
         raise InputError("--prompt", prompt, "is empty", "give it at least one character")
     if len(ids) > spec.max_seq:
         raise InputError("--prompt", prompt, f"is {len(ids)} tokens, max_seq is {spec.max_seq}", "shorten it")
-    return prompt + str(tokenizer.decode(sample(model, ids, how)))
+    weights = of_run(folder, spec)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = create(spec, widest(weights, spec), device)
+    for name, p in model.named_parameters():
+        p.copy_(weights.slice(name, 0, p.numel()).view(p.shape))
+    whole = tokenizer.decode(ids + sample(model, ids, how))
+    return prompt + whole[len(tokenizer.decode(ids)) :]  # alone, what follows would lose the space before it

@@ -101,7 +101,7 @@ class Train:
 
     `data`: texts, or files of token ids; `tokenizer`: a tokenizer.json for texts (empty: one is trained on them);
     `end_of_text`: the token between documents, by name or id (empty: the one that the tokenizer is known to have);
-    `text_field`: of a .jsonl file's objects; `data_dtype`: of the ids in a flat .bin.
+    `text_field`: of a .jsonl or .json file's objects; `data_dtype`: of the ids in a flat .bin.
     `transport`: of collectives between the ranks of a host; auto takes what was measured to be the fastest.
     `weights`: what the model starts from, a Hugging Face folder or file or a run's folder; empty: drawn by `seed`.
     `check_sync`: after every so many steps the replicas' bits are compared; 0: never. `nonfinite`: whether a step

@@ -22,11 +22,11 @@ def require() -> None:
 
 @contextmanager
 def scalars(folder: Path, start: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Writes a row's scalars into `folder`. A run that goes on after step `start` hides what was written of later
-    steps, which are run again."""
+    """Writes a row's scalars into `folder`. A run that goes on after step `start`, 0 too, hides what was written of
+    later steps, which are run again."""
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(str(folder), purge_step=start + 1 if start else None, flush_secs=10) as writer:
+    with SummaryWriter(str(folder), purge_step=start + 1, flush_secs=10) as writer:
 
         def write(row: dict[str, Any]) -> None:
             for name in SHOWN:

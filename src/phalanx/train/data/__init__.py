@@ -1,7 +1,8 @@
 """From what people have to batches: texts, token files, their tokens on disk, and an order of samples.
 
     texts.py     files of text and JSON lines, as a stream of documents
-    encode.py    a tokenizer, given or trained here, and texts through it
+    tokenizer.py a tokenizer.json that people have, opened and checked
+    encode.py    texts through it, or through one that is trained here
     ids.py       files that hold token ids already: flat, and Megatron's pair
     tokens.py    the tokens of a run: memory-mapped, counted, with where documents begin
     batches.py   which tokens a step sees
@@ -35,17 +36,18 @@ def prepare(train: Train, vocab: int, cache: Path, announce: Callable[[str], Non
     if train.data != SHIPPED:
         if (index := ids.megatron_index(path)) is not None:
             return ids.from_megatron(index, train, given, vocab, cache, announce)
-        if path.suffix == ".bin" or (path / "train.bin").is_file():
+        if (path.suffix == ".bin" and path.is_file()) or (path / "train.bin").is_file():
             return ids.from_flat(path, train, given, vocab, cache, announce)
-    return encode.from_texts(find_texts(train.data), train, given, vocab, cache, announce)
+    return encode.from_texts(find_texts(train.data, given.path, announce), train, given, vocab, cache, announce)
 
 
 def require_documents(tokens: TokenSet) -> None:
-    """That it is known where documents begin. Raises InputError."""
-    if tokens.documents < 2:
+    """That it is known where documents begin in the training tokens: a second file begins one too, but only there.
+    Raises InputError."""
+    if len(tokens.training_starts()) < 2:
         raise InputError(
             "job.documents",
             "separate",
-            "no end-of-text separates documents in train.data",
+            "no end-of-text separates documents in the training tokens of train.data",
             "name it in train.end_of_text, or use packed",
         )

@@ -72,7 +72,9 @@ def take(
     ids: npt.NDArray[np.int64] = tokens[places].astype(np.int64)
     if documents is None:
         return ids
-    begins = np.concatenate([np.zeros(1, dtype=np.int64), documents])[np.searchsorted(documents, places, "right")]
+    begun = np.searchsorted(documents, places, "right")  # documents that have, at each place
+    begins = np.zeros_like(places)
+    begins[begun > 0] = documents[begun[begun > 0] - 1]  # no copy of them all: they may be a large file
     return np.stack([ids, places - np.maximum(begins, starts[:, None])])
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Train
 from phalanx.train.data.texts import TextFile, documents, paragraphs, whole
+from phalanx.train.data.tokenizer import open_tokenizer
 from phalanx.train.data.tokens import TokenSet, cached, content_digest, key, named, split, survey
 
 if TYPE_CHECKING:
@@ -38,14 +39,6 @@ class Given:
     digest: str | None
     end_of_text: int | None
 
-    def open(self) -> Tokenizer:
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(self.path))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
-
 
 def load(train: Train, vocab: int) -> Given:
     """The tokenizer of `train.tokenizer` (a file, or a folder that holds tokenizer.json) and the end-of-text, checked
@@ -59,22 +52,7 @@ def load(train: Train, vocab: int) -> Given:
         return Given(None, None, end if isinstance(end, int) else None)
     path = Path(train.tokenizer)
     path = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        content = path.read_bytes()
-        tokenizer = Given(path, "", None).open()
-    except OSError as error:
-        raise InputError("train.tokenizer", str(path), f"cannot be read ({error.strerror})") from None
-    except Exception as error:  # the library raises nothing more special
-        raise InputError("train.tokenizer", str(path), f"is not a tokenizer.json ({error})") from None
-    size = tokenizer.get_vocab_size()
-    largest = max(tokenizer.get_vocab().values(), default=0)
-    if max(size, largest + 1) > vocab:
-        raise InputError(
-            "train.tokenizer",
-            str(path),
-            f"has {max(size, largest + 1)} entries, model.vocab is {vocab}",
-            "raise model.vocab",
-        )
+    tokenizer = open_tokenizer(path, vocab, "train.tokenizer")
     if isinstance(end, str):
         names = (end,) if end else NAMES
         found = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
@@ -84,7 +62,7 @@ def load(train: Train, vocab: int) -> Given:
         found = end
         if not 0 <= end < vocab:
             raise InputError("train.end_of_text", end, f"is no id of model.vocab = {vocab}")
-    return Given(path, hashlib.sha256(content).hexdigest(), found)
+    return Given(path, hashlib.sha256(path.read_bytes()).hexdigest(), found)
 
 
 def from_texts(
@@ -109,7 +87,7 @@ def from_texts(
             texts = chain.from_iterable(map(paragraphs, documents(files, field)))
             tokenizer, end, cut = _train(texts, vocab), 0, paragraphs
         else:
-            tokenizer, end, cut = given.open(), given.end_of_text, whole
+            tokenizer, end, cut = open_tokenizer(given.path, vocab, "train.tokenizer"), given.end_of_text, whole
             if end is None and (len(files) > 1 or files[0].json_lines):
                 announce("note: no end-of-text between documents, the tokenizer has none; see train.end_of_text")
         tokenizer.save(str(part / "tokenizer.json"))

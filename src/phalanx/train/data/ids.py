@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,23 @@ def _type_of(path: Path, train: Train, vocab: int) -> str:
         return train.data_dtype
     if vocab > 2**16:
         return "uint32"
-    with path.open("rb") as file:
+    with _reading(path), path.open("rb") as file:
         halves = np.frombuffer(file.read(4 * _SEEN), dtype=np.uint8)
     halves = halves[: len(halves) // 4 * 4].view("<u2")
     return "uint32" if len(halves) > 2 and not halves[1::2].any() and halves.any() else "uint16"
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError("train.data", str(path), f"cannot be read ({error.strerror})") from None
+
+
 def _count(path: Path, dtype: str) -> int:
-    size, each = path.stat().st_size, np.dtype(dtype).itemsize
+    with _reading(path):
+        size, each = path.stat().st_size, np.dtype(dtype).itemsize
     if not size:
         raise InputError("train.data", str(path), "is empty")
     if size % each:
@@ -113,8 +123,8 @@ def _read_index(index: Path, ids: Path) -> tuple[str, int, npt.NDArray[np.int64]
     def refuse(reason: str, mend: str = "") -> InputError:
         return InputError("train.data", str(index), reason, mend)
 
-    size = index.stat().st_size
-    with index.open("rb") as file:
+    with _reading(index), index.open("rb") as file:
+        size = index.stat().st_size
         head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):
         raise refuse("is not an index of Megatron's")
@@ -150,7 +160,7 @@ def _digest(path: Path, cache: Path, announce: Callable[[str], None]) -> str:
     def blocks() -> Iterator[bytes]:
         if path.stat().st_size > 2**31:
             announce(f"reading {path} to know it again; once, while it does not change")
-        with path.open("rb") as file:
+        with _reading(path), path.open("rb") as file:
             while block := file.read(_BLOCK):
                 yield block
 

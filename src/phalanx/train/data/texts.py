@@ -1,4 +1,4 @@
-"""Texts as a stream of documents: a text file is one document, so is each line of a .jsonl file.
+"""Texts as a stream of documents: a text file is one document, so is each line of a .jsonl or .json file.
 
 Files are read piece by piece, so a corpus may be larger than memory.
 """
@@ -10,7 +10,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -20,7 +20,9 @@ from phalanx.spec.errors import InputError
 
 SHIPPED = "austen"
 _PACKED = {".xz": lzma.open, ".gz": gzip.open}
+_JSON_LINES = (".jsonl", ".json")
 _READ = 2**20  # characters at once
+_PIECE = 2**20  # characters of one paragraph
 LARGEST = 2**24
 """Characters of one document that a given tokenizer sees together."""
 
@@ -33,11 +35,11 @@ class TextFile:
 
     @property
     def json_lines(self) -> bool:
-        suffixes = self.path.suffixes
-        return bool(suffixes) and (suffixes[:-1] if suffixes[-1] in _PACKED else suffixes)[-1:] == [".jsonl"]
+        name = Path(self.path.stem if self.path.suffix.lower() in _PACKED else self.path.name)
+        return name.suffix.lower() in _JSON_LINES
 
     def open(self) -> IO[str]:
-        packed = _PACKED.get(self.path.suffix)
+        packed = _PACKED.get(self.path.suffix.lower())
         binary = packed(self.path, "rb") if packed else self.path.open("rb")
         return io.TextIOWrapper(cast("IO[bytes]", binary), encoding="utf-8")
 
@@ -51,16 +53,22 @@ class TextFile:
             raise InputError("train.data", str(self.path), f"cannot be read as UTF-8 text ({error})") from None
 
 
-def find_texts(data: str) -> list[TextFile]:
-    """The shipped corpus, one file, or every .txt and .jsonl (also .xz and .gz) in a folder, in order of name."""
+def find_texts(
+    data: str, tokenizer: Path | None = None, announce: Callable[[str], None] = lambda _: None
+) -> list[TextFile]:
+    """The shipped corpus, one file, or every .txt, .json and .jsonl (also .xz and .gz) in a folder, in order of name;
+    but for the `tokenizer` that may lie there. What else a folder holds is left out, and counted in one line."""
     if data == SHIPPED:
         return [TextFile(Path(str(resources.files("phalanx.data").joinpath("austen.txt.xz"))))]
     path = Path(data)
     if path.is_dir():
-        kinds = (".txt", ".jsonl", *_PACKED)
-        files = sorted(f for f in path.rglob("*") if f.suffix in kinds and f.is_file())
+        kinds = (".txt", *_JSON_LINES, *_PACKED)
+        there = [f for f in path.rglob("*") if f.is_file() and not (tokenizer and f.samefile(tokenizer))]
+        files = sorted(f for f in there if f.suffix.lower() in kinds)
         if not files:
-            raise InputError("train.data", data, "holds no .txt, .jsonl or train.bin")
+            raise InputError("train.data", data, "holds no .txt, .json, .jsonl or train.bin")
+        if len(files) < len(there):
+            announce(f"note: {len(files)} of {len(there)} files in {data} are read: {', '.join(kinds)}")
         return [TextFile(f) for f in files]
     if not path.is_file():
         raise InputError("train.data", data, "no such file or folder", f"or use the shipped corpus {SHIPPED!r}")
@@ -69,7 +77,7 @@ def find_texts(data: str) -> list[TextFile]:
 
 def documents(files: Iterable[TextFile], field: str) -> Iterator[Iterator[str]]:
     """Each document as the pieces in which it is read. Raises InputError at a line that is no JSON object with text
-    in `field`."""
+    in `field`, or whose text is none: half a surrogate pair has no UTF-8. Nothing is replaced behind one's back."""
     for file in files:
         if not file.json_lines:
             yield file.chunks()
@@ -90,23 +98,46 @@ def _lines(chunks: Iterable[str]) -> Iterator[str]:
 def _text_in(line: str, field: str, where: str) -> str:
     try:
         found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError("train.data", where, f"is not JSON ({error})") from None
-    text = found.get(field) if isinstance(found, dict) else None
+    except ValueError as error:  # JSONDecodeError, or a number of too many digits
+        raise InputError("train.data", where, f"is not JSON ({error})", "one object a line is read") from None
+    if not isinstance(found, dict):
+        raise InputError("train.data", where, "is no JSON object", "one object a line is read")
+    text = found.get(field)
     if not isinstance(text, str):
-        have = f"has {', '.join(map(str, found))}" if isinstance(found, dict) else "is no object"
+        have = f"has {', '.join(map(str, found))}"
         raise InputError("train.text_field", field, f"{where} {have[:200]}", "name the field that holds the text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"holds {text[error.start]!a}, half a surrogate pair"
+        raise InputError("train.data", where, half, "mend the line") from None
     return text
 
 
 def paragraphs(chunks: Iterable[str]) -> Iterator[str]:
-    """A document cut after every blank line, so that no word is cut."""
+    """A document cut after every blank line, so that no word is cut; a paragraph of more than _PIECE characters as
+    `_shorter` cuts it. The pieces do not depend on the chunks."""
     rest = ""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split("\n\n")
-        yield from (p + "\n\n" for p in whole)
+        for paragraph in whole:
+            yield from _shorter(paragraph + "\n\n")
+        *cut, rest = _shorter(rest)
+        yield from cut
     if rest:
         yield rest
+
+
+def _shorter(text: str) -> Iterator[str]:
+    """Pieces of at most _PIECE characters: cut after a line, else before a space, else anywhere."""
+    start = 0
+    while len(text) - start > _PIECE:
+        most = start + _PIECE
+        end = text.rfind("\n", start, most) + 1 or text.rfind(" ", start + 1, most)
+        end = end if end > 0 else most
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def whole(chunks: Iterable[str]) -> Iterator[str]:
