@@ -8,8 +8,9 @@ The trainer, the parity examiner and the benchmarks all run this same step.
     finish:        gradients are sums over the global batch; divided by its token count, clipped
     optimizer:     on the masters; weights are cast down from them
 
-A step whose loss or gradient is not finite changes nothing: it is looked into (nonfinite.py), and skipped or the end
-of the run. fp16 gradients that overflow halve the loss scale (loss_scale.py).
+A step whose loss or gradient is not finite changes no weight: it is looked into (nonfinite.py), and skipped or the
+end of the run; what compression had kept back is dropped with it. fp16 gradients that overflow halve the loss scale
+(loss_scale.py).
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Training:
         self._same = precision.accumulate_dtype == precision.master_dtype
         self.current = 0  # micro-batch under way
         self.loss_scale = LossScale() if precision.compute == "float16" else None
-        self.skipped = 0  # steps that have changed nothing
+        self.skipped = 0  # steps that have changed no weight
         self._in_a_row = 0  # of them, the last ones, that no loss scale mends
 
     def step(self, micro_batches: list[Tensor], lr: float, stop: bool = False) -> StepResult:
