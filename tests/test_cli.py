@@ -202,8 +202,8 @@ def test_little_text_and_a_long_prompt_still_end_well(here: Path) -> None:
 
 
 def test_a_run_of_one_step_has_no_timeline_and_goes_on_with_its_buckets(here: Path) -> None:
-    """Its only step is the instrumented one, which is slow and says nothing. Buckets stay whatever another measurement
-    of this machine would say."""
+    """Its only step is the instrumented one, which is slow and says nothing. Buckets stay whatever another
+    measurement of this machine would say."""
     words = ("--set", "train.name=short", "--set", "train.steps=1", "--set", "train.warmup=0")
     code, out, err = phalanx(here, "train", "job.toml", *words)
     assert code == 0, err
