@@ -48,8 +48,8 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
         )
     name = name or source.resolve().name
     require_folder_name("--name", name)
-    folder, origin = RUNS / name, source.resolve()
-    if folder.resolve() in (origin, *origin.parents):
+    folder, given = RUNS / name, source.resolve()
+    if folder.resolve() in (given, *given.parents):
         raise InputError("--name", name, f"{folder} is where the weights are read from", "choose another")
     spec, notes = jobfile.make_model({"config": str(source.absolute() / "config.json")}, source)
     require_runnable(spec)
@@ -76,7 +76,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
                 move_aside(folder)  # an old run of that name, now that the new one is whole
                 os.replace(part, folder)
             except OSError as error:
-                raise InputError("--name", name, f"{folder} cannot be written ({error})") from None
+                raise InputError("--name", name, f"{folder} cannot be made ({error})") from None
     return folder
 
 
