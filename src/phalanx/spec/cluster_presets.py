@@ -104,7 +104,8 @@ def _cube_mesh(name: str, device: Device, nodes: int) -> ClusterSpec:
     one, how = 25e9, "NVLink 2 without a switch, one direction"
 
     def links(name: str, count: int, what: str, uplink: float | None = None) -> _Links:
-        return _Links(f"nvlink {name}", 5e-6, count * one, f"{how}: {what}", uplink)
+        origin: Origin = "published" if uplink is None else "estimated"  # the rings are counted here
+        return _Links(f"nvlink {name}", 5e-6, count * one, f"{how}: {what}", uplink, origin)
 
     tiers = (
         links("pair", 1, "the one link that GPUs 0 and 1 have, and 4 and 5; two join 2 and 3, 6 and 7").among(2),
