@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.interleaved import Step, rounds
+from benchmarks.programs import initialise
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.initial import create, initialise
+from phalanx.nn.initial import create
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank

@@ -13,15 +13,23 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.interleaved import Step
 from phalanx.measure.links import OPS
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.initial import create, initialise
+from phalanx.nn.initial import create, draw
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.world import World
 from phalanx.spec.choice import Choice
 from phalanx.spec.job import Job
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.strategy import Strategy
 from phalanx.train.step import Training
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> None:
+    """Fill a whole single-process model in place, as a run of this seed begins."""
+    own = dict(model.named_parameters())
+    for p in parameters(spec):
+        own[p.fqn].copy_(torch.from_numpy(draw(spec, p, seed, 0, p.numel)).view(p.shape))
 
 
 def ddp(model: Decoder) -> nn.Module:

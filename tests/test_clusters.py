@@ -43,7 +43,7 @@ def test_a_preset_is_what_its_hardware_can_do(name: str) -> None:
         gigabytes = int(device.name.removesuffix("GB").rpartition("-")[2])
         assert 0.999 * gigabytes * 1e9 < device.memory_bytes <= gigabytes * 2**30
         assert 0.8 * device.memory_bytes < device.usable_bytes < device.memory_bytes
-        assert flops.get("float64", 0) < flops["float32"] < flops["float16"] <= flops.get("bfloat16", np.inf)
+        assert flops.get("float64", 0) <= flops["float32"] < flops["float16"] <= flops.get("bfloat16", np.inf)
         if name in HEADLINES:
             sparse, both_ways = HEADLINES[name]
             assert flops["bfloat16"] == pytest.approx(sparse / 2 * 1e12, rel=1e-3)
@@ -52,7 +52,9 @@ def test_a_preset_is_what_its_hardware_can_do(name: str) -> None:
         ranks = [t.ranks for t in c.tiers]
         rates = [t.bandwidth_bytes_per_s_per_gpu_per_direction for t in c.tiers]
         latencies = [t.latency_s for t in c.tiers]
-        assert (ranks, rates, latencies) == (sorted(ranks), sorted(rates, reverse=True), sorted(latencies))
+        inside = 2 if name.startswith("dgx-1v") else 0  # a ring of more GPUs uses more of a cube mesh's links
+        assert (ranks, latencies) == (sorted(ranks), sorted(latencies))
+        assert rates[inside:] == sorted(rates[inside:], reverse=True)
         for below, t in zip((1, *ranks), c.tiers, strict=False):
             uplink, port = (
                 t.uplink_bandwidth_bytes_per_s_per_direction,
@@ -105,6 +107,16 @@ def test_groups_that_leave_a_host_together_share_its_uplink() -> None:
     assert link(sites, mesh(Strategy(dp=256, zero=1, shard=128)), "dp_replicate").beta_s_per_byte == 128 / 50e9
 
 
+def test_a_group_in_a_cube_mesh_has_the_links_that_join_it() -> None:
+    c = preset("dgx-1v", 1)
+    nvlinks = {2: 1, 4: 4, 8: 6}  # of neighbouring GPUs
+    for shard, links in nvlinks.items():
+        of = mesh(Strategy(dp=8, zero=3, shard=shard))
+        assert link(c, of, "dp_shard").beta_s_per_byte == pytest.approx(1 / (links * 25e9))
+    across = mesh(Strategy(dp=8, zero=3, shard=4))  # four pairs, and six links between the quads
+    assert link(c, across, "dp_replicate").beta_s_per_byte == pytest.approx(4 / (6 * 25e9))
+
+
 def test_the_table_of_clusters() -> None:
     shown = CliRunner().invoke(app, ["clusters"])
     assert shown.exit_code == 0
@@ -113,5 +125,10 @@ def test_the_table_of_clusters() -> None:
     assert "half of the headline figure" in one
     found = json.loads(CliRunner().invoke(app, ["clusters", "sites-h100", "--nodes", "20", "--json"]).stdout)
     assert [t["ranks"] for t in found[0]["tiers"]] == [8, 128, 160]
-    assert CliRunner().invoke(app, ["clusters", "dgx-h10"]).exit_code == 2
-    assert CliRunner().invoke(app, ["clusters", "--nodes", "0"]).exit_code == 2
+    for words, arguments in (
+        ("cluster.preset = 'dgx-h10': is not a cluster", ["dgx-h10"]),
+        ("cluster.nodes = 0: must be at least 1", ["dgx-h100", "--nodes", "0"]),
+        ("cluster.nodes = -1: must be at least 1", ["--nodes", "-1"]),
+    ):
+        found = CliRunner().invoke(app, ["clusters", *arguments])
+        assert (found.exit_code, words in found.output) == (2, True), found.output

@@ -232,6 +232,10 @@ def test_models_are_shown(tmp_path: Path) -> None:
     found = json.loads(_phalanx("models", str(config), "--json").stdout)
     assert found["parameters"] == found["active"] == sum(found["roles"].values())
     assert found["roles"]["embedding"] == 28
+    assert json.loads(_phalanx("models", str(tmp_path), "--json").stdout) == found
+    (tmp_path / "empty").mkdir()
+    wrong = _phalanx("models", str(tmp_path / "empty"))
+    assert (wrong.exit_code, "empty/config.json': no such file" in wrong.stderr) == (2, True)
     wrong = _phalanx("models", "deepseek-v4")
     assert (wrong.exit_code, wrong.stderr.count("\n")) == (2, 1)
 
@@ -274,6 +278,10 @@ def test_what_the_decoder_does_not_do_is_refused_by_name(config: dict[str, Any],
         ({"experts": {"count": 2, "top_k": 3, "ffn": 4}}, "is more than count = 2"),
         ({"latent": {"kv_rank": 4, "nope_dim": 4, "rope_dim": 2, "v_dim": 4}, "head_dim": 4}, "nope_dim + rope_dim"),
         ({"rope_scaling": {"factor": 2.0, "kind": "yarn"}}, "original_max_seq: is missing"),
+        (
+            {"rope_theta": 1.0, "rope_scaling": {"factor": 2.0, "kind": "yarn", "original_max_seq": 8}},
+            "model.rope_theta = 1.0: must be above 1 with yarn",
+        ),
         ({"residual": "paralel"}, "model.residual"),
     ],
 )

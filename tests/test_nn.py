@@ -10,11 +10,11 @@ import torch
 from drawn import models
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from phalanx.nn import functions
 from phalanx.nn.decoder import Cache, Decoder
-from phalanx.nn.initial import BLOCK, create, draw, initialise
+from phalanx.nn.initial import BLOCK, create, draw
 from phalanx.spec.families import complete
 from phalanx.spec.hugging_face import from_hugging_face
 from phalanx.spec.jobfile import build
@@ -22,6 +22,14 @@ from phalanx.spec.model import ModelSpec, Parameter, parameters
 from phalanx.verify.parity import gradient_errors
 
 CPU = torch.device("cpu")
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> None:
+    """Fill a whole single-process model in place, as a run of this seed begins."""
+    own = dict(model.named_parameters())
+    for p in parameters(spec):
+        own[p.fqn].copy_(torch.from_numpy(draw(spec, p, seed, 0, p.numel)).view(p.shape))
 
 
 def _spec_of(config, tmp_path) -> ModelSpec:  # type: ignore[no-untyped-def]

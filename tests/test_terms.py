@@ -8,7 +8,7 @@ from drawn import cases, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.cost import memory
+from phalanx.cost import kernel, memory
 from phalanx.cost.predict import predict, predict_all
 from phalanx.cost.program import expand
 from phalanx.cost.terms import terms
@@ -81,6 +81,22 @@ def test_the_closed_form_peak_is_the_walk(case: tuple[ModelSpec, Job, Strategy])
 def test_everything_allocated_is_freed(case: tuple[ModelSpec, Job, Strategy]) -> None:
     program = expand(*case)
     assert sum(e.alloc - e.free for e in program.events) == 0
+
+
+def test_only_blocks_with_a_window_read_its_mask() -> None:
+    """Unless documents are kept apart: then all read one."""
+    sizes = {"family": "llama", "vocab": 8, "hidden": 8, "layers": 4, "heads": 2, "ffn": 8, "max_seq": 64}
+    t, seq, e = 96, 32, 4
+    for window, windowed in ((16, [0, 1, 2, 3]), (16, [3]), (16, []), (32, [0, 3]), (None, None)):
+        spec = ModelSpec(**complete({**sizes, "window": window, "window_layers": windowed}))
+        none = ModelSpec(**complete(sizes))
+        share = len(windowed or ()) / 4 if window and window < seq else 0
+        for work in (kernel.forward, kernel.backward):
+            ours, plain = work(spec, "blocks", t, seq, e), work(none, "blocks", t, seq, e)
+            assert ours.flops == plain.flops
+            assert ours.traffic_bytes - plain.traffic_bytes == share * t * seq * e
+            apart = ours + kernel.mask(spec, "blocks", t, seq, e)
+            assert apart.traffic_bytes - plain.traffic_bytes == t * seq * e
 
 
 def test_state_bytes_of_the_textbook() -> None:

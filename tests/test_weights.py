@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,14 +22,21 @@ from hypothesis import strategies as st
 from pool import Pool
 from ranks import first_loss
 from test_models import configs
+from tokenizers import Tokenizer
 from torch import Tensor
 from typer.testing import CliRunner
 
+from phalanx import session
 from phalanx.cli import app
 from phalanx.nn.hugging_face import container, files
 from phalanx.nn.hugging_face.names import is_buffer, plain, sources
 from phalanx.nn.initial import create
 from phalanx.nn.stored import introduce, open_weights
+from phalanx.resume import resumed
+from phalanx.runs import claim
+from phalanx.spec import jobfile, plan
+from phalanx.spec.cluster_presets import preset as cluster
+from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.jobfile import make_model
 from phalanx.spec.model import ModelSpec, parameters
@@ -201,15 +212,11 @@ def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ig
     theirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And its run folder holds, for whoever trains from it, any slice of the same weights."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.chdir(tmp_path)
     folder = save(tmp_path / "hf", theirs("llama"), lambda t: t)
-    tokenizer = Tokenizer(models.WordLevel({f"\u2581w{i}": i for i in range(97)}, "\u2581w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
-    tokenizer.decoder = decoders.Metaspace()  # type: ignore[assignment]
-    tokenizer.save(str(folder / "tokenizer.json"))
+    words = tokenizer(folder / "tokenizer.json")
     assert CliRunner().invoke(app, ["import", "hf"]).exit_code == 0
     command = ["generate", "runs/hf", "--prompt", "w5 w6", "--temperature", "0", "--tokens", "8"]
     found = CliRunner().invoke(app, command)
@@ -220,13 +227,13 @@ def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ig
     ids = model.generate(**reader("w5 w6", return_tensors="pt"), max_new_tokens=8, do_sample=False, eos_token_id=None)
     assert found.stdout.removesuffix("\n") == reader.decode(ids[0])
 
-    for broken, words in ((b"{}", "is not a tokenizer.json"), (None, "has 98 entries, model.vocab is 97")):
-        tokenizer.add_tokens(["another"])
-        tokenizer.save("runs/hf/tokenizer.json")
+    words.add_tokens(["another"])
+    for broken, said in ((b"{}", "is not a tokenizer.json"), (None, "has 98 entries, model.vocab is 97")):
+        words.save("runs/hf/tokenizer.json")
         if broken is not None:
             Path("runs/hf/tokenizer.json").write_bytes(broken)
         found = CliRunner().invoke(app, command)
-        assert (found.exit_code, words in found.stderr) == (2, True), found.output
+        assert (found.exit_code, said in found.stderr) == (2, True), found.output
 
     spec = spec_of(folder)
     other = replace(spec, rope_theta=9.0)
@@ -294,6 +301,11 @@ def cut(at: int) -> Callable[[Path], None]:
     return damage
 
 
+def nested(folder: Path) -> None:
+    header = b"[" * 100_000
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
 def only_a_pickle(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -331,6 +343,7 @@ def index_lies(folder: Path) -> None:
         (cut(200), "is cut short: 200 bytes, its header alone"),
         (cut(40_000), "is cut short: 40000 bytes of"),
         (text, "is not a safetensors file"),
+        (nested, "is not a safetensors file (its header is not JSON)"),
         (only_a_pickle, "holds pytorch_model.bin, a pickle, and no model.safetensors; convert it"),
         (no_config, "config.json': no such file"),
         (shard_missing, "model-00001-of-00002.safetensors': is missing, model.safetensors.index.json names it"),
@@ -345,8 +358,124 @@ def test_damage_is_named_in_one_line_before_anything_is_written(  # type: ignore
     found = CliRunner().invoke(app, ["import", "hf"])
     assert found.exit_code == 2, found.output
     assert words in found.output
+    assert found.output.startswith("error: model.config = " if damage is no_config else "error: HF_DIR = ")
     assert found.output.count("\n") == 1
     assert not Path("runs").exists()
+
+
+def tokenizer(path: Path, first: int = 0) -> Tokenizer:
+    """A tokenizer.json of 97 words, w0 to w96, with their ids from `first` on; spaces belong to words, as Llama's."""
+    from tokenizers import decoders, models, pre_tokenizers
+
+    made = Tokenizer(models.WordLevel({f"\u2581w{(first + i) % 97}": i for i in range(97)}, "\u2581w0"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
+    made.decoder = decoders.Metaspace()  # type: ignore[assignment]
+    made.save(str(path))
+    return made
+
+
+def test_an_import_moves_nothing_away_before_it_has_succeeded(  # type: ignore[no-untyped-def]
+    theirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    save(Path("runs/hf"), theirs("llama"), lambda t: t)
+    save(Path("hf"), theirs("llama"), lambda t: t)
+
+    def refused(words: str, source: str, name: str) -> None:
+        before = sorted(tmp_path.rglob("*"))
+        found = CliRunner().invoke(app, ["import", source, "--name", name])
+        assert (found.exit_code, words in found.output) == (2, True), found.output
+        locks = {p for p in tmp_path.rglob("*.lock")}
+        assert set(tmp_path.rglob("*")) - locks == set(before) - locks
+
+    refused("--name = 'hf': runs/hf is where the weights are read from; choose another", "runs/hf", "")
+    refused("is where the weights are read from", "runs/../runs/hf", "hf")
+    with ExitStack() as stack:
+        claim(Path("runs/hf"), stack, "train.name")
+        refused("--name = 'hf': is in use by another process", "hf", "hf")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("phalanx.runtime.checkpoint.write_alone", full)
+        refused("cannot be made ([Errno 28] No space left on device)", "hf", "hf")
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**4))
+        refused("the disk has 9.77 KiB free", "hf", "hf")
+    assert CliRunner().invoke(app, ["import", "hf"]).exit_code == 0
+    assert len(list(Path("runs").glob("hf.*/model.safetensors"))) == 1
+    assert Path("runs/hf/model.json").exists()
+
+
+def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside_them(  # type: ignore[no-untyped-def]
+    theirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the ranks' work is real; they leave the weights that they were given."""
+    monkeypatch.chdir(tmp_path)
+    folder = save(tmp_path / "hf", theirs("llama"), lambda t: t)
+    tokenizer(folder / "tokenizer.json")
+    tokenizer(tmp_path / "other.json", first=1)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"of_theirs": 1}))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w2"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    Path("text.txt").write_text(" ".join(f"w{i * 7 % 97}" for i in range(900)))
+    assert CliRunner().invoke(app, ["import", "hf"]).exit_code == 0
+    tables = 'model.config = "hf/config.json"\njob = { global_batch = 2, seq = 8 }\nstrategy = "dp=1"\n'
+    Path("job.toml").write_text(f'{tables}train = {{ data = "text.txt", weights = "hf", steps = 9 }}\n')
+
+    def ranks(module: str, argument: str, *_: object) -> None:
+        shutil.copytree("runs/hf/checkpoint", Path(json.loads(argument)["folder"]) / "checkpoint")
+
+    monkeypatch.setattr("phalanx.runtime.launch.launch", ranks)
+    monkeypatch.setattr(session, "resolve_cluster", lambda *_: cluster("dgx-h100", 1))
+    monkeypatch.setattr(session, "outcome", lambda *_: None)
+
+    def train(*overrides: str) -> list[str]:
+        said: list[str] = []
+        session.train(jobfile.load(Path("job.toml"), overrides), False, None, lambda _: None, said.append)
+        return said
+
+    def exported(run: str) -> dict[str, str]:
+        out = tmp_path / f"{run}-out"
+        found = CliRunner().invoke(app, ["export-weights", f"runs/{run}", "--out", str(out)])
+        assert found.exit_code == 0, found.output
+        return {p.name: p.read_text() for p in out.iterdir() if p.suffix != ".safetensors"}
+
+    own = str(folder / "tokenizer.json")
+    assert f"weights: train.tokenizer = {own!r}, which is beside them" in train()
+    there = plan.read(Path("runs/job/plan.json"))
+    assert there.train.tokenizer == own
+    assert resumed(Path("job.toml"), ()).train.tokenizer == own
+    assert Tokenizer.from_file("runs/job/tokenizer.json").get_vocab() == Tokenizer.from_file(own).get_vocab()
+    out = exported("job")
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        assert out[name] == (folder / name).read_text()
+    assert json.loads(out["config.json"])["eos_token_id"] == 2
+    assert "of_theirs" in out["config.json"]
+
+    # Another model than the weights': their special tokens, and nothing else of their config.
+    train("train.name=turned", "model.rope_theta=9.0")
+    turned = json.loads(exported("turned")["config.json"])
+    assert (turned["eos_token_id"], turned["rope_theta"], "of_theirs" in turned) == (2, 9.0, False)
+
+    said = train("train.name=another", "train.tokenizer=other.json")
+    assert any("is another than the weights' own" in line for line in said)
+    out = exported("another")
+    assert "chat_template.jinja" not in out
+    assert json.loads(out["config.json"])["eos_token_id"] is None
+    with pytest.raises(InputError, match=r"^train.weights = .*: is this run's own folder; choose another train.name"):
+        train("train.name=hf", 'train.weights="runs/hf"')
+    assert Path("runs/hf/checkpoint").exists()
+    shutil.rmtree("runs/hf/checkpoint")
+    with pytest.raises(InputError, match=r"^train.weights = .*: holds no checkpoint yet"):
+        train('train.weights="runs/hf"')
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"^train.weights = .*: holds no model.safetensors"):
+        train()
 
 
 def test_an_export_overwrites_nothing_loses_nothing_and_says_all(  # type: ignore[no-untyped-def]
@@ -362,6 +491,16 @@ def test_an_export_overwrites_nothing_loses_nothing_and_says_all(  # type: ignor
         assert not [p for p in tmp_path.iterdir() if "writing" in p.name]
 
     refused("exists and is not empty", "hf")
+    Path("file").touch(0o777)
+    refused("error: --out = 'file/out': nothing can be written to", "file/out")
+    assert "exporting" not in CliRunner().invoke(app, ["export-weights", "runs/hf", "--out", "file/out"]).output
+    for command in (["generate", "hf"], ["export-weights", "hf", "--out", "out"]):
+        found = CliRunner().invoke(app, command)
+        assert "RUN = 'hf': is no run; phalanx import makes one of Hugging Face weights" in found.output
+    save(tmp_path / "half", folder, lambda t: {name: value.bfloat16() for name, value in t.items()})
+    assert CliRunner().invoke(app, ["import", "half"]).exit_code == 0
+    found = CliRunner().invoke(app, ["export-weights", "runs/half", "--out", "out", "--dtype", "float16"])
+    assert "has 99840, which overflows" in found.output  # 10^5 in bfloat16
     refused("has 100000, which overflows", "out", "--dtype", "float16")
     refused("is no type for weights", "out", "--dtype", "int8")
     refused("no such checkpoint; it has 0", "out", "--step", "3")

@@ -11,7 +11,8 @@ from phalanx.terminal import Json, console, mistakes, print_json
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME|config.json", help="A preset, or a Hugging Face config.")
+        str | None,
+        typer.Argument(metavar="NAME|PATH", help="A preset, a Hugging Face config.json, or a folder that holds one."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -36,8 +37,8 @@ def models(
             console().print(presets(found))
             return
 
-        named = "config" if name.endswith(".json") else "preset"
-        model, notes = make_model({named: name}, Path())
+        config = str(Path(name) / "config.json") if name not in PRESETS and Path(name).is_dir() else name
+        model, notes = make_model({"config" if config.endswith(".json") else "preset": config}, Path())
         for note in notes:
             announce(f"note: {note}")
 

@@ -36,7 +36,7 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
         choice = jobfile.build(jobfile.ClusterChoice, old.choices["cluster"], "cluster")
         tables = jobfile.to_tables(JobFile(old.model, choice, old.job, old.strategy, old.train))
         file = jobfile.from_tables(jobfile.override(json.loads(json.dumps(tables)), overrides), Path())
-    file = replace(file, strategy=_as_before(file.strategy, old.strategy))
+    file = _with_tokenizer(replace(file, strategy=_as_before(file.strategy, old.strategy)), old)
     _same_run(file, old)
     # A damaged one the ranks will set aside; an earlier one may have steps left.
     if done[-1] >= file.train.steps and damage_or_unread(folder / "checkpoint", done[-1]) is None:
@@ -65,7 +65,8 @@ def taken_up_by_others(file: JobFile, ranks: int) -> JobFile:
     """The job of a run whose ranks were started again, as many as are left or have come: the strategy that it had,
     with another number of replicas. Raises InputError where the batch does not allow that."""
     old = plan.read(RUNS / file.train.name / "plan.json")
-    file = replace(file, strategy=on_ranks(_as_before(file.strategy, old.strategy), file.job, ranks))
+    strategy = on_ranks(_as_before(file.strategy, old.strategy), file.job, ranks)
+    file = _with_tokenizer(replace(file, strategy=strategy), old)
     _same_run(file, old)
     return file
 
@@ -96,6 +97,13 @@ def _as_before(strategy: Strategy | None, old: Strategy) -> Strategy:
         return strategy
     # A plan of before buckets were resolved says auto, and ran with the default.
     return replace(old, bucket=DEFAULT_BUCKET_MIB) if has_buckets(old) and old.bucket == "auto" else old
+
+
+def _with_tokenizer(file: JobFile, old: Plan) -> JobFile:
+    """A job that names none goes on with the tokenizer that came with the weights it began from."""
+    if file.train.weights and not file.train.tokenizer:
+        return replace(file, train=replace(file.train, tokenizer=old.train.tokenizer))
+    return file
 
 
 def _same_run(file: JobFile, old: Plan) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -18,14 +18,19 @@ RUNS = Path("runs")
 
 
 @contextmanager
-def open_run(decided: Plan, tokenizer: Path, resume: bool) -> Iterator[Path]:
-    """The run's folder with its plan.json and tokenizer (where there is one), ours alone while the run lasts; an old
-    run of that name is moved aside unless it is resumed. Raises InputError."""
+def open_run(decided: Plan, tokenizer: Path, resume: bool, beside: Sequence[Path] = ()) -> Iterator[Path]:
+    """The run's folder with its plan.json, tokenizer (where there is one) and small files from `beside`, ours alone
+    while the run lasts; an old run of that name is moved aside unless it is resumed. Raises InputError."""
     folder = RUNS / decided.train.name
     with ExitStack() as stack:
         # What goes wrong here is the folder's fault; what goes wrong while the run lasts is not.
         try:
-            claim(folder, stack, anew=not resume)
+            claim(folder, stack, "train.name")
+            if not resume:
+                move_aside(folder)
+            folder.mkdir(exist_ok=True)
+            for file in () if resume else beside:
+                shutil.copyfile(file, folder / file.name)
             if tokenizer.exists():
                 shutil.copyfile(tokenizer, folder / "tokenizer.json")
             plan.write(decided, folder / "plan.json")
@@ -34,19 +39,23 @@ def open_run(decided: Plan, tokenizer: Path, resume: bool) -> Iterator[Path]:
         yield folder.absolute()
 
 
-def claim(folder: Path, stack: ExitStack, anew: bool) -> None:
-    """Make a run's folder ours alone until `stack` ends; `anew`: empty, an old one is moved aside. Raises InputError,
-    OSError."""
+def claim(folder: Path, stack: ExitStack, field: str) -> None:
+    """Make a run's folder, there or not yet, ours alone until `stack` ends. `field`: what names it.
+
+    Raises InputError, OSError."""
     folder.parent.mkdir(exist_ok=True)
     lock = stack.enter_context(folder.with_name(f".{folder.name}.lock").open("w"))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise InputError("train.name", folder.name, "is being trained by another process", "choose another") from None
-    if folder.exists() and anew:
+        raise InputError(field, folder.name, "is in use by another process", "choose another") from None
+
+
+def move_aside(folder: Path) -> None:
+    """Give an old run of that name another one. Raises OSError."""
+    if folder.exists():
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         os.replace(folder, folder.with_name(f"{folder.name}.{stamp}"))
-    folder.mkdir(exist_ok=True)
 
 
 def latest_run() -> Path:

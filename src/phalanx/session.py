@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.cost.program import differences, expand
 from phalanx.measure.local import cache_folder, default_ranks, fingerprint, local_cluster
+from phalanx.origin import begun, come_along
 from phalanx.plan import choose
 from phalanx.plan.bucket import GIVEN, has_buckets
 from phalanx.plan.choose import allowed
@@ -174,7 +175,7 @@ def train(
     require_this_machine(file)
     decision, tokens = _begin(file, resume, None, announce)
     show(decision)
-    with open_run(decision.plan, tokens.tokenizer, resume) as folder:
+    with open_run(decision.plan, tokens.tokenizer, resume, come_along(decision.plan.train)) as folder:
         argument = json.dumps({"folder": str(folder), "resume": resume})
         try:
             launch(
@@ -199,10 +200,7 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
         require_runnable(file.strategy, file.job)
         check(file.strategy, file.model, file.job, world.size if world else None)
     if file.train.weights and not resume:
-        from phalanx.nn.stored import introduce
-
-        for line in introduce(Path(file.train.weights), file.model):
-            announce(line)
+        file = begun(file, announce)
     tokens = prepare_data(file, announce)
     decision = decide(file, world, tokens.digest, announce)
     if decision.chosen.reason:
@@ -247,7 +245,8 @@ def _train_rank(
             decision, tokens = _begin(file, resume, world, announce)
             decision.plan.choices["launchers"] = launchers
             show(decision)
-            folder = stack.enter_context(open_run(decision.plan, tokens.tokenizer, resume or ours))
+            small = come_along(decision.plan.train)
+            folder = stack.enter_context(open_run(decision.plan, tokens.tokenizer, resume or ours, small))
         except Exception as error:
             worlds.tell(["error", str(error), None])
             raise

@@ -8,15 +8,17 @@ runs/NAME/config.json, tokenizer...  as they came, for the way back
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from phalanx.runs import RUNS, claim
+from phalanx.origin import TOKENIZER, beside
+from phalanx.runs import RUNS, claim, move_aside
 from phalanx.session import Announce
 from phalanx.spec import jobfile, plan
 from phalanx.spec.config_json import to_hugging_face
@@ -25,18 +27,10 @@ from phalanx.spec.job import require_folder_name
 from phalanx.spec.model import ModelSpec, parameters, require_runnable
 from phalanx.spec.quantity import write_bytes
 
-_BESIDE = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
-"""Small files that people keep with weights: they come along, in and out."""
+if TYPE_CHECKING:
+    from phalanx.nn.weights import Weights
+    from phalanx.runtime.checkpoint import Chunk
+
 TYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -45,7 +39,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
     tensor. Raises InputError.
     """
     from phalanx.nn.hugging_face import files
-    from phalanx.nn.stored import describe
+    from phalanx.nn.stored import describe, said_of
     from phalanx.runtime import checkpoint
 
     if not source.is_dir():
@@ -54,40 +48,53 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
         )
     name = name or source.resolve().name
     require_folder_name("--name", name)
+    folder, given = RUNS / name, source.resolve()
+    if folder.resolve() in (given, *given.parents):
+        raise InputError("--name", name, f"{folder} is where the weights are read from", "choose another")
     spec, notes = jobfile.make_model({"config": str(source.absolute() / "config.json")}, source)
     require_runnable(spec)
-    weights = files.read(source, spec)
-    for note in notes:
-        announce(f"note: {note}")
-    folder = RUNS / name
-    with ExitStack() as stack:
-        claim(folder, stack, anew=True)
+    with said_of("HF_DIR"):
+        weights = files.read(source, spec)
+        for note in notes:
+            announce(f"note: {note}")
         needed = sum(p.numel * weights.dtype(p.fqn).itemsize for p in parameters(spec))
-        free = shutil.disk_usage(folder).free
-        try:
-            if needed > free:
-                reason = f"needs {write_bytes(needed)}, the disk has {write_bytes(free)} free"
-                raise InputError("--name", name, reason)
-            announce(f"importing {source} ({describe(weights, spec)})")
-            chunks = [
-                checkpoint.Chunk(
-                    f"parameters.{p.fqn}",
-                    p.shape,
-                    tuple(0 for _ in p.shape),
-                    p.shape,
-                    weights.dtype(p.fqn),
-                    lambda p=p: weights.slice(p.fqn, 0, p.numel).view(p.shape),  # type: ignore[misc]
-                )
-                for p in parameters(spec)
-            ]
-            checkpoint.write_alone(folder / "checkpoint", 0, chunks, {"imported": str(source)})
-            for file in _beside(source):
-                shutil.copyfile(file, folder / file.name)
-            plan.write_model(spec, folder)
-        except BaseException:
-            shutil.rmtree(folder)
-            raise
+        free = shutil.disk_usage(RUNS if RUNS.exists() else RUNS.absolute().parent).free
+        if needed > free:
+            raise InputError("--name", name, f"needs {write_bytes(needed)}, the disk has {write_bytes(free)} free")
+        with ExitStack() as stack:
+            try:
+                claim(folder, stack, "--name")
+                part = folder.with_name(f".{name}.importing")
+                shutil.rmtree(part, ignore_errors=True)  # of an import that was killed
+                stack.callback(shutil.rmtree, part, ignore_errors=True)
+                part.mkdir()
+                announce(f"importing {source} ({describe(weights, spec)})")
+                checkpoint.write_alone(part / "checkpoint", 0, _chunks(weights, spec), {"imported": str(source)})
+                for file in beside(source):
+                    shutil.copyfile(file, part / file.name)
+                plan.write_model(spec, part)
+                move_aside(folder)  # an old run of that name, now that the new one is whole
+                os.replace(part, folder)
+            except OSError as error:
+                raise InputError("--name", name, f"{folder} cannot be made ({error})") from None
     return folder
+
+
+def _chunks(weights: Weights, spec: ModelSpec) -> list[Chunk]:
+    """The parameters as a checkpoint's, each read when its turn comes."""
+    from phalanx.runtime.checkpoint import Chunk
+
+    return [
+        Chunk(
+            f"parameters.{p.fqn}",
+            p.shape,
+            tuple(0 for _ in p.shape),
+            p.shape,
+            weights.dtype(p.fqn),
+            lambda p=p: weights.slice(p.fqn, 0, p.numel).view(p.shape),  # type: ignore[misc]
+        )
+        for p in parameters(spec)
+    ]
 
 
 def export_weights(
@@ -103,27 +110,27 @@ def export_weights(
 
     if dtype and dtype not in TYPES:
         raise InputError("--dtype", dtype, "is no type for weights", f"use one of {', '.join(TYPES)}")
+    files.require_place(out)
     spec = plan.model_of(run)
     weights = of_run(run, spec, step)
     # No special tokens, unless its own config says so: the family's defaults would end texts at ordinary ones.
     given: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     if (run / "config.json").exists():
-        jobfile.make_model({"config": str(run.absolute() / "config.json")}, run)  # says what is wrong with it
-        given = json.loads((run / "config.json").read_text())
-        given.pop("torch_dtype", None)
+        theirs, _ = jobfile.make_model({"config": str(run.absolute() / "config.json")}, run)
+        config = json.loads((run / "config.json").read_text())
+        config.pop("torch_dtype", None)
+        # A run that began from weights may be another model than they: it has their special tokens.
+        same = _plain(theirs) == _plain(spec)
+        given = config if same else given | {k: v for k, v in config.items() if k.endswith("_token_id")}
     config = {**given, **to_hugging_face(spec), "dtype": dtype or DTYPE_NAMES[widest(weights, spec)]}
     _require_said(config, spec)
-    beside = {file.name: file.read_bytes() for file in _beside(run)}
-    if "tokenizer.json" in beside and "tokenizer_config.json" not in beside:
+    small = {file.name: file.read_bytes() for file in beside(run)}
+    if TOKENIZER in small and "tokenizer_config.json" not in small:
         about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.max_seq}
-        beside["tokenizer_config.json"] = (json.dumps(about, indent=2) + "\n").encode()
-    beside["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
+        small["tokenizer_config.json"] = (json.dumps(about, indent=2) + "\n").encode()
+    small["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
     announce(f"exporting {run} ({describe(weights, spec)}) to {out}{f' in {dtype}' if dtype else ''}")
-    return files.write(out, spec, weights, DTYPES[dtype] if dtype else None, shard_bytes, beside)
-
-
-def _beside(folder: Path) -> list[Path]:
-    return [folder / name for name in _BESIDE if (folder / name).is_file()]
+    return files.write(out, spec, weights, DTYPES[dtype] if dtype else None, shard_bytes, small)
 
 
 def _require_said(config: Mapping[str, Any], spec: ModelSpec) -> None:

@@ -134,14 +134,20 @@ def _rotary(spec: ModelSpec, t: Column, e: int, kernels: int) -> Work:
 
 
 def _mask(spec: ModelSpec, t: Column, seq: int) -> Column:
-    """Elements of the mask that attention reads where a window needs one: for each sequence anew."""
-    return t * seq if spec.masked(seq) else 0
+    """Elements of the mask that attention reads where a window needs one, for each sequence anew: of all blocks
+    together, a block's share."""
+    return t * seq * _windowed(spec, seq)
+
+
+def _windowed(spec: ModelSpec, seq: int) -> float:
+    """The share of blocks with a window that is too short for a sequence."""
+    return sum(spec.window_of(i) is not None for i in range(spec.layers)) / spec.layers if spec.masked(seq) else 0
 
 
 def mask(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Work:
     """What a pass of a block reads of a mask between documents, where no window has one anyhow. Rates are fitted
     without one: that attention then does not skip what is hidden is not in them."""
-    return _memory(tokens * seq, e, 0) if unit == "blocks" and not spec.masked(seq) else NO_WORK
+    return _memory(tokens * seq * (1 - _windowed(spec, seq)), e, 0) if unit == "blocks" else NO_WORK
 
 
 def optimizer(spec: ModelSpec, job: Job, shards: int) -> Work:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.rotary import rotary_table
 from phalanx.nn.weights import Weights
-from phalanx.spec.model import ModelSpec, Parameter, parameters
+from phalanx.spec.model import ModelSpec, Parameter
 
 BLOCK = 2**20
 STD = 0.02  # Radford et al. 2019
@@ -53,14 +53,6 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
         low, high = max(start, block * BLOCK), min(stop, block * BLOCK + size)
         out[low - start : high - start] = values[low - block * BLOCK : high - block * BLOCK]
     return out * np.float32(std)
-
-
-@torch.no_grad()
-def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> None:
-    """Fill a whole single-process model in place."""
-    own = dict(model.named_parameters())
-    for p in parameters(spec):
-        own[p.fqn].copy_(torch.from_numpy(draw(spec, p, seed, 0, p.numel)).view(p.shape))
 
 
 def create(spec: ModelSpec, dtype: torch.dtype, device: torch.device, parameters: bool = True) -> Decoder:

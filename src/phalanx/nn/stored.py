@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from phalanx.nn.hugging_face import files
+from phalanx.nn.hugging_face.container import FIELD
 from phalanx.nn.weights import Weights
 from phalanx.runtime import checkpoint
 from phalanx.runtime.checkpoint import Reader
@@ -17,6 +20,8 @@ from phalanx.spec import plan
 from phalanx.spec.errors import InputError
 from phalanx.spec.jobfile import make_model
 from phalanx.spec.model import MODEL_FIELDS, ModelSpec, parameters
+
+RUN = "RUN"
 
 
 @dataclass(frozen=True)
@@ -37,10 +42,23 @@ def is_run(path: Path) -> bool:
     return any((path / name).exists() for name in ("plan.json", "model.json", "checkpoint"))
 
 
+@contextmanager
+def said_of(field: str) -> Iterator[None]:
+    """What is wrong with weights, said of the field that named them."""
+    try:
+        yield
+    except InputError as error:
+        if error.field not in (FIELD, RUN):
+            raise
+        raise InputError(field, error.value, error.reason, error.mend) from None
+
+
 def open_weights(path: Path, spec: ModelSpec, step: int | None = None) -> Weights:
     """The weights in a Hugging Face folder, safetensors or index file, of which nothing but headers is read; or those
-    of a run (see `of_run`). Raises InputError where they are not this model's, or damaged; CheckpointError."""
-    return of_run(path, spec, step) if is_run(path) else files.read(path, spec)
+    of a run (see `of_run`): what train.weights names. Raises InputError where they are not this model's, or damaged;
+    CheckpointError."""
+    with said_of("train.weights"):
+        return of_run(path, spec, step) if is_run(path) else files.read(path, spec)
 
 
 def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWeights:
@@ -49,7 +67,7 @@ def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWei
     saved = run / "checkpoint"
     done = checkpoint.steps(saved)
     if not done:
-        raise InputError("run", str(run), "holds no checkpoint yet")
+        raise InputError(RUN, str(run), "holds no checkpoint yet")
     if step is not None and step not in done:
         raise InputError("--step", step, f"{run} has no such checkpoint", f"it has {', '.join(map(str, done))}")
     if step is None:
@@ -59,10 +77,10 @@ def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWei
         there = reader.contents.get(f"parameters.{p.fqn}")
         if there is None or there[0] != p.shape:
             have = "lacks it" if there is None else f"has {list(there[0])}"
-            raise InputError("run", str(run), f"the model needs {p.fqn} {list(p.shape)}, the checkpoint {have}")
+            raise InputError(RUN, str(run), f"the model needs {p.fqn} {list(p.shape)}, the checkpoint {have}")
     extra = len([name for name in reader.contents if name.startswith("parameters.")]) - len(parameters(spec))
     if extra:
-        raise InputError("run", str(run), f"the checkpoint has {extra} parameters more than the model")
+        raise InputError(RUN, str(run), f"the checkpoint has {extra} parameters more than the model")
     return CheckpointWeights(reader)
 
 

@@ -37,15 +37,16 @@ def _gpu(
 
 
 def _tera(half: float, single: float, double: float | None, bf16: bool = True) -> dict[DType, float]:
-    """Dense TFLOP/s: fp16 (and bf16) on tensor cores, fp32 and fp64 outside of them."""
+    """Dense TFLOP/s: fp16 (and bf16) on tensor cores, fp32 outside of them; fp64 on them where they have it, since
+    cuBLAS then uses them unasked. Blackwell's datasheets give fp64 the same rate on both."""
     found: dict[DType, float] = {"bfloat16": half} if bf16 else {}
     found |= {"float16": half, "float32": single}
     return found | ({"float64": double} if double else {})
 
 
 _VOLTA = _tera(125, 15.7, 7.8, bf16=False)
-_AMPERE = _tera(312, 19.5, 9.7)
-_HOPPER = _tera(989.4, 66.9, 33.5)
+_AMPERE = _tera(312, 19.5, 19.5)
+_HOPPER = _tera(989.4, 66.9, 66.9)
 _V100_16 = _gpu("V100-SXM2-16GB", 16160, 900e9, _VOLTA, "NVIDIA V100 datasheet")
 _V100_32 = _gpu("V100-SXM2-32GB", 32510, 900e9, _VOLTA, "NVIDIA V100 datasheet")
 _V100_DGX2 = _gpu("V100-SXM3-32GB", 32510, 900e9, _VOLTA, "NVIDIA V100 datasheet")
@@ -90,9 +91,29 @@ class _Links:
         return Tier(self.name, ranks, self.latency_s, self.rate, self.origin, self.source, self.uplink)
 
 
-def _nvlink(rate: float, generation: int, switched: bool = True) -> _Links:
-    how = "through NVSwitch" if switched else "in a cube mesh, all links together"
-    return _Links("nvlink", 5e-6, rate, f"NVLink {generation} {how}, one direction: half of the headline figure")
+def _nvlink(rate: float, generation: int) -> _Links:
+    how = "through NVSwitch, one direction: half of the headline figure"
+    return _Links("nvlink", 5e-6, rate, f"NVLink {generation} {how}")
+
+
+def _cube_mesh(name: str, device: Device, nodes: int) -> ClusterSpec:
+    """DGX-1 with V100: no switch, but six NVLinks of 25 GB/s from each GPU to four others (NVIDIA WP-08437, figure 4;
+    `nvidia-smi topo -m`: 0-1, 0-2 one, 0-3, 0-4 two, 1-2, 1-5 two, ...). The more GPUs a group has, the more of
+    them it uses: a pair has one or two, four lie on two rings that share no link, eight on three, each both ways.
+    """
+    one, how = 25e9, "NVLink 2 without a switch, one direction"
+
+    def links(name: str, count: int, what: str, uplink: float | None = None) -> _Links:
+        origin: Origin = "published" if uplink is None else "estimated"  # the rings are counted here
+        return _Links(f"nvlink {name}", 5e-6, count * one, f"{how}: {what}", uplink, origin)
+
+    tiers = (
+        links("pair", 1, "the one link that GPUs 0 and 1 have, and 4 and 5; two join 2 and 3, 6 and 7").among(2),
+        links("quad", 4, "two rings of four, both ways; six links leave a pair", 6 * one).among(4),
+        links("mesh", 6, "three rings of eight, both ways; six links leave a quad", 6 * one).among(8),
+        _EDR_4.among(8 * nodes),
+    )
+    return _cluster(name, device, 8, nodes, tiers)
 
 
 def _infiniband(rate: float, what: str, uplink: float | None = None) -> _Links:
@@ -149,8 +170,8 @@ def _pcie(name: str, device: Device, rate: float, network: float, nodes: int) ->
 
 
 PRESETS: dict[str, Callable[[int], ClusterSpec]] = {
-    "dgx-1v-16gb": lambda n: _boxes("dgx-1v-16gb", _V100_16, 8, _nvlink(150e9, 2, switched=False), _EDR_4, n),
-    "dgx-1v": lambda n: _boxes("dgx-1v", _V100_32, 8, _nvlink(150e9, 2, switched=False), _EDR_4, n),
+    "dgx-1v-16gb": lambda n: _cube_mesh("dgx-1v-16gb", _V100_16, n),
+    "dgx-1v": lambda n: _cube_mesh("dgx-1v", _V100_32, n),
     "dgx-2": lambda n: _boxes("dgx-2", _V100_DGX2, 16, _nvlink(150e9, 2), _EDR_8, n),
     "dgx-a100-40gb": lambda n: _boxes("dgx-a100-40gb", _A100_40, 8, _nvlink(300e9, 3), _HDR, n),
     "dgx-a100": dgx_a100,
@@ -180,4 +201,6 @@ def preset(name: str, nodes: int) -> ClusterSpec:
         raise InputError(
             "cluster.preset", name, "is not a cluster that Phalanx knows", nearest(name, [*PRESETS, "local"])
         )
+    if nodes < 1:
+        raise InputError("cluster.nodes", nodes, "must be at least 1")
     return PRESETS[name](nodes)

@@ -99,7 +99,8 @@ def require_folder_name(field: str, name: str) -> None:
 class Train:
     """How a run goes about a job: data, learning rate, evaluation, saving. Times in steps unless named.
 
-    `data`: texts, or files of token ids; `tokenizer`: a tokenizer.json for texts (empty: one is trained on them);
+    `data`: texts, or files of token ids; `tokenizer`: a tokenizer.json for texts (empty: that beside `weights`, or
+    else one is trained on them);
     `end_of_text`: the token between documents, by name or id (empty: the one that the tokenizer is known to have);
     `text_field`: of a .jsonl or .json file's objects; `data_dtype`: of the ids in a flat .bin.
     `transport`: of collectives between the ranks of a host; auto takes what was measured to be the fastest.

@@ -94,6 +94,10 @@ class ModelSpec:
         for name in ("norm_eps", "rope_theta"):
             if getattr(self, name) <= 0:
                 raise InputError(f"model.{name}", getattr(self, name), "must be positive")
+        if self.rope_scaling is not None and self.rope_scaling.kind == "yarn" and self.rope_theta <= 1:
+            raise InputError(
+                "model.rope_theta", self.rope_theta, "must be above 1 with yarn, which divides by its log"
+            )
         if self.heads % self.kv_heads:
             raise InputError(
                 "model.kv_heads",

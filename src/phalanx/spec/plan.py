@@ -71,7 +71,10 @@ def write_model(spec: ModelSpec, folder: Path) -> None:
 def model_of(folder: Path) -> ModelSpec:
     """The model of a run, or of a folder that `phalanx import` made. Raises InputError."""
     path = folder / "model.json"
-    if (folder / "plan.json").exists() or not path.exists():
+    trained = (folder / "plan.json").exists()
+    if not trained and not path.exists() and (folder / "config.json").exists():
+        raise InputError("RUN", str(folder), "is no run", "phalanx import makes one of Hugging Face weights")
+    if trained or not path.exists():
         return read(folder / "plan.json").model
     try:
         given = json.loads(path.read_text())

@@ -24,6 +24,7 @@ from torch import Tensor
 from phalanx.spec.errors import InputError
 
 FIELD = "weights"
+"""Who is wrong; nn/stored.py says it of the field that named the weights."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _LONGEST_HEADER = 100_000_000  # the library's own limit
@@ -94,7 +95,7 @@ def contents(path: Path) -> dict[str, Stored]:
             header = json.loads(file.read(length))
     except OSError as error:
         raise InputError(FIELD, str(path), f"cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(FIELD, str(path), "is not a safetensors file (its header is not JSON)") from None
@@ -120,10 +121,10 @@ def contents(path: Path) -> dict[str, Stored]:
 def _stored(name: str, path: Path, about: dict[str, Any], data: int) -> Stored:
     shape, (begin, end) = tuple(int(n) for n in about["shape"]), about["data_offsets"]
     stored = Stored(name, path, str(about["dtype"]), shape, data + int(begin), data + int(end))
-    bytes = stored.end - stored.begin
-    needed = math.prod(shape) * DTYPES[stored.code].itemsize if stored.code in DTYPES else bytes
-    if min((*shape, bytes)) < 0 or bytes != needed:
-        reason = f"{name} has {bytes} bytes, its shape {list(shape)} in {stored.code} needs {needed}"
+    size = stored.end - stored.begin
+    needed = math.prod(shape) * DTYPES[stored.code].itemsize if stored.code in DTYPES else size
+    if min((*shape, size)) < 0 or size != needed:
+        reason = f"{name} has {size} bytes, its shape {list(shape)} in {stored.code} needs {needed}"
         raise InputError(FIELD, str(path), reason, "copy or download it again")
     return stored
 

@@ -139,6 +139,15 @@ def _fitting(found: Mapping[str, Stored], path: Path, source: Source, fqn: str, 
     return stored
 
 
+def require_place(folder: Path) -> None:
+    """That a folder can be written here. Raises InputError."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError("--out", str(folder), "exists and is not empty", "choose another folder")
+    above = next(p for p in folder.absolute().parents if p.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise InputError("--out", str(folder), f"nothing can be written to {above}", "choose another folder")
+
+
 def write(
     folder: Path,
     spec: ModelSpec,
@@ -150,11 +159,8 @@ def write(
     """A folder that `transformers` loads, there whole or not at all; the safetensors files that it holds.
 
     `dtype`: None keeps each tensor's. A file takes at most `shard_bytes`, or one tensor. `beside`: the small files,
-    config.json among them. Raises InputError where the folder holds something, the disk is too small, or a value
-    overflows `dtype`.
+    config.json among them. Raises InputError where the disk is too small, or a value overflows `dtype`.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError("--out", str(folder), "exists and is not empty", "choose another folder")
     tensors = list(_outgoing(spec, weights, dtype))
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -206,8 +212,8 @@ def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> I
 
 def _cast(value: Tensor, dtype: torch.dtype, tensor: str) -> Tensor:
     cast = value.to(dtype)
-    if value.dtype.itemsize > dtype.itemsize and (cast.isinf() & ~value.isinf()).any():
-        largest = float(value.abs().max())
+    if torch.finfo(value.dtype).max > torch.finfo(dtype).max and (lost := cast.isinf() & ~value.isinf()).any():
+        largest = float(value[lost].abs().max())
         raise InputError("--dtype", str(dtype).removeprefix("torch."), f"{tensor} has {largest:g}, which overflows")
     return cast
 

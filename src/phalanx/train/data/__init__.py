@@ -36,9 +36,14 @@ def prepare(train: Train, vocab: int, cache: Path, announce: Callable[[str], Non
     if train.data != SHIPPED:
         if (index := ids.megatron_index(path)) is not None:
             return ids.from_megatron(index, train, given, vocab, cache, announce)
-        if (path.suffix == ".bin" and path.is_file()) or (path / "train.bin").is_file():
+        if ids.is_flat(path):
             return ids.from_flat(path, train, given, vocab, cache, announce)
     return encode.from_texts(find_texts(train.data, given.path, announce), train, given, vocab, cache, announce)
+
+
+def holds_ids(data: str) -> bool:
+    """Whether `train.data` names token ids, and no texts that have to be encoded."""
+    return data != SHIPPED and (ids.megatron_index(Path(data)) is not None or ids.is_flat(Path(data)))
 
 
 def require_documents(tokens: TokenSet) -> None:

@@ -47,6 +47,11 @@ def from_flat(
     return _made(what, parts, given, vocab, cache, announce, None)
 
 
+def is_flat(path: Path) -> bool:
+    """Whether this is a bare file of ids, or a folder with train.bin."""
+    return (path.suffix == ".bin" and path.is_file()) or (path / "train.bin").is_file()
+
+
 def megatron_index(path: Path) -> Path | None:
     """The .idx of a Megatron data set that is named by its prefix or by either of its files."""
     index = {".idx": path, ".bin": path.with_suffix(".idx")}.get(path.suffix, Path(f"{path}.idx"))

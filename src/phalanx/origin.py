@@ -1,0 +1,75 @@
+"""What a run begins from: the weights that train.weights names, the tokenizer that their ids are of, and the small
+files that people keep beside both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from phalanx.runs import RUNS
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Train
+from phalanx.spec.jobfile import JobFile
+
+TOKENIZER = "tokenizer.json"
+_BESIDE = (
+    "config.json",
+    "generation_config.json",
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+
+
+def beside(folder: Path) -> list[Path]:
+    """The small files of a folder of weights: they come along, in and out."""
+    return [folder / name for name in _BESIDE if (folder / name).is_file()]
+
+
+def begun(file: JobFile, announce: Callable[[str], None]) -> JobFile:
+    """The job with the tokenizer of its train.weights, where it names none and has texts to encode. Raises InputError
+    where the weights are not the model's, or lie where the run will."""
+    from phalanx.nn.stored import introduce
+    from phalanx.train.data import holds_ids
+
+    train = file.train
+    own, given = (RUNS / train.name).resolve(), Path(train.weights).resolve()
+    if own in (given, *given.parents):
+        raise InputError("train.weights", train.weights, "is this run's own folder", "choose another train.name")
+    for line in introduce(Path(train.weights), file.model):
+        announce(line)
+    theirs = _folder(train) / TOKENIZER
+    if train.tokenizer:
+        if theirs.is_file() and not _is_theirs(train):
+            announce(f"note: train.tokenizer = {train.tokenizer!r} is another than the weights' own, {theirs}")
+    elif not holds_ids(train.data):
+        if theirs.is_file():
+            announce(f"weights: train.tokenizer = {str(theirs)!r}, which is beside them")
+            return replace(file, train=replace(train, tokenizer=str(theirs)))
+        announce(
+            f"note: no {TOKENIZER} beside the weights: one is made of the texts, its ids are not those they know"
+        )
+    return file
+
+
+def come_along(train: Train) -> list[Path]:
+    """What is kept beside the weights that a run begins from and goes into its folder, so that it comes out again:
+    where the tokenizer is theirs, all but that."""
+    return [f for f in beside(_folder(train)) if f.name != TOKENIZER] if train.weights and _is_theirs(train) else []
+
+
+def _folder(train: Train) -> Path:
+    path = Path(train.weights)
+    return path if path.is_dir() else path.parent
+
+
+def _is_theirs(train: Train) -> bool:
+    """Whether the job's tokenizer is the one beside its weights, byte for byte."""
+    path, theirs = Path(train.tokenizer), _folder(train) / TOKENIZER
+    path = path / TOKENIZER if path.is_dir() else path
+    return path.is_file() and theirs.is_file() and path.read_bytes() == theirs.read_bytes()
