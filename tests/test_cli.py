@@ -252,23 +252,6 @@ def test_ctrl_c_during_parity_is_an_interruption(here: Path) -> None:
     assert not workers(here, "phalanx.verify.worker")
 
 
-def test_a_rank_that_does_not_arrive_is_named(here: Path) -> None:
-    words = ("--set", "train.name=hung", "--set", "train.steps=100000", "--set", "train.timeout_s=3")
-    process = start(here, "train", "job.toml", *words)
-    wait_for_step(here / "runs" / "hung", 3)
-    stopped = workers(here)[-1]
-    environment = Path(f"/proc/{stopped}/environ").read_bytes().decode().split("\0")
-    rank = next(item for item in environment if item.startswith("RANK="))[5:]
-    os.kill(stopped, signal.SIGSTOP)
-    _, err = process.communicate(timeout=90)
-    assert process.returncode == 1
-    last = err.strip().splitlines()[-1]
-    assert last.startswith(f"error: rank {rank} (dp_replicate {rank}) "), err
-    assert "last seen in " in last
-    assert last.count("(its process is stopped)") == 1
-    assert not workers(here)
-
-
 def test_another_layout_reads_the_checkpoint(here: Path) -> None:
     """The data: many short documents, that are kept apart."""
     lines = [json.dumps({"text": f"{sentence}."}) for sentence in TEXT.split(".\n\n") if sentence]

@@ -19,7 +19,7 @@ from phalanx.verify.parity import BOUNDS
 
 @pytest.mark.parametrize("world", [2, 3, 4, 6])
 def test_parity_in_fp64(pool: Pool, world: int) -> None:
-    @settings(max_examples=6)
+    @settings(max_examples=5)
     @given(cases(world), TRANSPORTS)
     def holds(case, transport) -> None:  # type: ignore[no-untyped-def]
         for found in pool.run(world, ranks.examine, *case, "float64", 10, transport)[0]:

@@ -20,7 +20,7 @@ def test_one_process(case) -> None:  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_ranks(pool: Pool, world: int) -> None:
-    @settings(max_examples=8)
+    @settings(max_examples=6)
     @given(cases(world, small=False, compressed=True), TRANSPORTS)
     def equal(case, transport) -> None:  # type: ignore[no-untyped-def]
         for found in pool.run(world, ranks.instrumented_step, *case, transport):

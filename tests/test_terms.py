@@ -21,6 +21,7 @@ from phalanx.spec.presets import preset
 from phalanx.spec.strategy import Strategy
 
 
+@settings(max_examples=50)
 @given(st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
 def test_sums_of_the_expansion_are_the_terms(case: tuple[ModelSpec, Job, Strategy]) -> None:
     model, job, strategy = case
@@ -66,6 +67,7 @@ def test_columns_are_their_rows(model: ModelSpec, batch: int, seq: int, dtype: s
             assert int(column[i]) == alone.bytes_per_axis.get(axis, 0)
 
 
+@settings(max_examples=50)
 @given(st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
 def test_the_closed_form_peak_is_the_walk(case: tuple[ModelSpec, Job, Strategy]) -> None:
     model, job, strategy = case
@@ -77,6 +79,7 @@ def test_the_closed_form_peak_is_the_walk(case: tuple[ModelSpec, Job, Strategy])
     assert {axis: int(n) for axis, n in prediction.bytes_per_axis.items()} == program.bytes_per_axis()
 
 
+@settings(max_examples=50)
 @given(st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
 def test_everything_allocated_is_freed(case: tuple[ModelSpec, Job, Strategy]) -> None:
     program = expand(*case)
