@@ -98,6 +98,8 @@ def load(
 ) -> None:
     """Go on from a checkpoint, and from what `rest` names in it; at stage 0 weights of another type than the masters
     are the caller's to cast. All ranks together. Raises CheckpointError."""
+    # The first weights may still be on their way round: they would meet those that are read, in the same memory.
+    engine.wait_parameters(list(engine.parameters))
     parts = [part for _, part in _held(engine, masters, optimizer)]
     parts += [whole(name, tensor) for name, tensor in (rest or {}).items()]
     c = engine.compressor
