@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from phalanx.cost.program import differences, expand
+from phalanx.cost.program import expand
 from phalanx.nn.stored import open_weights
 from phalanx.runtime import checkpoint, logical, status, sync, trace
 from phalanx.runtime import world as worlds
@@ -41,6 +41,7 @@ from phalanx.train.loss_scale import LossScale
 from phalanx.train.step import Training
 from phalanx.train.trainer import learning_rate
 from phalanx.verify import parity
+from phalanx.verify.compare import differences
 from phalanx.verify.compressed import examine_compressed
 
 
@@ -64,7 +65,7 @@ def instrumented_step(
     comm.barrier()  # what is still under way would hold its memory into the next case
     program = expand(spec, job, strategy)
     return {
-        "differences": list(differences(program.events, tuple(comm.recorder.events))),
+        "differences": list(map(str, differences(program.events, tuple(comm.recorder.events)))),
         "events": len(comm.recorder.events),
         "predicted_peak": program.peak_bytes,
         "measured_peak": tracker.peak - others,

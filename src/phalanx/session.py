@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cost.program import differences, expand
+from phalanx.cost.program import expand
 from phalanx.measure.local import cache_folder, default_ranks, fingerprint, local_cluster
 from phalanx.origin import begun, come_along
 from phalanx.plan import choose
@@ -34,6 +34,7 @@ from phalanx.spec.job import Precision
 from phalanx.spec.jobfile import JobFile
 from phalanx.spec.plan import Plan
 from phalanx.spec.strategy import Strategy, check, require_runnable
+from phalanx.verify.compare import differences
 
 if TYPE_CHECKING:
     from phalanx.runtime.world import World
@@ -279,7 +280,7 @@ def outcome(folder: Path, unigram_entropy: float) -> Outcome:
         Comparison("peak memory", predicted["memory_bytes"], recorded["memory_bytes"], "memory"),
     ]
     program = expand(given.model, given.job, given.strategy)
-    found = tuple(differences(program.events, events))
+    found = tuple(map(str, differences(program.events, events)))
     return Outcome(folder, recorded, unigram_entropy, tuple(rows), found)
 
 

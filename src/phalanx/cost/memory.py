@@ -15,7 +15,7 @@ import numpy as np
 from phalanx.cost import compression
 from phalanx.cost.kernel import Column
 from phalanx.schedule.buckets import buckets, slot_sizes
-from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.strategy import Strategy
 
@@ -59,9 +59,23 @@ class Footprint:
     leaves: Column
 
 
-def state(spec: ModelSpec, job: Job, s: Strategy) -> State:
+def owned(spec: ModelSpec, job: Job, s: Strategy, shard: int) -> tuple[int, int]:
+    """(Elements, pieces of parameters) that a rank of a shard updates: its parts of the buckets without padding."""
+    elements = pieces = 0
+    for bucket in buckets(spec, job, s):
+        part = bucket.padded(s) // s.dp_shard
+        low, begins = shard * part, 0
+        for p in bucket.parameters:
+            mine = min(begins + p.numel, low + part) - max(begins, low)
+            elements, pieces = elements + max(0, mine), pieces + (mine > 0)
+            begins += p.numel
+    return elements, pieces
+
+
+def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> State:
     """What a rank holds: at stage 0 everything whole, else its shards (of the padded buckets) and the memory in which
-    they are whole for a time; and its share of the batch as int64 token ids."""
+    they are whole for a time; and its share of the batch as int64 token ids. `shard`: a certain one, exactly; without
+    one no rank holds more."""
     p, stage, shards = job.precision, s.stage, s.dp_shard
     cut = buckets(spec, job, s)
     padded = [b.padded(s) for b in cut]
@@ -74,7 +88,10 @@ def state(spec: ModelSpec, job: Job, s: Strategy) -> State:
         reduce = accumulate  # the compressor reads gradients whole
     compute, narrow = DTYPE_BYTES[p.compute], c is None and p.reduce_dtype != p.accumulate_dtype
     moments = {"adamw": 2, "sgd": 1 if job.optimizer.betas[0] else 0}[job.optimizer.name]
-    counters = 4 * len(parameters(spec)) if job.optimizer.name == "adamw" else 0  # fp32 step counts
+    updated, pieces = part, len(parameters(spec))
+    if stage and shard is not None:
+        updated, pieces = owned(spec, job, s, shard)
+    counters = 4 * pieces if job.optimizer.name == "adamw" else 0  # fp32 step counts
     rotary = spec.max_seq * spec.rotary_width * compute if spec.position == "rotary" else 0
     separate = job.documents == "separate"
     mask = job.seq**2 * compute if spec.masked(job.seq) and not separate else 0  # made once, of every sequence
@@ -87,7 +104,7 @@ def state(spec: ModelSpec, job: Job, s: Strategy) -> State:
         parameters=0 if stage == 3 else n * compute,
         master=part * master if stage == 3 or p.master_dtype != p.compute else 0,
         gradients=whole * (accumulate + reduce * narrow) if stage <= 1 else part * accumulate,
-        optimizer=part * moments * master + counters,
+        optimizer=updated * moments * master + counters,
         buffers=lent,
         tables=rotary + mask,
         batch=job.global_batch // s.dp * (job.seq + 1) * 8 * (2 if separate else 1),
@@ -95,53 +112,67 @@ def state(spec: ModelSpec, job: Job, s: Strategy) -> State:
     )
 
 
-def cast_gradients(spec: ModelSpec, job: Job, shards: int) -> int:
-    """This rank's gradients once more, in the master type, during the update; 0 where they are of it already."""
+def cast_gradients(elements: int, job: Job) -> int:
+    """So many gradients once more, in the master type, during the update; 0 where they are of it already."""
     p = job.precision
-    if p.master_dtype == p.accumulate_dtype:
-        return 0
-    return spec.parameter_count // shards * DTYPE_BYTES[p.master_dtype]
+    return 0 if p.master_dtype == p.accumulate_dtype else elements * DTYPE_BYTES[p.master_dtype]
 
 
-def documents(spec: ModelSpec, job: Job, tokens: Column) -> Column:
-    """What keeps documents apart in a micro-batch: a mask for the blocks of each window, and every token's angles."""
-    if job.documents == "packed":
-        return 0
-    masks = len({spec.window_of(i) for i in range(spec.layers)}) if spec.masked(job.seq) else 1
-    angles = spec.rotary_width if spec.position == "rotary" else 0
-    return tokens * (masks * job.seq + angles) * DTYPE_BYTES[job.precision.compute]
+def documents(spec: ModelSpec, job: Job, tokens: Column) -> dict[int, Column]:
+    """What keeps the documents of a micro-batch apart: a mask for each window that blocks have, and every token's
+    angles. By the block whose backward pass is the last to use it."""
+    if job.documents != "separate":
+        return {}
+    last: dict[int | None, int] = {}
+    for i in range(spec.layers):
+        last.setdefault(spec.window_of(i) if spec.masked(job.seq) else None, i)
+    e = DTYPE_BYTES[job.precision.compute]
+    held: dict[int, Column] = {i: tokens * job.seq * e for i in last.values()}
+    held[0] = held[0] + tokens * (spec.rotary_width if spec.position == "rotary" else 0) * e
+    return held
 
 
-def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job) -> Footprint:
-    """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch."""
+def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job, placed: DType) -> Footprint:
+    """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch. `placed`: the type of
+    the memory in which gradients are put."""
     t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
     stream = t * h * e  # the residual stream, and its gradient
     shared = v * h * e if spec.tied else 0  # the head's share of a tied weight's gradient waits for embed's
     if unit == "embed":
-        position = spec.max_seq * h * e if spec.position == "learned" else 0
+        position = 0
+        if spec.position == "learned":
+            rows = seq * h * e if job.documents == "packed" else 0  # summed over sequences
+            position = spec.max_seq * h * e + rows
         # the rows of the embedding's gradient are those of the stream's, unless another type wants a copy
-        wider = DTYPE_BYTES[job.precision.accumulate_dtype]
+        wider = DTYPE_BYTES[placed]
         return Footprint(
             kept=stream,
             forward=stream * (2 if job.documents == "separate" else 1) if spec.position == "learned" else 0,
-            backward=np.maximum(t * h * wider if wider != e else 0, position),
+            backward=np.maximum(_several(t, seq) + (t * h * wider if wider != e else 0), position),
             leaves=-stream - shared,
         )
     if unit == "head":
         kept = stream + _statistics(spec, t, e) + t * v * e
-        cast = np.minimum(t * v, max(v, LOGITS_AT_ONCE)) * wide if e < 4 else 0
+        rows = np.minimum(t, max(1, LOGITS_AT_ONCE // v))
+        cast = rows * v * wide if e < 4 else 0
+        norm = 2 * t * h * wide - stream - t * v * e if e < 4 and spec.norm == "rms" else 0  # before there are logits
         # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
         # normed input (one stream) has given way to its gradient
         normed = _normed(spec, t, e) - t * v * e
         return Footprint(
             kept=kept,
-            forward=cast + 3 * t * wide,
+            forward=np.maximum(_several(t, seq) + cast + 3 * rows * wide, norm),
             backward=np.maximum(stream + v * h * e, normed + shared),
             leaves=stream + shared,
         )
     return _block(spec, t, e)
+
+
+def _several(t: Column, seq: int) -> Column:
+    """The token ids of several sequences of a batch, made contiguous."""
+    return (t > seq) * t * 8
 
 
 def _statistics(spec: ModelSpec, t: Column, e: int) -> Column:

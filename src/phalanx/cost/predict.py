@@ -124,6 +124,7 @@ def _peak(spec: ModelSpec, found: tuple[Term, ...]) -> Column:
         (t["B", "embed"], 1),
     ):
         if times:
+            live = live - term.before
             peak = np.maximum(peak, live + term.alloc)
             live = live + times * (term.alloc - term.free)
     return np.maximum(peak, t["opt", ""].alloc)

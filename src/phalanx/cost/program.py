@@ -1,12 +1,13 @@
 """The StepProgram: the terms of one strategy, expanded into the ordered events of one training step.
 
-What `verify` and the trainer's own check compare with the recorded step, event for event, byte for byte.
+What `verify` and the trainer's own check compare with the recorded step, event for event, byte for byte
+(verify/compare.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -37,24 +38,45 @@ class StepProgram:
 
     def flops_per_unit(self) -> dict[tuple[str, str], int]:
         """FLOPs of the step by (phase, unit)."""
-        found: Counter[tuple[str, str]] = Counter()
-        for event in self.events:
-            if event.kind == "compute" and event.phase != "opt":
-                found[event.phase, event.unit] += event.flops
-        return dict(found)
+        return flops_per_unit(self.events)
 
     @property
     def peak_bytes(self) -> int:
-        """The most live bytes at any instant: a walk over the events."""
-        live = peak = self.state.total
-        for event in self.events:
-            peak = max(peak, live + event.alloc)
-            live += event.alloc - event.free
-        return peak
+        """The most live bytes at any instant."""
+        return max((i.highest for i in instants(self.events, self.state.total)), default=self.state.total)
 
 
-def expand(spec: ModelSpec, job: Job, strategy: Strategy) -> StepProgram:
-    """Order the terms of a strategy into a step."""
+@dataclass(frozen=True)
+class Instant:
+    """Live bytes when an event begins, and the most while it lasts."""
+
+    event: Event
+    live: int
+    highest: int
+
+
+def instants(events: Iterable[Event], state: int) -> list[Instant]:
+    """Live bytes over the computes of a step that begins with `state`: a walk over the events."""
+    found = []
+    for event in events:
+        if event.kind == "compute":
+            found.append(Instant(event, state, state + event.alloc))
+            state += event.alloc - event.free
+    return found
+
+
+def flops_per_unit(events: Iterable[Event]) -> dict[tuple[str, str], int]:
+    """FLOPs of the model's passes by (phase, unit)."""
+    found: Counter[tuple[str, str]] = Counter()
+    for event in events:
+        if event.kind == "compute" and event.phase != "opt":
+            found[event.phase, event.unit] += event.flops
+    return dict(found)
+
+
+def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = None) -> StepProgram:
+    """Order the terms of a strategy into a step. `rank`: of a certain one, whose shard may hold padding; without one
+    no rank holds more."""
     by_template = {(t.event.op, t.event.unit): t for t in terms(spec, job, strategy)}
     stage, alone = strategy.stage, strategy.dp == 1
     cut = () if alone else buckets(spec, job, strategy)
@@ -63,6 +85,8 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy) -> StepProgram:
     last = strategy.accumulation(job) - 1
     c, accumulate = strategy.compressor, job.precision.accumulate_dtype
     ready = _completed(cut, spec)
+    apart = memory.documents(spec, job, strategy.micro_batch * job.seq)
+    last_use = {f"blocks.{i}": size for i, size in apart.items()}
 
     def gather(name: str, phase: Phase, m: int | None) -> Event:
         bucket = next(b for b in cut if b.name == name)
@@ -79,7 +103,7 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy) -> StepProgram:
         for unit in reversed(units(spec)):
             if gathers and strategy.reshard != "step":
                 events += (gather(name, "B", m) for name in _ahead(order, unit, -1, strategy.prefetch))
-            events.append(_compute(by_template["backward", unit.split(".")[0]], unit, m))
+            events.append(_compute(by_template["backward", unit.split(".")[0]], unit, m, last_use.get(unit, 0)))
             if alone or (stage <= 1 and m < last):
                 continue
             for bucket in ready[unit]:
@@ -96,11 +120,18 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy) -> StepProgram:
     if not alone:
         event = by_template["all_reduce", "metrics"].event
         events.append(replace(event, group_size=mesh(strategy).world, bytes=metrics(stage) * 8))
-    update = by_template["optimizer", ""]
-    events.append(replace(update.event, alloc=update.alloc, free=update.free))
+    shard = None if rank is None else mesh(strategy).place(rank)["dp_shard"]
+    events.append(_update(by_template["optimizer", ""], spec, job, strategy, shard))
     if stage in (1, 2):
         events += (_bucket(by_template["all_gather", "parameters"], b, strategy, None) for b in reversed(cut))
-    return StepProgram(tuple(events), memory.state(spec, job, strategy))
+    return StepProgram(tuple(events), memory.state(spec, job, strategy, shard))
+
+
+def _update(term: Term, spec: ModelSpec, job: Job, strategy: Strategy, shard: int | None) -> Event:
+    cast = term.alloc
+    if strategy.stage and shard is not None:
+        cast = memory.cast_gradients(memory.owned(spec, job, strategy, shard)[0], job)
+    return replace(term.event, alloc=cast, free=cast)
 
 
 def _ahead(order: list[str], unit: str, way: int, prefetch: int) -> list[str]:
@@ -125,14 +156,14 @@ def _completed(cut: tuple[Bucket, ...], spec: ModelSpec) -> dict[str, list[Bucke
     return full
 
 
-def _compute(term: Term, unit: str, micro_batch: int) -> Event:
+def _compute(term: Term, unit: str, micro_batch: int, frees: int = 0) -> Event:
     return replace(
         term.event,
         unit=unit,
         micro_batch=micro_batch,
         flops=term.work.flops // term.count,
         alloc=int(term.alloc),
-        free=int(term.free),
+        free=int(term.free) + frees,
     )
 
 
@@ -153,25 +184,3 @@ def _bucket(
 def _sent(x: Sent, bucket: Bucket, strategy: Strategy, micro_batch: int) -> Event:
     event = Event("collective", x.op, "B", bucket.name, x.axis, mesh(strategy).size(x.axis), dtype=x.dtype)
     return replace(event, micro_batch=micro_batch, bytes=x.bytes, at_most=x.at_most)
-
-
-def differences(predicted: tuple[Event, ...], recorded: tuple[Event, ...]) -> Iterator[str]:
-    """Where recorded events differ from the predicted ones: order per axis, then FLOPs per unit."""
-    for axis in dict.fromkeys(e.axis for e in (*predicted, *recorded) if e.axis):
-        ours = [e for e in predicted if e.axis == axis]
-        theirs = [e for e in recorded if e.axis == axis]
-        for i in range(max(len(ours), len(theirs))):
-            a = ours[i] if i < len(ours) else None
-            b = theirs[i] if i < len(theirs) else None
-            if a is None or b is None or not a.matches(b):
-                yield f"axis {axis}, event {i}: predicted {a or 'nothing'}, recorded {b or 'nothing'}"
-                break
-    ours_flops = StepProgram(predicted, _NO_STATE).flops_per_unit()
-    theirs_flops = StepProgram(recorded, _NO_STATE).flops_per_unit()
-    for key in dict.fromkeys((*ours_flops, *theirs_flops)):
-        a_flops, b_flops = ours_flops.get(key), theirs_flops.get(key)
-        if a_flops != b_flops:
-            yield f"FLOPs of {key[0]} {key[1]}: predicted {a_flops}, recorded {b_flops}"
-
-
-_NO_STATE = memory.State(0, 0, 0, 0, 0, 0, 0)

@@ -62,7 +62,8 @@ def columns(strategies: Sequence[Strategy]) -> list[tuple[Columns, Indices]]:
 
 @dataclass(frozen=True)
 class Term:
-    """`count` events like `event` in a step. `bytes` and `work` are totals over them; `alloc`, `free` are each's."""
+    """`count` events like `event` in a step. `bytes` and `work` are totals over them; `alloc`, `free` are each's, and
+    `before` is what is freed before each, by computes whose own terms do not say it."""
 
     event: Event
     count: Column
@@ -70,6 +71,7 @@ class Term:
     work: Work = NO_WORK
     alloc: Column = 0
     free: Column = 0
+    before: Column = 0
 
 
 def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
@@ -83,17 +85,20 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
     dtype = job.precision.compute
     found = []
     for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
-        held = memory.footprint(spec, unit, t, job.seq, job)
-        # for one micro-batch: targets, made contiguous, and what keeps documents apart
-        targets = t * 8 + memory.documents(spec, job, t) if unit == "embed" else 0
+        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job))
+        apart: Column = 0
+        made: Column = 0
+        if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
+            apart = sum(memory.documents(spec, job, t).values())
+            made = apart + t * job.seq
         masked = kernel.mask(spec, unit, t, job.seq, e) if job.documents == "separate" else NO_WORK
         found.append(
             Term(
                 Event("compute", "forward", "F", unit, dtype=dtype),
                 count=n * m,
                 work=(kernel.forward(spec, unit, t, job.seq, e) + masked) * (n * m),
-                alloc=held.kept + held.forward + targets,
-                free=held.forward,
+                alloc=held.kept + np.maximum(held.forward, made),
+                free=np.maximum(held.forward, made) - apart,
             )
         )
         found.append(
@@ -102,7 +107,8 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
                 count=n * m,
                 work=(kernel.backward(spec, unit, t, job.seq, e) + masked) * (n * m),
                 alloc=held.backward,
-                free=held.backward - held.leaves + targets + _freed(spec, unit, t, job),
+                free=held.backward - held.leaves + _freed(spec, unit, t, job, held.kept),
+                before=apart,
             )
         )
     found += _collective_terms(spec, job, s, like)
@@ -115,16 +121,21 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
         )
     )
     shards = like.dp_shard
-    cast = memory.cast_gradients(spec, job, shards)
+    cast = memory.cast_gradients(spec.parameter_count // shards, job)
     optimizer = Event("compute", "optimizer", "opt", dtype=job.precision.master_dtype)
     found.append(Term(optimizer, count=1, work=kernel.optimizer(spec, job, shards), alloc=cast, free=cast))
     return tuple(found)
 
 
-def _freed(spec: ModelSpec, unit: str, t: Column, job: Job) -> Column:
+def _placed(like: Strategy, job: Job) -> DType:
+    """The type of the memory in which a gradient is put where it becomes ready."""
+    p = job.precision
+    return p.accumulate_dtype if like.stage <= 1 or like.compressor else p.reduce_dtype
+
+
+def _freed(spec: ModelSpec, unit: str, t: Column, job: Job, kept: Column) -> Column:
     """What a backward pass frees of what forward passes kept: its own, and its input instead of its output."""
     stream = t * spec.hidden * DTYPE_BYTES[job.precision.compute]
-    kept = memory.footprint(spec, unit, t, job.seq, job).kept
     return {"embed": kept - stream, "blocks": kept, "head": kept + stream}[unit]
 
 

@@ -143,12 +143,12 @@ class Block(nn.Module):
 class Embed(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.token, self.tied = nn.Embedding(spec.vocab, spec.hidden), spec.tied
+        self.token = nn.Embedding(spec.vocab, spec.hidden)
         if spec.position == "learned":
             self.position = nn.Embedding(spec.max_seq, spec.hidden)
 
     def forward(self, tokens: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
-        x = functions.embedding(tokens, self.token.weight, self.tied)  # (batch, seq, hidden)
+        x = functions.embedding(tokens, self.token.weight)  # (batch, seq, hidden)
         if hasattr(self, "position"):
             here = self.position.weight[start : start + tokens.shape[1]] if positions is None else None
             x = x + (self.position(positions) if here is None else here)
@@ -186,10 +186,16 @@ class Decoder(nn.Module):
         self.head = Head(spec, self.embed.token.weight if spec.tied else None)
         if spec.position == "rotary":
             cos, sin = rotary_table(spec)
-            self.register_buffer("cos", cos, persistent=False)
-            self.register_buffer("sin", sin, persistent=False)
+            self.register_buffer("cos", cos.to(dtype), persistent=False)
+            self.register_buffer("sin", sin.to(dtype), persistent=False)
         self._kept: tuple[int, Tensor] | None = None
-        self.to(dtype)
+        if dtype != torch.get_default_dtype():
+            self.to(dtype)
+
+    def prepare(self, seq: int) -> None:
+        """Make now what a forward pass over packed sequences of `seq` tokens would make and keep: the mask of a
+        window."""
+        self._masks(self.embed.token.weight.new_empty(1, seq), 0, None)
 
     def units(self) -> dict[str, nn.Module]:
         """The modules that run, by unit name, in forward order."""
@@ -205,12 +211,12 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """`positions` (batch, seq): the place of each token in its document, from 0; attention does not leave it."""
         start = cache.length if cache is not None else 0
+        x = self.embed(tokens, start, positions)
         angles = None
         if self.spec.position == "rotary":
             here = slice(start, start + tokens.shape[1]) if positions is None else positions
             # (seq, 1, rotary_width / 2), or with positions (batch, seq, 1, rotary_width / 2)
             angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
-        x = self.embed(tokens, start, positions)
         masks = self._masks(x, start, positions)
         for block in self.blocks:
             x = block(x, angles, masks[block.window], cache)

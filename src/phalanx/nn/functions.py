@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.cost.memory import LOGITS_AT_ONCE
+from phalanx.runtime import seam
 
 
 def _accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -106,31 +107,27 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, weight: Tensor, shared: bool) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(tokens)
-        ctx.weight, ctx.shared = weight, shared
+        ctx.weight = weight
         return weight[tokens]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None]:
         (tokens,) = ctx.saved_tensors
         index, rows = tokens.reshape(-1), g.reshape(-1, g.shape[-1])
         beside: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "rows_beside", None)
         if beside is None:
-            return None, torch.zeros_like(ctx.weight).index_add_(0, index, rows), None
-        if ctx.shared:
-            beside.append((index, rows))
-            return None, None, None
-        shape = ctx.weight.shape
-        return None, torch.sparse_coo_tensor(index[None], rows, shape, check_invariants=False), None
+            return None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)
+        beside.append((index, rows))
+        return None, None  # the weight's hook is called all the same
 
 
-def embedding(tokens: Tensor, weight: Tensor, shared: bool) -> Tensor:
+def embedding(tokens: Tensor, weight: Tensor) -> Tensor:
     """weight[tokens]. Keeps the tokens. Where the data-parallel engine takes the gradients, the weight's is the rows
-    that were read: as a sparse tensor, or, if the weight is `shared` with a use that has a dense gradient, in the
-    weight's `rows_beside`, so that no dense tensor of zeros is written and added."""
-    return _Embedding.apply(tokens, weight, shared)  # type: ignore[no-any-return]
+    that were read, in the weight's `rows_beside`, so that no dense tensor of zeros is written and added."""
+    return _Embedding.apply(tokens, weight)  # type: ignore[no-any-return]
 
 
 _LOGITS_AT_ONCE = {"cpu": LOGITS_AT_ONCE, "cuda": 2**24}  # in cache; and enough to fill a GPU
@@ -142,8 +139,9 @@ class _CrossEntropy(torch.autograd.Function):
         wide = _accumulate_dtype(logits.dtype)
         loss = torch.zeros((), dtype=wide, device=logits.device)
         rows = max(1, _LOGITS_AT_ONCE[logits.device.type] // logits.shape[1])
-        for part, chosen in zip(logits.split(rows), targets.split(rows), strict=True):
-            loss += _softmax_minus_onehot(part, chosen.unsqueeze(-1), wide, ctx.needs_input_grad[0])
+        for low in seam.rounds(range(0, len(logits), rows)):
+            part, chosen = logits[low : low + rows], targets[low : low + rows].unsqueeze(-1)
+            loss += _softmax_minus_onehot(part, chosen, wide, ctx.needs_input_grad[0])
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(logits)
         return loss

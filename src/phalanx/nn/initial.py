@@ -59,17 +59,16 @@ def create(spec: ModelSpec, dtype: torch.dtype, device: torch.device, parameters
     """A Decoder on a device, parameters allocated and not yet filled; without `parameters` they have their shapes and
     no memory."""
     with torch.device("meta"):
-        model = Decoder(spec, dtype)
-    if parameters:
-        model.to_empty(device=device)
-    else:
-        for module in model.modules():
-            for name, p in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(torch.empty(1, dtype=dtype, device=device).expand(p.shape)))
-            for name, buffer in list(module.named_buffers(recurse=False)):
-                setattr(module, name, torch.empty_like(buffer, device=device))
-    if spec.tied:  # to_empty makes a parameter anew for each of its users
-        model.head.linear.weight = model.embed.token.weight
+        model = Decoder(spec)
+    made: dict[nn.Parameter, nn.Parameter] = {}  # a tied one has several users
+    for module in model.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            if p not in made:
+                memory = torch.empty(p.shape if parameters else 1, dtype=dtype, device=device)
+                made[p] = nn.Parameter(memory if parameters else memory.expand(p.shape))
+            setattr(module, name, made[p])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty(buffer.shape, dtype=dtype, device=device))
     if spec.position == "rotary":
         cos, sin = rotary_table(spec)
         model.cos.copy_(cos)

@@ -20,7 +20,7 @@ from phalanx.runtime.p2p import P2P
 from phalanx.runtime.record import Recorder
 from phalanx.runtime.shm import Shm
 from phalanx.runtime.timeline import Timeline
-from phalanx.runtime.transport import DONE, Call, Handle
+from phalanx.runtime.transport import DONE, Call, Handle, same_place
 from phalanx.runtime.world import World
 from phalanx.schedule.event import Event, Phase, Reduction
 from phalanx.spec.choice import Choice, Transport, pick
@@ -51,10 +51,11 @@ class _InOrder:
 
 
 class Comm:
-    """The collectives of one rank of a mesh. `choices` say which transport serves what; without them native."""
+    """The collectives of one rank of a mesh. `choices` say which transport serves what; without them native. `null`:
+    the other ranks are nowhere; everything is checked and recorded, and nothing is issued (verification)."""
 
-    def __init__(self, world: World, mesh: Mesh, choices: Sequence[Choice] = ()) -> None:
-        self.world, self.mesh = world, mesh
+    def __init__(self, world: World, mesh: Mesh, choices: Sequence[Choice] = (), null: bool = False) -> None:
+        self.world, self.mesh, self.null = world, mesh, null
         self.choices = tuple(choices) if world.size > 1 else ()
         self.recorder = Recorder()
         self.timeline = Timeline(possible=world.device.type == "cpu")
@@ -152,7 +153,7 @@ class Comm:
     ) -> Handle:
         ranks = self.ranks(axis)
         if len(ranks) == 1:
-            if target.data_ptr() != source.data_ptr():
+            if not same_place(target, source):
                 target.copy_(source)
             return DONE
         dtype = DTYPE_NAMES[source.dtype]
@@ -172,6 +173,8 @@ class Comm:
     def start(self, call: Call, transport: Transport = "native", algorithm: str = "") -> Handle:
         """Issue a call over a transport, unrecorded: what measuring does. A transport that cannot serve the group,
         because its ranks are on several hosts, gives way to native: on every rank alike."""
+        if self.null:
+            return DONE
         if not self._on_one_host(call.ranks):
             transport = "native"
         if transport == "shm":
@@ -192,7 +195,7 @@ class Comm:
     def broadcast(self, tensor: Tensor, axis: str) -> None:
         """Give every rank of an axis its first rank's tensor. Outside of a step: not recorded."""
         ranks = self.ranks(axis)
-        if len(ranks) > 1:
+        if len(ranks) > 1 and not self.null:
             self._settle()
             self.status.arrive(f"broadcast over {axis} ({tensor.nbytes} bytes)", axis, ranks)
             native.start(
@@ -202,8 +205,8 @@ class Comm:
     def gather_objects(self, mine: Any, axis: str) -> list[Any]:
         """What every rank of an axis has to say, in their order. Outside of a step: not recorded."""
         ranks = self.ranks(axis)
-        if len(ranks) == 1:
-            return [mine]
+        if len(ranks) == 1 or self.null:
+            return [mine] * len(ranks)
         self._settle()
         self.status.arrive(f"what all say after {self.status.work}", axis, ranks)
         told: list[Any] = [None] * len(ranks)
@@ -212,7 +215,7 @@ class Comm:
 
     def barrier(self) -> None:
         """Wait for every rank of the world. Outside of a step: not recorded."""
-        if self.world.size > 1:
+        if self.world.size > 1 and not self.null:
             self._settle()
             # A tensor of the host: Gloo keeps the host waiting, where NCCL would only queue.
             word = torch.zeros(1)

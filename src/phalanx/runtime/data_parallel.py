@@ -26,13 +26,13 @@ from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.compression import Compressor, Underway, compressor
 from phalanx.runtime.flat import Flat, Piece
 from phalanx.runtime.gathered import Gathered
-from phalanx.runtime.transport import Call
+from phalanx.runtime.transport import Call, same_place
 from phalanx.schedule.buckets import Bucket, slot_sizes, slots
 from phalanx.spec.job import Precision
 from phalanx.spec.strategy import Strategy
 
 Draw = Callable[[Piece], Tensor]
-Watch = Callable[[str, Tensor, list[tuple[Tensor, Tensor]]], None]
+Watch = Callable[[str, Tensor | None, list[tuple[Tensor, Tensor]]], None]
 
 
 def _call(hook: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name: str, p: nn.Parameter) -> None:
@@ -47,14 +47,17 @@ def _release(parameters: list[nn.Parameter]) -> None:
         p.__dict__.pop("rows_beside", None)
 
 
-def put(place: Tensor, grad: Tensor, add: bool) -> None:
-    """A gradient to where it is reduced. Of a sparse one, an embedding's, only rows are there."""
-    if not grad.is_sparse:
+def put(place: Tensor, grad: Tensor | None, rows: list[tuple[Tensor, Tensor]], add: bool) -> None:
+    """A gradient to where it is reduced: the dense part, if there is one, and rows of it."""
+    if grad is None or grad.is_sparse:
+        if not add:
+            place.zero_()
+    else:
         place.add_(grad) if add else place.copy_(grad)
-        return
-    if not add:
-        place.zero_()
-    place.index_add_(0, grad._indices()[0], grad._values().to(place.dtype))
+    if grad is not None and grad.is_sparse:  # of a module that is not ours
+        rows = [*rows, (grad._indices()[0], grad._values())]
+    for index, values in rows:
+        place.index_add_(0, index, values.to(place.dtype))
 
 
 class DataParallel:
@@ -103,7 +106,7 @@ class DataParallel:
         # The parameter holds its hook outside Python's sight: a strong reference back would never be collected.
         hook = weakref.WeakMethod(self._hook)
         for name, p in self.parameters.items():
-            # Rows of a gradient that a layer adds beside the dense one (nn/functions.py).
+            # Rows of a gradient that a layer adds beside the dense one, or in its place (nn/functions.py).
             p.rows_beside = []  # type: ignore[attr-defined]
             p.register_post_accumulate_grad_hook(partial(_call, hook, name))
         weakref.finalize(self, _release, list(self.parameters.values())).atexit = False
@@ -203,7 +206,7 @@ class DataParallel:
             assert b.weights is not None
             assert b.master is not None
             own = b.own(b.weights)
-            if own.data_ptr() != b.master.data_ptr():
+            if not same_place(own, b.master):
                 own.copy_(b.master)
             b.gathering = self.comm.all_gather(b.weights, own, self.axis, unit=b.name, phase="opt")
 
@@ -239,15 +242,13 @@ class DataParallel:
         if not self._open:
             raise RuntimeError(f"{name} got a gradient in a backward pass that the engine was not told of")
         bucket, grad = self._bucket_of[name], parameter.grad
-        assert grad is not None
+        rows = parameter.rows_beside  # type: ignore[attr-defined]
         if self.watch is not None:
-            self.watch(name, grad, parameter.rows_beside)  # type: ignore[attr-defined]
+            self.watch(name, grad, rows)
         place = self._views[name] if self.stage <= 1 else self._view(bucket, name)
-        put(place, grad, add=self.stage <= 1 and name in bucket.touched)
+        put(place, grad, rows, add=self.stage <= 1 and name in bucket.touched)
         bucket.touched.add(name)
-        for index, rows in parameter.rows_beside:  # type: ignore[attr-defined]
-            place.index_add_(0, index, rows.to(place.dtype))
-        parameter.rows_beside.clear()  # type: ignore[attr-defined]
+        rows.clear()
         parameter.grad = None
         self.grad_ready(name)
 
@@ -335,7 +336,7 @@ class DataParallel:
             slot = self._slot_of[b.name]
             if self._lent[slot][1] is b:
                 self._lent[slot] = (self._lent[slot][0], None)
-        elif own.data_ptr() != b.shard.data_ptr():
+        elif not same_place(own, b.shard):
             b.shard.copy_(own)
         if not self._last or self.replicas == 1:
             return

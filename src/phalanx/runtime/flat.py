@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phalanx.runtime.transport import Handle
+from phalanx.runtime.transport import Handle, same_place
 from phalanx.schedule.buckets import Bucket, layout
 from phalanx.spec.model import Parameter
 from phalanx.spec.strategy import Strategy
@@ -66,7 +66,7 @@ class Flat:
 
     def lend(self, memory: Tensor) -> None:
         """Fill `memory`, (padded,), from now on."""
-        if not self.places or next(iter(self.places.values())).data_ptr() != memory.data_ptr():
+        if not self.places or not same_place(next(iter(self.places.values())), memory):
             self.places = self.views(memory)
         self.sent = memory
         memory[self.bucket.numel :].zero_()

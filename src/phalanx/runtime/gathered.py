@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.flat import Flat, placeholder
+from phalanx.runtime.transport import same_place
 from phalanx.schedule.buckets import slot_sizes, slots
 from phalanx.schedule.event import Phase
 
@@ -128,7 +129,7 @@ class Gathered:
         if unit.whole or unit.flat.gathering is not None:
             return
         for other in self.units.values():  # whoever has the memory now is done with it, or will ask again
-            if other is not unit and other.memory.data_ptr() == unit.memory.data_ptr():
+            if other is not unit and same_place(other.memory, unit.memory):
                 self._arrive(other)
                 self._let_go(other)
         flat = unit.flat
@@ -207,10 +208,10 @@ class Gathered:
     def noting(self, name: str) -> saved_tensors_hooks:
         """What autograd saves of the unit's parameters is noted, not kept."""
         unit = self.units[name]
-        base = unit.memory.untyped_storage().data_ptr()
+        base = unit.memory.untyped_storage()._cdata
 
         def pack(tensor: Tensor) -> Any:
-            if tensor.untyped_storage().data_ptr() != base or not unit.whole:
+            if tensor.untyped_storage()._cdata != base or not unit.whole:
                 return tensor
             return (tensor.size(), tensor.stride(), tensor.storage_offset())
 

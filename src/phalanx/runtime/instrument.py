@@ -34,17 +34,23 @@ def _attention_flops(name: str, args: tuple[Any, ...]) -> int:
 
 
 class Tracker(TorchDispatchMode):
-    """Counts FLOPs into a recorder and follows live bytes. `peak` starts from what is live already."""
+    """Counts FLOPs into a recorder and follows live bytes. `peak` starts from what is live already, which is `start`;
+    `highest` is the most since somebody set it."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
-        self.live = self.peak = 0
+        self.live = self.peak = self.highest = 0
         self._known: dict[int, weakref.ref[Any]] = {}
         for found in gc.get_objects():
             # type(), for isinstance asks lazy objects for a __class__ and wakes them
-            if issubclass(type(found), Tensor) and found.device.type != "meta":
+            if issubclass(type(found), Tensor) and self.owns(found):
                 self._follow(found)
+        self.start = self.live
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether a tensor that is there when the step begins has memory that counts."""
+        return tensor.device.type != "meta"
 
     def _follow(self, tensor: Tensor) -> None:
         if tensor.is_sparse:
@@ -63,7 +69,7 @@ class Tracker(TorchDispatchMode):
 
         self._known[key] = weakref.ref(storage, gone)
         self.live += size
-        self.peak = max(self.peak, self.live)
+        self.peak, self.highest = max(self.peak, self.live), max(self.highest, self.live)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -82,13 +88,17 @@ class Tracker(TorchDispatchMode):
 
 
 @contextmanager
-def instrument(units: dict[str, nn.Module], recorder: Recorder, micro_batch: Callable[[], int]) -> Iterator[Tracker]:
+def instrument(
+    units: dict[str, nn.Module],
+    recorder: Recorder,
+    micro_batch: Callable[[], int],
+    tracker: Callable[[Recorder], Tracker] = Tracker,
+) -> Iterator[Tracker]:
     """Record a step: collectives and each unit's forward and backward pass with its FLOPs; track live bytes.
 
     A unit's backward pass begins when the gradient of its output is there.
     """
     recorder.clear()
-    recorder.keeping = True
     hooks = []
 
     def watch(unit: str, module: nn.Module) -> None:
@@ -106,10 +116,12 @@ def instrument(units: dict[str, nn.Module], recorder: Recorder, micro_batch: Cal
         watch(unit, module)
     gc.collect()
     try:
-        with Tracker(recorder) as tracker:
-            yield tracker
+        with tracker(recorder) as follows:
+            recorder.keeping, recorder.meter = True, follows
+            yield follows
+            recorder.over()
     finally:
-        recorder.keeping = False
+        recorder.keeping, recorder.meter = False, None
         for hook in hooks:
             hook.remove()
 

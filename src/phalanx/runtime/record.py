@@ -6,18 +6,30 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from phalanx.schedule.event import Event, Phase
 
 
+class Meter(Protocol):
+    """Live bytes: how many now, and the most that there were since `highest` was set."""
+
+    live: int
+    highest: int
+
+
 @dataclass
 class Recorder:
-    """Bytes per axis are always counted; whole events are kept while `keeping`."""
+    """Bytes per axis are always counted; whole events are kept while `keeping`, with their memory where there is a
+    `meter`."""
 
     keeping: bool = False
     counting: bool = True
     events: list[Event] = field(default_factory=list)
     bytes_per_axis: Counter[str] = field(default_factory=Counter)
+    meter: Meter | None = None
+    _computes: int = -1  # the event of the compute that began last
+    _began: int = 0  # live bytes then
 
     def collective(self, event: Event) -> None:
         self.bytes_per_axis[event.axis] += event.bytes
@@ -25,9 +37,21 @@ class Recorder:
             self.events.append(event)
 
     def compute(self, op: str, phase: Phase, unit: str, micro_batch: int | None, dtype: str) -> None:
-        """A unit's pass begins; FLOPs counted from here on are its own."""
+        """A unit's pass begins, or the optimizer's; FLOPs counted and memory taken from here on are its own."""
         if self.keeping:
+            self.over()
+            self._computes = len(self.events)
             self.events.append(Event("compute", op, phase, unit, micro_batch=micro_batch, dtype=dtype))
+
+    def over(self) -> None:
+        """The compute that began last is over: what it allocated and freed."""
+        if self.meter is None:
+            return
+        live, highest = self.meter.live, self.meter.highest
+        if self._computes >= 0:
+            event = self.events[self._computes]
+            self.events[self._computes] = replace(event, alloc=highest - self._began, free=highest - live)
+        self._began = self.meter.highest = live
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -40,13 +64,11 @@ class Recorder:
 
     def flops(self, count: int) -> None:
         """Add to the compute event that began last."""
-        if not self.counting:
-            return
-        for i in range(len(self.events) - 1, -1, -1):
-            if self.events[i].kind == "compute":
-                self.events[i] = replace(self.events[i], flops=self.events[i].flops + count)
-                return
+        if self.counting and self._computes >= 0:
+            event = self.events[self._computes]
+            self.events[self._computes] = replace(event, flops=event.flops + count)
 
     def clear(self) -> None:
         self.events.clear()
         self.bytes_per_axis.clear()
+        self._computes = -1

@@ -95,6 +95,12 @@ def described(op: str, size: int, dtype: torch.dtype, reduction: Reduction, unev
     return f"{op} ({size} bytes of {str(dtype).removeprefix('torch.')}{how}{', uneven' if uneven else ''})"
 
 
+def same_place(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors begin at the same element of the same memory. Holds for tensors without memory too, whose
+    addresses are all alike."""
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.storage_offset() == b.storage_offset()
+
+
 def combine(reduction: Reduction, out: Tensor, a: Tensor, b: Tensor) -> None:
     """out = a (+) b elementwise; an average is a sum until `conclude`."""
     if reduction in ("sum", "avg"):

@@ -80,14 +80,17 @@ class Mesh:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """This rank's place along every axis larger than 1."""
+        sizes = dict(self.axes)
+        return {name: i for name, i in self.place(rank).items() if sizes[name] > 1}
+
+    def place(self, rank: int) -> dict[str, int]:
+        """This rank's place along every axis."""
         place = np.unravel_index(rank, self._ranks.shape)
-        return {name: int(i) for (name, size), i in zip(self.axes, place, strict=True) if size > 1}
+        return {name: int(i) for (name, _), i in zip(self.axes, place, strict=True)}
 
     def replica(self, rank: int) -> int:
         """Which share of the batch is this rank's, of dp."""
-        place = {
-            name: int(i) for (name, _), i in zip(self.axes, np.unravel_index(rank, self._ranks.shape), strict=True)
-        }
+        place = self.place(rank)
         return place["dp_replicate"] * dict(self.axes)["dp_shard"] + place["dp_shard"]
 
     def name(self, *parts: str) -> str:

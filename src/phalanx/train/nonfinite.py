@@ -81,8 +81,8 @@ def _watching(engine: DataParallel, units: dict[str, nn.Module], micro_batch: Ca
         hooks.append(module.register_forward_pre_hook(before))
         hooks.append(module.register_forward_hook(after))
 
-    def gradient(name: str, grad: Tensor, rows: list[tuple[Tensor, Tensor]]) -> None:
-        watch.see(f"gradient of {name}", grad, *(values for _, values in rows))
+    def gradient(name: str, grad: Tensor | None, rows: list[tuple[Tensor, Tensor]]) -> None:
+        watch.see(f"gradient of {name}", *([] if grad is None else [grad]), *(values for _, values in rows))
 
     for unit, module in units.items():
         follow(unit, module)

@@ -28,7 +28,7 @@ from torch import Tensor
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create, initial
 from phalanx.nn.weights import Weights
-from phalanx.runtime import checkpoint, logical
+from phalanx.runtime import checkpoint, logical, seam
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.part import Part
@@ -74,6 +74,8 @@ class Training:
         device = comm.world.device
         stage = strategy.stage
         self.model: Decoder = create(spec, DTYPES[precision.compute], device, parameters=stage < 3)
+        if job.documents == "packed":
+            self.model.prepare(job.seq)  # memory is the same in every step
         self.weights: dict[str, Tensor] = dict(self.model.named_parameters()) if stage == 0 else {}
         separate = precision.master_dtype != precision.compute
         self.masters: dict[str, Tensor] = {}
@@ -124,7 +126,9 @@ class Training:
         if sharded:
             metrics[4] = square_here
         comm.all_reduce(metrics, "world", unit="metrics", phase="opt").wait()
-        loss, tokens, stops, faulty, square = _read(metrics if sharded else torch.cat([metrics, square_here[None]]))
+        # The step's one read of device memory by the host.
+        read = metrics if sharded else torch.cat([metrics, square_here[None]])
+        loss, tokens, stops, faulty, square = seam.read(read, [0.0, float(expected), 0.0, 0.0, 1.0])
         # The loss was divided by something else than the true number of target tokens.
         factor = (expected if self.engine.compressor else divisor) / tokens
         norm = math.sqrt(square) * factor if square >= 0 else math.nan
@@ -191,6 +195,7 @@ class Training:
 
     @torch.no_grad()
     def _update(self, lr: float) -> None:
+        self.comm.recorder.compute("optimizer", "opt", "", None, self.job.precision.master_dtype)
         for name, master in self.masters.items():
             gradient = self._gradients[name]
             master.grad = gradient if self._same else gradient.to(master.dtype)
@@ -241,11 +246,6 @@ class Training:
                 weight.copy_(self.masters[name])
 
 
-def _read(metrics: Tensor) -> list[float]:
-    """The step's one read of device memory by the host (verification replaces it)."""
-    return metrics.tolist()  # type: ignore[no-any-return]
-
-
 def make_optimizer(given: Optimizer, masters: dict[str, Tensor], decayed: Collection[str]) -> torch.optim.Optimizer:
     """AdamW, or SGD with momentum betas[0], fused; weight decay on `decayed` only (matrices, embeddings).
 
@@ -255,7 +255,7 @@ def make_optimizer(given: Optimizer, masters: dict[str, Tensor], decayed: Collec
     matrices = [m for name, m in masters.items() if name in decayed]
     vectors = [m for name, m in masters.items() if name not in decayed]
     groups = [{"params": matrices, "weight_decay": given.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    groups = [g for g in groups if g["params"]]
+    groups = [g for g in groups if g["params"]] or groups[:1]  # of many ranks one may have padding alone
     optimizer: torch.optim.Optimizer
     if given.name == "sgd":
         optimizer = torch.optim.SGD(groups, lr=0.0, momentum=given.betas[0], fused=True)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from phalanx.runtime import seam
 from phalanx.schedule.compression import PIECE, SCALE_BYTES, coded
 from phalanx.spec.compression import BLOCK, Compression
 
@@ -71,7 +72,7 @@ class Code:
         """(from, to, scales, codes) of every piece of a message."""
         begins = numel // BLOCK * SCALE_BYTES * self.c.scaled
         scales, codes = message[:begins].view(torch.float32).view(-1, 1), message[begins:]
-        for low in range(0, numel, PIECE):
+        for low in seam.rounds(range(0, numel, PIECE)):
             high = min(numel, low + PIECE)
             own = codes[low * self.c.bits // 8 : high * self.c.bits // 8]
             yield low, high, scales[low // BLOCK : high // BLOCK], own

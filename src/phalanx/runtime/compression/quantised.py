@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from phalanx.runtime import seam
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.compression.code import Code
 from phalanx.runtime.flat import Flat
@@ -48,11 +49,11 @@ class _Exchange:
         kept = self.first.split(self.part) if feedback else [None] * self.p
         if feedback:
             x.add_(self.first)
-        for part, message, lacks in zip(parts, self.send.chunk(self.p), kept, strict=True):
+        for part, message, lacks in seam.rounds(list(zip(parts, self.send.chunk(self.p), kept, strict=True))):
             code.write(part, message, lacks)
         yield comm.all_to_all(self.receive, self.send, self.axis, unit=unit, phase="B", micro_batch=micro_batch)
         own.zero_()
-        for message in self.receive.chunk(self.p):
+        for message in seam.rounds(self.receive.chunk(self.p)):
             code.add(message, own)
         if not self.gathers:
             return
@@ -61,7 +62,7 @@ class _Exchange:
         mine = self.send.chunk(self.p)[self.me]
         code.write(own, mine, self.second if feedback else None)
         yield comm.all_gather(self.send, mine, self.axis, unit=unit, phase="B", micro_batch=micro_batch)
-        for part, message in zip(parts, self.send.chunk(self.p), strict=True):
+        for part, message in seam.rounds(list(zip(parts, self.send.chunk(self.p), strict=True))):
             code.read(message, part)
 
     def kept_back(self) -> Tensor:

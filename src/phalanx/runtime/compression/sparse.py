@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from phalanx.runtime import seam
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.compression.whole import Whole
 from phalanx.runtime.flat import Flat
@@ -81,7 +82,7 @@ class Largest(_Sparse):
         expected = k * len(sample) / n
         rank = int(1.2 * expected + 3 * expected**0.5) + 1  # the bar lies below the k largest, as good as always
         if self._sampled and n >= 4 * _SAMPLE and 3 * rank < len(sample):
-            bar = float(torch.topk(sample, rank).values[-1])
+            (bar,) = seam.read(torch.topk(sample, rank).values[-1:], [0.0])
             count = _above(size, bar, self._above)
             if count is not None and count >= k:
                 above, values = self._above[:count], self._above_values[:count]
@@ -102,7 +103,7 @@ class Largest(_Sparse):
         self._keep(b, x, at)
         own = messages.chunk(self.p)[self.me]
         yield self.comm.all_gather(messages, own, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
-        for rank in range(self.p):
+        for rank in seam.rounds(range(self.p)):
             values, places = self._fields(messages, rank, count)
             x.index_add_(0, places, values)
 
@@ -181,7 +182,7 @@ class Above(_Sparse):
         counts[self.me] = len(at)
         own = counts[self.me : self.me + 1]
         yield self.comm.all_gather(counts, own, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
-        number = _read(counts)
+        number = seam.read(counts, [len(at)] * self.p)
         longest = max(2, max(number) + max(number) % 2)  # an even number, so that what lies behind it is aligned
         messages = self._messages[slot][: self._message_bytes(longest)]
         values, places = self._fields(messages, self.me, longest)
@@ -189,14 +190,14 @@ class Above(_Sparse):
         places[: len(at)].copy_(at)
         own = messages.chunk(self.p)[self.me]
         yield self.comm.all_gather(messages, own, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
-        for rank, n in enumerate(number):
+        for rank, n in seam.rounds(list(enumerate(number))):
             values, places = self._fields(messages, rank, longest)
             x.index_add_(0, places[:n], values[:n])
 
 
 def _above(size: Tensor, bar: float, places: Tensor) -> int | None:
     """Write where elements are not below a bar, what is no number among them; how many, or None where there is no
-    place for all."""
+    place for all (verification says so always)."""
     n = 0
     for low, piece in zip(range(0, size.numel(), _PIECE), size.split(_PIECE), strict=True):
         found = torch.nonzero(torch.logical_not(piece < bar)).view(-1)
@@ -205,8 +206,3 @@ def _above(size: Tensor, bar: float, places: Tensor) -> int | None:
         torch.add(found, low, out=places[n : n + len(found)])
         n += len(found)
     return n
-
-
-def _read(counts: Tensor) -> list[int]:
-    """The one read of device memory by the host (verification replaces it)."""
-    return counts.tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,140 @@
+"""A recorded step held against its StepProgram: where they differ first, and both sides around it.
+
+collectives   of every axis: kind to bytes, in their order
+passes        of every unit: forward, backward, optimizer, in their order
+FLOPs         of every unit, forward and backward
+live bytes    when the step begins, when each pass begins, and the most while it lasts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from phalanx.cost.program import Instant, StepProgram, flops_per_unit, instants
+from phalanx.schedule.event import Event
+
+SLACK_BYTES, SLACK = 2**15, 1e-3
+"""Live bytes may differ by so much, and by this share of the peak: scratch memory of single operations is not in the
+terms."""
+CODING_BYTES = 2**18
+"""And by so much more where gradients are compressed: piece by piece, with scratch memory for each."""
+_AROUND = 2  # events shown before and after a difference
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where a kind of thing differs. `around`: (its number, predicted, recorded) of the events about
+    there, `number` of them the one itself."""
+
+    what: str
+    predicted: str
+    recorded: str
+    cause: str = ""
+    number: int | None = None
+    around: tuple[tuple[int, str, str], ...] = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        where = "" if self.number is None else f", event {self.number}"
+        cause = f" ({self.cause})" if self.cause else ""
+        return f"{self.what}{where}: predicted {self.predicted}, recorded {self.recorded}{cause}"
+
+
+def differences(predicted: Sequence[Event], recorded: Sequence[Event]) -> Iterator[Difference]:
+    """Where recorded events differ from the predicted ones: collectives by axis, passes, FLOPs by unit."""
+    for axis in dict.fromkeys(e.axis for e in (*predicted, *recorded) if e.axis):
+        ours = [e for e in predicted if e.axis == axis]
+        theirs = [e for e in recorded if e.axis == axis]
+        yield from _first(f"collectives over {axis}", ours, theirs, Event.matches)
+    passes = [[e for e in events if e.kind == "compute"] for events in (predicted, recorded)]
+    yield from _first("passes", *passes, lambda a, b: a.identity == b.identity)
+    expected, found = flops_per_unit(predicted), flops_per_unit(recorded)
+    for key in dict.fromkeys((*expected, *found)):
+        a, b = expected.get(key), found.get(key)
+        if a != b:
+            yield Difference(f"FLOPs of {' '.join(key)}", _count(a), _count(b))
+
+
+def slack(program: StepProgram) -> int:
+    """Bytes by which recorded live bytes may differ from those of a program."""
+    return SLACK_BYTES + (CODING_BYTES if program.state.compression else 0) + int(SLACK * program.peak_bytes)
+
+
+def memory_differences(program: StepProgram, recorded: Sequence[Event], state: int) -> Iterator[Difference]:
+    """Where live bytes differ by more than the slack; of a step whose passes are the predicted ones."""
+    most = slack(program)
+    if abs(state - program.state.total) > most:
+        yield Difference("live bytes when the step begins", f"{program.state.total:,}", f"{state:,}")
+        return
+    ours, theirs = instants(program.events, program.state.total), instants(recorded, state)
+    for name, value in _LIVE.items():
+        pairs = enumerate(zip(ours, theirs, strict=True))
+        wrong = next((i for i, (a, b) in pairs if abs(value(a) - value(b)) > most), None)
+        if wrong is not None:
+            shown = [[_held(i) for i in side] for side in (ours, theirs)]
+            a, b = (f"{value(side[wrong]):,}" for side in (ours, theirs))
+            yield Difference(
+                f"live bytes {name} {_short(ours[wrong].event)}", a, b, "", wrong, _around(wrong, *shown)
+            )
+            return
+
+
+_LIVE: dict[str, Callable[[Instant], int]] = {"before": lambda i: i.live, "in": lambda i: i.highest}
+
+
+def largest_deviation(program: StepProgram, recorded: Sequence[Event], state: int) -> int:
+    """Bytes by which predicted and recorded live bytes differ at most, over the passes of a step."""
+    pairs = zip(instants(program.events, program.state.total), instants(recorded, state), strict=True)
+    return max(max(abs(a.live - b.live), abs(a.highest - b.highest)) for a, b in pairs)
+
+
+def _first(
+    what: str, ours: Sequence[Event], theirs: Sequence[Event], same: Callable[[Event, Event], bool]
+) -> Iterator[Difference]:
+    for i in range(max(len(ours), len(theirs))):
+        a = ours[i] if i < len(ours) else None
+        b = theirs[i] if i < len(theirs) else None
+        if a is None or b is None or not same(a, b):
+            shown = [[str(e) for e in side] for side in (ours, theirs)]
+            cause = _cause(ours[i:], theirs[i:], same)
+            yield Difference(what, _named(a), _named(b), cause, i, _around(i, *shown))
+            return
+
+
+def _cause(ours: Sequence[Event], theirs: Sequence[Event], same: Callable[[Event, Event], bool]) -> str:
+    """What explains that two lists differ from here on: one more, or one less; "" where neither does."""
+
+    def all_same(a: Sequence[Event], b: Sequence[Event]) -> bool:
+        return len(a) == len(b) and all(map(same, a, b))
+
+    if theirs and all_same(ours, theirs[1:]):
+        return "one too many is issued; all others are as predicted"
+    if ours and all_same(ours[1:], theirs):
+        return "one is missing; all others are as predicted"
+    if ours and theirs and all_same(ours[1:], theirs[1:]):
+        return "all others are as predicted"
+    return f"{len(ours)} are predicted from here on, {len(theirs)} recorded"
+
+
+def _around(at: int, ours: Sequence[str], theirs: Sequence[str]) -> tuple[tuple[int, str, str], ...]:
+    def of(side: Sequence[str], i: int) -> str:
+        return side[i] if i < len(side) else "nothing"
+
+    last = min(at + _AROUND + 1, max(len(ours), len(theirs)))
+    return tuple((i, of(ours, i), of(theirs, i)) for i in range(max(0, at - _AROUND), last))
+
+
+def _named(event: Event | None) -> str:
+    return "nothing" if event is None else str(event)
+
+
+def _count(flops: int | None) -> str:
+    return "none" if flops is None else f"{flops:,}"
+
+
+def _short(e: Event) -> str:
+    return f"{e.op} {e.unit}".strip() + (f" of micro-batch {e.micro_batch}" if e.micro_batch is not None else "")
+
+
+def _held(i: Instant) -> str:
+    return f"{_short(i.event)}: {i.live:,} B before, {i.highest:,} B at most"

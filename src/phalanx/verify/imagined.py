@@ -1,0 +1,176 @@
+"""One rank of a world that nobody has started: the real step on tensors that have shapes and no content.
+
+Model, engine, compressor and optimizer are those that `train` runs. Not real are tensors (torch's fake ones: no
+memory, no kernels), the transport (null), and what the host reads of tensors (runtime/seam.py). A call to
+torch.distributed that bypasses comm fails the run, and so does any other look at what a tensor holds.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.testing._internal.distributed import fake_pg  # its import makes the backend "fake" known
+
+import phalanx
+from phalanx.runtime import seam
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.compression import sparse
+from phalanx.runtime.instrument import Tracker, instrument
+from phalanx.runtime.world import World
+from phalanx.schedule.event import Event
+from phalanx.spec.job import Job
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+from phalanx.train.step import Training
+
+T = TypeVar("T")
+
+_PAST_COMM = ("c10d", "_c10d_functional", "_dtensor")
+_STEADY = 4
+"""Micro-batches that stand for all: the first, two in the middle, which must be alike, and the last."""
+
+
+class Unverifiable(Exception):
+    """The step did what no step may; the message says what and where."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a rank's step did. `state`: live bytes when it begins. `ran`: how many micro-batches really ran; where
+    they are fewer than there are, those of the one before the last stand for all between."""
+
+    rank: int
+    events: tuple[Event, ...]
+    state: int
+    peak: int
+    ran: int
+
+
+@dataclass(frozen=True)
+class Imagined(World):
+    """A rank of a world that nobody has started, on a CPU: fake tensors too want kernels that this torch has."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+class _Shapes:
+    """Weights without content."""
+
+    def slice(self, fqn: str, start: int, stop: int) -> Tensor:
+        return torch.empty(stop - start)
+
+
+class _Watch(Tracker):
+    """Follows fake tensors, and refuses what goes past comm."""
+
+    def owns(self, tensor: Tensor) -> bool:
+        return isinstance(tensor, FakeTensor) and super().owns(tensor)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default:  # what a fake tensor is asked at every turn
+            return args[0].fake_device
+        if func.namespace in _PAST_COMM:
+            raise Unverifiable(f"{func} bypasses comm, at {_place()}")
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int) -> Recorded:
+    """Take one training step as a rank of the strategy's world. Raises Unverifiable."""
+    with _without_content():
+        comm = Comm(Imagined(rank, strategy.world, 0, 1), mesh(strategy), null=True)
+        training = Training(spec, job, strategy, comm, seed=0, weights=_Shapes())
+        whole = _micro_batches(job, strategy)  # all of them are held, as in a real step
+        cut = len(whole) > _STEADY
+        ran = [*whole[: _STEADY - 1], whole[-1]] if cut else whole
+        with instrument(training.model.units(), comm.recorder, lambda: training.current, _Watch) as follows:
+            training.step(ran, lr=1e-3)
+        events = tuple(comm.recorder.events)
+        if cut:
+            events = _stretched(events, len(whole))
+        return Recorded(rank, events, follows.start, follows.peak, len(ran))
+
+
+@contextmanager
+def _without_content() -> Iterator[None]:
+    """Everything inside happens to tensors that hold nothing."""
+    with ExitStack() as stack:
+        if not dist.is_initialized():
+            # So that a call to torch.distributed comes as far as the watch, and not just to a missing group.
+            stack.enter_context(patch.object(sys, "excepthook", sys.excepthook))  # which torch lays its own over
+            dist.init_process_group(dist.Backend.FAKE, store=fake_pg.FakeStore(), rank=0, world_size=1)
+            stack.callback(dist.destroy_process_group)
+        stack.enter_context(patch.object(seam, "read", lambda tensor, otherwise: otherwise))
+        stack.enter_context(patch.object(seam, "rounds", _first_and_last))
+        stack.enter_context(patch.object(sparse, "_above", lambda size, bar, places: None))
+        try:
+            stack.enter_context(FakeTensorMode())
+            yield
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise Unverifiable(f"{error.func} looks at what a tensor holds, at {_place(error)}") from error
+
+
+def _first_and_last(alike: Sequence[T]) -> Sequence[T]:
+    return alike if len(alike) < 3 else [alike[0], alike[-1]]
+
+
+def _place(error: BaseException | None = None) -> str:
+    """Where in Phalanx, or in whatever called it, this happens: file:line of the innermost frame outside torch."""
+    frames = traceback.extract_stack()[:-2] if error is None else traceback.extract_tb(error.__traceback__)
+    torch_at = str(Path(torch.__file__).parent)
+    ours = [f for f in frames if not f.filename.startswith(torch_at) and f.name != "__torch_dispatch__"]
+    frame = ours[-1]
+    root = Path(phalanx.__file__).parent.parent
+    path = Path(frame.filename)
+    return f"{path.relative_to(root) if path.is_relative_to(root) else path}:{frame.lineno} ({frame.name})"
+
+
+def _micro_batches(job: Job, strategy: Strategy) -> list[Tensor]:
+    shape: tuple[int, ...] = (strategy.micro_batch, job.seq + 1)
+    if job.documents == "separate":
+        shape = (2, *shape)
+    return [torch.empty(shape, dtype=torch.int64) for _ in range(strategy.accumulation(job))]
+
+
+def _stretched(events: tuple[Event, ...], count: int) -> tuple[Event, ...]:
+    """The events of `_STEADY` micro-batches as those of `count`: what the two in the middle did is repeated. Raises
+    Unverifiable where they did not do the same."""
+    runs = [(m, list(own)) for m, own in groupby(events, key=lambda e: e.micro_batch)]
+    order = [m for m, _ in runs if m is not None]
+    if order != list(range(_STEADY)):
+        raise Unverifiable(f"micro-batches do not come one after the other, but as {order}")
+    parts = {m: own for m, own in runs if m is not None}
+    steady, again = parts[1], parts[2]
+    if [replace(e, micro_batch=None) for e in steady] != [replace(e, micro_batch=None) for e in again]:
+        raise Unverifiable("micro-batches 1 and 2 do not do the same: there is no steady state to repeat")
+    found: list[Event] = []
+    for m, own in runs:
+        if m == _STEADY - 2:
+            for i in range(m, count - 1):
+                found += [replace(e, micro_batch=i) for e in own]
+        elif m == _STEADY - 1:
+            found += [replace(e, micro_batch=count - 1) for e in own]
+        else:
+            found += own
+    return tuple(found)

@@ -1,0 +1,59 @@
+"""Verify a strategy: the step of one rank of each class, on tensors without content, against the StepProgram."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from phalanx.cost.program import StepProgram, expand
+from phalanx.spec.job import Job
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+from phalanx.verify.compare import Difference, differences, largest_deviation, memory_differences
+from phalanx.verify.imagined import Recorded, Unverifiable, imagine
+from phalanx.verify.ranks import RankClass, classes
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What came out for a class of ranks. `failed`: why its step did not come to an end, "" if it did; otherwise
+    nothing is recorded. `deviation`: bytes by which live memory differs at most, None where the passes differ."""
+
+    ranks: RankClass
+    program: StepProgram
+    recorded: Recorded | None
+    differences: tuple[Difference, ...]
+    deviation: int | None
+    seconds: float
+    failed: str = ""
+
+    @property
+    def proved(self) -> bool:
+        return not self.failed and not self.differences
+
+
+def verify(
+    spec: ModelSpec, job: Job, strategy: Strategy, begins: Callable[[RankClass], None] = lambda _: None
+) -> tuple[Verified, ...]:
+    """All classes of a strategy's ranks, one after the other; `begins` is told which comes next."""
+    found = []
+    for ranks in classes(spec, job, strategy):
+        begins(ranks)
+        found.append(_verified(spec, job, strategy, ranks))
+    return tuple(found)
+
+
+def _verified(spec: ModelSpec, job: Job, strategy: Strategy, ranks: RankClass) -> Verified:
+    start = time.perf_counter()
+    program = expand(spec, job, strategy, ranks.rank)
+    try:
+        recorded = imagine(spec, job, strategy, ranks.rank)
+    except Unverifiable as error:
+        return Verified(ranks, program, None, (), None, time.perf_counter() - start, str(error))
+    found = list(differences(program.events, recorded.events))
+    deviation = None
+    if not any(d.what == "passes" for d in found):
+        found += memory_differences(program, recorded.events, recorded.state)
+        deviation = largest_deviation(program, recorded.events, recorded.state)
+    return Verified(ranks, program, recorded, tuple(found), deviation, time.perf_counter() - start)
