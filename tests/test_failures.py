@@ -33,7 +33,7 @@ Stroke = tuple[str, int, str, int]
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(tmp_path_factory: pytest.TempPathFactory, measured: None) -> Path:
     folder = tmp_path_factory.mktemp("failures")
     (folder / "job.toml").write_text(JOB)
     (folder / "text.txt").write_text(TEXT)

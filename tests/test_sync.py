@@ -119,6 +119,7 @@ main()
 """
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_run_ends_where_its_replicas_part(tmp_path: Path) -> None:
     from test_cli import JOB as TOML
     from test_cli import TEXT
