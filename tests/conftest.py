@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,12 @@ from pool import Pool, importing_as_here
 phases = [p for p in hypothesis.Phase if not os.environ.get("CI") or p != hypothesis.Phase.shrink]
 hypothesis.settings.register_profile("phalanx", deadline=None, derandomize=bool(os.environ.get("CI")), phases=phases)
 hypothesis.settings.load_profile("phalanx")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection need look at it again, nor whoever counts the live tensors here."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
