@@ -9,6 +9,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Tensors here are small: a second thread computes nothing faster, and on a busy machine both wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 from pool import Pool, importing_as_here
 
