@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 SIZE = 6
-_GRACE_S = 3.0
+_GRACE_S = 2.0
 
 
 class CaseFailed(AssertionError):
