@@ -1,21 +1,30 @@
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+# Tensors here are small: a second thread computes nothing faster, and on a busy machine both wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
-from pool import Pool
+from pool import Pool, importing_as_here
 
 # Time limits belong to benchmarks: this machine may be busy.
 # CI says what failed and leaves it to a person to find the smallest such case.
 phases = [p for p in hypothesis.Phase if not os.environ.get("CI") or p != hypothesis.Phase.shrink]
 hypothesis.settings.register_profile("phalanx", deadline=None, derandomize=bool(os.environ.get("CI")), phases=phases)
 hypothesis.settings.load_profile("phalanx")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection need look at it again, nor whoever counts the live tensors here."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +36,7 @@ def pool() -> Iterator[Pool]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache for the whole session, never the user's: this machine is measured once."""
+    """One cache for the whole session, never the user's."""
     folder = tmp_path_factory.mktemp("cache")
     before = os.environ.get("PHALANX_CACHE")
     os.environ["PHALANX_CACHE"] = str(folder)
@@ -36,3 +45,24 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["PHALANX_CACHE"]
     else:
         os.environ["PHALANX_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def measured(cache: Path) -> None:
+    """This machine with two ranks is in the cache: measured by real ranks, but briefly (little.py)."""
+    from phalanx.measure.local import local_cluster
+    from phalanx.runtime import launch
+
+    started, said = launch.launch, list[str]()
+    with pytest.MonkeyPatch.context() as patch, importing_as_here():
+        patch.setattr(launch, "launch", lambda module, *rest: started("little", *rest))
+        local_cluster(2, "float32", 1, announce=said.append)
+    assert said == ["measuring this machine (2 ranks, float32, 1 thread each) ..."]
+
+
+@pytest.fixture(scope="session")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Folders of random models that transformers has saved, by family, type and size of a shard."""
+    from saved_models import maker
+
+    return maker(lambda: tmp_path_factory.mktemp("theirs"))

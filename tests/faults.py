@@ -1,8 +1,12 @@
-"""Faults that pool ranks suffer on purpose: numbers that are not finite, put where hardware or a bug might."""
+"""Faults that pool ranks suffer on purpose: numbers that are not finite, put where hardware or a bug might; and
+parameters that come as late as they may."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +14,8 @@ from ranks import over
 
 from phalanx.runtime import logical, sync
 from phalanx.runtime.comm import Comm
+from phalanx.runtime.saving import Saver
+from phalanx.runtime.transport import Call, Handle
 from phalanx.runtime.world import World
 from phalanx.spec.job import Job
 from phalanx.spec.mesh import mesh
@@ -125,3 +131,54 @@ def norm_and_kept(world: World, spec: ModelSpec, job: Job, strategy: Strategy, s
     kept = list(logical.kept_back(training.engine).values())
     comm.barrier()
     return norm, float(sum(t.double().square().sum() for t in kept)) ** 0.5
+
+
+class Late(Comm):
+    """All-gathers as late as a transport may make them: they send what their source held when they were issued, and
+    arrive when they are waited for; what nobody waits for arrives after what is waited for, into the same memory."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.under_way: list[Underway] = []
+
+    def start(self, call: Call, *how: Any) -> Handle:
+        if call.op != "all_gather":
+            return super().start(call, *how)
+        sent, really = replace(call, source=call.source.clone()), super().start
+        self.under_way.append(Underway(self, call.target.data_ptr(), lambda: really(sent, *how).wait()))
+        return self.under_way[-1]
+
+
+class Underway:
+    def __init__(self, comm: Late, target: int, arrive: Callable[[], object]) -> None:
+        self.comm, self.target, self.arrive = comm, target, arrive
+
+    def wait(self) -> None:
+        under_way = self.comm.under_way
+        forgotten = [e for e in under_way[: under_way.index(self)] if e.target == self.target]
+        for each in (self, *forgotten):
+            under_way.remove(each)
+            each.arrive()
+
+
+def resumed_while_weights_travel(
+    world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder: Path
+) -> tuple[list[StepResult], list[str]]:
+    """A checkpoint is read by a training whose own first weights are still on their way round. The next step of the
+    one that was saved and of the one that took it up, and the state that differs after it."""
+    goes_on = Training(spec, job, strategy, Comm(world, mesh(strategy)), 0)
+    goes_on.step(batches(world, spec, job, strategy, 0), 1e-2)
+    saver = Saver(folder, goes_on.comm, 1)
+    saver.save(1, goes_on.owned(), {})
+    saver.wait()
+    comm = Late(world, mesh(strategy))
+    resumed = Training(spec, job, strategy, comm, 1)
+    assert comm.under_way, "nothing travels: the case says nothing"
+    resumed.load(folder, 1)
+    results = [t.step(batches(world, spec, job, strategy, 1), 1e-2) for t in (goes_on, resumed)]
+    for training in (goes_on, resumed):
+        training.engine.wait_parameters(list(training.engine.parameters))
+    pairs = zip(held(goes_on).items(), held(resumed).values(), strict=True)
+    differ = [name for (name, a), b in pairs if not torch.equal(a, b)]
+    goes_on.comm.barrier()
+    return results, differ

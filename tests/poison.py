@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from phalanx.runtime.launch import RESTARTS_VARIABLE
@@ -18,14 +19,18 @@ from phalanx.runtime.status import StatusPage
 from phalanx.train import worker
 
 LAUNCHER = """
-import sys
+from functools import partial
 from phalanx.runtime import launch
-original = launch.launch
-struck = {"phalanx.train.worker": "poison"}
-launch.launch = lambda module, *rest, **more: original(struck.get(module, module), *rest, **more)
+from poison import launch_struck
+launch.launch = partial(launch_struck, launch.launch)
 from phalanx.cli import main
 main()
 """
+
+
+def launch_struck(launch: Callable[..., None], module: str, *rest: object, **more: object) -> None:
+    """What stands in for `launch`."""
+    launch("poison" if module == "phalanx.train.worker" else module, *rest, **more)
 
 
 def _strike() -> None:

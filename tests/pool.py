@@ -1,5 +1,7 @@
 """Long-lived ranks for all distributed tests: torch imported once, one process group, groups cached.
 
+Ranks are forked from one process that has imported what they need (warm.py) and does nothing else: a pool that was
+killed is back in a moment.
 `Pool.run(n, function, *args)` calls `function(world, *args)` on the first n ranks and returns their results. A
 rank that fails or does not answer is named, with what it was doing; then the pool is killed and made anew.
 """
@@ -9,10 +11,12 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import combinations
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
@@ -20,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 SIZE = 6
-_GRACE_S = 3.0
+_GRACE_S = 2.0
 
 
 class CaseFailed(AssertionError):
@@ -54,6 +58,20 @@ def _serve(rank: int, port: int, folder: str, pipe: Connection) -> None:
             pipe.send(("failed", traceback.format_exc()))
 
 
+@contextmanager
+def importing_as_here() -> Iterator[None]:
+    """Processes that are started find modules where this one does."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
 class Pool:
     def __init__(self) -> None:
         self._processes: list[Any] = []
@@ -62,14 +80,16 @@ class Pool:
 
     def _start(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="phalanx-pool-"))
-        context = get_context("spawn")
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["warm"])
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
             port = probe.getsockname()[1]
         for rank in range(SIZE):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, port, str(self._folder), theirs), daemon=True)
-            process.start()
+            with importing_as_here():  # multiprocessing says so only after it has looked for the preloaded ones
+                process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import random
 import signal
 import time
+from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -441,8 +443,8 @@ def die_in_shm(world: World, rank: int) -> None:
     comm.all_reduce(buffer, "world", unit="gradients", phase="B").wait()
 
 
-def without_arena(world: World, rank: int) -> None:
-    """One rank has no arena: all use torch's collectives."""
+def without_arena(world: World, rank: int) -> str:
+    """One rank has no arena: all use torch's collectives. What is said of it here."""
     from phalanx.runtime import shm
 
     shm._here.clear()
@@ -451,8 +453,10 @@ def without_arena(world: World, rank: int) -> None:
         here.arena, here.reason = None, "for a test"
     comm = Comm(world, mesh(Strategy(dp=world.size)), over("shm"))
     total = torch.tensor([float(world.rank)])
-    comm.all_reduce(total, "world", unit="test", phase="B").wait()
+    with redirect_stderr(io.StringIO()) as said:
+        comm.all_reduce(total, "world", unit="test", phase="B").wait()
     assert float(total) == sum(range(world.size))
+    return said.getvalue()
 
 
 def _step_times(comm: Comm) -> dict[str, Any]:

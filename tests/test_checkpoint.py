@@ -11,6 +11,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from threading import Event
 
+import faults
 import pytest
 import ranks
 import torch
@@ -84,6 +85,20 @@ def test_a_run_goes_on_over_any_layout(pool: Pool, tmp_path_factory: pytest.Temp
         assert list(chain(*found)) == pytest.approx(curves[optimizer], rel=1e-9)
 
     continues()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("zero", [1, 2])
+def test_first_weights_that_come_late_are_not_those_of_the_checkpoint(
+    pool: Pool, tmp_path: Path, zero: int, dtype: str
+) -> None:
+    """Whether masters lie in the weights' own memory, as in float32, or beside them."""
+    job, strategy = Job(2, 8, Precision(dtype)), Strategy(dp=2, zero=zero)  # type: ignore[arg-type]
+    for (straight, resumed), differ in pool.run(
+        2, faults.resumed_while_weights_travel, SPEC, job, strategy, tmp_path
+    ):
+        assert resumed == straight
+        assert differ == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,4 +1,5 @@
-"""The command line as a newcomer meets it: real processes, real runs, mistakes and interruptions."""
+"""The command line as a newcomer meets it: real runs, mistakes and interruptions. What depends on the process, and a
+whole run from job to text, happens in one of its own (`start`); the rest is called in this one (command.py)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import phalanx
 
 from phalanx import session
 from phalanx.resume import resumed
@@ -50,7 +52,7 @@ TEXT = "the quick brown fox jumps over the lazy dog; a truth universally acknowl
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(tmp_path_factory: pytest.TempPathFactory, measured: None) -> Path:
     folder = tmp_path_factory.mktemp("work")
     (folder / "job.toml").write_text(JOB)
     (folder / "text.txt").write_text(TEXT)
@@ -63,8 +65,7 @@ def start(here: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=here, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
 
 
-def phalanx(here: Path, *words: str) -> tuple[int, str, str]:
-    process = start(here, *words)
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=180)
     return process.returncode, out, err
 
@@ -94,10 +95,16 @@ def wait_for_step(run: Path, step: int) -> None:
     raise AssertionError(f"no step {step} in {run}")
 
 
-def test_a_run_from_job_to_comparison(here: Path) -> None:
-    code, out, err = phalanx(here, "train", "job.toml", "--json", "--set", "train.name=whole")
+@pytest.fixture(scope="module")
+def whole(here: Path) -> dict[str, Any]:
+    """What the run of the job, left alone, says of itself."""
+    code, out, err = finished(start(here, "train", "job.toml", "--json", "--set", "train.name=whole"))
     assert code == 0, err
-    result = json.loads(out)
+    return json.loads(out)  # type: ignore[no-any-return]
+
+
+def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None:
+    result = whole
     assert result["last_step"] == 30
     assert result["differences"] == []
     by_name = {c["name"]: c for c in result["comparison"]}
@@ -139,15 +146,15 @@ def test_a_run_from_job_to_comparison(here: Path) -> None:
     nothing = session.outcome(run, 1.0)
     assert (nothing.comparisons, nothing.differences) == ((), ())
 
-    code, text, err = phalanx(here, "generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")
+    words = ("generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")
+    code, text, err = finished(start(here, *words))
     assert code == 0, err
     assert text.startswith("the quick")
-    again = phalanx(here, "generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")[1]
-    assert again == text
+    assert phalanx(here, *words)[1] == text
 
 
+@pytest.mark.usefixtures("whole")
 def test_interrupted_and_resumed_is_as_if_never_stopped(here: Path) -> None:
-    assert phalanx(here, "train", "job.toml", "--set", "train.name=straight")[0] == 0
     process = start(here, "train", "job.toml", "--set", "train.name=stopped", "--set", "train.steps=30")
     run = here / "runs" / "stopped"
     wait_for_step(run, 3)
@@ -160,13 +167,14 @@ def test_interrupted_and_resumed_is_as_if_never_stopped(here: Path) -> None:
         assert len(rows(run)) < 30
         code, _, err = phalanx(here, "train", "--resume")
         assert code == 0, err
-    straight, stopped = rows(here / "runs" / "straight"), rows(run)
+    straight, stopped = rows(here / "runs" / "whole"), rows(run)
     assert [r["step"] for r in stopped] == list(range(1, 31))
     for key in ("loss", "grad_norm"):
         assert [r[key] for r in stopped] == [r[key] for r in straight]
     assert not workers(here)
 
 
+@pytest.mark.usefixtures("whole")
 def test_what_a_resumed_run_may_not_become(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here)
     plan = (here / "runs" / "whole" / "plan.json").read_text()
@@ -270,6 +278,7 @@ def test_another_layout_reads_the_checkpoint(here: Path) -> None:
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 1
 
 
+@pytest.mark.usefixtures("whole")
 def test_torchrun_starts_the_same_file(here: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     command += [

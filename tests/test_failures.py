@@ -8,20 +8,24 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ranks
+from command import phalanx
 from hypothesis import given
 from hypothesis import strategies as st
-from poison import LAUNCHER
+from poison import LAUNCHER, launch_struck
 from pool import Pool
 from test_cli import JOB, TEXT, rows, wait_for_step, workers
 
 from phalanx.resume import on_ranks
-from phalanx.runtime import status, watchdog
+from phalanx.runtime import launch, status, watchdog
 from phalanx.runtime.checkpoint import steps
 from phalanx.runtime.status import StatusPage
 from phalanx.spec.errors import InputError
@@ -33,7 +37,7 @@ Stroke = tuple[str, int, str, int]
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(tmp_path_factory: pytest.TempPathFactory, measured: None) -> Path:
     folder = tmp_path_factory.mktemp("failures")
     (folder / "job.toml").write_text(JOB)
     (folder / "text.txt").write_text(TEXT)
@@ -41,28 +45,44 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(here: Path, strokes: tuple[Stroke, ...], *words: str, before: str = "") -> subprocess.Popen[str]:
-    """`phalanx words` with such ranks, after the shell commands `before`."""
-    environment = {
+def environment(here: Path, strokes: tuple[Stroke, ...]) -> dict[str, str]:
+    return {
         "POISON": json.dumps(strokes),
         "STRUCK": str(here / "struck"),
         "TMPDIR": str(here / "tmp"),  # all that is put aside for the run, status pages too
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
+
+
+def start(here: Path, *words: str, before: str = "") -> subprocess.Popen[str]:
+    """`phalanx words` with ranks that nothing strikes, in a process, after the shell commands `before`."""
     command = ["bash", "-c", f'{before}\nexec "$@"', "bash", sys.executable, "-c", LAUNCHER, *words]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=here, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
+    env, pipe = os.environ | environment(here, ()), subprocess.PIPE
+    return subprocess.Popen(command, cwd=here, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
-def train(here: Path, name: str, strokes: tuple[Stroke, ...], *words: str, before: str = "") -> tuple[int, str]:
+def words(name: str, *more: str) -> list[str]:
+    """Of a short run."""
+    return [
+        "train",
+        "job.toml",
+        *(word for item in (f"train.name={name}", *SHORT) for word in ("--set", item)),
+        *more,
+    ]
+
+
+def train(here: Path, name: str, strokes: tuple[Stroke, ...], *more: str) -> tuple[int, str]:
     """Exit code, and what it said on stderr, of a short run. It has ended within 30 s of the last stroke."""
-    sets = [word for item in (f"train.name={name}", *SHORT) for word in ("--set", item)]
-    process = start(here, strokes, "train", "job.toml", *sets, *words, before=before)
-    _, err = process.communicate(timeout=300)
-    if strokes and process.returncode:
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in environment(here, strokes).items():
+            patch.setenv(variable, value)
+        patch.setattr(tempfile, "tempdir", None)  # which remembers another
+        patch.setattr(launch, "launch", partial(launch_struck, launch.launch))
+        code, _, err = phalanx(here, *words(name, *more))
+    if strokes and code:
         assert time.monotonic() - float((here / "struck").read_text()) < 30
     assert nothing_is_left(here)
-    return process.returncode, err
+    return code, err
 
 
 def nothing_is_left(here: Path) -> bool:
@@ -71,7 +91,15 @@ def nothing_is_left(here: Path) -> bool:
     return not workers(here, "poison") and not files
 
 
-def test_a_run_survives_what_kills_its_ranks(here: Path) -> None:
+@pytest.fixture(scope="module")
+def straight(here: Path) -> list[dict[str, Any]]:
+    """The steps of a short run left alone."""
+    code, err = train(here, "straight", (), "--set", "train.timeout_s=100")
+    assert code == 0, err
+    return rows(here / "runs" / "straight")
+
+
+def test_a_run_survives_what_kills_its_ranks(here: Path, straight: list[dict[str, Any]]) -> None:
     """Struck in every phase it goes on from its last checkpoint, and ends with the bits of a run left alone."""
     strokes: tuple[Stroke, ...] = (
         ("SIGKILL", 0, "start-up", 1),
@@ -81,8 +109,6 @@ def test_a_run_survives_what_kills_its_ranks(here: Path) -> None:
         ("SIGKILL", 0, "backward", 5),
         ("SIGKILL", 1, "optimizer", 1),
     )
-    code, err = train(here, "straight", (), "--set", "train.timeout_s=100")
-    assert code == 0, err
     code, err = train(here, "struck", strokes, "--max-restarts", str(len(strokes)))
     assert code == 0, err
     restarts = [line for line in err.splitlines() if line.startswith("restart ")]
@@ -99,7 +125,7 @@ def test_a_run_survives_what_kills_its_ranks(here: Path) -> None:
     # The step whose checkpoint was being written is lost, the one before it is not.
     assert froms[3] == "goes on from step 2"
     assert froms[3:] == sorted(froms[3:])
-    straight, struck = rows(here / "runs" / "straight"), rows(here / "runs" / "struck")
+    struck = rows(here / "runs" / "struck")
     assert [row["step"] for row in struck] == list(range(1, 9))
     for key in ("loss", "grad_norm"):
         assert [row[key] for row in struck] == [row[key] for row in straight]
@@ -107,29 +133,31 @@ def test_a_run_survives_what_kills_its_ranks(here: Path) -> None:
 
 @pytest.mark.parametrize("transport", ["native", "p2p", "shm"])
 def test_a_rank_that_dies_in_a_collective_is_named(here: Path, transport: str) -> None:
-    words = ("--set", f"train.transport={transport}", "--strategy", "dp=2,zero=2,micro_batch=2")
-    code, err = train(here, transport, (("SIGKILL", 1, "reduce_scatter", 7),), *words)
+    more = ("--set", f"train.transport={transport}", "--strategy", "dp=2,zero=2,micro_batch=2")
+    code, err = train(here, transport, (("SIGKILL", 1, "reduce_scatter", 7),), *more)
     last = err.strip().splitlines()[-1]
     assert code == 1, err
     assert last.startswith("error: rank 1 (dp_shard 1) failed during reduce_scatter of bucket.0 over dp_shard"), err
     assert "SIGKILL" in last
 
 
+@pytest.mark.usefixtures("straight")
 def test_a_full_disk_costs_no_checkpoint(here: Path) -> None:
-    code, err = train(here, "full", (), "--set", "train.steps=2")
-    assert code == 0, err
-    code, err = train(here, "full", (), "--resume", before="ulimit -f 100")  # KiB; the checkpoint has more
-    assert code == 1, err
+    more = words("straight", "--resume", "--set", "train.steps=12")
+    process = start(here, *more, before="ulimit -f 100")  # KiB; the checkpoint has more
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1, err
     last = err.strip().splitlines()[-1]
     assert last.startswith("error: rank "), err
-    assert "CheckpointError: the checkpoint of step 4 cannot be written: File too large" in last, err
+    assert "CheckpointError: the checkpoint of step 10 cannot be written: File too large" in last, err
     assert last.endswith("the disk is full, or the size of files is limited")
-    assert steps(here / "runs" / "full" / "checkpoint") == [2]
+    assert steps(here / "runs" / "straight" / "checkpoint") == [6, 8]
+    assert nothing_is_left(here)
 
 
 def test_wrong_input_is_not_tried_again(here: Path) -> None:
     """What only a rank finds: the text changed between planning and reading."""
-    process = start(here, (), "train", "job.toml", "--set", "train.name=wrong", "--max-restarts", "3", before="")
+    process = start(here, "train", "job.toml", "--set", "train.name=wrong", "--max-restarts", "3")
     run = here / "runs" / "wrong"
     while not (run / "plan.json").exists():
         assert process.poll() is None
@@ -143,7 +171,7 @@ def test_wrong_input_is_not_tried_again(here: Path) -> None:
 
 
 def test_ranks_end_without_their_launcher(here: Path) -> None:
-    process = start(here, (), "train", "job.toml", "--set", "train.name=orphans", "--set", "train.steps=100000")
+    process = start(here, "train", "job.toml", "--set", "train.name=orphans", "--set", "train.steps=100000")
     run = here / "runs" / "orphans"
     wait_for_step(run, 2)
     process.send_signal(signal.SIGKILL)

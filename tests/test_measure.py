@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.cost import kernel
+from phalanx.measure import kernels
 from phalanx.measure.fit import nonnegative_fit
 from phalanx.measure.kernels import Point, fit
 from phalanx.measure.worker import levels
@@ -42,6 +43,23 @@ def test_kernel_rates_are_recovered_from_work_and_time() -> None:
     assert residual < 1e-6
     for name in ("per_gemm_flop", "per_attention_flop", "per_byte", "per_kernel"):
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [kernels._FULL, kernels._SMALL])
+def test_what_is_timed_tells_every_rate_from_the_others(sizes: kernels._Sizes) -> None:
+    """The ladder's work, in units of what each rate contributes to its time, has full rank, with room to spare."""
+    truth, points = Rates(7e-12, 1.5e-11, 4e-11, 3e-5), []
+    for shape, batches in sizes.ladder:
+        spec = kernels._spec(*shape)
+        for sequences, seq in batches:
+            assert seq <= spec.max_seq
+            for unit in ("blocks", "head"):
+                work = kernel.forward(spec, unit, sequences * seq, seq, 4)
+                points.append(Point("F", unit, work, float(work.seconds(truth))))
+    found, residual = fit(points, "F")
+    assert residual < 1e-6
+    assert found.per_gemm_flop == pytest.approx(truth.per_gemm_flop, rel=1e-3)
+    assert found.per_byte == pytest.approx(truth.per_byte, rel=1e-3)
 
 
 def test_levels_of_concurrency() -> None:

@@ -225,7 +225,8 @@ def test_what_is_but_a_shape_is_refused_in_a_dense_model_too(field: dict[str, An
 
 
 def test_models_are_shown(tmp_path: Path) -> None:
-    assert all(name in _phalanx("models").stdout for name in PRESETS)
+    shown = _phalanx("models").stdout
+    assert all(name in shown for name in PRESETS)
     assert "671,026,404,352 parameters, 37,552,282,624 of them" in _phalanx("models", "deepseek-v3").stdout
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_layer": 1, "n_head": 2}))

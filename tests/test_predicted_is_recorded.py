@@ -1,5 +1,7 @@
 """The recorded step equals the StepProgram: every collective, FLOPs per unit, live bytes."""
 
+import gc
+
 import pytest
 import ranks
 from drawn import TRANSPORTS, cases
@@ -7,6 +9,13 @@ from hypothesis import given, settings
 from pool import Pool
 
 from phalanx.runtime.world import ALONE
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _alone() -> None:
+    """What other tests have left is not looked at, twice in every step."""
+    gc.collect()
+    gc.freeze()
 
 
 @settings(max_examples=25)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import ranks
 import torch
+from command import phalanx
 from hypothesis import given
 from hypothesis import strategies as st
 from pool import Pool
 
+from phalanx.runtime import launch
 from phalanx.runtime.sync import checksum
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
@@ -107,28 +107,21 @@ def and_spoil(self, lr):
 step.Training._update = and_spoil
 worker.main()
 """
-RUN = """
-import sys
-from phalanx.runtime import launch
-original = launch.launch
-spoiled = {"phalanx.train.worker": "spoils"}  # measuring stays whole
-launch.launch = lambda module, *rest, **more: original(spoiled.get(module, module), *rest, **more)
-from phalanx.cli import main
-sys.argv[1:] = ["train", "job.toml", "--set", "train.check_sync=%d"]
-main()
-"""
 
 
-def test_a_run_ends_where_its_replicas_part(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("measured")
+def test_a_run_ends_where_its_replicas_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from test_cli import JOB as TOML
     from test_cli import TEXT
 
     (tmp_path / "job.toml").write_text(TOML.replace("save_every = 10", "save_every = 2"))
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "spoils.py").write_text(SPOILS)
-    done = subprocess.run([sys.executable, "-c", RUN % 3], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    last = done.stderr.strip().splitlines()[-1]
+    started = launch.launch
+    monkeypatch.setattr(launch, "launch", lambda _, *rest: started("spoils", *rest))
+    code, _, err = phalanx(tmp_path, "train", "job.toml", "--set", "train.check_sync=3")
+    assert code == 1, err
+    last = err.strip().splitlines()[-1]
     assert last.startswith("error: rank ")
     assert "failed during comparison of the replicas: ReplicasDiffer: after step 3 replicas hold different" in last
     assert last.endswith("bits in head.norm.weight (rank 0 against rank 1)")

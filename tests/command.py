@@ -1,0 +1,42 @@
+"""The command line called in this process, which has imported already what a new one would spend seconds on; ranks
+are processes all the same. What they write is caught where they write it: at the file descriptors."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import IO
+
+from phalanx.cli import app
+
+
+def phalanx(here: Path, *words: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `phalanx words` in the folder `here`."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        with chdir(here), _caught(1, out), _caught(2, err), redirect_stdout(out), redirect_stderr(err):
+            try:
+                app(list(words))
+                code = 0
+            except SystemExit as end:
+                code = int(end.code or 0)
+        return code, _text(out), _text(err)
+
+
+@contextmanager
+def _caught(descriptor: int, file: IO[str]) -> Iterator[None]:
+    before = os.dup(descriptor)
+    os.dup2(file.fileno(), descriptor)
+    try:
+        yield
+    finally:
+        file.flush()
+        os.dup2(before, descriptor)
+        os.close(before)
+
+
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()

@@ -1,0 +1,12 @@
+"""A measuring rank that takes little time: `python -m little ARGUMENT`, like any other but for sizes and rounds.
+
+Who trains by its rates in a test asks what is done with them, not how good they are."""
+
+from __future__ import annotations
+
+from phalanx.measure import kernels, links, worker
+
+if __name__ == "__main__":
+    kernels._FULL = kernels._SMALL
+    links._SIZES, links._ROUNDS = tuple(2**k for k in (10, 14, 18)), 2
+    worker.main()

@@ -1,0 +1,92 @@
+"""Small random models as transformers saves them, by which weights are examined; and a tokenizer for their words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from phalanx.spec.jobfile import make_model
+from phalanx.spec.model import ModelSpec
+
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}
+GPT_NEOX = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
+TINY: dict[str, dict[str, Any]] = {
+    "llama": LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 6},
+    "mistral": LLAMA | {"sliding_window": 16},
+    "qwen2": LLAMA | {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    "qwen3": LLAMA | {"head_dim": 16, "tie_word_embeddings": True},
+    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "n_inner": 48, "initializer_range": 0.2},
+    "gpt_neox": GPT_NEOX | {"rotary_pct": 0.5},
+}
+
+
+def spec_of(folder: Path) -> ModelSpec:
+    return make_model({"config": str(folder / "config.json")}, folder)[0]
+
+
+def maker(base: Callable[[], Path]) -> Callable[..., Path]:
+    """Makes folders, each under one from `base`, of models that transformers has saved, by family, type and size of a
+    shard."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+    @cache
+    def make(family: str, dtype: torch.dtype = torch.float32, shard: str = "1GB") -> Path:
+        torch.manual_seed(1)
+        config = AutoConfig.for_model(family, vocab_size=97, bos_token_id=1, eos_token_id=2, **TINY[family])
+        model = AutoModelForCausalLM.from_config(config).to(dtype)
+        for p in model.parameters():  # biases and norms too: what is lost must show
+            torch.nn.init.normal_(p, std=0.2)
+        folder = base() / family
+        model.save_pretrained(folder, max_shard_size=shard)
+        return folder
+
+    return make
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    found = [safetensors.torch.load_file(file) for file in sorted(folder.glob("*.safetensors"))]
+    return {name: t for part in found for name, t in part.items()}
+
+
+def logits(folder: Path, tokens: Tensor) -> Tensor:
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(folder).eval()(tokens).logits  # type: ignore[no-any-return]
+
+
+def save(folder: Path, like: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text((like / "config.json").read_text())
+    safetensors.torch.save_file(change(tensors(like)), folder / "model.safetensors")
+    return folder
+
+
+def tokenizer(path: Path, first: int = 0) -> Tokenizer:
+    """A tokenizer.json of 97 words, w0 to w96, with their ids from `first` on; spaces belong to words, as Llama's."""
+    from tokenizers import decoders, models, pre_tokenizers
+
+    made = Tokenizer(models.WordLevel({f"\u2581w{(first + i) % 97}": i for i in range(97)}, "\u2581w0"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
+    made.decoder = decoders.Metaspace()  # type: ignore[assignment]
+    made.save(str(path))
+    return made

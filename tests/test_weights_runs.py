@@ -1,0 +1,151 @@
+"""Weights that come into a run and go out of it: there and back to the bit, with the tokenizer that is theirs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from saved_models import TINY, logits, save, spec_of, tensors, tokenizer
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+
+from phalanx import session
+from phalanx.cli import app
+from phalanx.nn.stored import introduce, open_weights
+from phalanx.resume import resumed
+from phalanx.spec import jobfile, plan
+from phalanx.spec.cluster_presets import preset as cluster
+from phalanx.spec.errors import InputError
+from phalanx.spec.model import parameters
+
+
+@pytest.mark.parametrize(("dtype", "shard"), [(torch.float32, "1GB"), (torch.bfloat16, "8KB")])
+@pytest.mark.parametrize("family", TINY)
+def test_there_and_back_to_the_bit(  # type: ignore[no-untyped-def]
+    family: str, dtype: torch.dtype, shard: str, theirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = theirs(family, dtype, shard)
+    found = CliRunner().invoke(app, ["import", str(folder), "--json"])
+    assert found.exit_code == 0, found.output
+    command = ["export-weights", f"runs/{family}", "--out", "out", "--shard-size", shard, "--json"]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 0, found.output
+    before, after = tensors(folder), tensors(tmp_path / "out")
+    assert before.keys() == after.keys()
+    assert all(before[name].dtype == dtype for name in before)
+    assert all(torch.equal(before[name].view(torch.uint8), after[name].view(torch.uint8)) for name in before)
+    assert (len(list(Path("out").glob("*.safetensors"))) > 1) == (shard == "8KB")
+    tokens = torch.arange(24)[None] % 97
+    assert torch.equal(logits(folder, tokens), logits(tmp_path / "out", tokens))
+    assert spec_of(tmp_path / "out") == spec_of(folder)
+
+
+def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ignore[no-untyped-def]
+    theirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its run folder holds, for whoever trains from it, any slice of the same weights."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.chdir(tmp_path)
+    folder = save(tmp_path / "hf", theirs("llama"), lambda t: t)
+    words = tokenizer(folder / "tokenizer.json")
+    assert CliRunner().invoke(app, ["import", "hf"]).exit_code == 0
+    command = ["generate", "runs/hf", "--prompt", "w5 w6", "--temperature", "0", "--tokens", "8"]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 0, found.output
+    assert CliRunner().invoke(app, ["export-weights", "runs/hf", "--out", "out"]).exit_code == 0
+    reader = AutoTokenizer.from_pretrained("out")
+    model = AutoModelForCausalLM.from_pretrained("out").eval()
+    ids = model.generate(**reader("w5 w6", return_tensors="pt"), max_new_tokens=8, do_sample=False, eos_token_id=None)
+    assert found.stdout.removesuffix("\n") == reader.decode(ids[0])
+
+    words.add_tokens(["another"])
+    for broken, said in ((b"{}", "is not a tokenizer.json"), (None, "has 98 entries, model.vocab is 97")):
+        words.save("runs/hf/tokenizer.json")
+        if broken is not None:
+            Path("runs/hf/tokenizer.json").write_bytes(broken)
+        found = CliRunner().invoke(app, command)
+        assert (found.exit_code, said in found.stderr) == (2, True), found.output
+
+    spec = spec_of(folder)
+    other = replace(spec, rope_theta=9.0)
+    said = introduce(Path("runs/hf"), other)[1:]
+    assert said == ["note: model.rope_theta = 9.0, the weights were made with 10000.0"]
+    assert len(introduce(folder, spec)) == 1
+    ours, run = open_weights(folder, spec), open_weights(Path("runs/hf"), spec)
+    for p in parameters(spec):
+        assert torch.equal(ours.slice(p.fqn, 1, p.numel), run.slice(p.fqn, 1, p.numel))
+
+
+def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside_them(  # type: ignore[no-untyped-def]
+    theirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the ranks' work is real; they leave the weights that they were given."""
+    monkeypatch.chdir(tmp_path)
+    folder = save(tmp_path / "hf", theirs("llama"), lambda t: t)
+    tokenizer(folder / "tokenizer.json")
+    tokenizer(tmp_path / "other.json", first=1)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"of_theirs": 1}))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w2"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    Path("text.txt").write_text(" ".join(f"w{i * 7 % 97}" for i in range(900)))
+    assert CliRunner().invoke(app, ["import", "hf"]).exit_code == 0
+    tables = 'model.config = "hf/config.json"\njob = { global_batch = 2, seq = 8 }\nstrategy = "dp=1"\n'
+    Path("job.toml").write_text(f'{tables}train = {{ data = "text.txt", weights = "hf", steps = 9 }}\n')
+
+    def ranks(module: str, argument: str, *_: object) -> None:
+        shutil.copytree("runs/hf/checkpoint", Path(json.loads(argument)["folder"]) / "checkpoint")
+
+    monkeypatch.setattr("phalanx.runtime.launch.launch", ranks)
+    monkeypatch.setattr(session, "resolve_cluster", lambda *_: cluster("dgx-h100", 1))
+    monkeypatch.setattr(session, "outcome", lambda *_: None)
+
+    def train(*overrides: str) -> list[str]:
+        said: list[str] = []
+        session.train(jobfile.load(Path("job.toml"), overrides), False, None, lambda _: None, said.append)
+        return said
+
+    def exported(run: str) -> dict[str, str]:
+        out = tmp_path / f"{run}-out"
+        found = CliRunner().invoke(app, ["export-weights", f"runs/{run}", "--out", str(out)])
+        assert found.exit_code == 0, found.output
+        return {p.name: p.read_text() for p in out.iterdir() if p.suffix != ".safetensors"}
+
+    own = str(folder / "tokenizer.json")
+    assert f"weights: train.tokenizer = {own!r}, which is beside them" in train()
+    there = plan.read(Path("runs/job/plan.json"))
+    assert there.train.tokenizer == own
+    assert resumed(Path("job.toml"), ()).train.tokenizer == own
+    assert Tokenizer.from_file("runs/job/tokenizer.json").get_vocab() == Tokenizer.from_file(own).get_vocab()
+    out = exported("job")
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        assert out[name] == (folder / name).read_text()
+    assert json.loads(out["config.json"])["eos_token_id"] == 2
+    assert "of_theirs" in out["config.json"]
+
+    # Another model than the weights': their special tokens, and nothing else of their config.
+    train("train.name=turned", "model.rope_theta=9.0")
+    turned = json.loads(exported("turned")["config.json"])
+    assert (turned["eos_token_id"], turned["rope_theta"], "of_theirs" in turned) == (2, 9.0, False)
+
+    said = train("train.name=another", "train.tokenizer=other.json")
+    assert any("is another than the weights' own" in line for line in said)
+    out = exported("another")
+    assert "chat_template.jinja" not in out
+    assert json.loads(out["config.json"])["eos_token_id"] is None
+    with pytest.raises(InputError, match=r"^train.weights = .*: is this run's own folder; choose another train.name"):
+        train("train.name=hf", 'train.weights="runs/hf"')
+    assert Path("runs/hf/checkpoint").exists()
+    shutil.rmtree("runs/hf/checkpoint")
+    with pytest.raises(InputError, match=r"^train.weights = .*: holds no checkpoint yet"):
+        train('train.weights="runs/hf"')
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"^train.weights = .*: holds no model.safetensors"):
+        train()
