@@ -22,7 +22,7 @@ def test_parity_in_fp64(pool: Pool, world: int) -> None:
     @settings(max_examples=5)
     @given(cases(world), TRANSPORTS)
     def holds(case, transport) -> None:  # type: ignore[no-untyped-def]
-        for found in pool.run(world, ranks.examine, *case, "float64", 6, transport)[0]:  # and batches begin anew
+        for found in pool.run(world, ranks.examine, *case, "float64", 10, transport)[0]:  # and batches begin anew
             assert found.loss_rel_max <= BOUNDS["float64"], found
             assert found.grad_rel_max <= BOUNDS["float64"], found
 
