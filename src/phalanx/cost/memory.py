@@ -177,7 +177,7 @@ def _several(t: Column, seq: int) -> Column:
 
 def _statistics(spec: ModelSpec, t: Column, e: int) -> Column:
     """What a norm keeps beside its input and output."""
-    return t * max(e, 4) * (1 if spec.norm == "rms" else 2)
+    return t * (max(e, 4) if spec.norm == "rms" else 2 * e)
 
 
 def _normed(spec: ModelSpec, t: Column, e: int) -> Column:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from phalanx.cost.program import Instant, StepProgram, flops_per_unit, instants
 from phalanx.schedule.event import Event
 
-SLACK_BYTES, SLACK = 2**15, 1e-3
+SLACK_BYTES, SLACK = 2**14, 1e-5
 """Live bytes may differ by so much, and by this share of the peak: scratch memory of single operations is not in the
 terms."""
 CODING_BYTES = 2**18

@@ -44,8 +44,10 @@ from phalanx.train.step import Training
 T = TypeVar("T")
 
 _PAST_COMM = ("c10d", "_c10d_functional", "_dtensor")
-_STEADY = 4
-"""Micro-batches that stand for all: the first, two in the middle, which must be alike, and the last."""
+_CUTS = (3, 4)
+"""How many micro-batches are run at most: the first, the next, the last; another one where the first two differ, for
+what only a step's first one does."""
+_COUNTERS = 64  # bytes
 
 
 class Unverifiable(Exception):
@@ -97,19 +99,27 @@ class _Watch(Tracker):
 
 
 def imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int) -> Recorded:
-    """Take one training step as a rank of the strategy's world. Raises Unverifiable."""
+    """Take one training step as a rank of the strategy's world. Long accumulations are cut to their steady state: two
+    micro-batches one after the other that do the same, and the last one. Raises Unverifiable."""
+    count = strategy.accumulation(job)
+    for most in _CUTS:
+        recorded = _imagine(spec, job, strategy, rank, min(most, count))
+        if recorded.ran == count:
+            return recorded
+        events = _stretched(recorded.events, recorded.ran, count)
+        if events is not None:
+            return replace(recorded, events=events)
+    raise Unverifiable("micro-batches 1 and 2 do not do the same: there is no steady state that could be repeated")
+
+
+def _imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, ran: int) -> Recorded:
     with _without_content():
         comm = Comm(Imagined(rank, strategy.world, 0, 1), mesh(strategy), null=True)
         training = Training(spec, job, strategy, comm, seed=0, weights=_Shapes())
         whole = _micro_batches(job, strategy)  # all of them are held, as in a real step
-        cut = len(whole) > _STEADY
-        ran = [*whole[: _STEADY - 1], whole[-1]] if cut else whole
         with instrument(training.model.units(), comm.recorder, lambda: training.current, _Watch) as follows:
-            training.step(ran, lr=1e-3)
-        events = tuple(comm.recorder.events)
-        if cut:
-            events = _stretched(events, len(whole))
-        return Recorded(rank, events, follows.start, follows.peak, len(ran))
+            training.step([*whole[: ran - 1], whole[-1]], lr=1e-3)
+        return Recorded(rank, tuple(comm.recorder.events), follows.start, follows.peak, ran)
 
 
 @contextmanager
@@ -153,24 +163,27 @@ def _micro_batches(job: Job, strategy: Strategy) -> list[Tensor]:
     return [torch.empty(shape, dtype=torch.int64) for _ in range(strategy.accumulation(job))]
 
 
-def _stretched(events: tuple[Event, ...], count: int) -> tuple[Event, ...]:
-    """The events of `_STEADY` micro-batches as those of `count`: what the two in the middle did is repeated. Raises
-    Unverifiable where they did not do the same."""
+def _stretched(events: tuple[Event, ...], ran: int, count: int) -> tuple[Event, ...] | None:
+    """The events of `ran` micro-batches as those of `count`: the one before the last stands for all between. None
+    where it does not do the same as the one before it."""
     runs = [(m, list(own)) for m, own in groupby(events, key=lambda e: e.micro_batch)]
-    order = [m for m, _ in runs if m is not None]
-    if order != list(range(_STEADY)):
-        raise Unverifiable(f"micro-batches do not come one after the other, but as {order}")
-    parts = {m: own for m, own in runs if m is not None}
-    steady, again = parts[1], parts[2]
-    if [replace(e, micro_batch=None) for e in steady] != [replace(e, micro_batch=None) for e in again]:
-        raise Unverifiable("micro-batches 1 and 2 do not do the same: there is no steady state to repeat")
+    parts = dict(runs)
+    if [m for m, _ in runs if m is not None] != list(range(ran)):
+        return None  # they overlap
+    steady, earlier = parts[ran - 2], parts[ran - 3]
+    if len(steady) != len(earlier) or not all(map(_same, steady, earlier)):
+        return None
     found: list[Event] = []
     for m, own in runs:
-        if m == _STEADY - 2:
+        if m == ran - 2:
             for i in range(m, count - 1):
                 found += [replace(e, micro_batch=i) for e in own]
-        elif m == _STEADY - 1:
-            found += [replace(e, micro_batch=count - 1) for e in own]
         else:
-            found += own
+            found += [replace(e, micro_batch=count - 1) for e in own] if m == ran - 1 else own
     return tuple(found)
+
+
+def _same(a: Event, b: Event) -> bool:
+    """Whether two micro-batches have this event in common, but for some counter."""
+    alike = replace(a, micro_batch=None).identity == replace(b, micro_batch=None).identity and a.flops == b.flops
+    return alike and max(abs(a.alloc - b.alloc), abs(a.free - b.free)) < _COUNTERS

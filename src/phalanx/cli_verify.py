@@ -1,0 +1,107 @@
+"""`phalanx verify`: does the program that `train` runs do what the plan says, in a world that is not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.terminal import FAILED, Json, announce, console, mistakes, print_json, require_torch
+
+if TYPE_CHECKING:
+    from phalanx.verification import Verification
+    from phalanx.verify.proof import Verified
+
+
+def verify(
+    path: Annotated[
+        Path, typer.Argument(metavar="PLAN.json|RUN|JOB.toml", help="A plan, a run's folder, or a job file.")
+    ],
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", metavar="LINE", help="Of a job file: dp=64,zero=3, say.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="NAME|FILE.toml", help="Of a job file: with nodes enough.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="TABLE.FIELD=VALUE", help="Override a field; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the real step of one rank of each kind, without tensors' content, and hold it against the plan."""
+    with mistakes():
+        require_torch()
+        from phalanx import verification
+
+        given = verification.target(path, strategy, cluster, overrides or (), announce)
+        for note in given.notes:
+            announce(f"note: {note}")
+        found = verification.run(given, announce)
+        if as_json:
+            print_json(verification.as_json(found))
+        else:
+            _show(found)
+        if not found.proved:
+            raise typer.Exit(FAILED)
+
+
+def _show(v: Verification) -> None:
+    out, t = console(), v.target
+    count, s = t.strategy.accumulation(t.job), t.strategy
+    out.print(
+        f"{t.model.family} decoder, {t.model.parameter_count:,} parameters; {s}: {s.world} ranks, each {count} "
+        f"micro-batches of {s.micro_batch} x {t.job.seq} tokens in a step",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for found in v.found:
+        _show_class(v, found)
+
+
+def _show_class(v: Verification, found: Verified) -> None:
+    from phalanx.report.verified import memory, traffic
+    from phalanx.verification import collectives
+
+    out, ranks, world = console(), found.ranks, v.target.strategy.world
+    stands = f"stands for all {world} ranks" if ranks.count == world else f"stands for {ranks.count}: {ranks.are}"
+    if world > 1:
+        print(f"\nrank {ranks.rank} {stands}")
+    if found.failed:
+        print(f"NOT proved: {found.failed}")
+        return
+    recorded, program = found.recorded, found.program
+    assert recorded is not None
+    count = v.target.strategy.accumulation(v.target.job)
+    if recorded.ran < count:
+        steady = recorded.ran - 2
+        print(f"micro-batch {steady} did what {steady - 1} did, and stands for all up to {count - 2} of {count}")
+    traffic_here = collectives(found)
+    if traffic_here:
+        out.print(traffic(traffic_here))
+    measured = v.target.measured
+    rows = [
+        ("before the step", program.state.total, recorded.state, None),
+        ("peak", program.peak_bytes, recorded.peak, measured),
+    ]
+    out.print(memory(rows, measured is not None))
+    _show_verdict(found)
+
+
+def _show_verdict(found: Verified) -> None:
+    from phalanx.report.verified import context
+    from phalanx.verify.compare import slack
+
+    events = found.program.events
+    for d in found.differences:
+        print(f"NOT proved: {d}")
+        if d.number is not None:
+            console().print(context(d.around, d.number))
+    if found.proved:
+        collectives, passes = sum(bool(e.axis) for e in events), sum(not e.axis for e in events)
+        flops = sum(e.flops for e in events if e.phase != "opt")
+        print(
+            f"proved in {found.seconds:.1f} s: {collectives:,} collectives and {passes:,} passes in order, {flops:,} "
+            f"FLOP by unit, live bytes throughout (off by {found.deviation:,}; {slack(found.program):,} are allowed)"
+        )

@@ -1,0 +1,51 @@
+"""What a verification found, as tables: the plan beside the program, and the first difference in its context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.table import Table
+
+from phalanx.report.tables import size
+
+Row = tuple[str, str, str]
+
+
+def _table(*names: str) -> Table:
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, name in enumerate(names):
+        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def traffic(found: Mapping[tuple[str, str], tuple[int, int]]) -> Table:
+    """(operation, axis) -> (number, bytes) of a step's collectives on one rank."""
+    table = _table("collectives of a step", "number", "bytes")
+    for (op, axis), (count, total) in found.items():
+        table.add_row(f"{op} over {axis}", f"{count:,}", f"{total:,}")
+    return table
+
+
+def memory(rows: Sequence[tuple[str, int, int | None, int | None]], measured: bool) -> Table:
+    """Live bytes: (name, predicted, of the program, measured) with what there is of them."""
+    table = _table("live bytes", "predicted", "program", *(["measured"] if measured else []))
+    for name, *values in rows:
+        table.add_row(name, *(_bytes(v) for v in (values if measured else values[:2])))
+    return table
+
+
+def context(around: Sequence[tuple[int, str, str]], number: int) -> Table:
+    """Both sides about a difference, the place itself marked."""
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    table.add_column("predicted")
+    table.add_column("recorded")
+    for i, ours, theirs in around:
+        mark = "→" if i == number else ""
+        table.add_row(f"{mark}{i}", ours, theirs, style="bold" if mark else "")
+    return table
+
+
+def _bytes(value: int | None) -> str:
+    return "" if value is None else f"{size(value)} ({value:,} B)"

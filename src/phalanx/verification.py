@@ -1,0 +1,188 @@
+"""`phalanx verify`: what is to be verified, from a plan, a run or a job file, and what came out.
+
+A cluster has a say in it where it decides something: how large a bucket is, which strategy `auto` stands for. Without
+one the bucket is torch DDP's default.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from phalanx import session
+from phalanx.plan.bucket import has_buckets
+from phalanx.plan.search import price
+from phalanx.spec import cluster_presets as clusters
+from phalanx.spec import jobfile
+from phalanx.spec import model as models
+from phalanx.spec import plan as plans
+from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
+from phalanx.spec.jobfile import ClusterChoice, JobFile
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.quantity import write_bytes
+from phalanx.spec.strategy import Strategy, check, require_runnable
+from phalanx.verify.proof import Verified, verify
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be verified. `measured`: the peak memory (bytes) of the run whose plan it is, if it has run; `notes`
+    are lines that the user should see."""
+
+    model: ModelSpec
+    job: Job
+    strategy: Strategy
+    measured: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came out, for each class of ranks."""
+
+    target: Target
+    found: tuple[Verified, ...]
+
+    @property
+    def proved(self) -> bool:
+        return all(v.proved for v in self.found)
+
+
+def target(
+    path: Path, strategy: str | None, cluster: str | None, overrides: Sequence[str], announce: Announce
+) -> Target:
+    """What a path stands for: a plan.json, the folder of a run, or a job file with a strategy and a cluster laid over
+    it. Raises InputError."""
+    if path.is_dir() or path.suffix == ".json":
+        for name, given in (("--strategy", strategy), ("--cluster", cluster), ("--set", overrides)):
+            if given:
+                raise InputError(name, str(given), "a plan is verified as it is", "give the job file instead")
+        return _of_plan(path)
+    file = session.with_overrides(jobfile.load(path, overrides), strategy)
+    if cluster is not None:
+        file = replace(file, cluster=_chosen(cluster))
+    models.require_runnable(file.model)
+    if file.strategy is None:
+        return _decided(file, announce)
+    require_runnable(file.strategy, file.job)
+    check(file.strategy, file.model, file.job, None)
+    return _of_job(file, file.strategy)
+
+
+def run(target: Target, announce: Announce) -> Verification:
+    """Take the step of one rank of each class."""
+    world = target.strategy.world
+    return Verification(
+        target,
+        verify(
+            target.model,
+            target.job,
+            target.strategy,
+            lambda ranks: announce(f"rank {ranks.rank} of {world} takes a step, on tensors without content"),
+        ),
+    )
+
+
+def _of_plan(path: Path) -> Target:
+    path = path / "plan.json" if path.is_dir() else path
+    plan = plans.read(path)
+    models.require_runnable(plan.model)
+    require_runnable(plan.strategy, plan.job)
+    check(plan.strategy, plan.model, plan.job, None)
+    record = path.with_name("recorded.json")
+    measured = json.loads(record.read_text())["memory_bytes"] if record.exists() else None
+    return Target(plan.model, plan.job, plan.strategy, measured or None)
+
+
+def _chosen(cluster: str) -> ClusterChoice:
+    """A preset or a TOML file; how many nodes follows from the strategy."""
+    if cluster.endswith(".toml"):
+        return ClusterChoice(file=str(Path(cluster).absolute()))
+    return ClusterChoice(preset=cluster)
+
+
+def _decided(file: JobFile, announce: Announce) -> Target:
+    """The plan of a job whose strategy is "auto"."""
+    decision = session.decide(file, announce=announce)
+    return Target(file.model, file.job, decision.plan.strategy, None, file.notes)
+
+
+def _of_job(file: JobFile, strategy: Strategy) -> Target:
+    notes = list(file.notes)
+    if file.cluster.preset == "local":
+        if has_buckets(strategy) and strategy.bucket == "auto":
+            size = write_bytes(strategy.bucket_bytes)
+            notes.append(f"buckets of {size}: no cluster is named that would decide their size (--cluster)")
+        return Target(file.model, file.job, strategy, None, tuple(notes))
+    cluster = _large_enough(file.cluster, strategy)
+    found = price(file.model, cluster, file.job, strategy)
+    if found.reason:
+        notes.append(f"on {cluster.name} this strategy is rejected: {found.reason}")
+    return Target(file.model, file.job, found.strategy, None, tuple(notes))
+
+
+def _large_enough(choice: ClusterChoice, strategy: Strategy) -> ClusterSpec:
+    """The cluster, with nodes for all ranks of a strategy."""
+    if choice.file:
+        cluster = jobfile.cluster_from_toml(Path(choice.file))
+        nodes = -(-strategy.world // cluster.ranks_per_node)
+        return replace(cluster, nodes=max(cluster.nodes, nodes))
+    nodes = -(-strategy.world // clusters.preset(str(choice.preset), 1).ranks_per_node)
+    return clusters.preset(str(choice.preset), max(choice.nodes, nodes))
+
+
+def as_json(v: Verification) -> dict[str, Any]:
+    """The result as `phalanx verify --json` prints it."""
+    job, strategy = v.target.job, v.target.strategy
+    return {
+        "proved": v.proved,
+        "strategy": str(strategy),
+        "world": strategy.world,
+        "micro_batches": strategy.accumulation(job),
+        "parameters": v.target.model.parameter_count,
+        "classes": [_class_json(found) for found in v.found],
+        "measured_peak_bytes": v.target.measured,
+        "notes": list(v.target.notes),
+    }
+
+
+def _class_json(found: Verified) -> dict[str, Any]:
+    recorded, program = found.recorded, found.program
+    return {
+        "rank": found.ranks.rank,
+        "stands_for": found.ranks.count,
+        "ranks_are": found.ranks.are,
+        "proved": found.proved,
+        "failed": found.failed or None,
+        "events": len(program.events),
+        "collectives": [
+            {"op": op, "axis": axis, "count": count, "bytes": size}
+            for (op, axis), (count, size) in collectives(found).items()
+        ],
+        "flops": sum(e.flops for e in program.events if e.phase != "opt"),
+        "micro_batches_run": recorded.ran if recorded else None,
+        "state_bytes": {"predicted": program.state.total, "program": recorded.state if recorded else None},
+        "peak_bytes": {"predicted": program.peak_bytes, "program": recorded.peak if recorded else None},
+        "largest_deviation_bytes": found.deviation,
+        "differences": [asdict(d) | {"says": str(d)} for d in found.differences],
+        "seconds": found.seconds,
+    }
+
+
+def collectives(found: Verified) -> dict[tuple[str, str], tuple[int, int]]:
+    """(Number, bytes) of the predicted collectives by (operation, axis)."""
+    count: Counter[tuple[str, str]] = Counter()
+    size: Counter[tuple[str, str]] = Counter()
+    for e in found.program.events:
+        if e.axis:
+            count[e.op, e.axis] += 1
+            size[e.op, e.axis] += e.bytes
+    return {key: (count[key], size[key]) for key in count}
