@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
 
-from phalanx.runtime import checkpoint
+from phalanx.runtime import checkpoint, container
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.part import Part, boxes, pieces, share, whole
 from phalanx.runtime.saving import Saver, agree_on_newest
@@ -168,7 +168,7 @@ def test_any_cut_reads_what_any_other_wrote(
     checkpoint.commit(part, folder, 1, writers, {}, keep=1)
     start = data.draw(st.integers(0, tensor.numel() - 1))
     stop = data.draw(st.integers(start + 1, tensor.numel()))
-    reader = checkpoint.Reader(folder, 1)
+    reader = container.Reader(folder, 1)
     assert reader.read("a", start, stop).equal(tensor.flatten()[start:stop])
     assert reader.contents == {"a": (shape, torch.float32)}
 

@@ -15,7 +15,7 @@ from phalanx.nn.hugging_face import files
 from phalanx.nn.hugging_face.container import FIELD
 from phalanx.nn.weights import Weights
 from phalanx.runtime import checkpoint
-from phalanx.runtime.checkpoint import Reader
+from phalanx.runtime.container import Reader
 from phalanx.spec import plan
 from phalanx.spec.errors import InputError
 from phalanx.spec.jobfile import make_model

@@ -7,7 +7,8 @@
 
 Every rank writes what it owns (`write`), beside the final name; when all have done so one makes it whole and moves it
 there (`commit`), so a crash leaves the previous one. No rank waits for another in a collective: runtime/saving.py
-does all of it beside the training. All randomness of a run is a function of (seed, step): that is the random state.
+does all of it beside the training. The container itself is runtime/container.py. All randomness of a run is a
+function of (seed, step): that is the random state.
 """
 
 from __future__ import annotations
@@ -18,33 +19,17 @@ import os
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import (
-    DefaultLoadPlanner,
-    DefaultSavePlanner,
-    create_default_global_save_plan,
-)
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    ReadItem,
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from phalanx.runtime.part import Part, pieces
+from phalanx.runtime.part import Part
 
 VERSION = 2
 _ABOUT = "phalanx.json"
@@ -203,40 +188,16 @@ def _free(path: Path) -> Path:
     return next(p for i in count() if not (p := path.with_name(path.name + (f".{i}" if i else ""))).exists())
 
 
-class _Chunks(DefaultSavePlanner):
-    """Gives the container's writer the elements of each chunk."""
-
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        super().__init__()
-        self.fetch = {MetadataIndex(c.name, torch.Size(c.offsets)): c.fetch for c in chunks}
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
-        return self.fetch[write_item.index]()
-
-
 def write(part: Path, rank: int, chunks: Sequence[Chunk], file_each: bool = False) -> None:
     """Write what one rank owns into the folder of a checkpoint in the making. With `file_each`, chunks are fetched,
     and held, one at a time."""
-    items = [
-        WriteItem(
-            MetadataIndex(c.name, torch.Size(c.offsets)),
-            WriteItemType.SHARD,
-            tensor_data=TensorWriteData(
-                ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)),
-                TensorProperties(c.dtype),
-                torch.Size(c.shape),
-            ),
-        )
-        for c in chunks
-    ]
-    writer = dcp.FileSystemWriter(part, single_file_per_rank=not file_each, sync_files=True)
-    writer.set_up_storage_writer(False, rank=rank, use_collectives=False)
-    plan = writer.prepare_local_plan(SavePlan(items))
-    results = writer.write_data(plan, _Chunks(chunks)).wait()
+    from phalanx.runtime import container
+
+    plan, results = container.store(part, rank, chunks, file_each)
     names = sorted({r.storage_data.relative_path for r in results})
     files = {name: ((part / name).stat().st_size, _digest(part / name)) for name in names}
     done = part / f".done-{rank}"
-    done.with_suffix(".tmp").write_bytes(pickle.dumps((SavePlan(items), results, files)))
+    done.with_suffix(".tmp").write_bytes(pickle.dumps((plan, results, files)))
     os.replace(done.with_suffix(".tmp"), done)
 
 
@@ -249,11 +210,11 @@ def missing_ranks(part: Path, ranks: int) -> list[int]:
 
 def commit(part: Path, folder: Path, step: int, ranks: int, about: dict[str, Any], keep: int) -> Path:
     """Make whole what all ranks have written, under its final name; keep the last `keep`."""
+    from phalanx.runtime import container
+
     done = [part / f".done-{rank}" for rank in range(ranks)]
     told = [pickle.loads(d.read_bytes()) for d in done]
-    _, metadata = create_default_global_save_plan([plan for plan, _, _ in told])
-    writer = dcp.FileSystemWriter(part, sync_files=True)
-    writer.finish(metadata, [results for _, results, _ in told])
+    container.conclude(part, [(plan, results) for plan, results, _ in told])
     for d in done:
         d.unlink()
     files = {name: found for _, _, own in told for name, found in own.items()}
@@ -297,77 +258,10 @@ def sweep(folder: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-class _Parts(DefaultLoadPlanner):
-    """Gives the container's reader the places that its elements go to."""
-
-    def __init__(self, places: dict[MetadataIndex, Tensor]) -> None:
-        super().__init__()
-        self.places = places
-
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        place = self.places[read_item.dest_index]
-        for dim, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            place = place.narrow(dim, offset, length)
-        return place
-
-    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        return
-
-
-class Reader:
-    """An open checkpoint: `contents` is (shape, type) of every tensor in it. Raises CheckpointError."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        about(folder, step)
-        self.path = path_of(folder, step)
-        self._reader = dcp.FileSystemReader(self.path)
-        with self._said():
-            metadata = self._reader.read_metadata()
-            self._reader.set_up_storage_reader(metadata, is_coordinator=False)
-        self._stored = metadata.state_dict_metadata
-        self.contents = {name: (tuple(t.size), t.properties.dtype) for name, t in self._stored.items()}
-
-    def fill(self, parts: Iterable[Part], optional: str | None = None) -> None:
-        """Fill parts in place, by name; what they do not touch is not read, and one stored chunk is held at a time.
-        What is not there and begins with `optional` stays as it is. Raises CheckpointError."""
-        items: list[ReadItem] = []
-        places: dict[MetadataIndex, Tensor] = {}
-        with self._said():
-            for part in parts:
-                if part.name not in self.contents:
-                    if optional is None or not part.name.startswith(optional):
-                        raise ValueError(f"{part.name} is not in it")
-                    continue
-                shape = self.contents[part.name][0]
-                if shape != part.shape:
-                    raise ValueError(f"{part.name} has the shape {shape} in it, not {part.shape}")
-                wanted = []
-                for (offsets, sizes), place in pieces(part):
-                    chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-                    places[MetadataIndex(part.name, chunk.offsets)] = place
-                    wanted.append(chunk)
-                items += create_read_items_for_chunk_list(part.name, self._stored[part.name], wanted)
-            self._reader.read_data(LoadPlan(items), _Parts(places)).wait()
-
-    def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Elements [start, stop) of a flattened tensor, in its stored type. Raises CheckpointError."""
-        shape, dtype = self.contents[name]
-        found = torch.empty(stop - start, dtype=dtype)
-        self.fill([Part(name, shape, start, found)])
-        return found
-
-    @contextmanager
-    def _said(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError, LookupError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            text = str(error).strip()
-            first = text.splitlines()[0] if text else type(error).__name__
-            raise CheckpointError(f"checkpoint {self.path} cannot be loaded: {first}") from None
-
-
 def load(folder: Path, step: int, parts: Iterable[Part], optional: str | None = None) -> None:
-    """Fill parts in place; every rank reads what it needs (see Reader.fill). Raises CheckpointError."""
+    """Fill parts in place; every rank reads what it needs (see container.Reader.fill). Raises CheckpointError."""
+    from phalanx.runtime.container import Reader
+
     Reader(folder, step).fill(parts, optional)
 
 

@@ -69,7 +69,8 @@ class Flat:
         if not self.places or not same_place(next(iter(self.places.values())), memory):
             self.places = self.views(memory)
         self.sent = memory
-        memory[self.bucket.numel :].zero_()
+        if self.bucket.numel < self.padded:
+            memory[self.bucket.numel :].zero_()
 
     def own(self, flat: Tensor) -> Tensor:
         """This rank's part of a flat buffer of the bucket."""

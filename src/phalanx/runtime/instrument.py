@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from phalanx.runtime import shm
@@ -48,6 +47,11 @@ class Tracker(TorchDispatchMode):
                 self._follow(found)
         self.start = self.live
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would wrap every call in what keeps its compiler away; nothing is compiled here."""
+        return False
+
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor that is there when the step begins has memory that counts."""
         return tensor.device.type != "meta"
@@ -71,13 +75,21 @@ class Tracker(TorchDispatchMode):
         self.live += size
         self.peak, self.highest = max(self.peak, self.live), max(self.highest, self.live)
 
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation."""
+        return func(*args, **kwargs)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves((args, out)):
-            if isinstance(leaf, Tensor):
-                self._follow(leaf)
+        out = self.call(func, args, kwargs or {})
+        for found in (*args, *(out if isinstance(out, tuple | list) else (out,))):
+            if isinstance(found, Tensor):
+                self._follow(found)
+            elif isinstance(found, list | tuple):
+                for tensor in found:
+                    if isinstance(tensor, Tensor):
+                        self._follow(tensor)
         packet = func._overloadpacket
         name = packet.__name__
         if name.startswith(_ATTENTION):

@@ -7,6 +7,7 @@ torch.distributed that bypasses comm fails the run, and so does any other look a
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,7 @@ from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 from phalanx.train.step import Training
+from phalanx.verify import quick
 
 T = TypeVar("T")
 
@@ -88,6 +90,10 @@ class _Watch(Tracker):
     def owns(self, tensor: Tensor) -> bool:
         return isinstance(tensor, FakeTensor) and super().owns(tensor)
 
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = quick.run(func, args, kwargs)
+        return super().call(func, args, kwargs) if out is None else out
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -126,6 +132,11 @@ def _imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, ran: int)
 def _without_content() -> Iterator[None]:
     """Everything inside happens to tensors that hold nothing."""
     with ExitStack() as stack:
+        if (
+            not gc.get_freeze_count()
+        ):  # fake tensors are many small objects: what is imported is not searched for each
+            gc.freeze()
+            stack.callback(gc.unfreeze)
         if not dist.is_initialized():
             # So that a call to torch.distributed comes as far as the watch, and not just to a missing group.
             stack.enter_context(patch.object(sys, "excepthook", sys.excepthook))  # which torch lays its own over
