@@ -1,4 +1,5 @@
-"""Any strategy equals one process; and the examiner notices when it does not."""
+"""Any strategy equals one process; and the examiner notices when it does not. Each is verified too: its step without
+tensors' content does what the plan says."""
 
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ from drawn import TRANSPORTS, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
+from test_verify import prove
 
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job
@@ -22,6 +24,7 @@ def test_parity_in_fp64(pool: Pool, world: int) -> None:
     @settings(max_examples=5)
     @given(cases(world), TRANSPORTS)
     def holds(case, transport) -> None:  # type: ignore[no-untyped-def]
+        prove(*case)
         for found in pool.run(world, ranks.examine, *case, "float64", 10, transport)[0]:  # and batches begin anew
             assert found.loss_rel_max <= BOUNDS["float64"], found
             assert found.grad_rel_max <= BOUNDS["float64"], found
@@ -36,6 +39,7 @@ def test_parity_in_fp32(pool: Pool, data: st.DataObject) -> None:
     # Tiny random models have gradients as small as Adam's usual eps = 1e-8, and there Adam turns fp32 rounding
     # into steps of the size of lr: chaos, not error. fp64 above examines eps = 1e-8.
     job = replace(job, optimizer=replace(job.optimizer, eps=1e-6))
+    prove(model, job, strategy)
     for found in pool.run(2, ranks.examine, model, job, strategy, "float32", 10)[0]:
         assert found.loss_rel_max <= BOUNDS["float32"], found
         assert found.grad_rel_max <= BOUNDS["float32"], found

@@ -92,7 +92,14 @@ class _Watch(Tracker):
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = quick.run(func, args, kwargs)
-        return super().call(func, args, kwargs) if out is None else out
+        if out is not None:
+            return out
+        try:
+            return super().call(func, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            raise Unverifiable(
+                f"{func} looks at what a tensor holds, at {_place(traceback.extract_stack())}"
+            ) from None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -100,7 +107,7 @@ class _Watch(Tracker):
         if func is torch.ops.prim.device.default:  # what a fake tensor is asked at every turn
             return args[0].fake_device
         if func.namespace in _PAST_COMM:
-            raise Unverifiable(f"{func} bypasses comm, at {_place()}")
+            raise Unverifiable(f"{func} bypasses comm, at {_place(traceback.extract_stack())}")
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -149,20 +156,20 @@ def _without_content() -> Iterator[None]:
             stack.enter_context(FakeTensorMode())
             yield
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise Unverifiable(f"{error.func} looks at what a tensor holds, at {_place(error)}") from error
+            where = _place(traceback.extract_tb(error.__traceback__))
+            raise Unverifiable(f"{error.func} looks at what a tensor holds, at {where}") from error
 
 
 def _first_and_last(alike: Sequence[T]) -> Sequence[T]:
     return alike if len(alike) < 3 else [alike[0], alike[-1]]
 
 
-def _place(error: BaseException | None = None) -> str:
-    """Where in Phalanx, or in whatever called it, this happens: file:line of the innermost frame outside torch."""
-    frames = traceback.extract_stack()[:-2] if error is None else traceback.extract_tb(error.__traceback__)
-    torch_at = str(Path(torch.__file__).parent)
-    ours = [f for f in frames if not f.filename.startswith(torch_at) and f.name != "__torch_dispatch__"]
-    frame = ours[-1]
+def _place(frames: traceback.StackSummary) -> str:
+    """Where in Phalanx, or in whatever called it, something happens: file:line of the innermost frame that is neither
+    torch's nor of those that look on."""
     root = Path(phalanx.__file__).parent.parent
+    others = str(Path(torch.__file__).parent), __file__, str(root / "phalanx/runtime/instrument.py")
+    frame = next(f for f in reversed(frames) if not f.filename.startswith(others))
     path = Path(frame.filename)
     return f"{path.relative_to(root) if path.is_relative_to(root) else path}:{frame.lineno} ({frame.name})"
 

@@ -1,0 +1,319 @@
+"""The real step without tensors' content: every strategy that can be drawn is proved, and what is broken is named."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from command import phalanx
+from drawn import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.cost.program import expand
+from phalanx.runtime import data_parallel, gathered
+from phalanx.spec.families import complete
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.jobfile import build
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+from phalanx.train import step
+from phalanx.verify import imagined, quick
+from phalanx.verify.compare import memory_differences
+from phalanx.verify.imagined import imagine
+from phalanx.verify.proof import Verified, verify
+
+SIZES = {
+    "family": "llama",
+    "vocab": 300,
+    "hidden": 64,
+    "layers": 3,
+    "heads": 4,
+    "ffn": 96,
+    "max_seq": 64,
+    "tied": False,
+}
+MODEL = build(ModelSpec, complete(SIZES), "model")
+JOB = Job(global_batch=128, seq=32)
+
+
+def prove(model: ModelSpec, job: Job, strategy: Strategy) -> None:
+    for found in verify(model, job, strategy):
+        assert found.proved, (found.ranks, found.failed, [str(d) for d in found.differences])
+
+
+@settings(max_examples=15)
+@given(st.sampled_from([8, 64, 1000]).flatmap(lambda ranks: cases(ranks, small=False, compressed=ranks < 100)))
+def test_worlds_that_are_not_here(case: tuple[ModelSpec, Job, Strategy]) -> None:
+    prove(*case)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["dp=4,zero=2", "dp=4,zero=3", "dp=4,zero=3,reshard=step", "dp=4,compression=int8"]
+)
+def test_a_cut_accumulation_is_the_whole_one(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = _strategy(strategy)
+    job = replace(JOB, global_batch=4 * 9)
+    cut = imagine(MODEL, job, s, 1)
+    assert cut.ran < 9
+    monkeypatch.setattr(imagined, "_CUTS", (9,))
+    whole = imagine(MODEL, job, s, 1)
+    assert whole.ran == 9
+    assert len(cut.events) == len(whole.events)
+    for a, b in zip(cut.events, whole.events, strict=True):
+        assert a.identity == b.identity
+        assert a.flops == b.flops
+        assert abs(a.alloc - b.alloc) < 64
+    assert cut.state == whole.state
+    assert abs(cut.peak - whole.peak) < 256
+
+
+@settings(max_examples=5)
+@given(case=st.sampled_from([1, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
+def test_the_quick_way_is_torchs_own(case: tuple[ModelSpec, Job, Strategy]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        ours = imagine(*case, rank=0)
+        patch.setattr(quick, "run", lambda *_: None)
+        assert imagine(*case, rank=0) == ours
+
+
+def test_a_rank_of_padding_alone_takes_its_step() -> None:
+    """Of 1,000 ranks most hold nothing: the optimizer has no parameters there."""
+    first, last = verify(MODEL, replace(JOB, global_batch=4000), Strategy(dp=4000, zero=3))
+    assert (first.ranks.rank, last.ranks.rank) == (0, 3999)
+    assert first.ranks.count + last.ranks.count == 4000
+    assert first.proved
+    assert last.proved
+    assert last.recorded is not None
+    assert first.recorded is not None
+    assert last.recorded.state < first.recorded.state
+
+
+def _strategy(line: str) -> Strategy:
+    from phalanx.spec.jobfile import make_strategy
+
+    found = make_strategy(line)
+    assert found is not None
+    return found
+
+
+def _broken(strategy: str, target: Any, name: str, mend: Callable[[Any], Any]) -> Verified:
+    """What a verification says when a method is replaced by what `mend` makes of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, name, mend(getattr(target, name)))
+        found = verify(MODEL, JOB, _strategy(strategy))[0]
+    assert not found.proved
+    return found
+
+
+def test_a_bucket_too_many_is_named() -> None:
+    def mend(original: Any) -> Any:
+        def finish(self: Any) -> None:
+            b = self.buckets[0]
+            self.comm.all_reduce(b.sent, self.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
+            original(self)
+
+        return finish
+
+    found = _broken("dp=64,bucket=0.1", data_parallel.DataParallel, "finish", mend)
+    (difference,) = found.differences
+    assert difference.what == "collectives over dp_replicate"
+    assert "one too many is issued" in difference.cause
+    assert "all_reduce bucket.0 over dp_replicate (64 ranks)" in difference.recorded
+    assert difference.predicted == "nothing"
+
+
+def test_a_unit_that_is_gathered_twice_is_named() -> None:
+    def mend(original: Any) -> Any:
+        def start(self: Any, name: str, phase: Any) -> None:
+            original(self, name, phase)
+            unit = self.units[name]
+            if name == "blocks.1" and phase == "B" and not unit.whole and self._micro_batch == 1:
+                own = unit.flat.own(unit.memory)
+                more = {"unit": name, "phase": phase, "micro_batch": self._micro_batch}
+                self.comm.all_gather(unit.memory, own, "dp_shard", **more)
+
+        return start
+
+    found = _broken("dp=64,zero=3", gathered.Gathered, "start", mend)
+    (difference,) = found.differences
+    assert difference.what == "collectives over dp_shard"
+    assert "all_gather blocks.1 over dp_shard (64 ranks) micro-batch 1" in difference.recorded
+    assert any(i == difference.number and ours != theirs for i, ours, theirs in difference.around)
+
+
+def test_a_bucket_that_is_forgotten_is_named() -> None:
+    def mend(original: Any) -> Any:
+        def issue(self: Any) -> None:
+            if self._next == 1:
+                self._next += 1
+            else:
+                original(self)
+
+        return issue
+
+    found = _broken("dp=64,bucket=0.1", data_parallel.DataParallel, "_issue", mend)
+    assert "bucket.1" in str(found.differences[0])
+    assert "one is missing" in str(found.differences[0])
+
+
+def test_memory_that_stays_is_named() -> None:
+    kept: list[torch.Tensor] = []
+
+    def mend(original: Any) -> Any:
+        def ends(self: Any, name: str, out: Any) -> None:
+            original(self, name, out)
+            if name == "blocks.1":
+                kept.append(out.detach().clone())
+                kept.append(torch.empty(2**16))
+
+        return ends
+
+    found = _broken("dp=64,zero=3", gathered.Gathered, "forward_ends", mend)
+    kept.clear()
+    assert [d.what for d in found.differences] == ["live bytes before forward blocks.2 of micro-batch 0"]
+
+
+def test_other_flops_are_named() -> None:
+    def mend(original: Any) -> Any:
+        def passes(self: Any, batches: Any, seed: float) -> Any:
+            torch.empty(8, 8) @ torch.empty(8, 8)
+            result = original(self, batches, seed)
+            torch.empty(8, 8) @ torch.empty(8, 8)
+            return result
+
+        return passes
+
+    found = _broken("dp=64", step.Training, "_passes", mend)
+    assert [d.what for d in found.differences] == ["FLOPs of B embed"]
+    assert found.differences[0].recorded == f"{2 * 8**3:,}"
+
+
+def test_a_call_past_comm_fails_the_run_and_says_where() -> None:
+    def mend(original: Any) -> Any:
+        def finish(self: Any) -> None:
+            dist.all_reduce(self.buckets[0].shard)
+            original(self)
+
+        return finish
+
+    found = _broken("dp=64", data_parallel.DataParallel, "finish", mend)
+    assert "c10d.allreduce_.default bypasses comm, at " in found.failed
+    assert "test_verify.py" in found.failed
+    assert "(finish)" in found.failed
+
+
+def test_a_look_at_what_a_tensor_holds_fails_the_run_and_says_where() -> None:
+    def mend(original: Any) -> Any:
+        def square(self: Any) -> Any:
+            found = original(self)
+            return found * float(found)
+
+        return square
+
+    found = _broken("dp=64", data_parallel.DataParallel, "norm_square", mend)
+    assert "looks at what a tensor holds, at " in found.failed
+    assert "(square)" in found.failed
+
+
+def test_nothing_is_left_behind() -> None:
+    hook, freeze = sys.excepthook, os.environ.copy()
+    verify(MODEL, JOB, Strategy(dp=2))
+    assert not dist.is_initialized()
+    assert sys.excepthook is hook
+    assert os.environ == freeze
+
+
+def test_memory_of_a_step_is_compared_over_time() -> None:
+    """Less than the slack passes, more does not, at whatever instant."""
+    strategy = Strategy(dp=2, zero=3)
+    recorded = imagine(MODEL, JOB, strategy, 0)
+    program = expand(MODEL, JOB, strategy, 0)
+    assert not list(memory_differences(program, recorded.events, recorded.state))
+    for i, event in enumerate(recorded.events):
+        if event.kind == "compute":
+            events = (*recorded.events[:i], replace(event, alloc=event.alloc + 2**16), *recorded.events[i + 1 :])
+            assert len(list(memory_differences(program, events, recorded.state))) == 1
+    assert len(list(memory_differences(program, recorded.events, recorded.state + 2**16))) == 1
+
+
+JOB_FILE = """
+[model]
+preset = "llama3-8b"
+layers = 2
+[job]
+global_batch = 64
+seq = 8192
+precision = { compute = "bfloat16" }
+"""
+
+
+def test_the_command_proves_a_large_model_in_little_memory(tmp_path: Path) -> None:
+    """1.5 B parameters: 2.9 GiB of weights alone in bfloat16, and none of them is allocated."""
+    job = tmp_path / "job.toml"
+    job.write_text(JOB_FILE)
+    command = [sys.executable, "-m", "phalanx", "verify", str(job), "--strategy", "dp=64,zero=1", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        found = json.loads(process.stdout.read())
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert found["proved"]
+    assert found["world"] == 64
+    (only,) = found["classes"]
+    assert only["stands_for"] == 64
+    assert only["peak_bytes"]["program"] > 10 * 2**30
+    assert abs(only["peak_bytes"]["program"] - only["peak_bytes"]["predicted"]) <= only["largest_deviation_bytes"]
+    assert used.ru_maxrss < 2**20  # KiB
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB_FILE)
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    for arguments, message in (
+        ([str(tmp_path / "job.tom")], "no such file"),
+        ([str(plan)], "is not a plan.json"),
+        ([str(plan), "--strategy", "dp=2"], "a plan is verified as it is"),
+        ([str(job), "--strategy", "dp=60"], "does not divide job.global_batch"),
+        ([str(job), "--strategy", "dp=64,pp=2"], "not yet runnable"),
+        ([str(job), "--strategy", "dp=64", "--cluster", "dgx-h10"], "did you mean dgx-h100"),
+    ):
+        code, _, err = phalanx(tmp_path, "verify", *arguments)
+        assert code == 2, arguments
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_the_command_shows_the_first_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB_FILE)
+    original = data_parallel.DataParallel._issue
+
+    def twice(self: Any) -> None:
+        original(self)
+        if self._next == 2:
+            b = self.buckets[0]
+            self.comm.all_reduce(b.sent, self.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
+
+    monkeypatch.setattr(data_parallel.DataParallel, "_issue", twice)
+    line = ["verify", str(job), "--strategy", "dp=64", "--cluster", "dgx-h100", "--set", "job.seq=512"]
+    code, out, _ = phalanx(tmp_path, *line)
+    assert code == 1
+    assert "NOT proved: collectives over dp_replicate, event" in out
+    assert "one too many is issued; all others are as predicted" in out
+    assert "→" in out
+
+
+def test_precision_of_the_state_is_that_of_the_job() -> None:
+    for compute in ("float32", "bfloat16"):
+        prove(MODEL, replace(JOB, precision=Precision(compute)), Strategy(dp=8, zero=2))  # type: ignore[arg-type]
