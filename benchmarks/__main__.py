@@ -184,6 +184,55 @@ def bench_saving() -> Iterator[Result]:
         yield Result(f"{STEPS} steps, {mib:.0f} MiB saved {name} / nothing saved, seconds", shown)
 
 
+def bench_memory() -> Iterator[Result]:
+    """The peak memory of real steps: predicted, of the program without content, and measured."""
+    from benchmarks.memory import CASES, PRECISIONS, job_of, model, strategy_of
+    from phalanx.cost.program import expand
+    from phalanx.runtime.launch import launch
+    from phalanx.verify.imagined import imagine
+
+    precisions = {p.compute: p for p in PRECISIONS}
+    for ranks in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "memory.json"
+            launch("benchmarks.memory", json.dumps({"out": str(out)}), ranks, 1)
+            given = json.loads(out.read_text())
+        for line, compute, measured in given:
+            job, strategy = job_of(precisions[compute]), strategy_of(line)
+            predicted = expand(model(), job, strategy).peak_bytes
+            verified = imagine(model(), job, strategy, 0).peak
+            off = [x / measured - 1 for x in (predicted, verified)]
+            shown = f"{predicted:,} / {verified:,} / {measured:,} B ({off[0]:+.3%}, {off[1]:+.3%})"
+            kept = max(map(abs, off)) <= 0.03
+            yield Result(f"peak of {line}, {compute}: predicted / verified / measured", shown, "3 %", kept)
+
+
+def bench_verify() -> Iterator[Result]:
+    """Large worlds verified on this machine, start-up included."""
+    job = "examples/llama3_8b.toml"
+    gpt3 = ["--set", "model.preset=gpt3-175b", "--set", "job.seq=2048", "--set", "job.global_batch=8192"]
+    for name, arguments, limit in (
+        ("llama3-8b, dp=64,zero=3", [job], 10),
+        ("gpt3-175b, dp=1024,zero=3,shard=256", [job, *gpt3, "--strategy", "dp=1024,zero=3,shard=256"], 60),
+    ):
+        times, used = [], 0
+        for _ in range(3):
+            start = time.perf_counter()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "phalanx", "verify", *arguments],
+                cwd=ROOT,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            assert process.returncode == 0
+            times.append(time.perf_counter() - start)
+            used = max(used, usage.ru_maxrss)
+        shown = f"{median(times):.1f} s ({min(times):.1f} to {max(times):.1f}), {used / 2**10:.0f} MiB of memory"
+        yield Result(f"verify {name}", shown, f"{limit} s", median(times) <= limit)
+
+
 def bench_collectives() -> Iterator[Result]:
     """Shared memory against Gloo, what `auto` takes against what is best, and the limit of the memory."""
     from benchmarks.collectives import LARGE, ORDINARY, SIZES
@@ -281,6 +330,8 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "bound": bench_bound,
     "peak": bench_peak,
     "saving": bench_saving,
+    "memory": bench_memory,
+    "verify": bench_verify,
     "collectives": bench_collectives,
     "restart": bench_restart,
     "cold": bench_cold,

@@ -1,0 +1,99 @@
+"""A benchmark rank: the most live tensor bytes in a warm step of each strategy; on CUDA what the allocator gave out.
+
+The model of benchmarks/zero.py. The same strategies are predicted and verified by whoever reads the result.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.zero import BATCH, SEQ, SIZES
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.instrument import instrument
+from phalanx.runtime.launch import run_rank
+from phalanx.runtime.world import ALONE, World
+from phalanx.spec.families import complete
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.jobfile import build, make_strategy
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.plan import write_json
+from phalanx.spec.strategy import Strategy
+from phalanx.train.step import Training
+
+CASES: dict[int, tuple[str, ...]] = {
+    1: ("micro_batch=4", "micro_batch=8"),
+    2: (
+        "dp=2,micro_batch=4",
+        "dp=2,zero=1,micro_batch=2",
+        "dp=2,zero=2,micro_batch=2",
+        "dp=2,zero=3,micro_batch=4",
+        "dp=2,zero=3,reshard=step",
+        "dp=2,micro_batch=4,compression=int8",
+        "dp=2,zero=1,micro_batch=4,compression=topk:0.01",
+    ),
+    4: ("dp=4,zero=3,micro_batch=2", "dp=4,zero=2,shard=2"),
+}
+"""Strategies by the ranks that they take."""
+PRECISIONS = (Precision("float32"), Precision("bfloat16"))
+
+
+def job_of(precision: Precision) -> Job:
+    return Job(BATCH, SEQ, precision=precision)
+
+
+def model() -> ModelSpec:
+    return build(ModelSpec, complete(SIZES), "model")
+
+
+def strategy_of(line: str) -> Strategy:
+    found = make_strategy(line)
+    assert found is not None
+    return found
+
+
+def _measured(world: World, job: Job, strategy: Strategy) -> int:
+    comm = Comm(world, mesh(strategy))
+    training = Training(model(), job, strategy, comm, seed=0)
+    shape = (strategy.micro_batch, SEQ + 1)
+    batches = [torch.randint(SIZES["vocab"], shape) for _ in range(strategy.accumulation(job))]  # type: ignore[call-overload]
+    batches = [b.to(world.device) for b in batches]
+    training.step(batches, 1e-3)
+    comm.barrier()
+    gc.collect()
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(world.device)
+        training.step(batches, 1e-3)
+        peak = torch.cuda.max_memory_allocated(world.device)
+    else:
+        with instrument(training.model.units(), comm.recorder, lambda: training.current) as tracker:
+            training.step(batches, 1e-3)
+        peak = tracker.peak
+    comm.barrier()
+    return max(comm.gather_objects(int(peak), "world"))
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    world = worlds.external() or ALONE
+    torch.set_num_threads(1)
+
+    def work() -> None:
+        found = []
+        for line in CASES[world.size]:
+            for precision in PRECISIONS:
+                found.append((line, precision.compute, _measured(world, job_of(precision), strategy_of(line))))
+        if world.rank == 0:
+            write_json(Path(given["out"]), found)
+
+    run_rank(world, 120, work)
+
+
+if __name__ == "__main__":
+    main()
