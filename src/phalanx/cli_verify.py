@@ -50,9 +50,10 @@ def verify(
 def _show(v: Verification) -> None:
     out, t = console(), v.target
     count, s = t.strategy.accumulation(t.job), t.strategy
-    ranks, batches = ("rank" if s.world == 1 else "ranks, each"), ("micro-batch" if count == 1 else "micro-batches")
+    ranks = "1 rank," if s.world == 1 else f"{s.world} ranks, each"
+    batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
     out.print(
-        f"{t.model.family} decoder, {t.model.parameter_count:,} parameters; {s}: {s.world} {ranks} {count} {batches} of "
+        f"{t.model.family} decoder, {t.model.parameter_count:,} parameters; {s}: {ranks} {batches} of "
         f"{s.micro_batch} x {t.job.seq} tokens in a step",
         highlight=False,
         soft_wrap=True,
