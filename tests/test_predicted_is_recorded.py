@@ -28,7 +28,7 @@ def test_one_process(case) -> None:  # type: ignore[no-untyped-def]
     assert found["differences"] == []
     assert found["bytes"] == {}
     assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.01), case
-    assert imagine(*case, rank=0).peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
+    assert imagine(*case, rank=0).held.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -41,6 +41,6 @@ def test_several_ranks(pool: Pool, world: int) -> None:
             assert found["differences"] == []
             assert found["events"] > 0
             assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.02), case
-            assert verified.peak == pytest.approx(found["measured_peak"], rel=0.02), case
+            assert verified.held.peak == pytest.approx(found["measured_peak"], rel=0.02), case
 
     equal()

@@ -60,6 +60,8 @@ def _show(v: Verification) -> None:
     )
     for found in v.found:
         _show_class(v, found)
+    for difference in v.stale:
+        print(f"NOT proved: {difference}")
 
 
 def _show_class(v: Verification, found: Verified) -> None:
@@ -79,13 +81,13 @@ def _show_class(v: Verification, found: Verified) -> None:
     if recorded.ran < count:
         steady = recorded.ran - 2
         print(f"micro-batch {steady} did what {steady - 1} did, and stands for all up to {count - 2} of {count}")
-    traffic_here = collectives(found)
+    traffic_here = collectives(program.events)
     if traffic_here:
         out.print(traffic(traffic_here))
     measured = v.target.measured
     rows = [
-        ("before the step", program.state.total, recorded.state, None),
-        ("peak", program.peak_bytes, recorded.peak, measured),
+        ("before the step", program.state.total, recorded.held.state, None),
+        ("peak", program.peak_bytes, recorded.held.peak, measured),
     ]
     out.print(memory(rows, measured is not None))
     _show_verdict(found)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from phalanx import session
+from phalanx.cost.program import expand
 from phalanx.plan.bucket import has_buckets
+from phalanx.plan.choose import allowed
 from phalanx.plan.search import price
+from phalanx.schedule.event import Event
 from phalanx.spec import cluster_presets as clusters
 from phalanx.spec import jobfile
 from phalanx.spec import model as models
@@ -27,6 +30,7 @@ from phalanx.spec.jobfile import ClusterChoice, JobFile
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.quantity import write_bytes
 from phalanx.spec.strategy import Strategy, check, require_runnable
+from phalanx.verify.compare import Difference, slack
 from phalanx.verify.proof import Verified, verify
 
 Announce = Callable[[str], None]
@@ -35,25 +39,27 @@ Announce = Callable[[str], None]
 @dataclass(frozen=True)
 class Target:
     """What is to be verified. `measured`: the peak memory (bytes) of the run whose plan it is, if it has run; `notes`
-    are lines that the user should see."""
+    are lines that the user should see; `prediction`: what a plan says itself."""
 
     model: ModelSpec
     job: Job
     strategy: Strategy
     measured: int | None = None
     notes: tuple[str, ...] = ()
+    prediction: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What came out, for each class of ranks."""
+    """What came out, for each class of ranks; and where a plan's own figures are not those of its terms."""
 
     target: Target
     found: tuple[Verified, ...]
+    stale: tuple[Difference, ...]
 
     @property
     def proved(self) -> bool:
-        return all(v.proved for v in self.found)
+        return all(v.proved for v in self.found) and not self.stale
 
 
 def target(
@@ -61,7 +67,7 @@ def target(
 ) -> Target:
     """What a path stands for: a plan.json, the folder of a run, or a job file with a strategy and a cluster laid over
     it. Raises InputError."""
-    if path.is_dir() or path.suffix == ".json":
+    if path.is_dir() or path.suffix.lower() == ".json":
         for name, given in (("--strategy", strategy), ("--cluster", cluster), ("--set", overrides)):
             if given:
                 raise InputError(name, str(given), "a plan is verified as it is", "give the job file instead")
@@ -80,15 +86,29 @@ def target(
 def run(target: Target, announce: Announce) -> Verification:
     """Take the step of one rank of each class."""
     world = target.strategy.world
-    return Verification(
-        target,
-        verify(
-            target.model,
-            target.job,
-            target.strategy,
-            lambda ranks: announce(f"rank {ranks.rank} of {world} takes a step, on tensors without content"),
-        ),
+    found = verify(
+        target.model,
+        target.job,
+        target.strategy,
+        lambda ranks: announce(f"rank {ranks.rank} of {world} takes a step, on tensors without content"),
     )
+    return Verification(target, found, tuple(_stale(target)))
+
+
+def _stale(target: Target) -> Iterator[Difference]:
+    """Where what a plan.json predicts is not what is predicted now: it was edited, or another Phalanx wrote it."""
+    if target.prediction is None:
+        return
+    program = expand(target.model, target.job, target.strategy)
+    figures: dict[str, tuple[Any, Any]] = {
+        "flops": (sum(e.flops for e in program.events), target.prediction.get("flops")),
+        "bytes_per_axis": (program.bytes_per_axis(), target.prediction.get("bytes_per_axis")),
+        "memory_bytes": (program.peak_bytes, target.prediction.get("memory_bytes")),
+    }
+    for name, (now, then) in figures.items():
+        near = name == "memory_bytes" and isinstance(then, int) and abs(now - then) <= slack(program)
+        if now != then and not near:
+            yield Difference(f"{name} of the plan", str(then), str(now), "made by another version, or edited")
 
 
 def _of_plan(path: Path) -> Target:
@@ -97,14 +117,31 @@ def _of_plan(path: Path) -> Target:
     models.require_runnable(plan.model)
     require_runnable(plan.strategy, plan.job)
     check(plan.strategy, plan.model, plan.job, None)
-    record = path.with_name("recorded.json")
-    measured = json.loads(record.read_text())["memory_bytes"] if record.exists() else None
-    return Target(plan.model, plan.job, plan.strategy, measured or None)
+    if plan.strategy.world > plan.cluster.ranks:
+        raise InputError(
+            "plan.strategy", str(plan.strategy), f"has more ranks than its cluster, {plan.cluster.ranks}"
+        )
+    measured, notes = _measured(path.with_name("recorded.json"))
+    return Target(plan.model, plan.job, plan.strategy, measured, notes, plan.prediction)
+
+
+def _measured(record: Path) -> tuple[int | None, tuple[str, ...]]:
+    """(The peak memory that a run has recorded, if it has; notes)."""
+    if not record.exists():
+        return None, ()
+    try:
+        found = json.loads(record.read_text())["memory_bytes"]
+        if isinstance(found, int) and found > 0:
+            return found, ()
+        why = f"memory_bytes is {found!r}"
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        why = f"{type(error).__name__}: {error}"
+    return None, (f"{record} says nothing of what was measured ({why})",)
 
 
 def _chosen(cluster: str) -> ClusterChoice:
     """A preset or a TOML file; how many nodes follows from the strategy."""
-    if cluster.endswith(".toml"):
+    if cluster.lower().endswith(".toml"):
         return ClusterChoice(file=str(Path(cluster).absolute()))
     return ClusterChoice(preset=cluster)
 
@@ -120,9 +157,11 @@ def _of_job(file: JobFile, strategy: Strategy) -> Target:
     if file.cluster.preset == "local":
         if has_buckets(strategy) and strategy.bucket == "auto":
             size = write_bytes(strategy.bucket_bytes)
-            notes.append(f"buckets of {size}: no cluster is named that would decide their size (--cluster)")
+            notes.append(f"buckets of {size}: this machine is not measured for it; name a cluster with --cluster")
         return Target(file.model, file.job, strategy, None, tuple(notes))
-    cluster = _large_enough(file.cluster, strategy)
+    cluster = allowed(_large_enough(file.cluster, strategy), file.train.transport)
+    if cluster.nodes > file.cluster.nodes and file.cluster.nodes > 1:
+        notes.append(f"{cluster.nodes} nodes are taken for {strategy.world} ranks, not {file.cluster.nodes}")
     found = price(file.model, cluster, file.job, strategy)
     if found.reason:
         notes.append(f"on {cluster.name} this strategy is rejected: {found.reason}")
@@ -149,6 +188,7 @@ def as_json(v: Verification) -> dict[str, Any]:
         "micro_batches": strategy.accumulation(job),
         "parameters": v.target.model.parameter_count,
         "classes": [_class_json(found) for found in v.found],
+        "stale": [str(d) for d in v.stale],
         "measured_peak_bytes": v.target.measured,
         "notes": list(v.target.notes),
     }
@@ -162,26 +202,33 @@ def _class_json(found: Verified) -> dict[str, Any]:
         "ranks_are": found.ranks.are,
         "proved": found.proved,
         "failed": found.failed or None,
-        "events": len(program.events),
-        "collectives": [
-            {"op": op, "axis": axis, "count": count, "bytes": size}
-            for (op, axis), (count, size) in collectives(found).items()
-        ],
-        "flops": sum(e.flops for e in program.events if e.phase != "opt"),
+        "predicted": _totals(program.events, program.state.total, program.peak_bytes),
+        "recorded": _totals(recorded.events, recorded.held.state, recorded.held.peak) if recorded else None,
         "micro_batches_run": recorded.ran if recorded else None,
-        "state_bytes": {"predicted": program.state.total, "program": recorded.state if recorded else None},
-        "peak_bytes": {"predicted": program.peak_bytes, "program": recorded.peak if recorded else None},
         "largest_deviation_bytes": found.deviation,
         "differences": [asdict(d) | {"says": str(d)} for d in found.differences],
         "seconds": found.seconds,
     }
 
 
-def collectives(found: Verified) -> dict[tuple[str, str], tuple[int, int]]:
-    """(Number, bytes) of the predicted collectives by (operation, axis)."""
+def _totals(events: Sequence[Event], state: int, peak: int) -> dict[str, Any]:
+    return {
+        "events": len(events),
+        "collectives": [
+            {"op": op, "axis": axis, "count": count, "bytes": size}
+            for (op, axis), (count, size) in collectives(events).items()
+        ],
+        "flops": sum(e.flops for e in events if e.phase != "opt"),
+        "state_bytes": state,
+        "peak_bytes": peak,
+    }
+
+
+def collectives(events: Sequence[Event]) -> dict[tuple[str, str], tuple[int, int]]:
+    """(Number, bytes) of collectives by (operation, axis)."""
     count: Counter[tuple[str, str]] = Counter()
     size: Counter[tuple[str, str]] = Counter()
-    for e in found.program.events:
+    for e in events:
         if e.axis:
             count[e.op, e.axis] += 1
             size[e.op, e.axis] += e.bytes

@@ -41,6 +41,14 @@ def held(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> int:
     return residual + sum(limits) * (s.dp * element + e + _INDEX_BYTES) + counts + largest * e
 
 
+def scratch(c: Compression, cut: Sequence[Bucket], e: int) -> int:
+    """Bytes that coding takes at most beside: a piece of 2^15 elements and its copies; the orthonormal factor of a
+    matrix, and what the decomposition works in."""
+    if c.name != "powersgd":
+        return 8 * PIECE
+    return 8 * PIECE + 3 * e * max((f.n * f.r for b in cut for f in factors(c, b)[0]), default=0)
+
+
 def _quantised(c: Compression, sizes: list[int], s: Strategy, e: int) -> int:
     p = s.dp_shard if s.stage else s.dp
     part = sum(sizes) // p

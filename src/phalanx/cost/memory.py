@@ -37,6 +37,8 @@ class State:
     batch: int
     compression: int = 0
     """What was kept back of gradients, and messages."""
+    scratch: int = 0
+    """Above all of it, what coding a gradient takes for a moment, at no instant that terms know of."""
 
     @property
     def total(self) -> int:
@@ -109,6 +111,7 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
         tables=rotary + mask,
         batch=job.global_batch // s.dp * (job.seq + 1) * 8 * (2 if separate else 1),
         compression=compression.held(c, cut, s, accumulate) if c else 0,
+        scratch=compression.scratch(c, cut, accumulate) if c else 0,
     )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from phalanx.cost import memory
+from phalanx.cost.issued import Issued
 from phalanx.cost.terms import Term, metrics, terms
 from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import Sent, sent, sent_across
@@ -92,6 +92,20 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = Non
         bucket = next(b for b in cut if b.name == name)
         return _bucket(by_template["all_gather", "parameters"], bucket, strategy, m, phase)
 
+    def reduction(bucket: Bucket, m: int) -> list[Event]:
+        if c is not None:
+            return [_sent(x, bucket, strategy, m) for x in sent(c, bucket, strategy, accumulate)]
+        op = "reduce_scatter" if stage else "all_reduce"
+        return [_bucket(by_template[op, "gradients"], bucket, strategy, m)]
+
+    def across(bucket: Bucket) -> list[Event]:
+        if c is not None:
+            return [_sent(x, bucket, strategy, last) for x in sent_across(c, bucket, strategy)]
+        if not stage or strategy.dp_replicate == 1:
+            return []
+        return [_bucket(by_template["all_reduce", "shards"], bucket, strategy, last)]
+
+    issued = Issued(early=stage >= 2)
     for m in range(last + 1):
         gathers = stage == 3 and (m == 0 or strategy.reshard != "step")
         if gathers and cut[-1].unit == "model":
@@ -107,16 +121,9 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = Non
             if alone or (stage <= 1 and m < last):
                 continue
             for bucket in ready[unit]:
-                if c is not None:
-                    events += (_sent(x, bucket, strategy, m) for x in sent(c, bucket, strategy, accumulate))
-                else:
-                    op = "reduce_scatter" if stage else "all_reduce"
-                    events.append(_bucket(by_template[op, "gradients"], bucket, strategy, m))
-    if c is not None:
-        across = [[_sent(x, b, strategy, last) for x in sent_across(c, b, strategy)] for b in cut]
-        events += chain.from_iterable(zip(*across, strict=True))  # the first of every bucket, then the second
-    elif stage and strategy.dp_replicate > 1:
-        events += (_bucket(by_template["all_reduce", "shards"], b, strategy, last) for b in cut)
+                events += issued.issue(reduction(bucket, m), across(bucket) if m == last else [])
+        events += issued.flush()
+    events += issued.finish()
     if not alone:
         event = by_template["all_reduce", "metrics"].event
         events.append(replace(event, group_size=mesh(strategy).world, bytes=metrics(stage) * 8))

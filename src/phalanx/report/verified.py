@@ -9,8 +9,6 @@ from rich.table import Table
 
 from phalanx.report.tables import size
 
-Row = tuple[str, str, str]
-
 
 def _table(*names: str) -> Table:
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -21,15 +19,15 @@ def _table(*names: str) -> Table:
 
 def traffic(found: Mapping[tuple[str, str], tuple[int, int]]) -> Table:
     """(operation, axis) -> (number, bytes) of a step's collectives on one rank."""
-    table = _table("collectives of a step", "number", "bytes")
+    table = _table("collectives of a step, predicted", "number", "bytes")
     for (op, axis), (count, total) in found.items():
         table.add_row(f"{op} over {axis}", f"{count:,}", f"{total:,}")
     return table
 
 
 def memory(rows: Sequence[tuple[str, int, int | None, int | None]], measured: bool) -> Table:
-    """Live bytes: (name, predicted, of the program, measured) with what there is of them."""
-    table = _table("live bytes", "predicted", "program", *(["measured"] if measured else []))
+    """Live bytes: (name, predicted, recorded without content, measured) with what there is of them."""
+    table = _table("live bytes", "predicted", "recorded", *(["measured"] if measured else []))
     for name, *values in rows:
         table.add_row(name, *(_bytes(v) for v in (values if measured else values[:2])))
     return table

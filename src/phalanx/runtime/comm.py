@@ -50,6 +50,16 @@ class _InOrder:
         self._handle.wait()
 
 
+class _NotIssued:
+    """A handle on a collective over the null transport."""
+
+    def __init__(self, unawaited: dict[int, _NotIssued], name: str) -> None:
+        self._unawaited, self.name = unawaited, name
+
+    def wait(self) -> None:
+        self._unawaited.pop(id(self), None)
+
+
 class Comm:
     """The collectives of one rank of a mesh. `choices` say which transport serves what; without them native. `null`:
     the other ranks are nowhere; everything is checked and recorded, and nothing is issued (verification)."""
@@ -65,6 +75,8 @@ class Comm:
         shared = any(c.transport == "shm" for c in self.choices) and world.device.type == "cpu"
         self._shm = shm.attach() if shared else None
         self._p2p = P2P()
+        self.unawaited: dict[int, _NotIssued] = {}
+        """Over the null transport: collectives that nobody has waited for."""
 
     def ranks(self, axis: str) -> tuple[int, ...]:
         """This rank's group along an axis; alone where the name is empty: an axis that dropped out."""
@@ -166,6 +178,8 @@ class Comm:
         me = ranks.index(self.world.rank)
         flight = self.timeline.issue(event)
         call = Call(op, ranks, me, source.detach(), target.detach(), reduction, *parts, label=label, watch=flight)
+        if self.null:
+            return self._await(label, op)
         # Of uneven parts no rank knows another's size: all take what serves the largest.
         chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size)
         return self.timeline.issued(flight, self.start(call, chosen.transport, chosen.algorithm))
@@ -174,6 +188,7 @@ class Comm:
         """Issue a call over a transport, unrecorded: what measuring does. A transport that cannot serve the group,
         because its ranks are on several hosts, gives way to native: on every rank alike."""
         if self.null:
+            self._unrecorded(str(call))
             return DONE
         if not self._on_one_host(call.ranks):
             transport = "native"
@@ -195,7 +210,9 @@ class Comm:
     def broadcast(self, tensor: Tensor, axis: str) -> None:
         """Give every rank of an axis its first rank's tensor. Outside of a step: not recorded."""
         ranks = self.ranks(axis)
-        if len(ranks) > 1 and not self.null:
+        if self.null:
+            self._unrecorded(f"broadcast over {axis}")
+        elif len(ranks) > 1:
             self._settle()
             self.status.arrive(f"broadcast over {axis} ({tensor.nbytes} bytes)", axis, ranks)
             native.start(
@@ -205,6 +222,8 @@ class Comm:
     def gather_objects(self, mine: Any, axis: str) -> list[Any]:
         """What every rank of an axis has to say, in their order. Outside of a step: not recorded."""
         ranks = self.ranks(axis)
+        if self.null:
+            self._unrecorded(f"gather_objects over {axis}")
         if len(ranks) == 1 or self.null:
             return [mine] * len(ranks)
         self._settle()
@@ -215,13 +234,26 @@ class Comm:
 
     def barrier(self) -> None:
         """Wait for every rank of the world. Outside of a step: not recorded."""
-        if self.world.size > 1 and not self.null:
+        if self.null:
+            self._unrecorded("barrier")
+        elif self.world.size > 1:
             self._settle()
             # A tensor of the host: Gloo keeps the host waiting, where NCCL would only queue.
             word = torch.zeros(1)
             ranks = tuple(range(self.world.size))
             self.status.arrive(f"the barrier after {self.status.work}", "world", ranks)
             native.start(Call("all_reduce", ranks, self.world.rank, word, word)).wait()
+
+    def _await(self, label: str, op: str) -> Handle:
+        """A handle over the null transport: until somebody waits, it is not waited for."""
+        handle = _NotIssued(self.unawaited, f"{op} of {label}")
+        self.unawaited[id(handle)] = handle
+        return handle
+
+    def _unrecorded(self, what: str) -> None:
+        """A step communicates through what is recorded, and through nothing else."""
+        if self.recorder.keeping:
+            raise RuntimeError(f"{what} is part of a step, and not recorded")
 
     def _settle(self) -> None:
         if self._shm is not None:

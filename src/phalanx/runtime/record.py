@@ -28,6 +28,8 @@ class Recorder:
     events: list[Event] = field(default_factory=list)
     bytes_per_axis: Counter[str] = field(default_factory=Counter)
     meter: Meter | None = None
+    before: tuple[int, int] = (0, 0)
+    """Live bytes when the first compute began, and the most that there were since the step had."""
     _computes: int = -1  # the event of the compute that began last
     _began: int = 0  # live bytes then
 
@@ -51,6 +53,8 @@ class Recorder:
         if self._computes >= 0:
             event = self.events[self._computes]
             self.events[self._computes] = replace(event, alloc=highest - self._began, free=highest - live)
+        else:
+            self.before = live, highest
         self._began = self.meter.highest = live
 
     @contextmanager

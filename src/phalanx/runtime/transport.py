@@ -81,8 +81,21 @@ class Call:
             for name, parts, tensor in (("sends", self.sent, self.source), ("receives", self.received, self.target)):
                 if len(parts) != len(self.ranks) or sum(parts) != tensor.numel():
                     raise ValueError(f"{self}: {name} {parts}, but there are {tensor.numel()} elements")
+        if self.op in ("all_gather", "reduce_scatter"):
+            whole, part = (self.target, self.source) if self.op == "all_gather" else (self.source, self.target)
+            p, n = len(self.ranks), part.numel()
+            if whole.numel() != p * n:
+                raise ValueError(f"{self}: {whole.numel()} elements are not {p} times {n}")
+            if n and p > 1 and self._share(whole, part) and not same_place(whole[self.me * n :], part):
+                raise ValueError(f"{self}: the part is another rank's")
+        if self.source.dtype != self.target.dtype:
+            raise ValueError(f"{self}: the target is of {self.target.dtype}")
         if self.reduction == "avg" and not self.source.is_floating_point():
             raise ValueError(f"{self}: whole numbers have no average")
+
+    @staticmethod
+    def _share(a: Tensor, b: Tensor) -> bool:
+        return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
     def __str__(self) -> str:
         of = f" of {self.label}" if self.label else ""

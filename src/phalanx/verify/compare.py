@@ -2,14 +2,16 @@
 
 collectives   of every axis: kind to bytes, in their order
 passes        of every unit: forward, backward, optimizer, in their order
+order         of all of them together
 FLOPs         of every unit, forward and backward
-live bytes    when the step begins, when each pass begins, and the most while it lasts
+live bytes    when the step begins, when each pass begins, the most while it lasts, and when the step is over
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from phalanx.cost.program import Instant, StepProgram, flops_per_unit, instants
 from phalanx.schedule.event import Event
@@ -17,8 +19,6 @@ from phalanx.schedule.event import Event
 SLACK_BYTES, SLACK = 2**14, 1e-5
 """Live bytes may differ by so much, and by this share of the peak: scratch memory of single operations is not in the
 terms."""
-CODING_BYTES = 2**18
-"""And by so much more where gradients are compressed: piece by piece, with scratch memory for each."""
 _AROUND = 2  # events shown before and after a difference
 
 
@@ -32,7 +32,7 @@ class Difference:
     recorded: str
     cause: str = ""
     number: int | None = None
-    around: tuple[tuple[int, str, str], ...] = field(default=(), compare=False)
+    around: tuple[tuple[int, str, str], ...] = ()
 
     def __str__(self) -> str:
         where = "" if self.number is None else f", event {self.number}"
@@ -40,14 +40,31 @@ class Difference:
         return f"{self.what}{where}: predicted {self.predicted}, recorded {self.recorded}{cause}"
 
 
-def differences(predicted: Sequence[Event], recorded: Sequence[Event]) -> Iterator[Difference]:
-    """Where recorded events differ from the predicted ones: collectives by axis, passes, FLOPs by unit."""
+Same = Callable[[Event, Event], bool]
+
+
+def exactly(a: Event, b: Event) -> bool:
+    """Whether an event is the predicted one to the byte, also where gradients decide how much is sent at most."""
+    return a.identity == b.identity
+
+
+def differences(
+    predicted: Sequence[Event], recorded: Sequence[Event], same: Same = Event.matches
+) -> Iterator[Difference]:
+    """Where recorded events differ from the predicted ones: collectives by axis, passes, the order of all, FLOPs by
+    unit."""
+    alike = True
     for axis in dict.fromkeys(e.axis for e in (*predicted, *recorded) if e.axis):
         ours = [e for e in predicted if e.axis == axis]
         theirs = [e for e in recorded if e.axis == axis]
-        yield from _first(f"collectives over {axis}", ours, theirs, Event.matches)
-    passes = [[e for e in events if e.kind == "compute"] for events in (predicted, recorded)]
-    yield from _first("passes", *passes, lambda a, b: a.identity == b.identity)
+        for difference in _first(f"collectives over {axis}", ours, theirs, same):
+            alike = False
+            yield difference
+    for difference in _first(PASSES, *map(_passes, (predicted, recorded)), exactly):
+        alike = False
+        yield difference
+    if alike:
+        yield from _first("order", predicted, recorded, same)
     expected, found = flops_per_unit(predicted), flops_per_unit(recorded)
     for key in dict.fromkeys((*expected, *found)):
         a, b = expected.get(key), found.get(key)
@@ -55,53 +72,78 @@ def differences(predicted: Sequence[Event], recorded: Sequence[Event]) -> Iterat
             yield Difference(f"FLOPs of {' '.join(key)}", _count(a), _count(b))
 
 
+PASSES = "passes"
+
+
+def _passes(events: Sequence[Event]) -> list[Event]:
+    return [e for e in events if e.kind == "compute"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Live bytes of a recorded step: when it begins; when its first pass does, and the most before; when it is over;
+    and the most of all."""
+
+    state: int
+    first: int
+    before: int
+    end: int
+    peak: int
+
+
 def slack(program: StepProgram) -> int:
     """Bytes by which recorded live bytes may differ from those of a program."""
-    return SLACK_BYTES + (CODING_BYTES if program.state.compression else 0) + int(SLACK * program.peak_bytes)
+    return SLACK_BYTES + program.state.scratch + int(SLACK * program.peak_bytes)
 
 
-def memory_differences(program: StepProgram, recorded: Sequence[Event], state: int) -> Iterator[Difference]:
+def memory_differences(program: StepProgram, recorded: Sequence[Event], held: Held) -> Iterator[Difference]:
     """Where live bytes differ by more than the slack; of a step whose passes are the predicted ones."""
-    most = slack(program)
-    if abs(state - program.state.total) > most:
-        yield Difference("live bytes when the step begins", f"{program.state.total:,}", f"{state:,}")
-        return
-    ours, theirs = instants(program.events, program.state.total), instants(recorded, state)
+    most, state = slack(program), program.state.total
+    for what, predicted, found in (
+        ("live bytes when the step begins", state, held.state),
+        ("live bytes when the first pass begins", state, held.first),
+        ("the most live bytes before the first pass", state, held.before),
+    ):
+        if abs(found - predicted) > most:
+            yield Difference(what, f"{predicted:,}", f"{found:,}")
+            return
+    ours, theirs = instants(program.events, state), instants(recorded, held.first)
     for name, value in _LIVE.items():
         pairs = enumerate(zip(ours, theirs, strict=True))
         wrong = next((i for i, (a, b) in pairs if abs(value(a) - value(b)) > most), None)
         if wrong is not None:
-            shown = [[_held(i) for i in side] for side in (ours, theirs)]
             a, b = (f"{value(side[wrong]):,}" for side in (ours, theirs))
-            yield Difference(
-                f"live bytes {name} {_short(ours[wrong].event)}", a, b, "", wrong, _around(wrong, *shown)
-            )
+            what = f"live bytes {name} {_short(ours[wrong].event)}"
+            yield Difference(what, a, b, "", wrong, _around(wrong, ours, theirs, _held))
             return
+    for what, predicted, found in (
+        ("live bytes when the step is over", state, held.end),
+        ("the most live bytes", program.peak_bytes, held.peak),
+    ):
+        if abs(found - predicted) > most:
+            yield Difference(what, f"{predicted:,}", f"{found:,}")
 
 
 _LIVE: dict[str, Callable[[Instant], int]] = {"before": lambda i: i.live, "in": lambda i: i.highest}
 
 
-def largest_deviation(program: StepProgram, recorded: Sequence[Event], state: int) -> int:
+def largest_deviation(program: StepProgram, recorded: Sequence[Event], held: Held) -> int:
     """Bytes by which predicted and recorded live bytes differ at most, over the passes of a step."""
-    pairs = zip(instants(program.events, program.state.total), instants(recorded, state), strict=True)
+    pairs = zip(instants(program.events, program.state.total), instants(recorded, held.first), strict=True)
     return max(max(abs(a.live - b.live), abs(a.highest - b.highest)) for a, b in pairs)
 
 
-def _first(
-    what: str, ours: Sequence[Event], theirs: Sequence[Event], same: Callable[[Event, Event], bool]
-) -> Iterator[Difference]:
+def _first(what: str, ours: Sequence[Event], theirs: Sequence[Event], same: Same) -> Iterator[Difference]:
     for i in range(max(len(ours), len(theirs))):
         a = ours[i] if i < len(ours) else None
         b = theirs[i] if i < len(theirs) else None
         if a is None or b is None or not same(a, b):
-            shown = [[str(e) for e in side] for side in (ours, theirs)]
             cause = _cause(ours[i:], theirs[i:], same)
-            yield Difference(what, _named(a), _named(b), cause, i, _around(i, *shown))
+            yield Difference(what, _named(a), _named(b), cause, i, _around(i, ours, theirs, str))
             return
 
 
-def _cause(ours: Sequence[Event], theirs: Sequence[Event], same: Callable[[Event, Event], bool]) -> str:
+def _cause(ours: Sequence[Event], theirs: Sequence[Event], same: Same) -> str:
     """What explains that two lists differ from here on: one more, or one less; "" where neither does."""
 
     def all_same(a: Sequence[Event], b: Sequence[Event]) -> bool:
@@ -116,9 +158,11 @@ def _cause(ours: Sequence[Event], theirs: Sequence[Event], same: Callable[[Event
     return f"{len(ours)} are predicted from here on, {len(theirs)} recorded"
 
 
-def _around(at: int, ours: Sequence[str], theirs: Sequence[str]) -> tuple[tuple[int, str, str], ...]:
-    def of(side: Sequence[str], i: int) -> str:
-        return side[i] if i < len(side) else "nothing"
+def _around(
+    at: int, ours: Sequence[Any], theirs: Sequence[Any], say: Callable[[Any], str]
+) -> tuple[tuple[int, str, str], ...]:
+    def of(side: Sequence[Any], i: int) -> str:
+        return say(side[i]) if i < len(side) else "nothing"
 
     last = min(at + _AROUND + 1, max(len(ours), len(theirs)))
     return tuple((i, of(ours, i), of(theirs, i)) for i in range(max(0, at - _AROUND), last))

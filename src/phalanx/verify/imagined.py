@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.testing._internal.distributed import fake_pg  # its import makes the backend "fake" known
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import phalanx
 from phalanx.runtime import seam
@@ -42,6 +43,7 @@ from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 from phalanx.train.step import Training
 from phalanx.verify import quick
+from phalanx.verify.compare import Held
 
 T = TypeVar("T")
 
@@ -49,7 +51,8 @@ _PAST_COMM = ("c10d", "_c10d_functional", "_dtensor")
 _CUTS = (3, 4)
 """How many micro-batches are run at most: the first, the next, the last; another one where the first two differ, for
 what only a step's first one does."""
-_COUNTERS = 64  # bytes
+_COUNTERS = 64
+"""Bytes by which an event of one micro-batch may differ from the next one's: sums that are made with the first."""
 
 
 class Unverifiable(Exception):
@@ -58,14 +61,14 @@ class Unverifiable(Exception):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a rank's step did. `state`: live bytes when it begins. `ran`: how many micro-batches really ran; where
-    they are fewer than there are, those of the one before the last stand for all between."""
+    """What a rank's step did. `ran`: how many micro-batches really ran; where they are fewer than there are, those of
+    the one before the last stand for all between. `unawaited`: collectives that nobody has waited for."""
 
     rank: int
     events: tuple[Event, ...]
-    state: int
-    peak: int
+    held: Held
     ran: int
+    unawaited: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,21 @@ class _Shapes:
 
     def slice(self, fqn: str, start: int, stop: int) -> Tensor:
         return torch.empty(stop - start)
+
+
+class _Guard(TorchDispatchMode):
+    """Refuses what goes past comm while a rank is made."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        _refuse_past_comm(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _refuse_past_comm(func: Any) -> None:
+    if func.namespace in _PAST_COMM:
+        raise Unverifiable(f"{func} bypasses comm, at {_place(traceback.extract_stack())}")
 
 
 class _Watch(Tracker):
@@ -106,8 +124,7 @@ class _Watch(Tracker):
     ) -> Any:
         if func is torch.ops.prim.device.default:  # what a fake tensor is asked at every turn
             return args[0].fake_device
-        if func.namespace in _PAST_COMM:
-            raise Unverifiable(f"{func} bypasses comm, at {_place(traceback.extract_stack())}")
+        _refuse_past_comm(func)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -128,11 +145,16 @@ def imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int) -> Recorde
 def _imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, ran: int) -> Recorded:
     with _without_content():
         comm = Comm(Imagined(rank, strategy.world, 0, 1), mesh(strategy), null=True)
-        training = Training(spec, job, strategy, comm, seed=0, weights=_Shapes())
+        with _Guard():
+            training = Training(spec, job, strategy, comm, seed=0, weights=_Shapes())
         whole = _micro_batches(job, strategy)  # all of them are held, as in a real step
         with instrument(training.model.units(), comm.recorder, lambda: training.current, _Watch) as follows:
             training.step([*whole[: ran - 1], whole[-1]], lr=1e-3)
-        return Recorded(rank, tuple(comm.recorder.events), follows.start, follows.peak, ran)
+            training.engine.wait_parameters(list(training.engine.parameters))  # as the next step would
+            end = follows.live
+        unawaited = tuple(dict.fromkeys(handle.name for handle in comm.unawaited.values()))
+        held = Held(follows.start, *comm.recorder.before, end, follows.peak)
+        return Recorded(rank, tuple(comm.recorder.events), held, ran, unawaited)
 
 
 @contextmanager
@@ -156,8 +178,7 @@ def _without_content() -> Iterator[None]:
             stack.enter_context(FakeTensorMode())
             yield
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            where = _place(traceback.extract_tb(error.__traceback__))
-            raise Unverifiable(f"{error.func} looks at what a tensor holds, at {where}") from error
+            raise Unverifiable(f"{error.func} looks at what a tensor holds, at {place_of(error)}") from error
 
 
 def _first_and_last(alike: Sequence[T]) -> Sequence[T]:
@@ -168,10 +189,15 @@ def _place(frames: traceback.StackSummary) -> str:
     """Where in Phalanx, or in whatever called it, something happens: file:line of the innermost frame that is neither
     torch's nor of those that look on."""
     root = Path(phalanx.__file__).parent.parent
-    others = str(Path(torch.__file__).parent), __file__, str(root / "phalanx/runtime/instrument.py")
-    frame = next(f for f in reversed(frames) if not f.filename.startswith(others))
+    others = str(Path(torch.__file__).parent), str(Path(__file__).parent), str(root / "phalanx/runtime/instrument.py")
+    frame = next((f for f in reversed(frames) if not f.filename.startswith(others)), frames[-1])
     path = Path(frame.filename)
     return f"{path.relative_to(root) if path.is_relative_to(root) else path}:{frame.lineno} ({frame.name})"
+
+
+def place_of(error: BaseException) -> str:
+    """Where an error comes from, as `_place` says it."""
+    return _place(traceback.extract_tb(error.__traceback__))
 
 
 def _micro_batches(job: Job, strategy: Strategy) -> list[Tensor]:

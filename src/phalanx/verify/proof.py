@@ -10,8 +10,15 @@ from phalanx.cost.program import StepProgram, expand
 from phalanx.spec.job import Job
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
-from phalanx.verify.compare import Difference, differences, largest_deviation, memory_differences
-from phalanx.verify.imagined import Recorded, Unverifiable, imagine
+from phalanx.verify.compare import (
+    PASSES,
+    Difference,
+    differences,
+    exactly,
+    largest_deviation,
+    memory_differences,
+)
+from phalanx.verify.imagined import Recorded, Unverifiable, imagine, place_of
 from phalanx.verify.ranks import RankClass, classes
 
 
@@ -51,9 +58,17 @@ def _verified(spec: ModelSpec, job: Job, strategy: Strategy, ranks: RankClass) -
         recorded = imagine(spec, job, strategy, ranks.rank)
     except Unverifiable as error:
         return Verified(ranks, program, None, (), None, time.perf_counter() - start, str(error))
-    found = list(differences(program.events, recorded.events))
+    except Exception as error:  # whatever it is, a real run would end with it too
+        why = f"{type(error).__name__}: {str(error).strip() or 'no words'}, at {place_of(error)}"
+        return Verified(ranks, program, None, (), None, time.perf_counter() - start, why)
+    # Without content nothing decides how much is sent: it is the most.
+    found = list(differences(program.events, recorded.events, exactly))
+    if not found and recorded.unawaited:
+        first, *more = recorded.unawaited
+        others = f", nor for {len(more)} more" if more else ""
+        found.append(Difference("waits", "for every collective", f"none for {first}{others}"))
     deviation = None
-    if not any(d.what == "passes" for d in found):
-        found += memory_differences(program, recorded.events, recorded.state)
-        deviation = largest_deviation(program, recorded.events, recorded.state)
+    if not any(d.what == PASSES for d in found):
+        found += memory_differences(program, recorded.events, recorded.held)
+        deviation = largest_deviation(program, recorded.events, recorded.held)
     return Verified(ranks, program, recorded, tuple(found), deviation, time.perf_counter() - start)

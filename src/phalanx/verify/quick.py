@@ -43,7 +43,14 @@ _CHANGES = {
 """Give their first argument back."""
 _FILLS = {_aten.addcmul_.default, _aten.mul.out}
 """Give back what they write to, into whose shape the others must fit."""
+_ONE_TYPE = {_aten.mm.default, _aten.mv.default}
+"""Take one type only, which the meta device does not ask."""
 _CPU = torch.device("cpu")
+
+
+def _fits(given: Sequence[Tensor], out: Tensor) -> bool:
+    """Whether what these make together may be written to `out`."""
+    return all(torch.can_cast(a.dtype, out.dtype) for a in given)
 
 
 def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
@@ -57,7 +64,11 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None
     if fills:
         out = kwargs.get("out", args[0])
         shape = torch.broadcast_shapes(*(a.shape for a in fakes))
-        return out if shape == out.shape else None
+        return out if shape == out.shape and _fits(fakes, out) else None
+    if func in _ONE_TYPE and len({a.dtype for a in fakes}) > 1:
+        return None
+    if not makes and func is not _aten.copy_.default and not _fits(fakes, fakes[0]):
+        return None
     with in_kernel_invocation_manager(fakes[0].fake_mode):
         out = func(*args, **kwargs)
     return FakeTensor(fakes[0].fake_mode, out, _CPU) if makes else fakes[0]
