@@ -86,16 +86,12 @@ class Call:
             p, n = len(self.ranks), part.numel()
             if whole.numel() != p * n:
                 raise ValueError(f"{self}: {whole.numel()} elements are not {p} times {n}")
-            if n and p > 1 and self._share(whole, part) and not same_place(whole[self.me * n :], part):
+            if n and p > 1 and _overlap(whole, part) and not same_place(whole[self.me * n :], part):
                 raise ValueError(f"{self}: the part is another rank's")
         if self.source.dtype != self.target.dtype:
             raise ValueError(f"{self}: the target is of {self.target.dtype}")
         if self.reduction == "avg" and not self.source.is_floating_point():
             raise ValueError(f"{self}: whole numbers have no average")
-
-    @staticmethod
-    def _share(a: Tensor, b: Tensor) -> bool:
-        return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
     def __str__(self) -> str:
         of = f" of {self.label}" if self.label else ""
@@ -112,6 +108,14 @@ def same_place(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors begin at the same element of the same memory. Holds for tensors without memory too, whose
     addresses are all alike."""
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.storage_offset() == b.storage_offset()
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two flat tensors of one type have elements in common."""
+    if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
+        return False
+    low, high = sorted((a, b), key=lambda t: t.storage_offset())
+    return low.storage_offset() + low.numel() > high.storage_offset()
 
 
 def combine(reduction: Reduction, out: Tensor, a: Tensor, b: Tensor) -> None:
