@@ -1,0 +1,109 @@
+"""Embedding and cross-entropy over a vocabulary that the tp ranks share: each has some rows of it, and some logits of
+every token. Whole logits are nowhere.
+
+Like nn/functions.py: what is kept is said, and cost/memory.py counts just that.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from phalanx.nn.functions import accumulate_dtype, rows_at_once
+from phalanx.runtime import seam
+from phalanx.runtime.tensor_parallel import TensorParallel
+
+
+def _mine(tokens: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:
+    """(The row that each token has on this rank, or 0; whether it has none), (tokens,) both."""
+    index = tokens.reshape(-1) - tp.split.first_token
+    elsewhere = (index < 0).logical_or_(index >= tp.split.tokens)
+    return index.masked_fill_(elsewhere, 0), elsewhere
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, tokens: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.tp, ctx.weight = tp, weight
+        index, elsewhere = _mine(tokens, tp)
+        out = weight[index].masked_fill_(elsewhere.unsqueeze(-1), 0)
+        tp.all_reduce(out, "embed", "F").wait()
+        return out.view(*tokens.shape, -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor | None]:
+        (tokens,) = ctx.saved_tensors
+        index, elsewhere = _mine(tokens, ctx.tp)
+        rows = g.reshape(-1, g.shape[-1]).masked_fill(elsewhere.unsqueeze(-1), 0)
+        beside: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "rows_beside", None)
+        if beside is None:
+            return None, None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)
+        beside.append((index, rows))
+        return None, None, None  # the weight's hook is called all the same
+
+
+def embedding(tp: TensorParallel, tokens: Tensor, weight: Tensor) -> Tensor:
+    """The rows of the vocabulary that the tokens name: those that this rank has, and the others' by one all-reduce.
+    Keeps the tokens; the gradient is left as functions.embedding's is."""
+    return _Embedding.apply(tp, tokens, weight)  # type: ignore[no-any-return]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor:
+        wide, gradient = accumulate_dtype(logits.dtype), ctx.needs_input_grad[1]
+        if tp.split.tokens < logits.shape[1]:
+            logits[:, tp.split.tokens :] = -math.inf  # of no token
+        top = logits.amax(-1).to(wide)
+        tp.all_reduce(top, "head", "F", "max").wait()
+        index, elsewhere = _mine(targets, tp)
+        sums = torch.empty(2, len(logits), dtype=wide, device=logits.device)  # of exponentials; the target's logit
+        step = rows_at_once(logits)
+        for low in seam.rounds(range(0, len(logits), step)):
+            here = slice(low, low + step)
+            z = _shifted(logits[here], top[here])
+            torch.sum(z.gather(-1, index[here].unsqueeze(-1)), -1, out=sums[1, here])
+            torch.sum(z.exp_(), -1, out=sums[0, here])
+        sums[1].masked_fill_(elsewhere, 0)
+        tp.all_reduce(sums, "head", "F").wait()
+        total, chosen = sums
+        if gradient:
+            ones = elsewhere.logical_not().to(logits.dtype).neg_()
+            for low in seam.rounds(range(0, len(logits), step)):
+                here = slice(low, low + step)
+                part = logits[here]
+                z = part if part.dtype == wide else _shifted(part, top[here]).exp_()
+                z.div_(total[here].unsqueeze(-1))
+                if z is not part:
+                    part.copy_(z)
+                part.scatter_add_(-1, index[here].unsqueeze(-1), ones[here].unsqueeze(-1))
+            ctx.save_for_backward(logits)
+        return (total.log_() - chosen).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, None]:
+        (d_logits,) = ctx.saved_tensors
+        return None, d_logits.mul_(g), None
+
+
+def _shifted(logits: Tensor, top: Tensor) -> Tensor:
+    """logits - top of some rows: in their place, or in memory of its own where sums are wider."""
+    return (
+        logits.sub_(top.unsqueeze(-1)) if logits.dtype == top.dtype else logits.to(top.dtype).sub_(top.unsqueeze(-1))
+    )
+
+
+def cross_entropy(tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor:
+    """-Σ log softmax(logits)[target] over all tokens, the same on every rank, as functions.cross_entropy; by an
+    all-reduce of each token's largest logit and one of its sum of exponentials and its target's logit.
+
+    logits: (tokens, rows of this rank), OVERWRITTEN by the gradient. targets: (tokens,) int64, of the whole vocabulary.
+    """
+    return _CrossEntropy.apply(tp, logits, targets)  # type: ignore[no-any-return]
