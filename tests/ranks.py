@@ -119,7 +119,7 @@ def continue_run(
 
 
 def _same_batches(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(world.rank)
+    generator = torch.Generator().manual_seed(mesh(strategy).replica(world.rank))
     shape = (strategy.micro_batch, job.seq + 1)
     tokens = [torch.randint(spec.vocab, shape, generator=generator) for _ in range(strategy.accumulation(job))]
     if job.documents == "packed":

@@ -65,24 +65,17 @@ class _CrossEntropy(torch.autograd.Function):
         index, elsewhere = _mine(targets, tp)
         sums = torch.empty(2, len(logits), dtype=wide, device=logits.device)  # of exponentials; the target's logit
         step = rows_at_once(logits)
-        for low in seam.rounds(range(0, len(logits), step)):
-            here = slice(low, low + step)
-            z = _shifted(logits[here], top[here])
-            torch.sum(z.gather(-1, index[here].unsqueeze(-1)), -1, out=sums[1, here])
-            torch.sum(z.exp_(), -1, out=sums[0, here])
+        slices = [slice(low, low + step) for low in range(0, len(logits), step)]
+        for here in seam.rounds(slices):
+            _sums(logits[here], top[here], index[here].unsqueeze(-1), sums[:, here])
         sums[1].masked_fill_(elsewhere, 0)
         tp.all_reduce(sums, "head", "F").wait()
         total, chosen = sums
         if gradient:
-            ones = elsewhere.logical_not().to(logits.dtype).neg_()
-            for low in seam.rounds(range(0, len(logits), step)):
-                here = slice(low, low + step)
-                part = logits[here]
-                z = part if part.dtype == wide else _shifted(part, top[here]).exp_()
-                z.div_(total[here].unsqueeze(-1))
-                if z is not part:
-                    part.copy_(z)
-                part.scatter_add_(-1, index[here].unsqueeze(-1), ones[here].unsqueeze(-1))
+            ones = elsewhere.logical_not_().to(logits.dtype).neg_()
+            for here in seam.rounds(slices):
+                _softmax(logits[here], top[here], total[here])
+                logits[here].scatter_add_(-1, index[here].unsqueeze(-1), ones[here].unsqueeze(-1))
             ctx.save_for_backward(logits)
         return (total.log_() - chosen).sum()
 
@@ -95,15 +88,28 @@ class _CrossEntropy(torch.autograd.Function):
 
 def _shifted(logits: Tensor, top: Tensor) -> Tensor:
     """logits - top of some rows: in their place, or in memory of its own where sums are wider."""
-    return (
-        logits.sub_(top.unsqueeze(-1)) if logits.dtype == top.dtype else logits.to(top.dtype).sub_(top.unsqueeze(-1))
-    )
+    return (logits if logits.dtype == top.dtype else logits.to(top.dtype)).sub_(top.unsqueeze(-1))
+
+
+def _sums(logits: Tensor, top: Tensor, index: Tensor, sums: Tensor) -> None:
+    """Of some rows, the sum of exponentials and one logit, above their `top`. Leaves exponentials, if it can."""
+    z = _shifted(logits, top)
+    torch.sum(z.gather(-1, index), -1, out=sums[1])
+    torch.sum(z.exp_(), -1, out=sums[0])
+
+
+def _softmax(logits: Tensor, top: Tensor, total: Tensor) -> None:
+    """In place, of what `_sums` has left."""
+    if logits.dtype == total.dtype:
+        logits.div_(total.unsqueeze(-1))
+    else:
+        logits.copy_(_shifted(logits, top).exp_().div_(total.unsqueeze(-1)))
 
 
 def cross_entropy(tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor:
     """-Σ log softmax(logits)[target] over all tokens, the same on every rank, as functions.cross_entropy; by an
     all-reduce of each token's largest logit and one of its sum of exponentials and its target's logit.
 
-    logits: (tokens, rows of this rank), OVERWRITTEN by the gradient. targets: (tokens,) int64, of the whole vocabulary.
+    logits: (tokens, rows of this rank), OVERWRITTEN by the gradient. targets: (tokens,) int64, of all the vocabulary.
     """
     return _CrossEntropy.apply(tp, logits, targets)  # type: ignore[no-any-return]

@@ -24,8 +24,7 @@ class Copies:
 
     def __init__(self, engine: DataParallel, split: Split) -> None:
         self._comm, self._replicas = engine.comm, engine.comm.size("dp_replicate")
-        self._runs: list[Tensor] = []  # neighbouring gradients that as many ranks hold
-        copies: list[int] = []
+        self._runs: dict[int, list[Tensor]] = {}  # neighbouring gradients, by how many ranks hold them
         sums: list[tuple[Tensor, int, int]] = []  # gradient, different ones among the ranks, which is this one
         boxes = partial(split.spec, split.tp)
         for b in engine.buckets:
@@ -36,12 +35,10 @@ class Copies:
                 held = split.held(fqn)
                 if held.copies != before:
                     begins, before = piece.at, held.copies
-                    self._runs.append(here)
-                    copies.append(held.copies)
-                self._runs[-1] = b.shard[begins : piece.at + here.numel()]
+                    self._runs.setdefault(before, []).append(here)
+                self._runs[before][-1] = b.shard[begins : piece.at + here.numel()]
                 if fqn in boxes:
                     sums.append((here, boxes[fqn], split.index // held.copies))
-        self._weights = torch.tensor(copies, dtype=torch.float64, device=engine.comm.world.device).reciprocal_()
         self._sums: list[tuple[Tensor, Tensor]] = []  # gradient, its place in the buffer
         shard = engine.buckets[0].shard
         assert shard is not None
@@ -68,7 +65,7 @@ class Copies:
 
     def norm_square(self) -> Tensor:
         """This rank's share of the square of the gradients' 2-norm over the world, fp64."""
-        if not self._runs:  # a shard of padding
-            return self._weights.sum()
-        norms = torch.stack(torch._foreach_norm(self._runs)).double()
-        return norms.square_().mul_(self._weights).sum() / self._replicas
+        square = torch.zeros((), dtype=torch.float64, device=self._comm.world.device)
+        for copies, runs in self._runs.items():
+            square += torch.stack(torch._foreach_norm(runs)).double().square_().sum() / copies
+        return square / self._replicas

@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """(Offsets, sizes) along each dimension."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Elements from `start` on of the flattened logical tensor `name` of a global `shape`, or of a flattened box of it
-    where `within` says so. `data`: (elements,), a view of live memory."""
+    """Elements from `start` on of the flattened logical tensor `name` of a global `shape`, or of the flattened box
+    `within` it. `data`: (elements,), a view of live memory."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Tensor parallelism: a layer's matrices over the tp ranks of a replica, explicit collectives in autograd's two passes.
+"""Tensor parallelism: a layer's matrices over the tp ranks of a replica, with explicit collectives in both passes.
 
     columns   outputs are split: nothing forward; backward the gradient of the input is a sum over the ranks, which
               travels while the gradients of the weights are computed
@@ -24,7 +24,7 @@ from phalanx.spec.split import Split
 
 
 class TensorParallel:
-    """A rank's place among the tp ranks of its replica, which its layers are given. `micro_batch`: whose passes run."""
+    """A rank's place among the tp ranks of its replica, given to its layers. `micro_batch`: whose passes run."""
 
     def __init__(self, comm: Comm, split: Split) -> None:
         self.comm, self.split = comm, split
@@ -40,8 +40,8 @@ class TensorParallel:
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tp: TensorParallel, unit: str, x: Tensor, biased: bool, *given: Tensor) -> Any:
-        weights = given[: len(given) // 2] if biased else given
-        biases = given[len(weights) :] if biased else (None,) * len(weights)
+        weights = given[::2] if biased else given
+        biases = given[1::2] if biased else (None,) * len(weights)
         ctx.tp, ctx.unit, ctx.biased = tp, unit, biased
         ctx.save_for_backward(x, *weights)
         return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
@@ -56,17 +56,20 @@ class _Columns(torch.autograd.Function):
         for part, weight in zip(g[1:], weights[1:], strict=True):
             torch.addmm(d_x, part, weight, out=d_x)
         underway = ctx.tp.all_reduce(d_x, ctx.unit, "B")
-        d_weights = [part.t().mm(rows) for part in g]
-        d_biases = [part.sum(0) for part in g] if ctx.biased else []
+        d_given = [
+            d for part in g for d in ((part.t().mm(rows), part.sum(0)) if ctx.biased else (part.t().mm(rows),))
+        ]
         underway.wait()
-        return (None, None, d_x.view(x.shape), None, *d_weights, *d_biases)
+        return (None, None, d_x.view(x.shape), None, *d_given)
 
 
 def columns(tp: TensorParallel, unit: str, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
     """x Wᵀ + b of layers that hold rows of W and of b, and read one input x, (..., in), which all ranks have."""
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    biased = biases[0] is not None
-    return _Columns.apply(tp, unit, x, biased, *weights, *(biases if biased else ()))  # type: ignore[no-any-return]
+    biased = layers[0].bias is not None
+    # Through views, whose nodes in the graph are in order: so their gradients, which come together, reach the engine
+    # in the order in which it fills its buckets.
+    given = [p.view_as(p) for layer in layers for p in ((layer.weight, layer.bias) if biased else (layer.weight,))]
+    return _Columns.apply(tp, unit, x, biased, *given)  # type: ignore[no-any-return]
 
 
 class _Sum(torch.autograd.Function):

@@ -22,7 +22,7 @@ from phalanx.spec.strategy import Strategy
 
 
 def sent(spec: ModelSpec, job: Job, unit: str, phase: Phase, tokens: Any) -> tuple[tuple[DType, Any], ...]:
-    """(Type, bytes) of the all-reduces of a pass of a unit class over `tokens` tokens, a number or a column of some."""
+    """(Type, bytes) of the all-reduces of a pass of a unit class over `tokens` tokens, a number or a column."""
     compute = job.precision.compute
     stream = (compute, tokens * spec.hidden * DTYPE_BYTES[compute])
     if unit == "embed":

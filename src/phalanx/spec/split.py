@@ -22,8 +22,8 @@ from phalanx.spec.model import ModelSpec, Parameter, parameters
 @dataclass(frozen=True)
 class Held:
     """The box of a logical parameter that a rank holds, in a tensor of `shape`: rows beyond the box are zeros that
-    nothing uses. So many `copies` of it are held, by neighbouring ranks. `partial`: each of them computes its own part
-    of the gradient, for the gradient is their sum; else all compute the same one."""
+    nothing uses. So many `copies` of it are held, by neighbouring ranks. `partial`: each of them computes its own
+    part of the gradient, which is their sum; else all compute the same one."""
 
     parameter: Parameter
     shape: tuple[int, ...]
