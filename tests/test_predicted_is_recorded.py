@@ -27,7 +27,7 @@ def test_one_process(case) -> None:  # type: ignore[no-untyped-def]
     assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.01), case
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 3, 4])
 def test_several_ranks(pool: Pool, world: int) -> None:
     @settings(max_examples=6)
     @given(cases(world, small=False, compressed=True), TRANSPORTS)

@@ -28,7 +28,7 @@ from torch import Tensor
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create, initial, of_rank
 from phalanx.nn.weights import Weights
-from phalanx.runtime import checkpoint, logical, seam
+from phalanx.runtime import checkpoint, logical, seam, sync
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.copies import Copies
 from phalanx.runtime.data_parallel import DataParallel
@@ -238,6 +238,10 @@ class Training:
         self.comm.all_reduce(total, "world", unit="evaluation", phase="opt").wait()
         loss, tokens = total.tolist()
         return loss, int(tokens)
+
+    def compare_replicas(self) -> None:
+        """Raises ReplicasDiffer where ranks that must hold the same bits do not; all ranks together."""
+        sync.compare(self.engine, self.masters, self.split)
 
     def owned(self) -> Iterator[Part]:
         """What this rank writes of a checkpoint; all ranks together (runtime/logical.py)."""

@@ -197,7 +197,7 @@ class Trainer:
     def _compare_replicas(self, step: int) -> None:
         self.comm.status.now("comparison of the replicas")
         try:
-            sync.compare(self.training.engine, self.training.masters)
+            self.training.compare_replicas()
         except sync.ReplicasDiffer as error:
             raise sync.ReplicasDiffer(f"after step {step} {error}") from None
 
