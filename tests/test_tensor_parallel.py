@@ -12,7 +12,7 @@ import pytest
 import ranks
 import torch
 from drawn import models, splits
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pool import Pool
 
@@ -48,6 +48,7 @@ def model(**sizes: Any) -> ModelSpec:
     return build(ModelSpec, complete(SIZES | sizes), "model")
 
 
+@settings(max_examples=15)
 @given(models(small=True), st.sampled_from([2, 3, 4, 6, 8]))
 def test_ranks_hold_every_element_as_often_as_they_say(spec: ModelSpec, tp: int) -> None:
     assume(splits(spec, tp))

@@ -135,7 +135,7 @@ def _synchronize(device: torch.device) -> None:
 def _as_the_engine(place: torch.Tensor, p: torch.Tensor) -> None:
     """What becomes of a gradient in a training step."""
     assert p.grad is not None
-    put(place, p.grad, add=False)
+    put(place, p.grad, [], add=False)
     p.grad = None
 
 
