@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.cost.program import expand
+from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.stored import open_weights
 from phalanx.runtime import checkpoint, logical, status, sync, trace
 from phalanx.runtime import world as worlds
@@ -618,6 +619,14 @@ def first_loss(
     loss = training.step(list(mine), lr=0.0).loss
     comm.barrier()
     return loss
+
+
+def write_on(world: World, run: Path, prompt: str, how: Sampling) -> str:
+    """A prompt continued by tensor-parallel ranks."""
+    comm = Comm(world, mesh(Strategy(tp=world.size)))
+    text = generate(run, prompt, how, comm)
+    comm.barrier()
+    return text
 
 
 def fails_waiting(world: World, late: int) -> str:

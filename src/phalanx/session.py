@@ -33,10 +33,12 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Precision
 from phalanx.spec.jobfile import JobFile
 from phalanx.spec.plan import Plan
+from phalanx.spec.split import require_split
 from phalanx.spec.strategy import Strategy, check, require_runnable
 from phalanx.verify.compare import differences
 
 if TYPE_CHECKING:
+    from phalanx.infer.generate import Sampling
     from phalanx.runtime.world import World
     from phalanx.train.data import TokenSet
 
@@ -369,6 +371,26 @@ def require_this_machine(file: JobFile) -> None:
             "is not this machine",
             "start under torchrun or srun there, or use preset = 'local'",
         )
+
+
+def generate(run: Path, prompt: str, how: Sampling, tp: int) -> str:
+    """Continue a text with a run's newest checkpoint, on this process or on `tp` ranks that split every layer. Raises
+    InputError, CheckpointError, RankFailure."""
+    from phalanx.infer.generate import generate as continue_text
+    from phalanx.infer.worker import TIMEOUT_S
+    from phalanx.runtime.launch import launch
+
+    if tp < 1:
+        raise InputError("--tp", tp, "must be at least 1")
+    if tp == 1:
+        return continue_text(run, prompt, how)
+    require_split(plan.model_of(run), tp)
+    require_local(tp)
+    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
+        out = Path(folder) / "text.json"
+        given = {"run": str(run.absolute()), "prompt": prompt, "how": asdict(how), "out": str(out)}
+        launch("phalanx.infer.worker", json.dumps(given), tp, 1, None, TIMEOUT_S)
+        return str(json.loads(out.read_text())["text"])
 
 
 def sample(folder: Path) -> str:

@@ -230,7 +230,7 @@ class Decoder(nn.Module):
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype = torch.float32, tp: TensorParallel | None = None) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.tp = spec, tp
         self.embed = Embed(spec, tp)
         self.blocks = nn.ModuleList(Block(spec, i, tp) for i in range(spec.layers))
         self.head = Head(spec, self.embed.token.weight if spec.tied else None, tp)

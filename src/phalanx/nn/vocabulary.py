@@ -113,3 +113,10 @@ def cross_entropy(tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor
     logits: (tokens, rows of this rank), OVERWRITTEN by the gradient. targets: (tokens,) int64, of all the vocabulary.
     """
     return _CrossEntropy.apply(tp, logits, targets)  # type: ignore[no-any-return]
+
+
+def gathered(tp: TensorParallel, logits: Tensor) -> Tensor:
+    """The logits of one token, (vocab,), from every rank's own, (rows of this rank,)."""
+    whole = logits.new_empty(tp.split.tp * len(logits))
+    tp.comm.all_gather(whole, logits.contiguous(), "tp", unit="head", phase="F").wait()
+    return whole[: tp.split.spec.vocab]
