@@ -186,8 +186,12 @@ def generate(
         require_torch()
         from phalanx import session
         from phalanx.infer.generate import Sampling
+        from phalanx.infer.generate import generate as alone
+        from phalanx.infer.worker import over_ranks
 
-        text = session.generate(run, prompt, Sampling(tokens, temperature, top_k, seed), tp)
+        session.require_local(tp, "--tp")
+        how = Sampling(tokens, temperature, top_k, seed)
+        text = alone(run, prompt, how) if tp == 1 else over_ranks(run, prompt, how, tp)
         if as_json:
             print_json({"prompt": prompt, "text": text})
         else:

@@ -33,12 +33,10 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Precision
 from phalanx.spec.jobfile import JobFile
 from phalanx.spec.plan import Plan
-from phalanx.spec.split import require_split
 from phalanx.spec.strategy import Strategy, check, require_runnable
 from phalanx.verify.compare import differences
 
 if TYPE_CHECKING:
-    from phalanx.infer.generate import Sampling
     from phalanx.runtime.world import World
     from phalanx.train.data import TokenSet
 
@@ -350,14 +348,16 @@ def local_collectives(
     return fits, choose.choose(fits)
 
 
-def require_local(ranks: int) -> None:
+def require_local(ranks: int, field: str = "cluster.ranks") -> None:
     """That this machine can hold so many ranks: one per GPU, or a few per core. Raises InputError."""
+    if ranks < 1:
+        raise InputError(field, ranks, "must be at least 1")
     machine = fingerprint()
     gpus = len(machine["gpus"])
     most = gpus or _RANKS_PER_CORE * machine["cores"]
     if ranks > most:
         have = f"{gpus} GPUs" if gpus else f"{machine['cores']} cores ({_RANKS_PER_CORE} ranks each at most)"
-        raise InputError("cluster.ranks", ranks, f"is too many for this machine with {have}", f"use at most {most}")
+        raise InputError(field, ranks, f"is too many for this machine with {have}", f"use at most {most}")
 
 
 def require_this_machine(file: JobFile) -> None:
@@ -371,26 +371,6 @@ def require_this_machine(file: JobFile) -> None:
             "is not this machine",
             "start under torchrun or srun there, or use preset = 'local'",
         )
-
-
-def generate(run: Path, prompt: str, how: Sampling, tp: int) -> str:
-    """Continue a text with a run's newest checkpoint, on this process or on `tp` ranks that split every layer. Raises
-    InputError, CheckpointError, RankFailure."""
-    from phalanx.infer.generate import generate as continue_text
-    from phalanx.infer.worker import TIMEOUT_S
-    from phalanx.runtime.launch import launch
-
-    if tp < 1:
-        raise InputError("--tp", tp, "must be at least 1")
-    if tp == 1:
-        return continue_text(run, prompt, how)
-    require_split(plan.model_of(run), tp)
-    require_local(tp)
-    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
-        out = Path(folder) / "text.json"
-        given = {"run": str(run.absolute()), "prompt": prompt, "how": asdict(how), "out": str(out)}
-        launch("phalanx.infer.worker", json.dumps(given), tp, 1, None, TIMEOUT_S)
-        return str(json.loads(out.read_text())["text"])
 
 
 def sample(folder: Path) -> str:
