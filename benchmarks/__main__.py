@@ -304,6 +304,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "mesh": bench_mesh,
     "ddp": bench_ddp,
     "zero": bench_zero,
+    "tensor": bench_tensor,
     "bound": bench_bound,
     "peak": bench_peak,
     "saving": bench_saving,

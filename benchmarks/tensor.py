@@ -1,5 +1,7 @@
-"""A benchmark rank: tensor parallelism of ours, over Gloo and over shared memory, beside DTensor's `parallelize_module`
-on one model: that of the published baselines (zero.py), its head untied, for DTensor unties it anyhow."""
+"""A benchmark rank: tensor parallelism of ours, over Gloo and over shared memory, beside DTensor's.
+
+The model of the published baselines (zero.py) with a head of its own, as `parallelize_module` splits it.
+"""
 
 from __future__ import annotations
 
