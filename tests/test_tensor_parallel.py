@@ -18,6 +18,7 @@ from pool import Pool
 
 from phalanx.cost.program import expand
 from phalanx.nn.initial import initial, of_rank
+from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.parallelize import spread
 from phalanx.runtime.world import World
 from phalanx.spec.errors import InputError
@@ -28,6 +29,7 @@ from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.split import Split
 from phalanx.spec.strategy import Strategy, check, require_runnable
 from phalanx.verify.compare import SLACK_BYTES
+from phalanx.verify.imagined import imagine
 from phalanx.verify.parity import BOUNDS
 from phalanx.verify.proof import verify
 
@@ -152,3 +154,22 @@ def test_textbook_bugs_are_caught(pool: Pool, how: str) -> None:
     case = (spec, Job(global_batch=4, seq=8), Strategy(tp=2))
     assert all(d.grad_rel_max < 1e-9 for d in pool.run(2, ranks.examine, *case, "float64", 3)[0])
     assert all(d.grad_rel_max > 1e-2 for d in pool.run(2, ranks.examine_broken_tensors, how, *case, "float64", 3)[0])
+
+
+@pytest.mark.parametrize("sizes", [{}, {"family": "gpt2"}, {"family": "qwen3"}, {"qkv_bias": True, "mlp_bias": True}])
+def test_gradients_come_in_the_order_of_one_process(sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of several weights are made together; buckets fill in one order all the same."""
+    came: list[str] = []
+    hook = DataParallel._hook
+
+    def noting(self: DataParallel, name: str, p: torch.nn.Parameter) -> None:
+        came.append(name)
+        hook(self, name, p)
+
+    monkeypatch.setattr(DataParallel, "_hook", noting)
+    orders = []
+    for tp in (1, 2):
+        came.clear()
+        imagine(model(**sizes), Job(2, 8), Strategy(dp=2, tp=tp, zero=2), 0)
+        orders.append([name for name in came if name.startswith("blocks")])
+    assert orders[0] == orders[1]
