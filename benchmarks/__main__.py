@@ -125,6 +125,32 @@ def bench_zero() -> Iterator[Result]:
             yield Result("zero=0, shm / twice one process", shown, "at least 0.95", median(shares) >= 0.95)
 
 
+def bench_tensor() -> Iterator[Result]:
+    """Tensor parallelism over Gloo and over shared memory, beside DTensor's parallelize_module."""
+    from phalanx.runtime.launch import launch
+
+    theirs = "parallelize_module"
+    for ranks in (2, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "tensor.json"
+            launch("benchmarks.tensor", json.dumps({"out": str(out)}), ranks, 1)
+            found = json.loads(out.read_text())
+        for name, values in found.items():
+            speed, cpu = values["tokens_per_s"], median(values["cpu_s_per_step"])
+            shown = f"{median(speed):,.0f} tokens/s (best {max(speed):,.0f}), {cpu:.2f} CPU-s per step"
+            yield Result(f"  {ranks} ranks, {name}", shown)
+        for name, limits in (("tp, native", ("", "")), ("tp, shm", ("at least 1.3", "0.8"))):
+            both = found[name], found[theirs]
+            ratios = sorted(a / b for a, b in zip(*(b["tokens_per_s"] for b in both), strict=True))
+            shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
+            kept = not limits[0] or median(ratios) >= 1.3
+            yield Result(f"{name} / {theirs}, {ranks} ranks", shown, limits[0], kept)
+            share = median(both[0]["cpu_s_per_step"]) / median(both[1]["cpu_s_per_step"])
+            yield Result(
+                f"  CPU-seconds of the same, {ranks} ranks", f"{share:.3f}", limits[1], not limits[1] or share <= 0.8
+            )
+
+
 def bench_bound() -> Iterator[Result]:
     """A step that is mostly communication: the better of our stages 0 and 1 beside DistributedDataParallel."""
     from phalanx.runtime.launch import launch
@@ -327,6 +353,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "mesh": bench_mesh,
     "ddp": bench_ddp,
     "zero": bench_zero,
+    "tensor": bench_tensor,
     "bound": bench_bound,
     "peak": bench_peak,
     "saving": bench_saving,

@@ -6,10 +6,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from phalanx.spec.errors import InputError
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.jobfile import build
 from phalanx.spec.model import ModelSpec
+from phalanx.spec.split import require_split
 from phalanx.spec.strategy import Strategy, divisors
 
 PRECISIONS = [
@@ -40,7 +42,7 @@ def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
         "vocab": draw(st.sampled_from([61, 300] if small else [300, 1000, 5000])),
         "hidden": draw(st.sampled_from([16, 48] if small else [64, 128, 256])),
         "layers": draw(st.sampled_from([1, 2, 3])),
-        "heads": kv_heads * draw(st.sampled_from([1, 2])),
+        "heads": kv_heads * draw(st.sampled_from([1, 2, 3])),
         "kv_heads": kv_heads,
         "head_dim": head_dim,
         "ffn": draw(st.sampled_from([40, 96] if small else [64, 256, 700])),
@@ -60,6 +62,15 @@ def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
     return build(ModelSpec, complete(sizes), "model")
 
 
+def splits(model: ModelSpec, tp: int) -> bool:
+    """Whether a model falls into so many equal parts."""
+    try:
+        require_split(model, tp)
+    except InputError:
+        return False
+    return True
+
+
 @st.composite
 def cases(
     draw: st.DrawFn, ranks: int, small: bool = True, compressed: bool = False
@@ -69,22 +80,25 @@ def cases(
     micro_batch = draw(st.sampled_from([1, 2, 3]))
     accumulation = draw(st.sampled_from([1, 2, 3]))
     zero = draw(st.sampled_from([0, 1, 2, 3]))
+    tp = draw(st.sampled_from([n for n in divisors(ranks) if splits(model, n)]))
+    dp = ranks // tp
     precision = draw(st.sampled_from(PRECISIONS))
     usable = QUANTISERS if zero == 3 else COMPRESSORS
     coarse = precision.accumulate_dtype not in ("float32", "float64")
     strategy = Strategy(
-        dp=ranks,
+        dp=dp,
+        tp=tp,
         zero=zero,
-        shard=draw(st.sampled_from([None, *divisors(ranks)])) if zero else None,
+        shard=draw(st.sampled_from([None, *divisors(dp)])) if zero else None,
         micro_batch=micro_batch,
         grad_sync=draw(st.sampled_from([None, "step"])) if zero == 2 else None,
         reshard=draw(st.sampled_from([None, "action", "step"])) if zero == 3 else None,
         prefetch=draw(st.sampled_from([0, 1])),
         bucket=draw(st.sampled_from([0.002, 0.02, 0.5, "auto"])),
-        compression=draw(st.sampled_from(usable)) if compressed and not coarse else "none",
+        compression=draw(st.sampled_from(usable)) if compressed and tp == 1 and not coarse else "none",
     )
     job = Job(
-        global_batch=micro_batch * accumulation * ranks,
+        global_batch=micro_batch * accumulation * dp,
         seq=draw(st.sampled_from([8, 32] if small else [32, 128, 256])),
         precision=precision,
         optimizer=Optimizer(name=draw(st.sampled_from(["adamw", "sgd"]))),

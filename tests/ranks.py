@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
 from phalanx.cost.program import expand
+from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.stored import open_weights
 from phalanx.runtime import checkpoint, logical, status, sync, trace
 from phalanx.runtime import world as worlds
@@ -30,7 +32,7 @@ from phalanx.runtime.part import share, whole
 from phalanx.runtime.passes import passes
 from phalanx.runtime.record import Recorder
 from phalanx.runtime.saving import Saver
-from phalanx.runtime.transport import Call
+from phalanx.runtime.transport import DONE, Call
 from phalanx.runtime.world import World
 from phalanx.schedule.transfers import Schedule
 from phalanx.spec.choice import Choice
@@ -119,7 +121,7 @@ def continue_run(
 
 
 def _same_batches(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(world.rank)
+    generator = torch.Generator().manual_seed(mesh(strategy).replica(world.rank))
     shape = (strategy.micro_batch, job.seq + 1)
     tokens = [torch.randint(spec.vocab, shape, generator=generator) for _ in range(strategy.accumulation(job))]
     if job.documents == "packed":
@@ -136,7 +138,7 @@ def kept_and_sent(
     found = examine_compressed(spec, job, strategy, Train(seed=3), comm, "float64", steps)
     training = Training(spec, job, strategy, comm, seed=0)
     training.step(_same_batches(world, spec, job, strategy), lr=1e-2)
-    sync.compare(training.engine, training.masters)
+    training.compare_replicas()
     comm.barrier()
     return found.lost_rel_max
 
@@ -211,6 +213,39 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
         engine._issue = original  # type: ignore[method-assign]
 
 
+def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
+    """The examination with a layer that does not do its part over the tp ranks."""
+    from phalanx.runtime import tensor_parallel
+
+    all_reduce = tensor_parallel.TensorParallel.all_reduce
+
+    def bias_before_the_sum(ctx: Any, tp: Any, unit: str, y: torch.Tensor, *biases: torch.Tensor) -> torch.Tensor:
+        if how == "bias on every rank" or tp.split.index == 0:
+            for bias in biases:
+                y.add_(bias)
+        ctx.biases, ctx.adds = len(biases), how == "bias on every rank" or tp.split.index == 0
+        tp.all_reduce(y, unit, "F").wait()
+        ctx.mark_dirty(y)
+        return y
+
+    def its_backward(ctx: Any, g: torch.Tensor) -> Any:
+        d_bias = g.reshape(-1, g.shape[-1]).sum(0) * ctx.adds
+        return (None, None, g, *(d_bias for _ in range(ctx.biases)))
+
+    def forgets(self: Any, tensor: torch.Tensor, unit: str, phase: Any, reduction: Any = "sum") -> Any:
+        if phase == "B" and unit == "blocks.0":
+            return DONE
+        return all_reduce(self, tensor, unit, phase, reduction)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if how == "no backward all-reduce":
+            patch.setattr(tensor_parallel.TensorParallel, "all_reduce", forgets)
+        else:
+            patch.setattr(tensor_parallel._Sum, "forward", staticmethod(bias_before_the_sum))
+            patch.setattr(tensor_parallel._Sum, "backward", staticmethod(its_backward))
+        return examine(world, *case)
+
+
 def compared(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str, spoiled: dict[int, str]
 ) -> tuple[str, int]:
@@ -224,7 +259,7 @@ def compared(
         training.step([batch] * strategy.accumulation(job), lr=1e-3)
         comm.recorder.clear()
         comm.recorder.keeping = True
-        sync.compare(training.engine, training.masters)
+        training.compare_replicas()
         comm.recorder.keeping = False
         recorded += len(comm.recorder.events)
     if world.rank in spoiled:
@@ -238,7 +273,7 @@ def compared(
         integers = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
         tensor.view(-1).view(integers)[0] ^= 1
     try:
-        sync.compare(training.engine, training.masters)
+        training.compare_replicas()
         said = ""
     except sync.ReplicasDiffer as error:
         said = str(error)
@@ -584,6 +619,14 @@ def first_loss(
     loss = training.step(list(mine), lr=0.0).loss
     comm.barrier()
     return loss
+
+
+def write_on(world: World, run: Path, prompt: str, how: Sampling) -> str:
+    """A prompt continued by tensor-parallel ranks."""
+    comm = Comm(world, mesh(Strategy(tp=world.size)))
+    text = generate(run, prompt, how, comm)
+    comm.barrier()
+    return text
 
 
 def fails_waiting(world: World, late: int) -> str:

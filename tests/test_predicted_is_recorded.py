@@ -31,7 +31,7 @@ def test_one_process(case) -> None:  # type: ignore[no-untyped-def]
     assert imagine(*case, rank=0).held.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 3, 4])
 def test_several_ranks(pool: Pool, world: int) -> None:
     @settings(max_examples=6)
     @given(cases(world, small=False, compressed=True), TRANSPORTS)

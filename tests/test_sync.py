@@ -26,6 +26,7 @@ SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, 
 MODEL = build(ModelSpec, complete({**SIZES, "tied": True}), "model")
 JOB = Job(8, 8)
 UP = "blocks.1.mlp.up.weight"
+NORM = "blocks.0.norm1.weight"
 
 
 @pytest.mark.parametrize(("compute", "transport"), [("float32", "shm"), ("bfloat16", "native")])
@@ -33,12 +34,13 @@ UP = "blocks.1.mlp.up.weight"
     "strategy",
     [Strategy(dp=2)]
     + [Strategy(dp=4, zero=zero, shard=shard) for zero in (1, 2, 3) for shard in (None, 2)]  # type: ignore[arg-type]
-    + [Strategy(dp=2, zero=3, reshard="step")],
+    + [Strategy(dp=2, zero=3, reshard="step"), Strategy(tp=2), Strategy(dp=2, tp=2, zero=3)],
     ids=str,
 )
 def test_replicas_of_a_right_program_are_equal(pool: Pool, strategy: Strategy, compute: str, transport: str) -> None:
     job = replace(JOB, precision=Precision(compute))  # type: ignore[arg-type]
-    assert pool.run(strategy.dp, ranks.compared, MODEL, job, strategy, transport, {}) == [("", 0)] * strategy.dp
+    found = pool.run(strategy.world, ranks.compared, MODEL, job, strategy, transport, {})
+    assert found == [("", 0)] * strategy.world
 
 
 @pytest.mark.parametrize(
@@ -52,12 +54,16 @@ def test_replicas_of_a_right_program_are_equal(pool: Pool, strategy: Strategy, c
         (Strategy(dp=4, zero=2, shard=2), {2: f"weight {UP}"}, f"{UP} (rank 2 against ranks 0, 1, 3)"),
         (Strategy(dp=4, zero=3, shard=2), {2: f"master {UP}"}, f"the master of {UP} (rank 0 against rank 2)"),
         (Strategy(dp=2, zero=3), {1: "buffer cos"}, "buffer cos (rank 0 against rank 1)"),
+        # ranks 0 and 2 hold one half of it, 1 and 3 the other one
+        (Strategy(dp=2, tp=2), {2: f"weight {UP}"}, f"{UP} (rank 0 against rank 2)"),
+        (Strategy(tp=2), {1: f"weight {NORM}"}, f"{NORM} (rank 0 against rank 1)"),
+        (Strategy(dp=2, tp=2, zero=3), {3: f"master {NORM}"}, f"the master of {NORM} (rank 2 against rank 3)"),
     ],
     ids=str,
 )
 def test_one_bit_is_named_on_every_rank(pool: Pool, strategy: Strategy, spoiled: dict[int, str], said: str) -> None:
     job = Job(12, 8)
-    for words, _ in pool.run(strategy.dp, ranks.compared, MODEL, job, strategy, "native", spoiled):
+    for words, _ in pool.run(strategy.world, ranks.compared, MODEL, job, strategy, "native", spoiled):
         assert words == f"replicas hold different bits in {said}"
 
 

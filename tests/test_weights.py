@@ -99,16 +99,24 @@ def test_a_slice_is_that_of_the_whole_and_reads_no_more(  # type: ignore[no-unty
     equal()
 
 
-@pytest.mark.parametrize(("family", "strategy"), [("gpt2", Strategy(dp=2)), ("gpt_neox", Strategy(dp=2, zero=3))])
-def test_two_ranks_start_at_the_loss_of_transformers(  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("family", "strategy"),
+    [
+        ("gpt2", Strategy(dp=2)),
+        ("gpt_neox", Strategy(dp=2, zero=3)),
+        ("gpt2", Strategy(tp=2)),
+        ("llama", Strategy(dp=2, tp=2, zero=3)),
+    ],
+)
+def test_ranks_start_at_the_loss_of_transformers(  # type: ignore[no-untyped-def]
     family: str, strategy: Strategy, theirs, pool: Pool
 ) -> None:
     folder = theirs(family)
     tokens = torch.randint(97, (2, 33), generator=torch.Generator().manual_seed(2))
-    found = pool.run(2, first_loss, spec_of(folder), Job(2, 32), strategy, folder, tokens)
+    found = pool.run(strategy.world, first_loss, spec_of(folder), Job(2, 32), strategy, folder, tokens)
     flat = logits(folder, tokens[:, :-1]).flatten(0, 1)
     expected = torch.nn.functional.cross_entropy(flat.double(), tokens[:, 1:].flatten())
-    assert found == pytest.approx([float(expected)] * 2, rel=1e-5)
+    assert found == pytest.approx([float(expected)] * strategy.world, rel=1e-5)
 
 
 def test_older_files_are_read_the_same(theirs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -8,13 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ranks
 import torch
+from pool import Pool
 from saved_models import TINY, logits, save, spec_of, tensors, tokenizer
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from phalanx import session
 from phalanx.cli import app
+from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.stored import introduce, open_weights
 from phalanx.resume import resumed
 from phalanx.spec import jobfile, plan
@@ -46,9 +49,10 @@ def test_there_and_back_to_the_bit(  # type: ignore[no-untyped-def]
 
 
 def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ignore[no-untyped-def]
-    theirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    theirs, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And its run folder holds, for whoever trains from it, any slice of the same weights."""
+    """Alone and over tensor-parallel ranks. And its run folder holds, for whoever trains from it, any slice of the
+    same weights."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.chdir(tmp_path)
@@ -63,6 +67,10 @@ def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ig
     model = AutoModelForCausalLM.from_pretrained("out").eval()
     ids = model.generate(**reader("w5 w6", return_tensors="pt"), max_new_tokens=8, do_sample=False, eos_token_id=None)
     assert found.stdout.removesuffix("\n") == reader.decode(ids[0])
+    said = pool.run(2, ranks.write_on, tmp_path / "runs" / "hf", "w5 w6", Sampling(8, temperature=0))
+    assert said == [reader.decode(ids[0])] * 2
+    drawn = pool.run(2, ranks.write_on, tmp_path / "runs" / "hf", "w5 w6", Sampling(8))
+    assert drawn == [generate(tmp_path / "runs" / "hf", "w5 w6", Sampling(8))] * 2
 
     words.add_tokens(["another"])
     for broken, said in ((b"{}", "is not a tokenizer.json"), (None, "has 98 entries, model.vocab is 97")):

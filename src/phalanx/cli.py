@@ -180,15 +180,20 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0: from all.")] = 50,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    tp: Annotated[int, typer.Option(help="Local ranks that split every layer.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Continue a text with the newest checkpoint of a run."""
     with mistakes():
         require_torch()
+        from phalanx import session
         from phalanx.infer.generate import Sampling
-        from phalanx.infer.generate import generate as continue_text
+        from phalanx.infer.generate import generate as alone
+        from phalanx.infer.worker import over_ranks
 
-        text = continue_text(run, prompt, Sampling(tokens, temperature, top_k, seed))
+        session.require_local(tp, "--tp")
+        how = Sampling(tokens, temperature, top_k, seed)
+        text = alone(run, prompt, how) if tp == 1 else over_ranks(run, prompt, how, tp)
         if as_json:
             print_json({"prompt": prompt, "text": text})
         else:

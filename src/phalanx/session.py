@@ -348,14 +348,16 @@ def local_collectives(
     return fits, choose.choose(fits)
 
 
-def require_local(ranks: int) -> None:
+def require_local(ranks: int, field: str = "cluster.ranks") -> None:
     """That this machine can hold so many ranks: one per GPU, or a few per core. Raises InputError."""
+    if ranks < 1:
+        raise InputError(field, ranks, "must be at least 1")
     machine = fingerprint()
     gpus = len(machine["gpus"])
     most = gpus or _RANKS_PER_CORE * machine["cores"]
     if ranks > most:
         have = f"{gpus} GPUs" if gpus else f"{machine['cores']} cores ({_RANKS_PER_CORE} ranks each at most)"
-        raise InputError("cluster.ranks", ranks, f"is too many for this machine with {have}", f"use at most {most}")
+        raise InputError(field, ranks, f"is too many for this machine with {have}", f"use at most {most}")
 
 
 def require_this_machine(file: JobFile) -> None:

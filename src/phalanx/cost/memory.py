@@ -15,8 +15,10 @@ import numpy as np
 from phalanx.cost import compression
 from phalanx.cost.kernel import Column
 from phalanx.schedule.buckets import buckets, slot_sizes
+from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.split import Split, local
 from phalanx.spec.strategy import Strategy
 
 LOGITS_AT_ONCE = 2**17
@@ -32,7 +34,8 @@ class State:
     gradients: int
     optimizer: int
     buffers: int
-    """Memory that buckets and units take turns in: gradients on their way, gathered parameters."""
+    """Memory that buckets and units take turns in: gradients on their way, gathered parameters; and in which tp ranks
+    add up gradients."""
     tables: int
     batch: int
     compression: int = 0
@@ -82,7 +85,8 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
     cut = buckets(spec, job, s)
     padded = [b.padded(s) for b in cut]
     whole = sum(padded)  # of gradients; parameters are views of buckets at stages 1 and 2 alone
-    n = whole if stage else spec.parameter_count
+    own = local(spec, s.tp)
+    n = whole if stage else own.parameter_count
     part = n // (shards if stage else 1)
     master, reduce, accumulate = (DTYPE_BYTES[d] for d in (p.master_dtype, p.reduce_dtype, p.accumulate_dtype))
     c = s.compressor
@@ -90,7 +94,7 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
         reduce = accumulate  # the compressor reads gradients whole
     compute, narrow = DTYPE_BYTES[p.compute], c is None and p.reduce_dtype != p.accumulate_dtype
     moments = {"adamw": 2, "sgd": 1 if job.optimizer.betas[0] else 0}[job.optimizer.name]
-    updated, pieces = part, len(parameters(spec))
+    updated, pieces = part, len(parameters(own))
     if stage and shard is not None:
         updated, pieces = owned(spec, job, s, shard)
     counters = 4 * pieces if job.optimizer.name == "adamw" else 0  # fp32 step counts
@@ -107,12 +111,20 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
         master=part * master if stage == 3 or p.master_dtype != p.compute else 0,
         gradients=whole * (accumulate + reduce * narrow) if stage <= 1 else part * accumulate,
         optimizer=updated * moments * master + counters,
-        buffers=lent,
+        buffers=lent + copies(spec, job, s),
         tables=rotary + mask,
         batch=job.global_batch // s.dp * (job.seq + 1) * 8 * (2 if separate else 1),
         compression=compression.held(c, cut, s, accumulate) if c else 0,
         scratch=compression.scratch(c, cut, accumulate) if c else 0,
     )
+
+
+def copies(spec: ModelSpec, job: Job, s: Strategy) -> int:
+    """Bytes of the buffer in which tp ranks add up gradients of which each has a part."""
+    if s.tp == 1:
+        return 0
+    elements = summed_elements(Split(spec, s.tp), buckets(spec, job, s), s)
+    return elements * DTYPE_BYTES[job.precision.accumulate_dtype]
 
 
 def cast_gradients(elements: int, job: Job) -> int:
@@ -135,9 +147,11 @@ def documents(spec: ModelSpec, job: Job, tokens: Column) -> dict[int, Column]:
     return held
 
 
-def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job, placed: DType) -> Footprint:
+def footprint(
+    spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job, placed: DType, tp: int = 1
+) -> Footprint:
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch. `placed`: the type of
-    the memory in which gradients are put."""
+    the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds."""
     t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
@@ -148,12 +162,14 @@ def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job, pl
         if spec.position == "learned":
             rows = seq * h * e if job.documents == "packed" else 0  # summed over sequences
             position = spec.max_seq * h * e + rows
-        # the rows of the embedding's gradient are those of the stream's, unless another type wants a copy
-        wider = DTYPE_BYTES[placed]
+        # the rows of the embedding's gradient are those of the stream's, unless another type wants a copy; or a copy
+        # of them, in which those that other ranks have are zeros
+        wider = t * h * DTYPE_BYTES[placed] if DTYPE_BYTES[placed] != e else 0
+        rows_held = np.maximum(wider, stream) + _places(t) if tp > 1 else wider
         return Footprint(
             kept=stream,
             forward=stream * (2 if job.documents == "separate" else 1) if spec.position == "learned" else 0,
-            backward=np.maximum(_several(t, seq) + (t * h * wider if wider != e else 0), position),
+            backward=np.maximum(_several(t, seq) + rows_held, position),
             leaves=-stream - shared,
         )
     if unit == "head":
@@ -164,13 +180,19 @@ def footprint(spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job, pl
         # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
         # normed input (one stream) has given way to its gradient
         normed = _normed(spec, t, e) - t * v * e
+        over_ranks = _places(t) + t * (4 * wide + e) if tp > 1 else 0
         return Footprint(
             kept=kept,
-            forward=np.maximum(_several(t, seq) + cast + 3 * rows * wide, norm),
+            forward=np.maximum(_several(t, seq) + over_ranks + cast + 3 * rows * wide, norm),
             backward=np.maximum(stream + v * h * e, normed + shared),
             leaves=stream + shared,
         )
-    return _block(spec, t, e)
+    return _block(spec, t, e, tp)
+
+
+def _places(t: Column) -> Column:
+    """Where tokens are in a rank's part of the vocabulary, and whether they are."""
+    return t * 9
 
 
 def _several(t: Column, seq: int) -> Column:
@@ -194,7 +216,7 @@ def _rms_temporaries(rows: Column, width: int, e: int) -> Column:
     return (3 if e < 4 else 2) * rows * width * wide + rows * wide
 
 
-def _block(spec: ModelSpec, t: Column, e: int) -> Footprint:
+def _block(spec: ModelSpec, t: Column, e: int, tp: int) -> Footprint:
     """S: the stream. A: the width of the MLP. Q, K: all query and all key heads. R: the products of the MLP that are
     kept. The passes are followed from one matrix product to the next; each instant is counted from the start."""
     h, q, kv, f, wide = spec.hidden, spec.q_width, spec.kv_width, spec.ffn, max(e, 4)
@@ -215,11 +237,13 @@ def _block(spec: ModelSpec, t: Column, e: int) -> Footprint:
 
     # Backward. The MLP: its second product, its activation, the products that read the normed input.
     backward = [f * h * e + A, 3 * A if spec.gated else A, f * h * e + S - A]
-    if spec.gated:
+    if tp > 1:  # gradients of all weights that read one input are made beside its own, which travels
+        backward.append((2 if spec.gated else 1) * f * h * e + S - A)
+    elif spec.gated:
         backward.append(f * h * e + 2 * S - 2 * A)
     if not one_norm:  # the normed input has given way to its gradient
         backward.append(normed - R)
-    elif spec.gated:  # it stays, and the gate's gradient of it is added to that of its twin
+    elif spec.gated and tp == 1:  # it stays, and the gate's gradient of it is added to that of its twin
         backward.append(3 * S - R + (0 if spec.mlp_bias else f * h * e))
     # Attention starts with the stream's gradient, or with that and what the MLP's branch adds to it.
     start = -R - (2 * S + statistics if serial else 0 if one_norm else S + statistics)
@@ -231,12 +255,15 @@ def _block(spec: ModelSpec, t: Column, e: int) -> Footprint:
         backward.append(left + beside + _rms_temporaries(t * spec.kv_heads, spec.head_dim, e))
         backward.append(left + beside - K - k_sums + _rms_temporaries(t * spec.heads, spec.head_dim, e))
         left = left - qk
-    backward.append(left + beside + S + kv * h * e)  # values
-    backward.append(left + 2 * S - K + kv * h * e)  # keys
-    backward.append(left + 2 * S - 2 * K + q * h * e)  # queries
-    # What flows into the normed input from here is added to what did before. A bias has torch flatten the input, and
-    # the weight's gradient is gone by then.
-    backward.append(left + 3 * S - (K if one_norm else 2 * K) + (0 if spec.qkv_bias else kv * h * e))
+    if tp > 1:
+        backward.append(left + beside + S + (q + 2 * kv) * h * e)
+    else:
+        backward.append(left + beside + S + kv * h * e)  # values
+        backward.append(left + 2 * S - K + kv * h * e)  # keys
+        backward.append(left + 2 * S - 2 * K + q * h * e)  # queries
+        # What flows into the normed input from here is added to what did before. A bias has torch flatten the input,
+        # and the weight's gradient is gone by then.
+        backward.append(left + 3 * S - (K if one_norm else 2 * K) + (0 if spec.qkv_bias else kv * h * e))
     backward.append(left - 2 * K - Q + normed)
     return Footprint(kept=kept, forward=_highest(forward), backward=_highest(backward), leaves=0)
 

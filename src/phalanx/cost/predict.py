@@ -69,6 +69,7 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     flops: Column = 0
     traffic: dict[str, Column] = {}
     found = terms(spec, job, s)
+    inside: Column = 0.0  # of layers: nothing else can be done meanwhile
     for term in found:
         kind, phase = term.event.kind, term.event.phase
         if kind == "compute" and phase == "F":
@@ -77,12 +78,14 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
             backward = backward + term.work.seconds(rates.backward) * rates.whole
         elif term.event.op == "optimizer":
             optimizer = kernel.optimizer_seconds(term.work, rates)
-        elif like.dp > 1:
+        elif like.world > 1:
             backward = backward + term.work.seconds(rates.backward) * rates.whole
             axis = term.event.axis
-            communication = communication + collective.seconds(
-                cluster, grid, term.event.op, axis, term.count, term.bytes
-            )
+            seconds = collective.seconds(cluster, grid, term.event.op, axis, term.count, term.bytes)
+            if axis == "tp":
+                inside = inside + seconds
+            else:
+                communication = communication + seconds
             traffic[axis] = traffic.get(axis, 0) + term.bytes
         flops = flops + term.work.flops
     exposed = communication
@@ -92,12 +95,12 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     held = _state(spec, job, s)
     peak = held + _peak(spec, found)
     return Prediction(
-        step_time_s=forward + backward + optimizer + exposed,
+        step_time_s=forward + backward + optimizer + exposed + inside,
         forward_s=forward,
         backward_s=backward,
         optimizer_s=optimizer,
-        communication_s=communication,
-        exposed_communication_s=exposed,
+        communication_s=communication + inside,
+        exposed_communication_s=exposed + inside,
         flops=flops,
         bytes_per_axis=traffic,
         memory_bytes=peak,

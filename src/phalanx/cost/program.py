@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from phalanx.cost import memory
 from phalanx.cost.issued import Issued
 from phalanx.cost.terms import Term, metrics, terms
+from phalanx.schedule import tensor_parallel
 from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import Sent, sent, sent_across
 from phalanx.schedule.event import Event, Phase
@@ -77,7 +78,7 @@ def flops_per_unit(events: Iterable[Event]) -> dict[tuple[str, str], int]:
 def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = None) -> StepProgram:
     """Order the terms of a strategy into a step. `rank`: of a certain one, whose shard may hold padding; without one
     no rank holds more."""
-    by_template = {(t.event.op, t.event.unit): t for t in terms(spec, job, strategy)}
+    by_template = {(t.event.op, t.event.unit): t for t in terms(spec, job, strategy) if t.event.axis != "tp"}
     stage, alone = strategy.stage, strategy.dp == 1
     cut = () if alone else buckets(spec, job, strategy)
     order = [b.name for b in reversed(cut) if b.unit not in ("", "model")]  # units that gather, forward
@@ -87,6 +88,9 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = Non
     ready = _completed(cut, spec)
     apart = memory.documents(spec, job, strategy.micro_batch * job.seq)
     last_use = {f"blocks.{i}": size for i, size in apart.items()}
+
+    def inside(unit: str, phase: Phase, m: int) -> Iterable[Event]:
+        return _tensor(spec, job, strategy, unit, phase, m) if strategy.tp > 1 else ()
 
     def gather(name: str, phase: Phase, m: int | None) -> Event:
         bucket = next(b for b in cut if b.name == name)
@@ -114,19 +118,25 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = Non
             if gathers:
                 events += (gather(name, "F", m) for name in _ahead(order, unit, +1, strategy.prefetch))
             events.append(_compute(by_template["forward", unit.split(".")[0]], unit, m))
+            events += inside(unit, "F", m)
         for unit in reversed(units(spec)):
             if gathers and strategy.reshard != "step":
                 events += (gather(name, "B", m) for name in _ahead(order, unit, -1, strategy.prefetch))
             events.append(_compute(by_template["backward", unit.split(".")[0]], unit, m, last_use.get(unit, 0)))
+            events += inside(unit, "B", m)
             if alone or (stage <= 1 and m < last):
                 continue
             for bucket in ready[unit]:
                 events += issued.issue(reduction(bucket, m), across(bucket) if m == last else [])
         events += issued.flush()
     events += issued.finish()
-    if not alone:
+    if size := memory.copies(spec, job, strategy):
+        events.append(
+            Event("collective", "all_reduce", "opt", "copies", "tp", strategy.tp, dtype=accumulate, bytes=size)
+        )
+    if strategy.world > 1:
         event = by_template["all_reduce", "metrics"].event
-        events.append(replace(event, group_size=mesh(strategy).world, bytes=metrics(stage) * 8))
+        events.append(replace(event, group_size=strategy.world, bytes=metrics(strategy) * 8))
     shard = None if rank is None else mesh(strategy).place(rank)["dp_shard"]
     events.append(_update(by_template["optimizer", ""], spec, job, strategy, shard))
     if stage in (1, 2):
@@ -186,6 +196,16 @@ def _bucket(
         micro_batch=micro_batch,
         bytes=numel * DTYPE_BYTES[term.event.dtype],
     )
+
+
+def _tensor(
+    spec: ModelSpec, job: Job, strategy: Strategy, unit: str, phase: Phase, micro_batch: int
+) -> Iterable[Event]:
+    """The all-reduces inside of a pass of a unit."""
+    tokens = strategy.micro_batch * job.seq
+    for dtype, size in tensor_parallel.sent(spec, job, unit.split(".")[0], phase, tokens):
+        event = Event("collective", "all_reduce", phase, unit, "tp", strategy.tp, dtype=dtype)
+        yield replace(event, micro_batch=micro_batch, bytes=size)
 
 
 def _sent(x: Sent, bucket: Bucket, strategy: Strategy, micro_batch: int) -> Event:

@@ -15,21 +15,23 @@ import numpy.typing as npt
 
 from phalanx.cost import compression, kernel, memory
 from phalanx.cost.kernel import NO_WORK, Column, Work
-from phalanx.schedule.buckets import Bucket, buckets, unit_buckets
+from phalanx.schedule import tensor_parallel
+from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import sent, sent_across
 from phalanx.schedule.event import Event, Phase
 from phalanx.spec.compression import Compression
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model import ModelSpec
+from phalanx.spec.split import local
 from phalanx.spec.strategy import Strategy
 
 Indices = npt.NDArray[np.int64]
 
 
-def metrics(stage: int) -> int:
+def metrics(s: Strategy) -> int:
     """Numbers in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag, flag of a rank that
-    has something not finite, and where gradients are sharded the square of their norm."""
-    return 5 if stage else 4
+    has something not finite, and where each rank has a part of the gradients the square of their norm."""
+    return 5 if s.stage or s.tp > 1 else 4
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,10 @@ class Term:
 
 
 def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
-    """The terms of a data-parallel step: units forward and backward for each micro-batch, the collectives of the ZeRO
-    stage, the metrics, the optimizer."""
+    """The terms of a step of one rank: units forward and backward for each micro-batch, the collectives inside of
+    layers, those of the ZeRO stage, the metrics, the optimizer."""
     like = s if isinstance(s, Strategy) else s.like
+    whole, spec = spec, local(spec, like.tp)
     m = s.accumulation(job)
     # FLOPs of a step pass 2^63 for large models: columns go through float64, one strategy through exact ints.
     t: Column = s.micro_batch * job.seq if isinstance(s, Strategy) else (s.micro_batch * job.seq).astype(float)
@@ -85,7 +88,7 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
     dtype = job.precision.compute
     found = []
     for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
-        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job))
+        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job), like.tp)
         apart: Column = 0
         made: Column = 0
         if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
@@ -111,13 +114,15 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
                 before=apart,
             )
         )
-    found += _collective_terms(spec, job, s, like)
-    active = int(like.dp > 1)
+    if like.tp > 1:
+        found += _tensor_terms(whole, job, s, like, t)
+    found += _collective_terms(whole, job, s, like)
+    active = int(like.world > 1)
     found.append(
         Term(
             Event("collective", "all_reduce", "opt", "metrics", "world", dtype="float64"),
             count=active,
-            bytes=active * metrics(like.stage) * 8,
+            bytes=active * metrics(like) * 8,
         )
     )
     shards = like.dp_shard
@@ -125,6 +130,27 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
     optimizer = Event("compute", "optimizer", "opt", dtype=job.precision.master_dtype)
     found.append(Term(optimizer, count=1, work=kernel.optimizer(spec, job, shards), alloc=cast, free=cast))
     return tuple(found)
+
+
+def _tensor_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy, t: Column) -> list[Term]:
+    """The all-reduces over tp ranks: of every pass of a unit, and of gradients of which they have parts."""
+    m = s.accumulation(job)
+    phases: tuple[Phase, ...] = ("F", "B")
+    found = []
+    for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
+        for phase in phases:
+            for i, (dtype, size) in enumerate(tensor_parallel.sent(spec, job, unit, phase, t)):
+                event = Event(
+                    "collective", "all_reduce", phase, unit if i == 0 else f"{unit}, then", "tp", dtype=dtype
+                )
+                found.append(Term(event, count=n * m, bytes=size * n * m))
+    sizes, where = np.unique(np.atleast_1d(s.bucket_bytes), return_inverse=True)
+    each = [memory.copies(spec, job, replace(like, bucket=size / 2**20)) for size in sizes]
+    total = each[0] if isinstance(s, Strategy) else np.array(each)[where]
+    if each[0]:
+        event = Event("collective", "all_reduce", "opt", "copies", "tp", dtype=job.precision.accumulate_dtype)
+        found.append(Term(event, count=1, bytes=total))
+    return found
 
 
 def _placed(like: Strategy, job: Job) -> DType:
@@ -176,7 +202,7 @@ def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: St
     if stage in (1, 2):
         found.append(term("all_gather", "opt", "parameters", "dp_shard", p.compute))
     elif stage == 3:
-        found.append(_gathers(spec, like, p.compute, m))
+        found.append(_gathers(cuts[0], like, p.compute, m))
     return found
 
 
@@ -211,9 +237,8 @@ def _compressed_terms(
     return [replace(found[0], work=coding), *found[1:]]
 
 
-def _gathers(spec: ModelSpec, like: Strategy, dtype: DType, m: Column) -> Term:
+def _gathers(cut: Sequence[Bucket], like: Strategy, dtype: DType, m: Column) -> Term:
     """Stage 3: units gathered in every pass of every micro-batch, or once a step."""
-    cut = unit_buckets(spec)
     whole = sum(b.padded(like) for b in cut)
     kept = sum(b.padded(like) for b in cut if b.unit in ("head", "model"))  # from the forward to the backward pass
     kept_units = sum(b.unit in ("head", "model") for b in cut)

@@ -1,4 +1,8 @@
-"""Text from a checkpoint: temperature and top-k sampling with a key-value cache."""
+"""Text from a checkpoint: temperature and top-k sampling with a key-value cache.
+
+Tensor-parallel ranks have a part of every layer each, and the logits of the last token whole: all of them draw the
+same next token.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,16 @@ from pathlib import Path
 
 import torch
 
+from phalanx.nn import vocabulary
 from phalanx.nn.decoder import Cache, Decoder
-from phalanx.nn.initial import create
+from phalanx.nn.initial import create, initial, of_rank
 from phalanx.nn.stored import of_run, widest
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec import plan as plans
 from phalanx.spec.errors import InputError
+from phalanx.spec.model import parameters
+from phalanx.spec.split import Split, require_split
 from phalanx.train.data.tokenizer import open_tokenizer
 
 
@@ -44,7 +53,10 @@ def sample(model: Decoder, prompt: list[int], how: Sampling) -> list[int]:
         if cache.length + len(new) > model.spec.max_seq:
             # Positions are absolute: start over with the newer half.
             cache, new = Cache(), ids[-(model.spec.max_seq // 2) :]
-        logits = model(torch.tensor([new], device=device), cache=cache)[0, -1].float()  # (vocab,)
+        logits = model(torch.tensor([new], device=device), cache=cache)[0, -1]
+        if model.tp is not None:
+            logits = vocabulary.gathered(model.tp, logits)
+        logits = logits.float()  # (vocab,)
         if how.temperature == 0:
             chosen = int(logits.argmax())
         else:
@@ -58,10 +70,12 @@ def sample(model: Decoder, prompt: list[int], how: Sampling) -> list[int]:
 
 
 @torch.no_grad()
-def generate(folder: Path, prompt: str, how: Sampling) -> str:
-    """Continue a prompt with the newest checkpoint of a run, in the type that it holds. Raises InputError,
-    CheckpointError."""
+def generate(folder: Path, prompt: str, how: Sampling, comm: Comm | None = None) -> str:
+    """Continue a prompt with the newest checkpoint of a run, in the type that it holds: alone, or as all ranks of a
+    tensor-parallel world together. Raises InputError, CheckpointError."""
     spec = plans.model_of(folder)
+    split = Split(spec) if comm is None else Split(spec, comm.world.size, comm.world.rank)
+    require_split(spec, split.tp)
     if not (folder / "tokenizer.json").exists():
         raise InputError(
             "run", str(folder), "holds no tokenizer.json: it was trained on token ids", "copy the tokenizer's there"
@@ -73,9 +87,11 @@ def generate(folder: Path, prompt: str, how: Sampling) -> str:
     if len(ids) > spec.max_seq:
         raise InputError("--prompt", prompt, f"is {len(ids)} tokens, max_seq is {spec.max_seq}", "shorten it")
     weights = of_run(folder, spec)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = create(spec, widest(weights, spec), device)
-    for name, p in model.named_parameters():
-        p.copy_(weights.slice(name, 0, p.numel()).view(p.shape))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if comm is None else comm.world.device
+    tp = None if comm is None or split.tp == 1 else TensorParallel(comm, split)
+    model = create(split.local, widest(weights, spec), device, tp=tp)
+    own, first = dict(model.named_parameters()), of_rank(initial(spec, 0, weights), split)
+    for p in parameters(split.local):
+        own[p.fqn].copy_(first(p, 0, p.numel).view(p.shape))
     whole = tokenizer.decode(ids + sample(model, ids, how))
     return prompt + whole[len(tokenizer.decode(ids)) :]  # alone, what follows would lose the space before it

@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.nn import functions
+from phalanx.nn import functions, vocabulary
 from phalanx.nn.rotary import rotary_table
+from phalanx.runtime import tensor_parallel
+from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec.model import ModelSpec
 
 
@@ -57,9 +59,9 @@ class Attention(nn.Module):
     """Causal self-attention, grouped where kv_heads < heads (Ainslie et al. 2023); queries and keys normed where the
     spec says so (Dehghani et al. 2023). A window is a mask: it is computed over the full square."""
 
-    def __init__(self, spec: ModelSpec, block: int) -> None:
+    def __init__(self, spec: ModelSpec, block: int, tp: TensorParallel | None) -> None:
         super().__init__()
-        self.head_dim, self.block = spec.head_dim, block
+        self.head_dim, self.block, self.tp = spec.head_dim, block, tp
         self.grouped = spec.kv_heads < spec.heads
         self.q = nn.Linear(spec.hidden, spec.q_width, bias=spec.qkv_bias)
         self.k = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
@@ -74,7 +76,11 @@ class Attention(nn.Module):
         self, x: Tensor, angles: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None
     ) -> Tensor:
         shape = (*x.shape[:2], -1, self.head_dim)
-        q, k, v = self.q(x).view(shape), self.k(x).view(shape), self.v(x).view(shape)
+        if self.tp is None:
+            q, k, v = self.q(x), self.k(x), self.v(x)
+        else:
+            q, k, v = tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, (self.q, self.k, self.v))
+        q, k, v = q.view(shape), k.view(shape), v.view(shape)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
         if angles is not None:
@@ -95,13 +101,14 @@ class Attention(nn.Module):
             is_causal=mask is None and q.shape[1] > 1,  # one new token may see everything that is cached
             enable_gqa=grouped,
         )
-        return self.o(out.transpose(1, 2).flatten(2))
+        out = out.transpose(1, 2).flatten(2)
+        return self.o(out) if self.tp is None else tensor_parallel.rows(out, self.o)
 
 
 class MLP(nn.Module):
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, block: int, tp: TensorParallel | None) -> None:
         super().__init__()
-        self.gated = spec.gated
+        self.gated, self.block, self.tp = spec.gated, block, tp
         self.approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
         if self.gated:
             self.gate = nn.Linear(spec.hidden, spec.ffn, bias=spec.mlp_bias)
@@ -109,20 +116,28 @@ class MLP(nn.Module):
         self.down = nn.Linear(spec.ffn, spec.hidden, bias=spec.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.tp is not None:
+            layers = (self.gate, self.up) if self.gated else (self.up,)
+            into = tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, layers)
+            return tensor_parallel.rows(self._activated(*into), self.down)
         if self.gated:
             return self.down(functions.swiglu(self.gate(x), self.up(x)))
         return self.down(F.gelu(self.up(x), approximate=self.approximate))
 
+    def _activated(self, *into: Tensor) -> Tensor:
+        return functions.swiglu(*into) if self.gated else F.gelu(*into, approximate=self.approximate)
+
 
 class Block(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int) -> None:
+    def __init__(self, spec: ModelSpec, index: int, tp: TensorParallel | None = None) -> None:
         super().__init__()
         self.residual, self.window = spec.residual, spec.window_of(index)
+        self.unit, self.tp = f"blocks.{index}", tp
         self.norm1 = make_norm(spec)
-        self.attention = Attention(spec, index)
+        self.attention = Attention(spec, index, tp)
         if self.residual != "parallel_one_norm":
             self.norm2 = make_norm(spec)
-        self.mlp = MLP(spec)
+        self.mlp = MLP(spec, index, tp)
 
     def forward(
         self,
@@ -132,6 +147,8 @@ class Block(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         """x: (batch, seq, hidden). `mask` is added to the logits of attention; without one it is causal."""
+        if self.tp is not None:
+            return self._over_ranks(self.tp, x, angles, mask, cache)
         if self.residual == "serial":
             x = x + self.attention(self.norm1(x), angles, mask, cache)
             return x + self.mlp(self.norm2(x))
@@ -139,16 +156,40 @@ class Block(nn.Module):
         out = x + self.attention(normed, angles, mask, cache)
         return out + self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x))
 
+    def _over_ranks(
+        self,
+        tp: TensorParallel,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+    ) -> Tensor:
+        """The same where tp ranks have a term each of what attention and MLP add to the stream."""
+        o, down = self.attention.o, self.mlp.down
+        normed = self.norm1(x)
+        term = self.attention(normed, angles, mask, cache)
+        if self.residual == "serial":
+            del normed
+            x = x + tensor_parallel.summed(tp, self.unit, (term,), (o,))
+            del term
+            return x + tensor_parallel.summed(tp, self.unit, (self.mlp(self.norm2(x)),), (down,))
+        other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x))
+        return x + tensor_parallel.summed(tp, self.unit, (term, other), (o, down))
+
 
 class Embed(nn.Module):
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, tp: TensorParallel | None = None) -> None:
         super().__init__()
+        self.tp = tp
         self.token = nn.Embedding(spec.vocab, spec.hidden)
         if spec.position == "learned":
             self.position = nn.Embedding(spec.max_seq, spec.hidden)
 
     def forward(self, tokens: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
-        x = functions.embedding(tokens, self.token.weight)  # (batch, seq, hidden)
+        if self.tp is None:
+            x = functions.embedding(tokens, self.token.weight)  # (batch, seq, hidden)
+        else:
+            x = vocabulary.embedding(self.tp, tokens, self.token.weight)
         if hasattr(self, "position"):
             here = self.position.weight[start : start + tokens.shape[1]] if positions is None else None
             x = x + (self.position(positions) if here is None else here)
@@ -158,14 +199,20 @@ class Embed(nn.Module):
 class Head(nn.Module):
     """Final norm and projection to the vocabulary; with targets, the summed cross-entropy."""
 
-    def __init__(self, spec: ModelSpec, tied: nn.Parameter | None) -> None:
+    def __init__(self, spec: ModelSpec, tied: nn.Parameter | None, tp: TensorParallel | None = None) -> None:
         super().__init__()
+        self.tp = tp
         self.norm = make_norm(spec)
         self.linear = nn.Linear(spec.hidden, spec.vocab, bias=False)
         if tied is not None:
             self.linear.weight = tied
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        if self.tp is not None:
+            (logits,) = tensor_parallel.columns(self.tp, "head", self.norm(x), (self.linear,))
+            if targets is None:
+                return logits
+            return vocabulary.cross_entropy(self.tp, logits.view(-1, logits.shape[-1]), targets.reshape(-1))
         logits = self.linear(self.norm(x))  # (batch, seq, vocab)
         if targets is None:
             return logits
@@ -173,17 +220,20 @@ class Head(nn.Module):
 
 
 class Decoder(nn.Module):
-    """tokens (batch, seq) int64 -> logits (batch, seq, vocab); with targets, the loss summed over tokens."""
+    """tokens (batch, seq) int64 -> logits (batch, seq, vocab); with targets, the loss summed over tokens.
+
+    With `tp`, one of several ranks' part of a model: `spec` is what it holds, logits are those of its own rows of the
+    vocabulary, and the loss is whole (runtime/tensor_parallel.py)."""
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype = torch.float32, tp: TensorParallel | None = None) -> None:
         super().__init__()
-        self.spec = spec
-        self.embed = Embed(spec)
-        self.blocks = nn.ModuleList(Block(spec, i) for i in range(spec.layers))
-        self.head = Head(spec, self.embed.token.weight if spec.tied else None)
+        self.spec, self.tp = spec, tp
+        self.embed = Embed(spec, tp)
+        self.blocks = nn.ModuleList(Block(spec, i, tp) for i in range(spec.layers))
+        self.head = Head(spec, self.embed.token.weight if spec.tied else None, tp)
         if spec.position == "rotary":
             cos, sin = rotary_table(spec)
             self.register_buffer("cos", cos.to(dtype), persistent=False)

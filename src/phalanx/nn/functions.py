@@ -16,14 +16,15 @@ from phalanx.cost.memory import LOGITS_AT_ONCE
 from phalanx.runtime import seam
 
 
-def _accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of statistics and sums."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = _accumulate_dtype(x.dtype)
+        wide = accumulate_dtype(x.dtype)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
         r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # (..., 1)
         ctx.save_for_backward(x, r, weight)
@@ -133,12 +134,17 @@ def embedding(tokens: Tensor, weight: Tensor) -> Tensor:
 _LOGITS_AT_ONCE = {"cpu": LOGITS_AT_ONCE, "cuda": 2**24}  # in cache; and enough to fill a GPU
 
 
+def rows_at_once(logits: Tensor) -> int:
+    """Of how many tokens the cross-entropy looks at the logits at a time."""
+    return max(1, _LOGITS_AT_ONCE[logits.device.type] // logits.shape[1])
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        wide = _accumulate_dtype(logits.dtype)
+        wide = accumulate_dtype(logits.dtype)
         loss = torch.zeros((), dtype=wide, device=logits.device)
-        rows = max(1, _LOGITS_AT_ONCE[logits.device.type] // logits.shape[1])
+        rows = rows_at_once(logits)
         for low in seam.rounds(range(0, len(logits), rows)):
             part, chosen = logits[low : low + rows], targets[low : low + rows].unsqueeze(-1)
             loss += _softmax_minus_onehot(part, chosen, wide, ctx.needs_input_grad[0])

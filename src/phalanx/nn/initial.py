@@ -7,6 +7,7 @@ just the blocks that its slice touches, and every layout starts from the same nu
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.rotary import rotary_table
 from phalanx.nn.weights import Weights
+from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec.model import ModelSpec, Parameter
+from phalanx.spec.split import Held, Split
 
 BLOCK = 2**20
 STD = 0.02  # Radford et al. 2019
@@ -31,6 +34,28 @@ def initial(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
     if weights is not None:
         return lambda p, start, stop: weights.slice(p.fqn, start, stop)
     return lambda p, start, stop: torch.from_numpy(draw(spec, p, seed, start, stop))
+
+
+def of_rank(first: Initial, split: Split) -> Initial:
+    """The same, of the tensors that one tensor-parallel rank holds: zeros where they go beyond the logical ones."""
+    if split.tp == 1:
+        return first
+    return lambda p, start, stop: _held(first, split.held(p.fqn), start, stop)
+
+
+def _held(first: Initial, held: Held, start: int, stop: int) -> Tensor:
+    p, inside = held.parameter, min(stop, held.numel)
+    if start >= inside:
+        return torch.zeros(stop - start)
+    if held.sizes[1:] == p.shape[1:]:  # whole rows: they follow each other in the logical tensor too
+        begins = held.offsets[0] * math.prod(p.shape[1:])
+        values = first(p, begins + start, begins + inside)
+    else:
+        width, whole, left = held.sizes[1], p.shape[1], held.offsets[1]
+        low, high = start // width, -(-inside // width)  # rows
+        drawn = first(p, low * whole, high * whole).view(high - low, whole)
+        values = drawn[:, left : left + width].reshape(-1)[start - low * width : inside - low * width]
+    return torch.cat([values, values.new_zeros(stop - inside)]) if inside < stop else values
 
 
 def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt.NDArray[np.float32]:
@@ -55,11 +80,17 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
     return out * np.float32(std)
 
 
-def create(spec: ModelSpec, dtype: torch.dtype, device: torch.device, parameters: bool = True) -> Decoder:
+def create(
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    parameters: bool = True,
+    tp: TensorParallel | None = None,
+) -> Decoder:
     """A Decoder on a device, parameters allocated and not yet filled; without `parameters` they have their shapes and
-    no memory."""
+    no memory. With `tp`, `spec` is what this rank holds."""
     with torch.device("meta"):
-        model = Decoder(spec)
+        model = Decoder(spec, tp=tp)
     made: dict[nn.Parameter, nn.Parameter] = {}  # a tied one has several users
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False)):

@@ -32,6 +32,7 @@ from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.mesh import Mesh, mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.quantity import write_bytes
+from phalanx.spec.split import local
 from phalanx.spec.strategy import DEFAULT_BUCKET_MIB, Strategy
 
 GIVEN = "given"  # the reason for a bucket that the user chose
@@ -68,7 +69,7 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy
     if strategy.bucket != "auto" or not has_buckets(strategy):
         return strategy, ""
     op, axis = ("reduce_scatter", "dp_shard") if strategy.stage else ("all_reduce", "dp_replicate")
-    total = model.parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
+    total = local(model, strategy.tp).parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
     line = _line(cluster, mesh(strategy), op, axis, total)
     beside = cluster.device.own_communication_engine
     default = DEFAULT_BUCKET_MIB * 2**20

@@ -77,7 +77,7 @@ class DataParallel:
         strategy: Strategy,
         units: dict[str, nn.Module],
     ) -> None:
-        self.comm, self.stage, self.module = comm, strategy.stage, module
+        self.comm, self.stage, self.module, self.strategy = comm, strategy.stage, module, strategy
         self.axis = comm.mesh.gradient_axis if self.stage == 0 else "dp_shard"
         self.replicas = strategy.dp_replicate if self.stage else 1
         ranks = comm.ranks(self.axis)

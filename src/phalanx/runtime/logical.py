@@ -1,4 +1,5 @@
-"""The state of training by layout-free names, as checkpoints hold it: single-process names, global shapes.
+"""The state of training by layout-free names, as checkpoints hold it: single-process names, global shapes. Of what
+tensor-parallel ranks split, each knows a box.
 
 parameters.<fqn>              in the master type
 optimizer.<fqn>.<state>       exp_avg, exp_avg_sq, momentum_buffer, ...; step
@@ -20,17 +21,21 @@ from phalanx.runtime import checkpoint
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.part import Part, share, whole
 from phalanx.runtime.transport import Call
+from phalanx.spec.split import Split
 
 OPTIONAL = "compression."
 """A checkpoint of another strategy lacks these: training then begins with nothing kept back."""
 
 
-def owned(engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> Iterator[Part]:
+def owned(
+    engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer, split: Split | None = None
+) -> Iterator[Part]:
     """What this rank saves: the shares of all ranks make everything, once. All ranks together."""
     comm = engine.comm
     rank = comm.world.rank
-    # A counter is its parameter's as a whole: whoever holds the first element writes it.
-    mine = (p for begins, p in _held(engine, masters, optimizer) if begins == 0 or p.shape)
+    # A counter is its parameter's as a whole: whoever holds the first element writes it. Of what several tp ranks
+    # hold, the first of them writes all.
+    mine = (p for first, p in _held(engine, masters, optimizer, split, copies=False) if first or p.shape)
     alike = comm.ranks(engine.axis if engine.stage == 0 else "dp_replicate")
     yield from share(mine, alike.index(rank), len(alike))
     alike = comm.ranks(comm.mesh.gradient_axis)
@@ -38,18 +43,32 @@ def owned(engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.opt
 
 
 def _held(
-    engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[int, Part]]:
-    """(Where in its parameter it begins, part) of this rank's masters and their optimizer states."""
-    if engine.stage == 0:
-        for name, master in masters.items():
-            for label, t in _tensors(name, master, optimizer):
-                yield 0, whole(label, t)
-        return
-    for piece, _, _ in engine.pieces():
-        p, begins = piece.parameter, piece.start
-        for label, t in _tensors(p.fqn, masters[p.fqn], optimizer):
-            yield begins, Part(label, p.shape, begins, t.detach()) if t.dim() else whole(label, t)
+    engine: DataParallel,
+    masters: dict[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    split: Split | None,
+    copies: bool = True,
+) -> Iterator[tuple[bool, Part]]:
+    """(Whether it is its parameter's first element and more, part) of this rank's masters and their optimizer states.
+    Without `copies` what a tp rank before this one holds too is left out."""
+    pieces = {piece.parameter.fqn: piece for piece, _, _ in engine.pieces()} if engine.stage else {}
+    for name, master in masters.items():
+        shape, start, within = tuple(master.shape), 0, None
+        if name in pieces:
+            shape, start = pieces[name].parameter.shape, pieces[name].start
+        inside = master.numel()
+        if split is not None and split.tp > 1:
+            held = split.held(name)
+            if not copies and split.index % held.copies:
+                continue
+            shape, within = held.parameter.shape, (held.offsets, held.sizes)
+            inside = max(0, min(inside, held.numel - start))  # the rest are rows of no token
+        first = start == 0 and not any(within[0] if within else ())
+        for label, t in _tensors(name, master, optimizer):
+            if not t.dim():
+                yield first, whole(label, t)
+            elif inside:
+                yield first, Part(label, shape, start, t.detach().view(-1)[:inside], within)
 
 
 def _tensors(name: str, master: Tensor, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
@@ -59,6 +78,31 @@ def _tensors(name: str, master: Tensor, optimizer: torch.optim.Optimizer) -> Ite
             kind = f"{type(optimizer).__name__}'s state {key!r}"
             raise TypeError(f"{kind} is of type {type(value).__name__}: a checkpoint holds tensors")
         yield f"optimizer.{name}.{key}", value
+
+
+@torch.no_grad()
+def gradients(engine: DataParallel, split: Split) -> dict[str, Tensor]:
+    """Every parameter's gradient, whole. Of what several tp ranks hold, that one which is farthest from the first's.
+    All ranks together."""
+    if split.tp == 1:
+        return dict(engine.gradients())
+    comm, found = engine.comm, {}
+    ranks = comm.ranks("tp")
+    for name, mine in engine.gradients():
+        p = split.held(name).parameter
+        parts = mine.new_empty(split.tp, *mine.shape)
+        comm.start(Call("all_gather", ranks, split.index, mine.contiguous().view(-1), parts.view(-1))).wait()
+        first, farthest = mine.new_zeros(p.shape), mine.new_zeros(p.shape)
+        for index, part in enumerate(parts):
+            held = split.at(index).held(name)
+            place = tuple(slice(o, o + n) for o, n in zip(held.offsets, held.sizes, strict=True))
+            part = part[tuple(slice(n) for n in held.sizes)]
+            if index % held.copies == 0:
+                first[place], farthest[place] = part, part
+            elif (part - first[place]).norm() > (farthest[place] - first[place]).norm():
+                farthest[place] = part
+        found[name] = farthest
+    return found
 
 
 @torch.no_grad()
@@ -95,12 +139,13 @@ def load(
     folder: Path,
     step: int,
     rest: dict[str, Tensor] | None = None,
+    split: Split | None = None,
 ) -> None:
     """Go on from a checkpoint, and from what `rest` names in it; at stage 0 weights of another type than the masters
     are the caller's to cast. All ranks together. Raises CheckpointError."""
     # The first weights may still be on their way round: they would meet those that are read, in the same memory.
     engine.wait_parameters(list(engine.parameters))
-    parts = [part for _, part in _held(engine, masters, optimizer)]
+    parts = [part for _, part in _held(engine, masters, optimizer, split)]
     parts += [whole(name, tensor) for name, tensor in (rest or {}).items()]
     c = engine.compressor
     if c is None:

@@ -88,6 +88,8 @@ def spread(
         raise InputError(
             "precision.compute", "float16", "needs a loss scale, which `phalanx train` has", "use bfloat16"
         )
+    if s.tp > 1:
+        raise InputError("strategy.tp", s.tp, "splits layers, which `phalanx train` has of its own", "use dp alone")
     require_runnable(s, Job(s.dp, 1, precision))
     module.to(world.device)
     choices = [Choice(op, world.size, 0, transport) for op in _OPS] if transport != "native" else []

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""(Offsets, sizes) along each dimension."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Elements from `start` on of the flattened logical tensor `name` of a global `shape`. `data`: (elements,), a
-    view of live memory."""
+    """Elements from `start` on of the flattened logical tensor `name` of a global `shape`, or of the flattened box
+    `within` it. `data`: (elements,), a view of live memory."""
 
     name: str
     shape: tuple[int, ...]
     start: int
     data: Tensor
+    within: Box | None = None
 
 
 def whole(name: str, tensor: Tensor) -> Part:
@@ -40,12 +44,8 @@ def share(parts: Iterable[Part], index: int, count: int) -> Iterator[Part]:
         n = p.data.numel()
         first, last = max(low - begins, 0), min(high - begins, n)
         if first < last:
-            yield Part(p.name, p.shape, p.start + first, p.data[first:last])
+            yield replace(p, start=p.start + first, data=p.data[first:last])
         begins += n
-
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""(Offsets, sizes) along each dimension."""
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
@@ -71,7 +71,9 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
 def pieces(part: Part) -> Iterator[tuple[Box, Tensor]]:
     """Each box of a part, with its elements: a view of the part's data, in the shape of the box."""
     begins = 0
-    for offsets, sizes in boxes(part.shape, part.start, part.start + part.data.numel()):
+    origin, shape = part.within or ((0,) * len(part.shape), part.shape)
+    for inside, sizes in boxes(shape, part.start, part.start + part.data.numel()):
         n = math.prod(sizes)
+        offsets = tuple(o + i for o, i in zip(origin, inside, strict=True))
         yield (offsets, sizes), part.data[begins : begins + n].view(sizes)
         begins += n

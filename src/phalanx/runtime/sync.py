@@ -3,6 +3,7 @@
     weights           stages 0, 1, 2: all data-parallel ranks hold them whole
     masters           of a type of their own, or at stage 3, where weights rest in them: equal over dp_replicate
     module buffers    all data-parallel ranks
+    what tp ranks hold copies of: weights, or where those are sharded the masters of the same pieces
 
 A shard that nobody else holds (dp_replicate = 1) has nothing to be compared with.
 """
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.transport import Call
+from phalanx.spec.split import Split
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _AT_ONCE = 2**20  # elements: their int64 copies stay small beside the tensors
@@ -35,14 +37,15 @@ def checksum(tensor: Tensor) -> Tensor:
     return torch.stack([part.sum(dtype=torch.int64) for part in bits.split(_AT_ONCE)]).sum()
 
 
-def compare(engine: DataParallel, masters: Mapping[str, Tensor]) -> None:
+def compare(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | None = None) -> None:
     """Compare the replicas' state between two steps. `masters`: of what this rank updates, by parameter, as pieces at
-    stages 1 to 3. Every data-parallel rank takes part in one all-gather of a number per tensor, unrecorded.
+    stages 1 to 3; `split`: what this rank holds of the model. Every rank takes part in one all-gather of a number per
+    tensor, unrecorded.
 
     Raises ReplicasDiffer, on all of them alike.
     """
     comm = engine.comm
-    ranks = comm.ranks(comm.mesh.gradient_axis)
+    ranks = comm.ranks("world")
     if len(ranks) == 1:
         return
     whole, shards = _held(engine, masters)
@@ -53,11 +56,20 @@ def compare(engine: DataParallel, masters: Mapping[str, Tensor]) -> None:
     table = own.new_empty(len(ranks) * len(names))
     comm.start(Call("all_gather", ranks, ranks.index(comm.world.rank), own, table)).wait()
     table = table.view(len(ranks), len(names)).cpu()  # (ranks, tensors)
-    found = list(_differences(table[:, : len(whole)], names[: len(whole)], ranks))
+    found: list[str] = []
+    axis = comm.mesh.gradient_axis
+    for group in comm.mesh.groups(axis).tolist() if axis else ():
+        found += _differences(table[group, : len(whole)], names[: len(whole)], group)
     for group in comm.mesh.groups("dp_replicate").tolist():
-        if group[0] in ranks:
-            rows = table[[ranks.index(r) for r in group], len(whole) :]
-            found += _differences(rows, names[len(whole) :], group)
+        found += _differences(table[group, len(whole) :], names[len(whole) :], group)
+    if split is not None and split.tp > 1:
+        for group in comm.mesh.groups("tp").tolist():
+            for i, name in enumerate(names):
+                n = _copies(name, split)
+                for first in range(0, split.tp, n) if n > 1 else ():
+                    holders = group[first : first + n]
+                    found += _differences(table[holders, i : i + 1], [name], holders)
+    found = list(dict.fromkeys(found))
     if found:
         more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         raise ReplicasDiffer(f"replicas hold different bits in {', '.join(found[:_NAMED])}{more}")
@@ -80,6 +92,11 @@ def _held(
         shards[f"the master of {name}"] = master if own else None
     whole |= {f"buffer {name}": tensor for name, tensor in engine.module.named_buffers()}
     return whole, shards
+
+
+def _copies(name: str, split: Split) -> int:
+    """How many neighbouring tp ranks hold the same of what is called so."""
+    return split.tp if name.startswith("buffer ") else split.held(name.removeprefix("the master of ")).copies
 
 
 def _differences(table: Tensor, names: Sequence[str], ranks: Sequence[int]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from functools import cache
 from phalanx.spec.compression import BLOCK
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec, Parameter, parameters
+from phalanx.spec.split import local
 from phalanx.spec.strategy import Strategy
 
 _ALIGNED = 16  # elements: 64 bytes in fp32
@@ -85,10 +86,11 @@ def unit_buckets(spec: ModelSpec) -> tuple[Bucket, ...]:
 
 
 def buckets(spec: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]:
-    """What a strategy reduces at once."""
+    """What a strategy reduces at once: of a rank's own part of the model, where tensor parallelism splits it."""
+    held = local(spec, strategy.tp)
     if strategy.stage == 3:
-        return unit_buckets(spec)
-    return gradient_buckets(spec, job, strategy.bucket_bytes)
+        return unit_buckets(held)
+    return gradient_buckets(held, job, strategy.bucket_bytes)
 
 
 @cache

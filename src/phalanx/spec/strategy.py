@@ -16,6 +16,7 @@ from phalanx.spec.compression import Compression
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import DType, Job, Precision
 from phalanx.spec.model import ModelSpec
+from phalanx.spec.split import require_split
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 AXES = ("pp", "dp", "cp", "tp")
@@ -188,6 +189,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"micro_batch x dp = {s.micro_batch} x {s.dp} does not divide job.global_batch = {job.global_batch}",
             f"use one of {_some(fits)}",
         )
+    require_split(model, s.tp)
     if job.seq > model.max_seq:
         raise InputError(
             "job.seq",
@@ -202,7 +204,7 @@ _RUNNABLE: dict[str, set[Any] | None] = {
     "dp": None,
     "zero": None,
     "shard": None,
-    "tp": {1},
+    "tp": None,
     "sp": {False},
     "cp": {1},
     "ulysses": {1},
@@ -237,6 +239,13 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
     if strategy.reshard is not None and strategy.zero != 3:
         raise InputError("strategy.reshard", strategy.reshard, "only zero=3 gathers parameters", "leave it out")
     _require_compressible(strategy, p.accumulate_dtype)
+    if strategy.tp > 1 and strategy.compressor is not None:
+        raise InputError(
+            "strategy.compression",
+            strategy.compression,
+            "rounds what all tp ranks hold differently on each",
+            "use tp=1, or leave it out",
+        )
     for name, runnable in _RUNNABLE.items():
         given = getattr(strategy, name)
         if runnable is not None and given not in runnable:

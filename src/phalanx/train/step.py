@@ -26,15 +26,18 @@ import torch
 from torch import Tensor
 
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.initial import create, initial
+from phalanx.nn.initial import create, initial, of_rank
 from phalanx.nn.weights import Weights
-from phalanx.runtime import checkpoint, logical, seam
+from phalanx.runtime import checkpoint, logical, seam, sync
 from phalanx.runtime.comm import DTYPES, Comm
+from phalanx.runtime.copies import Copies
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.part import Part
+from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.schedule.buckets import buckets
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.split import Split
 from phalanx.spec.strategy import Strategy
 from phalanx.train.loss_scale import LossScale
 from phalanx.train.nonfinite import origin
@@ -73,14 +76,17 @@ class Training:
         precision = job.precision
         device = comm.world.device
         stage = strategy.stage
-        self.model: Decoder = create(spec, DTYPES[precision.compute], device, parameters=stage < 3)
+        self.split = Split(spec, strategy.tp, comm.mesh.place(comm.world.rank)["tp"])
+        self.tp = TensorParallel(comm, self.split) if strategy.tp > 1 else None
+        held = self.split.local
+        self.model: Decoder = create(held, DTYPES[precision.compute], device, stage < 3, self.tp)
         if job.documents == "packed":
             self.model.prepare(job.seq)  # memory is the same in every step
         self.weights: dict[str, Tensor] = dict(self.model.named_parameters()) if stage == 0 else {}
         separate = precision.master_dtype != precision.compute
         self.masters: dict[str, Tensor] = {}
-        first = initial(spec, seed, weights)
-        for p in parameters(spec) if stage == 0 else ():
+        first = of_rank(initial(spec, seed, weights), self.split)
+        for p in parameters(held) if stage == 0 else ():
             values = first(p, 0, p.numel).view(p.shape)
             with torch.no_grad():
                 self.weights[p.fqn].copy_(values)
@@ -91,11 +97,12 @@ class Training:
             self.model, buckets(spec, job, strategy), precision, comm, strategy, self.model.units()
         )
         self.engine.start(lambda piece: first(piece.parameter, piece.start, piece.stop))
+        self.copies = Copies(self.engine, self.split) if self.tp is not None else None
         self._gradients = dict(self.engine.gradients()) if stage == 0 else {}
         if stage:
             for piece, master, gradient in self.engine.pieces():
                 self.masters[piece.parameter.fqn], self._gradients[piece.parameter.fqn] = master, gradient
-        matrices = {p.fqn for p in parameters(spec) if len(p.shape) > 1}
+        matrices = {p.fqn for p in parameters(held) if len(p.shape) > 1}
         self.optimizer = make_optimizer(job.optimizer, self.masters, matrices)
         # A master of the gradients' own type reads them where they were reduced; another gets a cast copy.
         self._same = precision.accumulate_dtype == precision.master_dtype
@@ -113,21 +120,22 @@ class Training:
         """
         job, comm = self.job, self.comm
         expected = job.global_batch * job.seq
-        sharded = self.engine.stage > 0
+        parts = self.engine.stage > 0 or self.tp is not None  # gradients: each rank has some
         divisor = self.loss_scale.divisor(expected) if self.loss_scale else float(expected)
         self.engine.unscale = divisor / expected
         loss_sum = self._passes(micro_batches, 1 / divisor)
-        square_here = self.engine.norm_square()
-        metrics = torch.zeros(4 + sharded, dtype=torch.float64, device=comm.world.device)
-        metrics[0] = loss_sum
-        metrics[1] = sum(batch.shape[-2] * (batch.shape[-1] - 1) for batch in micro_batches)
+        square_here = self.engine.norm_square() if self.copies is None else self.copies.norm_square()
+        metrics = torch.zeros(4 + parts, dtype=torch.float64, device=comm.world.device)
+        if self.split.index == 0:  # tp ranks have the same: one says it for all
+            metrics[0] = loss_sum
+            metrics[1] = sum(batch.shape[-2] * (batch.shape[-1] - 1) for batch in micro_batches)
         metrics[2] = float(stop)
-        metrics[3] = ~torch.isfinite(metrics[0] + square_here)
-        if sharded:
+        metrics[3] = ~torch.isfinite(loss_sum + square_here)
+        if parts:
             metrics[4] = square_here
         comm.all_reduce(metrics, "world", unit="metrics", phase="opt").wait()
         # The step's one read of device memory by the host.
-        read = metrics if sharded else torch.cat([metrics, square_here[None]])
+        read = metrics if parts else torch.cat([metrics, square_here[None]])
         loss, tokens, stops, faulty, square = seam.read(read, [0.0, float(expected), 0.0, 0.0, 1.0])
         # The loss was divided by something else than the true number of target tokens.
         factor = (expected if self.engine.compressor else divisor) / tokens
@@ -152,6 +160,8 @@ class Training:
         self.engine.begin()
         for i, batch in enumerate(micro_batches):
             self.current = i
+            if self.tp is not None:
+                self.tp.micro_batch = i
             self.engine.micro_batch(i, last=i == len(micro_batches) - 1)
             comm.status.now(f"forward of micro-batch {i}")
             loss = self._loss(batch)
@@ -160,6 +170,8 @@ class Training:
             loss_sum = loss.detach().double() if loss_sum is None else loss_sum + loss.detach()
             del loss
         self.engine.finish()
+        if self.copies is not None:
+            self.copies.add_up()
         assert loss_sum is not None
         return loss_sum
 
@@ -211,8 +223,8 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self, batches: list[Tensor], passes: int) -> tuple[float, int]:
-        """(Loss summed over target tokens, their number) of this rank's sequences, reduced over the world. `passes`:
-        the most batches that any rank has, for at stage 3 every rank takes part in every pass."""
+        """(Loss summed over target tokens, their number) of this replica's sequences, reduced over the world.
+        `passes`: the most batches that any has, for at stage 3 every rank takes part in every pass."""
         total = torch.zeros(2, dtype=torch.float64, device=self.comm.world.device)
         for batch in batches:
             total[0] += self._loss(batch)
@@ -221,13 +233,23 @@ class Training:
             nothing = torch.zeros(1, 2, dtype=torch.int64, device=self.comm.world.device)
             for _ in range(passes - len(batches)):
                 self._loss(nothing)
+        if self.split.index:  # tp ranks have the same
+            total.zero_()
         self.comm.all_reduce(total, "world", unit="evaluation", phase="opt").wait()
         loss, tokens = total.tolist()
         return loss, int(tokens)
 
+    def compare_replicas(self) -> None:
+        """Raises ReplicasDiffer where ranks that must hold the same bits do not; all ranks together."""
+        sync.compare(self.engine, self.masters, self.split)
+
     def owned(self) -> Iterator[Part]:
         """What this rank writes of a checkpoint; all ranks together (runtime/logical.py)."""
-        return logical.owned(self.engine, self.masters, self.optimizer)
+        return logical.owned(self.engine, self.masters, self.optimizer, self.split)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Every logical parameter's gradient; all ranks together."""
+        return logical.gradients(self.engine, self.split)
 
     def numerics(self) -> dict[str, Any]:
         """What a checkpoint says beside its tensors: steps skipped so far, and of an fp16 run its loss scale."""
@@ -240,7 +262,7 @@ class Training:
         self.skipped = about.get("skipped", 0)
         if self.loss_scale and about.get("loss_scale"):
             self.loss_scale = LossScale(**about["loss_scale"])
-        logical.load(self.engine, self.masters, self.optimizer, folder, step)
+        logical.load(self.engine, self.masters, self.optimizer, folder, step, split=self.split)
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.copy_(self.masters[name])

@@ -197,7 +197,7 @@ class Trainer:
     def _compare_replicas(self, step: int) -> None:
         self.comm.status.now("comparison of the replicas")
         try:
-            sync.compare(self.training.engine, self.training.masters)
+            self.training.compare_replicas()
         except sync.ReplicasDiffer as error:
             raise sync.ReplicasDiffer(f"after step {step} {error}") from None
 
@@ -242,11 +242,12 @@ class Trainer:
         plan, world = self.plan, self.comm.world
         self.comm.status.now("evaluation")
         limit = plan.train.eval_batches * plan.job.global_batch
-        starts = validation_windows(self.tokens.validation(), plan.job.seq, limit)[world.rank :: world.size]
+        every = validation_windows(self.tokens.validation(), plan.job.seq, limit)
+        starts = every[self.replica :: plan.strategy.dp]
         held_out, size = self.tokens.validation(), plan.strategy.micro_batch
         documents = self.tokens.validation_starts() if self.separate else None
         parts = [take(held_out, starts[i : i + size], plan.job.seq, documents) for i in range(0, len(starts), size)]
-        most = -(-len(validation_windows(held_out, plan.job.seq, limit)) // world.size)  # of any rank
+        most = -(-len(every) // plan.strategy.dp)  # of any replica
         passes = -(-most // size)
         loss, tokens = self.training.evaluate([_to_device(part, world.device) for part in parts], passes)
         return loss / tokens if tokens else None

@@ -72,7 +72,7 @@ def examine(
         lr = learning_rate(train, train.lr, step)
         share = batches.share(step, replica, strategy.dp, strategy.micro_batch)
         result = ours.step([torch.from_numpy(b).to(device) for b in share], lr)
-        gradients = dict(ours.engine.gradients())
+        gradients = ours.gradients()
         if oracle is None:
             continue
         share = batches.share(step, 0, 1, whole.micro_batch)

@@ -1,8 +1,9 @@
 """Which ranks to look at: one of each class, a class being ranks whose events cannot differ.
 
-Data-parallel ranks issue the same events. What differs is what they hold: where a bucket is padded to equal shards,
-the last shards hold less, maybe nothing at all of some bucket. So there are at most two classes, shards that are full
-and shards that are not, of which the last holds least.
+Data-parallel ranks issue the same events, and so do tensor-parallel ranks, who hold tensors of the same shapes. What
+differs is what they hold: where a bucket is padded to equal shards, the last shards hold less, maybe nothing at all
+of some bucket. So there are at most two classes, shards that are full and shards that are not, of which the last
+holds least.
 """
 
 from __future__ import annotations
@@ -32,6 +33,6 @@ def classes(spec: ModelSpec, job: Job, s: Strategy) -> tuple[RankClass, ...]:
     full = min(numel // part for numel, part in sizes)  # shards without padding
     if full == s.dp_shard:
         return (RankClass(0, s.world, "alike"),)
-    found = [RankClass(0, full * s.dp_replicate, "full shards")] if full else []
-    padded = (s.dp_shard - full) * s.dp_replicate
-    return (*found, RankClass(s.world - 1, padded, "shards with padding"))
+    of_each = s.world // s.dp_shard
+    found = [RankClass(0, full * of_each, "full shards")] if full else []
+    return (*found, RankClass(s.world - 1, (s.dp_shard - full) * of_each, "shards with padding"))

@@ -1,0 +1,49 @@
+"""A rank of several that write a text: `python -m phalanx.infer.worker '{"run", "prompt", "how", "out"}'`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from phalanx.infer.generate import Sampling, generate
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.launch import launch, run_rank
+from phalanx.spec import plan as plans
+from phalanx.spec.mesh import mesh
+from phalanx.spec.plan import write_json
+from phalanx.spec.split import require_split
+from phalanx.spec.strategy import Strategy
+
+_TIMEOUT_S = 300.0
+
+
+def over_ranks(run: Path, prompt: str, how: Sampling, tp: int) -> str:
+    """`generate` on `tp` local ranks that split every layer. Raises InputError, RankFailure."""
+    require_split(plans.model_of(run), tp)
+    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
+        out = Path(folder) / "text.json"
+        given = {"run": str(run.absolute()), "prompt": prompt, "how": asdict(how), "out": str(out)}
+        launch("phalanx.infer.worker", json.dumps(given), tp, 1, None, _TIMEOUT_S)
+        return str(json.loads(out.read_text())["text"])
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    world = worlds.external() or worlds.ALONE
+
+    def work() -> None:
+        comm = Comm(world, mesh(Strategy(tp=world.size)))
+        comm.status.now("generation")
+        text = generate(Path(given["run"]), given["prompt"], Sampling(**given["how"]), comm)
+        if world.rank == 0:
+            write_json(Path(given["out"]), {"text": text})
+
+    run_rank(world, _TIMEOUT_S, work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Embedding and cross-entropy over a vocabulary that the tp ranks share: each has some rows of it, and some logits of
+every token. Whole logits are nowhere.
+
+Like nn/functions.py: what is kept is said, and cost/memory.py counts just that.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from phalanx.nn.functions import accumulate_dtype, rows_at_once
+from phalanx.runtime import seam
+from phalanx.runtime.tensor_parallel import TensorParallel
+
+
+def _mine(tokens: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:
+    """(The row that each token has on this rank, or 0; whether it has none), (tokens,) both."""
+    index = tokens.reshape(-1) - tp.split.first_token
+    elsewhere = (index < 0).logical_or_(index >= tp.split.tokens)
+    return index.masked_fill_(elsewhere, 0), elsewhere
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, tokens: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.tp, ctx.weight = tp, weight
+        index, elsewhere = _mine(tokens, tp)
+        out = weight[index].masked_fill_(elsewhere.unsqueeze(-1), 0)
+        tp.all_reduce(out, "embed", "F").wait()
+        return out.view(*tokens.shape, -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor | None]:
+        (tokens,) = ctx.saved_tensors
+        index, elsewhere = _mine(tokens, ctx.tp)
+        rows = g.reshape(-1, g.shape[-1]).masked_fill(elsewhere.unsqueeze(-1), 0)
+        beside: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "rows_beside", None)
+        if beside is None:
+            return None, None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)
+        beside.append((index, rows))
+        return None, None, None  # the weight's hook is called all the same
+
+
+def embedding(tp: TensorParallel, tokens: Tensor, weight: Tensor) -> Tensor:
+    """The rows of the vocabulary that the tokens name: those that this rank has, and the others' by one all-reduce.
+    Keeps the tokens; the gradient is left as functions.embedding's is."""
+    return _Embedding.apply(tp, tokens, weight)  # type: ignore[no-any-return]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor:
+        wide, gradient = accumulate_dtype(logits.dtype), ctx.needs_input_grad[1]
+        if tp.split.tokens < logits.shape[1]:
+            logits[:, tp.split.tokens :] = -math.inf  # of no token
+        top = logits.amax(-1).to(wide)
+        tp.all_reduce(top, "head", "F", "max").wait()
+        index, elsewhere = _mine(targets, tp)
+        sums = torch.empty(2, len(logits), dtype=wide, device=logits.device)  # of exponentials; the target's logit
+        step = rows_at_once(logits)
+        slices = [slice(low, low + step) for low in range(0, len(logits), step)]
+        for here in seam.rounds(slices):
+            _sums(logits[here], top[here], index[here].unsqueeze(-1), sums[:, here])
+        sums[1].masked_fill_(elsewhere, 0)
+        tp.all_reduce(sums, "head", "F").wait()
+        total, chosen = sums
+        if gradient:
+            ones = elsewhere.logical_not_().to(logits.dtype).neg_()
+            for here in seam.rounds(slices):
+                _softmax(logits[here], top[here], total[here])
+                logits[here].scatter_add_(-1, index[here].unsqueeze(-1), ones[here].unsqueeze(-1))
+            ctx.save_for_backward(logits)
+        return (total.log_() - chosen).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, None]:
+        (d_logits,) = ctx.saved_tensors
+        return None, d_logits.mul_(g), None
+
+
+def _shifted(logits: Tensor, top: Tensor) -> Tensor:
+    """logits - top of some rows: in their place, or in memory of its own where sums are wider."""
+    return (logits if logits.dtype == top.dtype else logits.to(top.dtype)).sub_(top.unsqueeze(-1))
+
+
+def _sums(logits: Tensor, top: Tensor, index: Tensor, sums: Tensor) -> None:
+    """Of some rows, the sum of exponentials and one logit, above their `top`. Leaves exponentials, if it can."""
+    z = _shifted(logits, top)
+    torch.sum(z.gather(-1, index), -1, out=sums[1])
+    torch.sum(z.exp_(), -1, out=sums[0])
+
+
+def _softmax(logits: Tensor, top: Tensor, total: Tensor) -> None:
+    """In place, of what `_sums` has left."""
+    if logits.dtype == total.dtype:
+        logits.div_(total.unsqueeze(-1))
+    else:
+        logits.copy_(_shifted(logits, top).exp_().div_(total.unsqueeze(-1)))
+
+
+def cross_entropy(tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor:
+    """-Σ log softmax(logits)[target] over all tokens, the same on every rank, as functions.cross_entropy; by an
+    all-reduce of each token's largest logit and one of its sum of exponentials and its target's logit.
+
+    logits: (tokens, rows of this rank), OVERWRITTEN by the gradient. targets: (tokens,) int64, of all the vocabulary.
+    """
+    return _CrossEntropy.apply(tp, logits, targets)  # type: ignore[no-any-return]
+
+
+def gathered(tp: TensorParallel, logits: Tensor) -> Tensor:
+    """The logits of one token, (vocab,), from every rank's own, (rows of this rank,)."""
+    whole = logits.new_empty(tp.split.tp * len(logits))
+    tp.comm.all_gather(whole, logits.contiguous(), "tp", unit="head", phase="F").wait()
+    return whole[: tp.split.spec.vocab]

@@ -1,0 +1,71 @@
+"""Gradients of what several tp ranks hold alike: norms, biases that are added once, key heads that ranks share.
+
+Of most, every holder computes the same gradient. Of some each computes its own part, from its own heads: the norms
+of queries and keys, and shared key heads. Their sums are made once a step, of the accumulated gradients:
+
+    end of backward   all-reduce over tp of a buffer in which every different part has its place
+
+In the gradient's norm each logical parameter counts once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from phalanx.runtime.data_parallel import DataParallel
+from phalanx.schedule.tensor_parallel import summed_elements
+from phalanx.spec.split import Split, partial
+
+
+class Copies:
+    """What an engine's gradients are to those of the other tp ranks. All of them hold the same pieces of the same
+    parameters, of the boxes that they have of them."""
+
+    def __init__(self, engine: DataParallel, split: Split) -> None:
+        self._comm, self._replicas = engine.comm, engine.comm.size("dp_replicate")
+        self._runs: dict[int, list[Tensor]] = {}  # neighbouring gradients, by how many ranks hold them
+        sums: list[tuple[Tensor, int, int]] = []  # gradient, different ones among the ranks, which is this one
+        boxes = partial(split.spec, split.tp)
+        for b in engine.buckets:
+            assert b.shard is not None
+            begins, before = 0, 0
+            for piece in b.pieces():
+                fqn, here = piece.parameter.fqn, piece.of(b.shard)
+                held = split.held(fqn)
+                if held.copies != before:
+                    begins, before = piece.at, held.copies
+                    self._runs.setdefault(before, []).append(here)
+                self._runs[before][-1] = b.shard[begins : piece.at + here.numel()]
+                if fqn in boxes:
+                    sums.append((here, boxes[fqn], split.index // held.copies))
+        self._sums: list[tuple[Tensor, Tensor]] = []  # gradient, its place in the buffer
+        shard = engine.buckets[0].shard
+        assert shard is not None
+        self._buffer = engine.comm.buffer(
+            summed_elements(split, [b.bucket for b in engine.buckets], engine.strategy), shard.dtype
+        )
+        begins = 0
+        for gradient, different, which in sums:
+            places = self._buffer[begins : begins + different * gradient.numel()].view(different, -1)
+            self._sums.append((gradient, places[which]))
+            begins += places.numel()
+
+    @torch.no_grad()
+    def add_up(self) -> None:
+        """The end of the last backward pass: gradients that are sums over tp ranks are made whole."""
+        if not self._buffer.numel():
+            return
+        self._buffer.zero_()
+        for gradient, place in self._sums:
+            place.copy_(gradient)
+        self._comm.all_reduce(self._buffer, "tp", unit="copies", phase="opt").wait()
+        for gradient, place in self._sums:
+            gradient.copy_(place)
+
+    def norm_square(self) -> Tensor:
+        """This rank's share of the square of the gradients' 2-norm over the world, fp64."""
+        square = torch.zeros((), dtype=torch.float64, device=self._comm.world.device)
+        for copies, runs in self._runs.items():
+            square += torch.stack(torch._foreach_norm(runs)).double().square_().sum() / copies
+        return square / self._replicas

@@ -1,0 +1,103 @@
+"""Tensor parallelism: a layer's matrices over the tp ranks of a replica, with explicit collectives in both passes.
+
+    columns   outputs are split: nothing forward; backward the gradient of the input is a sum over the ranks, which
+              travels while the gradients of the weights are computed
+    rows      inputs are split: forward the output is a sum over the ranks; backward nothing
+
+So each sub-layer (attention; MLP) has one all-reduce forward and one backward (Shoeybi et al. 2019, "Megatron-LM").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.transport import Handle
+from phalanx.schedule.event import Phase, Reduction
+from phalanx.spec.split import Split
+
+
+class TensorParallel:
+    """A rank's place among the tp ranks of its replica, given to its layers. `micro_batch`: whose passes run."""
+
+    def __init__(self, comm: Comm, split: Split) -> None:
+        self.comm, self.split = comm, split
+        self.micro_batch: int | None = None
+
+    def all_reduce(self, tensor: Tensor, unit: str, phase: Phase, reduction: Reduction = "sum") -> Handle:
+        """Start reducing a contiguous tensor in place over the tp ranks."""
+        return self.comm.all_reduce(
+            tensor, "tp", unit=unit, phase=phase, micro_batch=self.micro_batch, reduction=reduction
+        )
+
+
+class _Columns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, unit: str, x: Tensor, biased: bool, *given: Tensor) -> Any:
+        weights = given[::2] if biased else given
+        biases = given[1::2] if biased else (None,) * len(weights)
+        ctx.tp, ctx.unit, ctx.biased = tp, unit, biased
+        ctx.save_for_backward(x, *weights)
+        return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: Tensor) -> Any:
+        x, *weights = ctx.saved_tensors
+        rows = x.view(-1, x.shape[-1])
+        g = [part.reshape(-1, part.shape[-1]) for part in given]
+        d_x = g[0].mm(weights[0])
+        for part, weight in zip(g[1:], weights[1:], strict=True):
+            torch.addmm(d_x, part, weight, out=d_x)
+        underway = ctx.tp.all_reduce(d_x, ctx.unit, "B")
+        d_given = [
+            d for part in g for d in ((part.t().mm(rows), part.sum(0)) if ctx.biased else (part.t().mm(rows),))
+        ]
+        underway.wait()
+        return (None, None, d_x.view(x.shape), None, *d_given)
+
+
+def columns(tp: TensorParallel, unit: str, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+    """x Wᵀ + b of layers that hold rows of W and of b, and read one input x, (..., in), which all ranks have."""
+    biased = layers[0].bias is not None
+    # Through views, whose nodes in the graph are in order: so their gradients, which come together, reach the engine
+    # in the order in which it fills its buckets.
+    given = [p.view_as(p) for layer in layers for p in ((layer.weight, layer.bias) if biased else (layer.weight,))]
+    return _Columns.apply(tp, unit, x, biased, *given)  # type: ignore[no-any-return]
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, unit: str, y: Tensor, *biases: Tensor) -> Tensor:
+        tp.all_reduce(y, unit, "F").wait()
+        for bias in biases:
+            y.add_(bias)
+        ctx.biases = len(biases)
+        ctx.mark_dirty(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        d_bias = g.reshape(-1, g.shape[-1]).sum(0) if ctx.biases else None
+        return (None, None, g, *(d_bias for _ in range(ctx.biases)))
+
+
+def rows(x: Tensor, layer: nn.Linear) -> Tensor:
+    """This rank's term of x Wᵀ, whose sum over the ranks is `summed`: the layer holds columns of W, and all of b."""
+    return F.linear(x, layer.weight)
+
+
+def summed(tp: TensorParallel, unit: str, terms: Sequence[Tensor], layers: Sequence[nn.Linear]) -> Tensor:
+    """The sum over the ranks of their terms of some layers' outputs, in one all-reduce; and the biases, once."""
+    y = terms[0]
+    for other in terms[1:]:
+        y = y.add_(other)
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return _Sum.apply(tp, unit, y, *biases)  # type: ignore[no-any-return]
