@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import awkward
 import torch
 from ranks import over
 
-from phalanx.runtime import logical, sync
+from phalanx.runtime import logical, parallelize, sync
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.saving import Saver
 from phalanx.runtime.transport import Call, Handle
@@ -182,3 +184,9 @@ def resumed_while_weights_travel(
     differ = [name for (name, a), b in pairs if not torch.equal(a, b)]
     goes_on.comm.barrier()
     return results, differ
+
+
+def odd_passes_while_weights_travel(world: World, line: str, depth: int) -> dict[str, Any]:
+    """awkward.odd_passes over all-gathers that come late."""
+    with patch.object(parallelize, "Comm", Late):
+        return awkward.odd_passes(world, line, depth)

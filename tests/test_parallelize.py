@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import awkward
+import faults
 import numpy as np
 import pytest
 import torch
@@ -71,6 +72,16 @@ def test_weights_are_never_those_of_before(pool: Pool, depth: int) -> None:
         for found in pool.run(2, awkward.odd_passes, line, depth):
             for name, value in truth.items():
                 np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=f"{line} {name}")
+
+
+@pytest.mark.parametrize("line", ["zero=1", "zero=2"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_weights_that_come_late_do_not_meet_the_next_ones(pool: Pool, line: str, depth: int) -> None:
+    """A pass that skips all layers of a bucket waits for none of its weights, and then they are updated."""
+    truth = pool.run(2, awkward.odd_passes, "zero=0", depth)[0]
+    for found in pool.run(2, faults.odd_passes_while_weights_travel, line, depth):
+        for name, value in truth.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
 def test_a_state_dict_of_another_module_is_refused() -> None:

@@ -363,9 +363,11 @@ class DataParallel:
             self._complete(b)
 
     def finish(self) -> None:
-        """The end of the last backward pass: gradients are complete."""
+        """The end of the last backward pass: gradients are complete. Weights that no forward pass has waited for are
+        here, for the update writes where they are sent from, and the next ones arrive where they do."""
         self._flush()
         self._open = False
+        self.wait_parameters(list(self.parameters))
         for b in self.buckets:
             if b.across is not None:
                 b.across.wait()
