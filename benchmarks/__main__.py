@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -38,6 +39,16 @@ def _seconds(command: list[str]) -> float:
     start = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     return time.perf_counter() - start
+
+
+def _told(program: str, ranks: int, **given: Any) -> Any:
+    """What the ranks of a program in this folder have written."""
+    from phalanx.runtime.launch import launch
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "told.json"
+        launch(f"benchmarks.{program}", json.dumps({"out": str(out), **given}), ranks, 1)
+        return json.loads(out.read_text())
 
 
 def bench_help() -> Iterator[Result]:
@@ -70,12 +81,8 @@ def bench_mesh() -> Iterator[Result]:
 
 def bench_ddp() -> Iterator[Result]:
     """The quickstart's model at 2 ranks: our engine, torch's DistributedDataParallel, one process."""
-    from phalanx.runtime.launch import launch
 
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "ddp.json"
-        launch("benchmarks.ddp", json.dumps({"out": str(out)}), 2, 1)
-        found = json.loads(out.read_text())
+    found = _told("ddp", 2)
     ours, theirs, alone = (found[key]["tokens_per_s"] for key in ("phalanx", "ddp", "one process"))
     for name, values in found.items():
         cpu = median(values["cpu_s_per_step"])
@@ -91,13 +98,9 @@ def bench_ddp() -> Iterator[Result]:
 
 def bench_zero() -> Iterator[Result]:
     """Our ZeRO stages beside DistributedDataParallel and fully_shard, over Gloo and over shared memory."""
-    from phalanx.runtime.launch import launch
 
     for ranks in (2, 4):
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "zero.json"
-            launch("benchmarks.zero", json.dumps({"out": str(out)}), ranks, 1)
-            found = json.loads(out.read_text())
+        found = _told("zero", ranks)
         for name, values in found.items():
             speed = f"{median(values['tokens_per_s']):,.0f} tokens/s (best {max(values['tokens_per_s']):,.0f})"
             yield Result(
@@ -127,14 +130,10 @@ def bench_zero() -> Iterator[Result]:
 
 def bench_tensor() -> Iterator[Result]:
     """Tensor parallelism over Gloo and over shared memory, beside DTensor's parallelize_module."""
-    from phalanx.runtime.launch import launch
 
     theirs = "parallelize_module"
     for ranks in (2, 4):
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "tensor.json"
-            launch("benchmarks.tensor", json.dumps({"out": str(out)}), ranks, 1)
-            found = json.loads(out.read_text())
+        found = _told("tensor", ranks)
         for name, values in found.items():
             speed, cpu = values["tokens_per_s"], median(values["cpu_s_per_step"])
             shown = f"{median(speed):,.0f} tokens/s (best {max(speed):,.0f}), {cpu:.2f} CPU-s per step"
@@ -153,13 +152,9 @@ def bench_tensor() -> Iterator[Result]:
 
 def bench_bound() -> Iterator[Result]:
     """A step that is mostly communication: the better of our stages 0 and 1 beside DistributedDataParallel."""
-    from phalanx.runtime.launch import launch
 
     theirs = "DistributedDataParallel"
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "bound.json"
-        launch("benchmarks.bound", json.dumps({"out": str(out)}), 2, 1)
-        found = json.loads(out.read_text())
+    found = _told("bound", 2)
     best = 0.0
     for name, values in found.items():
         speed, cpu = values["tokens_per_s"], median(values["cpu_s_per_step"])
@@ -176,13 +171,9 @@ def bench_bound() -> Iterator[Result]:
 def bench_peak() -> Iterator[Result]:
     """The most live tensor bytes of a rank in a warm step, of ours and of torch's, each in processes of its own."""
     from benchmarks.peak import PAIRS
-    from phalanx.runtime.launch import launch
 
     def peak(program: str) -> int:
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "peak.json"
-            launch("benchmarks.peak", json.dumps({"out": str(out), "program": program}), 2, 1)
-            return int(json.loads(out.read_text()))
+        return int(_told("peak", 2, program=program))
 
     for ours, theirs in PAIRS:
         most = peak(theirs)
@@ -195,12 +186,8 @@ def bench_peak() -> Iterator[Result]:
 def bench_saving() -> Iterator[Result]:
     """What a checkpoint costs the steps beside which it is written, and what it costs to wait for it."""
     from benchmarks.saving import STEPS
-    from phalanx.runtime.launch import launch
 
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "saving.json"
-        launch("benchmarks.saving", json.dumps({"out": str(out)}), 2, 1)
-        given = json.loads(out.read_text())
+    given = _told("saving", 2)
     found, mib = given["figures"], given["bytes"] / 2**20
     for name in ("beside", "waited for"):
         both = found[name], found["nothing"]
@@ -214,15 +201,11 @@ def bench_memory() -> Iterator[Result]:
     """The peak memory of real steps: predicted, of the program without content, and measured."""
     from benchmarks.memory import CASES, PRECISIONS, job_of, model, strategy_of
     from phalanx.cost.program import expand
-    from phalanx.runtime.launch import launch
     from phalanx.verify.imagined import imagine
 
     precisions = {p.compute: p for p in PRECISIONS}
     for ranks in CASES:
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "memory.json"
-            launch("benchmarks.memory", json.dumps({"out": str(out)}), ranks, 1)
-            given = json.loads(out.read_text())
+        given = _told("memory", ranks)
         for line, compute, measured in given:
             job, strategy = job_of(precisions[compute]), strategy_of(line)
             predicted = expand(model(), job, strategy).peak_bytes
@@ -265,15 +248,11 @@ def bench_collectives() -> Iterator[Result]:
     from phalanx.measure.links import OPS
     from phalanx.measure.local import local_cluster
     from phalanx.plan.choose import choose
-    from phalanx.runtime.launch import launch
     from phalanx.spec.choice import pick
 
     for ranks, asked in ((2, 5.0), (4, 3.0)):
         chosen = choose(local_cluster(ranks, "float32", 1).collectives)
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "collectives.json"
-            launch("benchmarks.collectives", json.dumps({"out": str(out)}), ranks, 1)
-            found = json.loads(out.read_text())
+        found = _told("collectives", ranks)
         for op in OPS:
             for size in SIZES:
                 times = found[f"{op} {size}"]

@@ -1,5 +1,6 @@
 """The real step without tensors' content: every strategy that can be drawn is proved, and what is broken is named."""
 
+import gc
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from phalanx import session
 from phalanx.cost.program import expand
-from phalanx.runtime import data_parallel, gathered
+from phalanx.runtime import data_parallel, gathered, seam
 from phalanx.spec import jobfile
 from phalanx.spec import plan as plans
 from phalanx.spec.families import complete
@@ -227,11 +228,12 @@ def test_a_look_at_what_a_tensor_holds_fails_the_run_and_says_where() -> None:
 
 
 def test_nothing_is_left_behind() -> None:
-    hook, freeze = sys.excepthook, os.environ.copy()
+    hook, frozen, reads = sys.excepthook, gc.get_freeze_count(), seam.read
     verify(MODEL, JOB, Strategy(dp=2))
     assert not dist.is_initialized()
     assert sys.excepthook is hook
-    assert os.environ == freeze
+    assert gc.get_freeze_count() == frozen
+    assert seam.read is reads
 
 
 def test_memory_of_a_step_is_compared_over_time() -> None:

@@ -20,5 +20,5 @@ def read(tensor: Tensor, otherwise: list[Any]) -> list[Any]:
 
 def rounds(alike: Sequence[T]) -> Sequence[T]:
     """What a loop goes over whose rounds are alike, the last one perhaps smaller: the same operations, on tensors of
-    one shape. Where they hold nothing the first and the last round say all."""
+    one shape, and no collective. Where they hold nothing the first and the last round say all."""
     return alike

@@ -161,9 +161,8 @@ def _imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, ran: int)
 def _without_content() -> Iterator[None]:
     """Everything inside happens to tensors that hold nothing."""
     with ExitStack() as stack:
-        if (
-            not gc.get_freeze_count()
-        ):  # fake tensors are many small objects: what is imported is not searched for each
+        if not gc.get_freeze_count():
+            # Fake tensors are many small objects, which have collections run often: not over all that is imported.
             gc.freeze()
             stack.callback(gc.unfreeze)
         if not dist.is_initialized():
