@@ -41,13 +41,13 @@ def _seconds(command: list[str]) -> float:
     return time.perf_counter() - start
 
 
-def _told(program: str, ranks: int, **given: Any) -> Any:
+def _told(name: str, ranks: int, **given: Any) -> Any:
     """What the ranks of a program in this folder have written."""
     from phalanx.runtime.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "told.json"
-        launch(f"benchmarks.{program}", json.dumps({"out": str(out), **given}), ranks, 1)
+        launch(f"benchmarks.{name}", json.dumps({"out": str(out), **given}), ranks, 1)
         return json.loads(out.read_text())
 
 
