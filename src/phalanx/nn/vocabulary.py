@@ -118,5 +118,5 @@ def cross_entropy(tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor
 def gathered(tp: TensorParallel, logits: Tensor) -> Tensor:
     """The logits of one token, (vocab,), from every rank's own, (rows of this rank,)."""
     whole = logits.new_empty(tp.split.tp * len(logits))
-    tp.comm.all_gather(whole, logits.contiguous(), "tp", unit="head", phase="F").wait()
+    tp.inner.comm.all_gather(whole, logits.contiguous(), "tp", unit="head", phase="F").wait()
     return whole[: tp.split.spec.vocab]

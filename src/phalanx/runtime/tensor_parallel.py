@@ -17,24 +17,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.comm import Comm
+from phalanx.runtime.inner import Inner
 from phalanx.runtime.transport import Handle
 from phalanx.schedule.event import Phase, Reduction
 from phalanx.spec.split import Split
 
 
 class TensorParallel:
-    """A rank's place among the tp ranks of its replica, given to its layers. `micro_batch`: whose passes run."""
+    """A rank's place among the tp ranks of its replica, given to its layers."""
 
-    def __init__(self, comm: Comm, split: Split) -> None:
-        self.comm, self.split = comm, split
-        self.micro_batch: int | None = None
+    def __init__(self, inner: Inner, split: Split) -> None:
+        self.inner, self.split = inner, split
 
     def all_reduce(self, tensor: Tensor, unit: str, phase: Phase, reduction: Reduction = "sum") -> Handle:
         """Start reducing a contiguous tensor in place over the tp ranks."""
-        return self.comm.all_reduce(
-            tensor, "tp", unit=unit, phase=phase, micro_batch=self.micro_batch, reduction=reduction
-        )
+        return self.inner.all_reduce(tensor, "tp", unit, phase, reduction)
 
 
 class _Columns(torch.autograd.Function):

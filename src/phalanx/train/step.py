@@ -32,6 +32,7 @@ from phalanx.runtime import checkpoint, logical, seam, sync
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.copies import Copies
 from phalanx.runtime.data_parallel import DataParallel
+from phalanx.runtime.inner import Inner
 from phalanx.runtime.part import Part
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.schedule.buckets import buckets
@@ -76,8 +77,9 @@ class Training:
         precision = job.precision
         device = comm.world.device
         stage = strategy.stage
+        self.inner = Inner(comm)
         self.split = Split(spec, strategy.tp, comm.mesh.place(comm.world.rank)["tp"])
-        self.tp = TensorParallel(comm, self.split) if strategy.tp > 1 else None
+        self.tp = TensorParallel(self.inner, self.split) if strategy.tp > 1 else None
         held = self.split.local
         self.model: Decoder = create(held, DTYPES[precision.compute], device, stage < 3, self.tp)
         if job.documents == "packed":
@@ -160,8 +162,7 @@ class Training:
         self.engine.begin()
         for i, batch in enumerate(micro_batches):
             self.current = i
-            if self.tp is not None:
-                self.tp.micro_batch = i
+            self.inner.micro_batch = i
             self.engine.micro_batch(i, last=i == len(micro_batches) - 1)
             comm.status.now(f"forward of micro-batch {i}")
             loss = self._loss(batch)

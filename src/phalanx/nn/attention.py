@@ -1,0 +1,83 @@
+"""Attention: projections, positions, the core, and the projection back into the stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.nn import functions
+from phalanx.nn.norms import RMSNorm
+from phalanx.runtime import tensor_parallel
+from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.spec.model import ModelSpec
+
+
+@dataclass
+class Cache:
+    """Keys and values of the tokens seen so far, per block: (batch, tokens, kv_heads, head_dim)."""
+
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        return next(iter(self.keys.values())).shape[1] if self.keys else 0
+
+    def extend(self, block: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if block in self.keys:
+            k, v = torch.cat([self.keys[block], k], 1), torch.cat([self.values[block], v], 1)
+        self.keys[block], self.values[block] = k, v
+        return k, v
+
+
+class Attention(nn.Module):
+    """Causal self-attention, grouped where kv_heads < heads (Ainslie et al. 2023); queries and keys normed where the
+    spec says so (Dehghani et al. 2023). A window is a mask: it is computed over the full square."""
+
+    def __init__(self, spec: ModelSpec, block: int, tp: TensorParallel | None) -> None:
+        super().__init__()
+        self.head_dim, self.block, self.tp = spec.head_dim, block, tp
+        self.grouped = spec.kv_heads < spec.heads
+        self.q = nn.Linear(spec.hidden, spec.q_width, bias=spec.qkv_bias)
+        self.k = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
+        self.v = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
+        self.o = nn.Linear(spec.q_width, spec.hidden, bias=spec.out_bias)
+        self.normed = spec.qk_norm
+        if self.normed:
+            self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+            self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+
+    def forward(
+        self, x: Tensor, angles: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        shape = (*x.shape[:2], -1, self.head_dim)
+        if self.tp is None:
+            q, k, v = self.q(x), self.k(x), self.v(x)
+        else:
+            q, k, v = tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, (self.q, self.k, self.v))
+        q, k, v = q.view(shape), k.view(shape), v.view(shape)
+        if self.normed:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if angles is not None:
+            q, k = functions.rotary(q, *angles), functions.rotary(k, *angles)
+        if cache is not None:
+            k, v = cache.extend(self.block, k, v)
+        grouped = self.grouped
+        flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
+        if grouped and q.device.type == "cuda" and not flash:
+            # Flash attention on CUDA takes 16 bit without a mask, and the kernel that takes the rest knows no groups.
+            shared = q.shape[2] // k.shape[2]
+            k, v, grouped = k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2), False
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2),  # (batch, heads, seq, head_dim)
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None and q.shape[1] > 1,  # one new token may see everything that is cached
+            enable_gqa=grouped,
+        )
+        out = out.transpose(1, 2).flatten(2)
+        return self.o(out) if self.tp is None else tensor_parallel.rows(out, self.o)

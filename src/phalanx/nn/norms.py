@@ -1,0 +1,25 @@
+"""The norms of the residual stream and of heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.nn import functions
+from phalanx.spec.model import ModelSpec
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functions.rms_norm(x, self.weight, self.eps)
+
+
+def make_norm(spec: ModelSpec) -> nn.Module:
+    if spec.norm == "rms":
+        return RMSNorm(spec.hidden, spec.norm_eps)
+    return nn.LayerNorm(spec.hidden, spec.norm_eps, bias=spec.norm_bias)

@@ -1,0 +1,78 @@
+"""The core of attention, forward and backward as functions: for those who keep, repeat or merge it themselves.
+
+Beside the result stands each query's log-sum-exp of logits, by which results over several blocks of keys are merged
+(Dao et al. 2022, "FlashAttention").
+
+    q, out, g  (batch, heads, queries, head_dim)
+    k, v       (batch, kv_heads, keys, head_dim), kv_heads a divisor of heads (Ainslie et al. 2023)
+    lse        (batch, heads, queries), fp32, or fp64 of fp64
+    mask       added to the logits, broadcast to (batch, heads, queries, keys); a number too small to matter instead of
+               -inf where a row may be hidden as a whole: its result then has an lse that loses against any other
+    causal     query i sees keys 0..i
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+Results = tuple[Tensor, Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Results:
+    """(out, lse)."""
+    if q.device.type == "cpu":
+        return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)  # type: ignore[no-any-return]
+    logits = _logits(q, k, mask, causal)
+    lse = logits.logsumexp(-1)
+    return _per_group(logits.sub_(lse.unsqueeze(-1)).exp_().to(v.dtype), v).view(q.shape), lse.view(q.shape[:-1])
+
+
+def backward(
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+) -> Gradients:
+    """Gradients of q, k and v. `out` and `lse` may be those over more keys than these: then these keys' share of the
+    gradient of q comes out, and all of their own."""
+    if q.device.type == "cpu":
+        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
+            g, q, k, v, out, lse, 0.0, causal, attn_mask=mask
+        )
+    p = _logits(q, k, mask, causal).sub_(_grouped(lse, k).unsqueeze(-1)).exp_()
+    g_grouped = _grouped(g, k)
+    d_v = torch.einsum("bgrqk,bgrqd->bgkd", p.to(g.dtype), g_grouped)
+    d_p = torch.einsum("bgrqd,bgkd->bgrqk", g_grouped, v).to(p.dtype)
+    rows = (g * out).sum(-1, dtype=p.dtype)
+    d_s = d_p.sub_(_grouped(rows, k).unsqueeze(-1)).mul_(p).mul_(q.shape[-1] ** -0.5).to(q.dtype)
+    return _per_group(d_s, k).view(q.shape), torch.einsum("bgrqk,bgrqd->bgkd", d_s, _grouped(q, k)), d_v
+
+
+def _grouped(per_head: Tensor, k: Tensor) -> Tensor:
+    """(batch, heads, ...) as (batch, kv_heads, heads that share one, ...)."""
+    return per_head.reshape(per_head.shape[0], k.shape[1], -1, *per_head.shape[2:])
+
+
+def _per_group(p: Tensor, v: Tensor) -> Tensor:
+    return torch.einsum("bgrqk,bgkd->bgrqd", p, v)
+
+
+def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """(batch, kv_heads, heads that share one, queries, keys)."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    s = torch.einsum("bgrqd,bgkd->bgrqk", _grouped(q, k), k).to(wide).mul_(q.shape[-1] ** -0.5)
+    if mask is not None:
+        s = s + (mask if mask.dim() < 4 else mask.unsqueeze(2))
+    if causal:
+        later = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu_(1)
+        s = s.masked_fill_(later, -math.inf)
+    return s

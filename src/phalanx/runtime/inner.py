@@ -1,0 +1,34 @@
+"""The collectives inside of layers. They are called from under autograd, where nobody can be handed what pass runs
+now; so that stands here, one for all layers of a model."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.transport import Handle
+from phalanx.schedule.event import Phase, Reduction
+
+
+class Inner:
+    """What layers communicate through. `micro_batch`: whose passes run. `again`: a forward pass is repeated, within
+    the backward pass, to which what it sends belongs."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm = comm
+        self.micro_batch: int | None = None
+        self.again = False
+
+    def _phase(self, phase: Phase) -> Phase:
+        return "B" if self.again else phase
+
+    def all_reduce(self, tensor: Tensor, axis: str, unit: str, phase: Phase, reduction: Reduction = "sum") -> Handle:
+        """As Comm.all_reduce."""
+        return self.comm.all_reduce(
+            tensor,
+            axis,
+            unit=unit,
+            phase=self._phase(phase),
+            micro_batch=self.micro_batch,
+            reduction=reduction,
+        )
