@@ -2,17 +2,18 @@
 
 State lives through the whole step. A forward pass of a unit leaves what its backward pass needs; a backward pass
 frees that, and while it runs holds temporaries above what was live when it started. So every unit has three
-numbers: what it keeps, and its temporaries forward and backward. The walk over the step's events adds them up.
+numbers: what it keeps, and its temporaries forward and backward (those of blocks: block.py). The walk over the
+step's events adds them up.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
 
 from phalanx.cost import compression
+from phalanx.cost.block import Block, Walk, normed, statistics
 from phalanx.cost.kernel import Column
 from phalanx.schedule.buckets import buckets, slot_sizes
 from phalanx.schedule.tensor_parallel import summed_elements
@@ -173,21 +174,24 @@ def footprint(
             leaves=-stream - shared,
         )
     if unit == "head":
-        kept = stream + _statistics(spec, t, e) + t * v * e
+        kept = stream + statistics(spec, t, e) + t * v * e
         rows = np.minimum(t, max(1, LOGITS_AT_ONCE // v))
         cast = rows * v * wide if e < 4 else 0
         norm = 2 * t * h * wide - stream - t * v * e if e < 4 and spec.norm == "rms" else 0  # before there are logits
         # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
         # normed input (one stream) has given way to its gradient
-        normed = _normed(spec, t, e) - t * v * e
+        last = normed(spec, t, e) - t * v * e
         over_ranks = _places(t) + t * (4 * wide + e) if tp > 1 else 0
         return Footprint(
             kept=kept,
             forward=np.maximum(_several(t, seq) + over_ranks + cast + 3 * rows * wide, norm),
-            backward=np.maximum(stream + v * h * e, normed + shared),
+            backward=np.maximum(stream + v * h * e, last + shared),
             leaves=stream + shared,
         )
-    return _block(spec, t, e, tp)
+    block, there, back = Block(spec, t, e, tp), Walk(), Walk()
+    block.forward(there)
+    block.backward(back)
+    return Footprint(kept=there.live, forward=there.highest - there.live, backward=back.highest, leaves=0)
 
 
 def _places(t: Column) -> Column:
@@ -198,75 +202,3 @@ def _places(t: Column) -> Column:
 def _several(t: Column, seq: int) -> Column:
     """The token ids of several sequences of a batch, made contiguous."""
     return (t > seq) * t * 8
-
-
-def _statistics(spec: ModelSpec, t: Column, e: int) -> Column:
-    """What a norm keeps beside its input and output."""
-    return t * (max(e, 4) if spec.norm == "rms" else 2 * e)
-
-
-def _normed(spec: ModelSpec, t: Column, e: int) -> Column:
-    """What a norm of the stream holds in its backward pass."""
-    return _rms_temporaries(t, spec.hidden, e) if spec.norm == "rms" else t * spec.hidden * e
-
-
-def _rms_temporaries(rows: Column, width: int, e: int) -> Column:
-    """What an RMSNorm's backward pass holds, its result included (nn/functions.py)."""
-    wide = max(e, 4)
-    return (3 if e < 4 else 2) * rows * width * wide + rows * wide
-
-
-def _block(spec: ModelSpec, t: Column, e: int, tp: int) -> Footprint:
-    """S: the stream. A: the width of the MLP. Q, K: all query and all key heads. R: the products of the MLP that are
-    kept. The passes are followed from one matrix product to the next; each instant is counted from the start."""
-    h, q, kv, f, wide = spec.hidden, spec.q_width, spec.kv_width, spec.ffn, max(e, 4)
-    S, A, Q, K = t * h * e, t * f * e, t * q * e, t * kv * e
-    R = (3 if spec.gated else 2) * A
-    serial, one_norm = spec.residual == "serial", spec.residual == "parallel_one_norm"
-    statistics, normed = _statistics(spec, t, e), _normed(spec, t, e)
-    q_sums, k_sums = t * spec.heads * wide, t * spec.kv_heads * wide  # one number per head: log-sum-exp, or a norm's
-    qk = Q + K + q_sums + k_sums if spec.qk_norm else 0  # queries and keys before they are normed
-    kept = (1 if one_norm else 2) * (S + statistics) + qk + 2 * Q + 2 * K + q_sums + R + (2 if serial else 1) * S
-
-    # Forward, above what is kept: the sums at the end, or norms that compute wider than they keep.
-    forward = [S if serial else 2 * S]
-    if e < 4 and spec.norm == "rms" and not one_norm:
-        forward.append(2 * t * h * wide - (2 if serial else 1) * S - R)
-    if e < 4 and spec.qk_norm:
-        forward.append(S + statistics + Q + 2 * K + q_sums + 2 * t * q * wide - kept)
-
-    # Backward. The MLP: its second product, its activation, the products that read the normed input.
-    backward = [f * h * e + A, 3 * A if spec.gated else A, f * h * e + S - A]
-    if tp > 1:  # gradients of all weights that read one input are made beside its own, which travels
-        backward.append((2 if spec.gated else 1) * f * h * e + S - A)
-    elif spec.gated:
-        backward.append(f * h * e + 2 * S - 2 * A)
-    if not one_norm:  # the normed input has given way to its gradient
-        backward.append(normed - R)
-    elif spec.gated and tp == 1:  # it stays, and the gate's gradient of it is added to that of its twin
-        backward.append(3 * S - R + (0 if spec.mlp_bias else f * h * e))
-    # Attention starts with the stream's gradient, or with that and what the MLP's branch adds to it.
-    start = -R - (2 * S + statistics if serial else 0 if one_norm else S + statistics)
-    beside = S if one_norm else 0  # the MLP's gradient of the one normed input
-    backward.append(start + beside + Q + q * h * e + (0 if serial or one_norm else S))
-    backward.append(start + beside + 2 * Q + 2 * K)
-    left = start - Q - q_sums  # the gradients of queries, keys and values are there; what attention kept is not
-    if spec.qk_norm:
-        backward.append(left + beside + _rms_temporaries(t * spec.kv_heads, spec.head_dim, e))
-        backward.append(left + beside - K - k_sums + _rms_temporaries(t * spec.heads, spec.head_dim, e))
-        left = left - qk
-    if tp > 1:
-        backward.append(left + beside + S + (q + 2 * kv) * h * e)
-    else:
-        backward.append(left + beside + S + kv * h * e)  # values
-        backward.append(left + 2 * S - K + kv * h * e)  # keys
-        backward.append(left + 2 * S - 2 * K + q * h * e)  # queries
-        # What flows into the normed input from here is added to what did before. A bias has torch flatten the input,
-        # and the weight's gradient is gone by then.
-        backward.append(left + 3 * S - (K if one_norm else 2 * K) + (0 if spec.qkv_bias else kv * h * e))
-    backward.append(left - 2 * K - Q + normed)
-    return Footprint(kept=kept, forward=_highest(forward), backward=_highest(backward), leaves=0)
-
-
-def _highest(instants: list[Column]) -> Column:
-    return functools.reduce(np.maximum, instants)
