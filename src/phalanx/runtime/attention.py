@@ -6,8 +6,8 @@ Beside the result stands each query's log-sum-exp of logits, by which results ov
     q, out, g  (batch, heads, queries, head_dim)
     k, v       (batch, kv_heads, keys, head_dim), kv_heads a divisor of heads (Ainslie et al. 2023)
     lse        (batch, heads, queries), fp32, or fp64 of fp64
-    mask       added to the logits, broadcast to (batch, heads, queries, keys); where a row may be hidden as a whole, a
-               number too small to matter instead of -inf: its lse then loses against any other
+    mask       added to the logits, broadcast to (batch, heads, queries, keys); where a row may be hidden as a whole,
+               a number too small to matter instead of -inf: its lse then loses against any other
     causal     query i sees keys 0..i
 """
 
