@@ -15,6 +15,7 @@ import typer
 from phalanx.cli_clusters import clusters
 from phalanx.cli_collectives import collectives
 from phalanx.cli_models import models
+from phalanx.cli_pipeline import pipeline
 from phalanx.cli_verify import verify
 from phalanx.cli_weights import export_weights, import_weights
 from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json, require_torch
@@ -39,6 +40,7 @@ StrategyLine = Annotated[
 ]
 
 app.add_typer(collectives, name="collectives")
+app.add_typer(pipeline, name="pipeline")
 app.command()(models)
 app.command()(clusters)
 app.command()(verify)

@@ -1,0 +1,196 @@
+"""`phalanx pipeline`: schedules drawn, compared, proved and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.terminal import FAILED, Json, announce, console, mistakes, print_json
+
+if TYPE_CHECKING:
+    from phalanx.cost.pipeline import Priced
+    from phalanx.schedule.pipeline import PipelineSchedule
+
+pipeline = typer.Typer(no_args_is_help=True, help="Pipeline schedules: drawn, compared, proved, written as CSV.")
+Ranks = Annotated[int, typer.Option(help="Pipeline ranks.")]
+MicroBatches = Annotated[int, typer.Option(help="Micro-batches of a step.")]
+Virtual = Annotated[int | None, typer.Option(help="Chunks per rank of `interleaved`; 2 by default.")]
+Given = Annotated[str, typer.Option("--costs", help="Time of F, I and W of all chunks of a rank together.")]
+Transfer = Annotated[float, typer.Option(help="Time from one rank to the next, in the same unit.")]
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Mistakes, and schedules that are none."""
+    from phalanx.schedule.prove import Unproved
+
+    with mistakes():
+        try:
+            yield
+        except Unproved as error:
+            announce(f"error: {error}")
+            raise typer.Exit(FAILED) from None
+
+
+def _schedule(name: str, ranks: int, micro_batches: int, virtual: int | None) -> PipelineSchedule:
+    """By name, or from a CSV file."""
+    from phalanx.schedule.pipeline import build
+    from phalanx.schedule.pipeline_text import read
+
+    if name.endswith(".csv"):
+        return read(Path(name))
+    return build(name, ranks, micro_batches, virtual if name == "interleaved" else None)
+
+
+def _priced(s: PipelineSchedule, costs: str, transfer: float) -> Priced:
+    """Proved, and priced: the costs of a rank's whole part are shared by its chunks."""
+    from phalanx.cost.pipeline import Costs, price
+    from phalanx.schedule.pipeline_prove import prove
+    from phalanx.schedule.pipeline_sends import without
+    from phalanx.spec.errors import InputError
+
+    try:
+        given = [float(word) for word in costs.split(",")]
+    except ValueError:
+        given = []
+    if len(given) != 3 or not all(0 < number < float("inf") for number in given):
+        raise InputError("--costs", costs, "is not three positive numbers", "for F, I and W, such as 1,1,1")
+    if not 0 <= transfer < float("inf"):
+        raise InputError("--transfer", transfer, "must not be negative")
+    prove(s)
+    each = s.ranks / s.chunks
+    return price(without(s), Costs.equal(s.chunks, *(number * each for number in given), transfer))
+
+
+@pipeline.command("show")
+def pipeline_show(
+    names: Annotated[list[str], typer.Argument(help="1f1b, gpipe, interleaved, zb-v, ..., or CSV files.")],
+    ranks: Ranks = 4,
+    micro_batches: MicroBatches = 8,
+    virtual: Virtual = None,
+    costs: Given = "1,1,1",
+    transfer: Transfer = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Draw schedules over time, with bubble and live activations: several below each other, on one scale."""
+    with _refusals():
+        found = [_priced(_schedule(n, ranks, micro_batches, virtual), costs, transfer) for n in names]
+        if as_json:
+            print_json({"schedules": [_figures(p) for p in found]})
+            return
+
+        from phalanx.report.pipeline import chart, said
+
+        out = console()
+        longest = max(p.makespan for p in found)
+        for priced in found:
+            s = priced.schedule
+            out.print(f"{s.name}: {s.ranks} ranks, {s.micro_batches} micro-batches", style="bold", highlight=False)
+            out.print(chart(priced, out.width, longest))
+            out.print(said(priced), highlight=False)
+            out.print()
+
+
+@pipeline.command("table")
+def pipeline_table(
+    ranks: Ranks = 4,
+    micro_batches: MicroBatches = 8,
+    virtual: Virtual = None,
+    costs: Given = "1,1,1",
+    transfer: Transfer = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Compare all schedules: memory against bubble."""
+    from phalanx.schedule.pipeline import SCHEDULES
+    from phalanx.spec.errors import InputError
+
+    with _refusals():
+        found, left_out = [], []
+        for name in SCHEDULES:
+            try:
+                schedule = _schedule(name, ranks, micro_batches, virtual)
+            except InputError as error:
+                if ranks < 1 or micro_batches < 1 or (virtual or 1) < 1:
+                    raise
+                left_out.append(f"{name}: {error}")
+                continue
+            found.append(_priced(schedule, costs, transfer))
+        if as_json:
+            print_json({"schedules": [_figures(p) for p in found], "left_out": left_out})
+            return
+
+        from phalanx.report.pipeline import compared
+
+        console().print(compared(found))
+        for line in left_out:
+            print(f"left out: {line}")
+
+
+@pipeline.command("prove")
+def pipeline_prove(
+    names: Annotated[list[str] | None, typer.Argument(help="CSV files, or names; by default all schedules.")] = None,
+    ranks: Ranks = 4,
+    micro_batches: MicroBatches = 8,
+    virtual: Virtual = None,
+    slots: Annotated[
+        bool, typer.Option("--slots", help="Cells of the files are slots of time: no pass before what it needs.")
+    ] = False,
+) -> None:
+    """Prove schedules: every pass once and after what it needs, no deadlock even where sends block."""
+    from phalanx.schedule.pipeline import SCHEDULES
+    from phalanx.schedule.pipeline_prove import prove, prove_slots
+    from phalanx.schedule.pipeline_text import cells
+    from phalanx.schedule.prove import Unproved
+
+    refused = False
+    with mistakes():
+        for name in names or SCHEDULES:
+            schedule = _schedule(name, ranks, micro_batches, virtual)
+            try:
+                if slots and name.endswith(".csv"):
+                    prove_slots(schedule, cells(Path(name)))
+                proof = prove(schedule)
+            except Unproved as error:
+                refused = True
+                print(f"{schedule.name}: {error}")
+                continue
+            live = ", ".join(map(str, proof.peak))
+            print(f"{schedule.name}: proved; {proof.messages} messages; live at most, by rank: {live}")
+        if refused:
+            raise typer.Exit(FAILED)
+
+
+@pipeline.command("csv")
+def pipeline_csv(
+    name: Annotated[str, typer.Argument(help="1f1b, gpipe, interleaved, zb-v, ...")],
+    ranks: Ranks = 4,
+    micro_batches: MicroBatches = 8,
+    virtual: Virtual = None,
+    sends: Annotated[bool, typer.Option("--sends", help="With sends and receives.")] = False,
+) -> None:
+    """Write a schedule as torch.distributed.pipelining and torchtitan load it: a line per rank."""
+    from phalanx.schedule.pipeline_sends import inserted
+    from phalanx.schedule.pipeline_text import written
+
+    with _refusals():
+        schedule = _schedule(name, ranks, micro_batches, virtual)
+        print(written(inserted(schedule) if sends else schedule), end="")
+
+
+def _figures(priced: Priced) -> dict[str, Any]:
+    s = priced.schedule
+    return {
+        "name": s.name,
+        "ranks": s.ranks,
+        "micro_batches": s.micro_batches,
+        "chunks": s.chunks,
+        "makespan": priced.makespan,
+        "bubble_fraction": priced.bubble_fraction,
+        "bubble_overhead": priced.bubble_overhead,
+        "peak_activations": list(priced.peak),
+        "messages": priced.messages,
+    }

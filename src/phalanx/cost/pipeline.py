@@ -1,0 +1,75 @@
+"""What a pipeline schedule costs: when every action runs, the bubble, and the activations that ranks hold.
+
+    bubble fraction   idle time over the step:    1 - work / (ranks x makespan)
+    bubble overhead   idle time over the ideal:   makespan / (work / ranks) - 1
+
+1F1B and GPipe: (P-1)/(M+P-1) and (P-1)/M for equal chunks, M micro-batches, P ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.schedule.pipeline import PipelineSchedule, held
+from phalanx.schedule.pipeline_run import Times, run
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of F, I and W of every chunk for a micro-batch, and of a transfer between two ranks."""
+
+    forward: Sequence[float]
+    input_grad: Sequence[float]
+    weight_grad: Sequence[float]
+    transfer: float = 0.0
+
+    @classmethod
+    def equal(
+        cls,
+        chunks: int,
+        forward: float = 1.0,
+        input_grad: float = 1.0,
+        weight_grad: float = 1.0,
+        transfer: float = 0.0,
+    ) -> Costs:
+        """All chunks alike."""
+        return cls([forward] * chunks, [input_grad] * chunks, [weight_grad] * chunks, transfer)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """`times`: start and end of every rank's actions. `messages` between ranks. `peak`: the most activations that
+    each rank holds, each of one chunk for one micro-batch."""
+
+    schedule: PipelineSchedule
+    times: Times
+    messages: int
+    peak: tuple[int, ...]
+
+    @property
+    def makespan(self) -> float:
+        return max((own[-1][1] for own in self.times if own), default=0.0)
+
+    @property
+    def work(self) -> tuple[float, ...]:
+        """Seconds that each rank is busy."""
+        return tuple(sum(end - start for start, end in own) for own in self.times)
+
+    @property
+    def bubble_fraction(self) -> float:
+        return 1 - sum(self.work) / (len(self.work) * self.makespan)
+
+    @property
+    def bubble_overhead(self) -> float:
+        return self.makespan * len(self.work) / sum(self.work) - 1
+
+
+def price(s: PipelineSchedule, costs: Costs) -> Priced:
+    """Run a schedule with these costs. Raises Unproved where it cannot be run."""
+    whole = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
+    seconds = {"F": costs.forward, "I": costs.input_grad, "W": costs.weight_grad, "B": whole}
+    crossings = sum(a != b for a, b in itertools.pairwise(s.rank_of))
+    peak = tuple(max(held(own), default=0) for own in s.actions)
+    return Priced(s, run(s, seconds, costs.transfer), 2 * crossings * s.micro_batches, peak)

@@ -1,0 +1,88 @@
+"""Pipeline schedules drawn: a line per rank, time to the right, and what they cost side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from phalanx.cost.pipeline import Priced
+
+# Okabe and Ito's colours, which colour-blind people can tell; later chunks of a rank are underlined.
+_COLOURS = {"F": "on #56b4e9", "B": "on #e69f00", "I": "on #e69f00", "W": "on #009e73"}
+_IDLE = "·"
+
+
+def chart(priced: Priced, width: int, longest: float) -> Text:
+    """The Gantt chart of a schedule in at most `width` columns, on a scale on which a makespan of `longest` fits. In
+    a block stand kind and micro-batch, as far as they fit."""
+    s = priced.schedule
+    label = f"rank {s.ranks - 1} "
+    columns = max(1, width - len(label) - len(_beside(priced, 0)))
+    shortest = min((end - start for own in priced.times for start, end in own), default=1.0)
+    widest = max(2, len(str(s.micro_batches - 1)) + 1)  # a letter and a number in the shortest block
+    scale = min(columns / longest, widest / shortest)
+    end = round(priced.makespan * scale)
+    found = Text(no_wrap=True)
+    for rank, (own, times) in enumerate(zip(s.actions, priced.times, strict=True)):
+        found.append(f"rank {rank} ".ljust(len(label)))
+        at = 0
+        for action, (start, stop) in zip(own, times, strict=True):
+            left, right = round(start * scale), round(stop * scale)
+            found.append(_IDLE * (left - at), "dim")
+            second = " underline" if action.chunk >= s.ranks else ""
+            found.append(
+                _block(action.kind, action.micro_batch, right - left), f"black {_COLOURS[action.kind]}{second}"
+            )
+            at = max(at, right)
+        found.append(_IDLE * (end - at), "dim")
+        found.append(_beside(priced, rank) + "\n")
+    found.rstrip()
+    return found
+
+
+def _block(kind: str, micro_batch: int, width: int) -> str:
+    whole = f"{kind}{micro_batch}"
+    return whole.ljust(width) if len(whole) <= width else kind * width
+
+
+def _beside(priced: Priced, rank: int) -> str:
+    idle = 1 - priced.work[rank] / priced.makespan
+    return f"  idle {idle:4.0%}, at most {priced.peak[rank]:3} live"
+
+
+def said(priced: Priced) -> str:
+    """What a schedule costs, in a sentence."""
+    s = priced.schedule
+    of = "activations" if s.chunks == s.ranks else f"activations of a chunk, {s.chunks // s.ranks} chunks per rank"
+    return (
+        f"bubble fraction {priced.bubble_fraction:.1%} of the step, bubble overhead {priced.bubble_overhead:.1%} "
+        f"over the ideal; at most {max(priced.peak)} {of}; {priced.messages} messages"
+    )
+
+
+def compared(found: Sequence[Priced]) -> Table:
+    """Memory against bubble, a schedule per line."""
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("schedule")
+    for name in ("chunks per rank", "bubble fraction", "bubble overhead", "makespan", "live at most", "messages"):
+        table.add_column(name, justify="right")
+    for priced in found:
+        s = priced.schedule
+        virtual = s.chunks // s.ranks
+        table.add_row(
+            s.name,
+            str(virtual),
+            f"{priced.bubble_fraction:.1%}",
+            f"{priced.bubble_overhead:.1%}",
+            f"{priced.makespan:g}",
+            f"{max(priced.peak) / virtual:g}",
+            str(priced.messages),
+        )
+    table.caption = (
+        "live: activations of a rank's whole part of the model for a micro-batch, on the rank that holds most"
+    )
+    table.caption_justify = "left"
+    return table
