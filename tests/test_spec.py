@@ -197,3 +197,11 @@ def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:
 def test_job_numbers_are_checked() -> None:
     with pytest.raises(InputError, match=r"job\.seq = 0: must be at least 1"):
         Job(global_batch=1, seq=0)
+
+
+def test_of_a_long_value_both_ends_are_shown() -> None:
+    path = "/home/somebody/" + "folder/" * 20 + "a.jsonl:2"
+    said = str(InputError("train.data", path, "is not JSON"))
+    assert said.startswith("train.data = '/home/somebody/")
+    assert said.endswith("folder/a.jsonl:2': is not JSON")
+    assert len(said) < 120

@@ -24,4 +24,4 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def _short(value: object) -> str:
     text = repr(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= 80 else f"{text[:20]}...{text[-57:]}"  # of a path the end says most
