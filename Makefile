@@ -26,8 +26,9 @@ $(VENV)/.dev: $(VENV)/.installed
 run: install
 	@$(BIN)/phalanx train examples/quickstart.toml
 
+# Most tests wait more than they compute: two at a time use two cores. Each worker has its own pool of ranks.
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
