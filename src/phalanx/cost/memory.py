@@ -124,7 +124,7 @@ def copies(spec: ModelSpec, job: Job, s: Strategy) -> int:
     """Bytes of the buffer in which tp ranks add up gradients of which each has a part."""
     if s.tp == 1:
         return 0
-    elements = summed_elements(Split(spec, s.tp), buckets(spec, job, s), s)
+    elements = summed_elements(Split(spec, s.tp, sp=s.sp), buckets(spec, job, s), s)
     return elements * DTYPE_BYTES[job.precision.accumulate_dtype]
 
 
