@@ -88,7 +88,7 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
     dtype = job.precision.compute
     found = []
     for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
-        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job), like.tp)
+        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job), like.tp, like.sp)
         apart: Column = 0
         made: Column = 0
         if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
@@ -110,7 +110,7 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
                 count=n * m,
                 work=(kernel.backward(spec, unit, t, job.seq, e) + masked) * (n * m),
                 alloc=held.backward,
-                free=held.backward - held.leaves + _freed(spec, unit, t, job, held.kept),
+                free=held.backward - held.leaves + _freed(spec, unit, t // like.tp if like.sp else t, job, held.kept),
                 before=apart,
             )
         )
