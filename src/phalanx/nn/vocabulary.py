@@ -71,8 +71,8 @@ def _scattered(rows: Rows, index: Tensor, elsewhere: Tensor, weight: Tensor) -> 
 
 
 def embedding(tp: TensorParallel, tokens: Tensor, weight: Tensor) -> Tensor:
-    """The rows of the vocabulary that the tokens name: those that this rank has, and the others' by one all-reduce; with
-    sequence parallelism own tokens' alone, (own, hidden). Keeps the tokens; the gradient is left as
+    """The rows of the vocabulary that the tokens name: those that this rank has, and the others' by one all-reduce;
+    with sequence parallelism own tokens' alone, (own, hidden). Keeps the tokens; the gradient is left as
     functions.embedding's is."""
     return _Embedding.apply(tp, tokens, weight)  # type: ignore[no-any-return]
 

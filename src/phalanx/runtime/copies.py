@@ -1,7 +1,8 @@
 """Gradients of what several tp ranks hold alike: norms, biases that are added once, key heads that ranks share.
 
 Of most, every holder computes the same gradient. Of some each computes its own part, from its own heads: the norms
-of queries and keys, and shared key heads; with sequence parallelism of all, from its own tokens. Their sums are made once a step, of the accumulated gradients:
+of queries and keys, and shared key heads; with sequence parallelism of all others too, from its own tokens. Their
+sums are made once a step, of the accumulated gradients:
 
     end of backward   all-reduce over tp of a buffer in which every different part has its place
 

@@ -1,8 +1,8 @@
 """Sequence parallelism: between the regions that tensor parallelism splits, each tp rank has a part of the tokens
 (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models").
 
-    columns   forward: all-gather of the input, of which own rows alone are kept; backward: the same once more, for the
-              gradients of the weights; reduce-scatter of the input's gradient
+    columns   forward: all-gather of the input, of which own rows alone are kept; backward: the same once more, for
+              the gradients of the weights; reduce-scatter of the input's gradient
     rows      forward: reduce-scatter of the output; backward: all-gather of its gradient
 
 Products are made chunk by chunk: while one is computed, the other's rows are on their way.
