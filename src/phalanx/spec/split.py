@@ -91,8 +91,8 @@ def _box(split: Split, p: Parameter, own: Parameter) -> Held:
     dim = {"column": 0, "column_bias": 0, "row": 1}.get(p.role)
     if dim is None:
         # The norms inside attention see this rank's heads; all others see what all ranks see.
-        own = split.sp or (p.role == "norm" and ".attention." in p.fqn)
-        return Held(p, p.shape, (0,) * len(p.shape), p.shape, tp, own)
+        some = split.sp or (p.role == "norm" and ".attention." in p.fqn)
+        return Held(p, p.shape, (0,) * len(p.shape), p.shape, tp, some)
     copies = own.shape[dim] * tp // p.shape[dim]
     offsets = tuple(index // copies * n if i == dim else 0 for i, n in enumerate(own.shape))
     return Held(p, own.shape, offsets, own.shape, copies, copies > 1)
