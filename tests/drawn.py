@@ -84,10 +84,12 @@ def cases(
     dp = ranks // tp
     precision = draw(st.sampled_from(PRECISIONS))
     usable = QUANTISERS if zero == 3 else COMPRESSORS
+    seq = draw(st.sampled_from([8, 32] if small else [32, 128, 256]))
     coarse = precision.accumulate_dtype not in ("float32", "float64")
     strategy = Strategy(
         dp=dp,
         tp=tp,
+        sp=draw(st.booleans()) and tp > 1 and micro_batch * seq % tp == 0,
         zero=zero,
         shard=draw(st.sampled_from([None, *divisors(dp)])) if zero else None,
         micro_batch=micro_batch,
@@ -99,7 +101,7 @@ def cases(
     )
     job = Job(
         global_batch=micro_batch * accumulation * dp,
-        seq=draw(st.sampled_from([8, 32] if small else [32, 128, 256])),
+        seq=seq,
         precision=precision,
         optimizer=Optimizer(name=draw(st.sampled_from(["adamw", "sgd"]))),
         clip=draw(st.sampled_from([0.0, 0.5, 1.0])),

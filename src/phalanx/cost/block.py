@@ -36,18 +36,21 @@ class Block:
     """The tensors of a block on one of `tp` ranks, in bytes, for `t` tokens and `e` bytes per element. `spec` is what
     the rank holds.
 
-    S (t, hidden)    of the residual stream: its norms, their gradients
+    S (t, hidden)    of the residual stream: its norms, their gradients; with `sp` of own tokens, and
+    W (t, hidden)    the same of all, while they are together
     A (t, ffn)       of the MLP
     Q (t, q_width)   queries; attention's result      q_sums, k_sums: a number per head, the log-sum-exp or a norm's
     K (t, kv_width)  keys; values
     """
 
-    def __init__(self, spec: ModelSpec, t: Column, e: int, tp: int = 1) -> None:
-        self.spec, self.t, self.e, self.tp = spec, t, e, tp
+    def __init__(self, spec: ModelSpec, t: Column, e: int, tp: int = 1, sp: bool = False) -> None:
+        self.spec, self.t, self.e, self.tp, self.sp = spec, t, e, tp, sp
         h, wide = spec.hidden, max(e, 4)
-        self.S, self.A, self.Q, self.K = (t * n * e for n in (h, spec.ffn, spec.q_width, spec.kv_width))
+        self.own = t // tp if sp else t
+        self.S, self.W = self.own * h * e, t * h * e
+        self.A, self.Q, self.K = (t * n * e for n in (spec.ffn, spec.q_width, spec.kv_width))
         self.q_sums, self.k_sums = t * spec.heads * wide, t * spec.kv_heads * wide
-        self.statistics = statistics(spec, t, e)
+        self.statistics = statistics(spec, self.own, e)
         self.dW_mlp, self.dW_q, self.dW_k = (n * h * e for n in (spec.ffn, spec.q_width, spec.kv_width))
         self.serial, self.one_norm = spec.residual == "serial", spec.residual == "parallel_one_norm"
         self.products = 2 if spec.gated else 1  # of the MLP's input
@@ -56,20 +59,34 @@ class Block:
         """What is live in the end is kept for the backward pass; the output is of it, the input is not."""
         self._norm(walk)
         self._attention(walk)
-        walk.take(self.S)  # + the input
-        walk.give(self.S)
+        if self.serial or not self.sp:
+            self._product(walk)
+            walk.take(self.S)  # + the input
+            walk.give(self.S)
         if not self.one_norm:
             self._norm(walk)
-        walk.take(self.products * self.A)
+        self._columns(walk, self.products * self.A)
         walk.take(self.A)  # activated
-        walk.take(self.S)
+        self._product(walk)
         walk.take(self.S)  # + what was before
-        walk.give(self.S if self.serial else 2 * self.S)
+        walk.give(self.S if self.serial or self.sp else 2 * self.S)
+
+    def _columns(self, walk: Walk, *results: Column) -> None:
+        """Products that read a norm's result."""
+        together = self.W if self.sp else 0
+        walk.take(together)
+        walk.take(*results)
+        walk.give(together)
+
+    def _product(self, walk: Walk) -> None:
+        """What is added to the stream."""
+        walk.take(self.S)
+        walk.touch(self.W if self.sp else 0)
 
     def _norm(self, walk: Walk) -> None:
         walk.take(self.statistics)
         if self.spec.norm == "rms":
-            self._wide_norm(walk, self.t * self.spec.hidden)
+            self._wide_norm(walk, self.own * self.spec.hidden)
         walk.take(self.S)
 
     def _wide_norm(self, walk: Walk, elements: Column) -> None:
@@ -78,7 +95,7 @@ class Block:
 
     def _attention(self, walk: Walk) -> None:
         Q, K, spec = self.Q, self.K, self.spec
-        walk.take(Q, K, K)
+        self._columns(walk, Q, K, K)
         if spec.qk_norm:
             for size, sums, width in ((Q, self.q_sums, spec.q_width), (K, self.k_sums, spec.kv_width)):
                 walk.take(sums)
@@ -87,7 +104,6 @@ class Block:
         if spec.position == "rotary":
             walk.touch(Q, K)  # turned, in place of those before
         walk.take(Q, self.q_sums)
-        walk.take(self.S)
 
     def backward(self, walk: Walk) -> None:
         """The gradient of the output is there, and gives way to that of the input; so does what was kept, but for the
@@ -95,19 +111,22 @@ class Block:
         self._mlp_backward(walk)
         S = self.S
         if not self.one_norm:
-            walk.touch(normed(self.spec, self.t, self.e))
+            walk.touch(normed(self.spec, self.own, self.e))
             walk.give(self.statistics)
         if self.serial:
             walk.give(2 * S)  # between attention and MLP; one gradient of two
         self._attention_backward(walk)
-        walk.touch(normed(self.spec, self.t, self.e))
+        walk.touch(normed(self.spec, self.own, self.e))
         walk.give(self.statistics)
         walk.give(2 * S)  # the input; one gradient of two
 
     def _mlp_backward(self, walk: Walk) -> None:
         S, A = self.S, self.A
-        walk.take(A)
-        walk.touch(self.dW_mlp)
+        if self.sp:
+            self._product_backward(walk)
+        else:
+            walk.take(A)
+            walk.touch(self.dW_mlp)
         walk.give(A)  # what the second product read
         if self.spec.gated:
             walk.take(3 * A)
@@ -116,8 +135,7 @@ class Block:
             walk.take(A)
             walk.give(2 * A)
         if self.tp > 1:  # gradients of all weights that read one input are made beside its own, which travels
-            walk.take(S)
-            walk.touch(self.products * self.dW_mlp)
+            self._columns_backward(walk, self.products * self.dW_mlp)
             walk.give(self.products * A)
             self._read(walk)
             return
@@ -131,6 +149,25 @@ class Block:
         self._read(walk)
         if self.spec.gated:
             self._add(walk, self.dW_mlp, self.spec.mlp_bias)
+
+    def _columns_backward(self, walk: Walk, weights: Column) -> None:
+        """Over tp ranks: with sequence parallelism the input is brought together once more, and its gradient is there
+        of all tokens before it is of own ones."""
+        together = 2 * self.W if self.sp else 0
+        walk.take(self.S, together)
+        walk.touch(weights)
+        walk.give(together)
+
+    def _product_backward(self, walk: Walk) -> None:
+        """With sequence parallelism, of the MLP's second product, and of attention's where that is of the same sum:
+        the gradient of its weight waits for its turn then, and so does that of its input."""
+        walk.take(self.W, self.A)
+        if self.serial:
+            walk.touch(self.dW_mlp)
+        else:
+            walk.take(self.Q, self.dW_q)
+            walk.touch(self.dW_mlp)
+        walk.give(self.W)
 
     def _read(self, walk: Walk) -> None:
         """All gradients of products that read a norm's result are made: it goes, where nobody else has read it."""
@@ -146,8 +183,15 @@ class Block:
 
     def _attention_backward(self, walk: Walk) -> None:
         S, Q, K, spec = self.S, self.Q, self.K, self.spec
-        walk.take(Q)
-        walk.touch(self.dW_q)
+        if self.sp and self.serial:
+            walk.take(Q, self.W)
+            walk.touch(self.dW_q)
+            walk.give(self.W)
+        elif self.sp:
+            walk.give(self.dW_q)
+        else:
+            walk.take(Q)
+            walk.touch(self.dW_q)
         if not self.serial and not self.one_norm:
             walk.give(S)  # the gradient of the output, which that of the MLP's norm was added to
         walk.take(Q, K, K)
@@ -160,8 +204,7 @@ class Block:
                 walk.touch(rms_temporaries(self.t * heads, spec.head_dim, self.e))
                 walk.give(size, sums)
         if self.tp > 1:
-            walk.take(S)
-            walk.touch(self.dW_q + 2 * self.dW_k)
+            self._columns_backward(walk, self.dW_q + 2 * self.dW_k)
             walk.give(Q + 2 * K)
             walk.give(S)
             if self.one_norm:

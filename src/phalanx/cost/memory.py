@@ -124,7 +124,7 @@ def copies(spec: ModelSpec, job: Job, s: Strategy) -> int:
     """Bytes of the buffer in which tp ranks add up gradients of which each has a part."""
     if s.tp == 1:
         return 0
-    elements = summed_elements(Split(spec, s.tp), buckets(spec, job, s), s)
+    elements = summed_elements(Split(spec, s.tp, sp=s.sp), buckets(spec, job, s), s)
     return elements * DTYPE_BYTES[job.precision.accumulate_dtype]
 
 
@@ -149,23 +149,37 @@ def documents(spec: ModelSpec, job: Job, tokens: Column) -> dict[int, Column]:
 
 
 def footprint(
-    spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job, placed: DType, tp: int = 1
+    spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job, placed: DType, tp: int = 1, sp: bool = False
 ) -> Footprint:
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch. `placed`: the type of
-    the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds."""
+    the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds; with `sp` the
+    stream is of this rank's own tokens."""
     t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
-    stream = t * h * e  # the residual stream, and its gradient
+    own = t // tp if sp else t
+    stream = own * h * e  # the residual stream, and its gradient
+    together = t * h * e if sp else 0  # of all tokens, brought together or not yet scattered
     shared = v * h * e if spec.tied else 0  # the head's share of a tied weight's gradient waits for embed's
     if unit == "embed":
         position = 0
         if spec.position == "learned":
             rows = seq * h * e if job.documents == "packed" else 0  # summed over sequences
             position = spec.max_seq * h * e + rows
+        wider = t * h * DTYPE_BYTES[placed] if DTYPE_BYTES[placed] != e else 0
+        if sp:
+            learned = spec.position == "learned"
+            places = own * 8 * learned
+            found = _several(t, seq) + _places(t) + together
+            return Footprint(
+                kept=stream + places,
+                forward=np.maximum(found, 2 * stream * learned),
+                # a copy in another type is made when the gradient that came is gone
+                backward=np.maximum(found, together + t * 8 + wider - stream - places),
+                leaves=-stream - shared,
+            )
         # the rows of the embedding's gradient are those of the stream's, unless another type wants a copy; or a copy
         # of them, in which those that other ranks have are zeros
-        wider = t * h * DTYPE_BYTES[placed] if DTYPE_BYTES[placed] != e else 0
         rows_held = np.maximum(wider, stream) + _places(t) if tp > 1 else wider
         return Footprint(
             kept=stream,
@@ -174,21 +188,23 @@ def footprint(
             leaves=-stream - shared,
         )
     if unit == "head":
-        kept = stream + statistics(spec, t, e) + t * v * e
+        kept = stream + statistics(spec, own, e) + t * v * e
         rows = np.minimum(t, max(1, LOGITS_AT_ONCE // v))
         cast = rows * v * wide if e < 4 else 0
-        norm = 2 * t * h * wide - stream - t * v * e if e < 4 and spec.norm == "rms" else 0  # before there are logits
+        norm = (
+            2 * own * h * wide - stream - t * v * e if e < 4 and spec.norm == "rms" else 0
+        )  # before there are logits
         # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
         # normed input (one stream) has given way to its gradient
-        last = normed(spec, t, e) - t * v * e
+        last = normed(spec, own, e) - t * v * e
         over_ranks = _places(t) + t * (4 * wide + e) if tp > 1 else 0
         return Footprint(
             kept=kept,
-            forward=np.maximum(_several(t, seq) + over_ranks + cast + 3 * rows * wide, norm),
-            backward=np.maximum(stream + v * h * e, last + shared),
+            forward=np.maximum(np.maximum(_several(t, seq) + over_ranks + cast + 3 * rows * wide, norm), together),
+            backward=np.maximum(stream + 2 * together + v * h * e, last + shared),
             leaves=stream + shared,
         )
-    block, there, back = Block(spec, t, e, tp), Walk(), Walk()
+    block, there, back = Block(spec, t, e, tp, sp), Walk(), Walk()
     block.forward(there)
     block.backward(back)
     return Footprint(kept=there.live, forward=there.highest - there.live, backward=back.highest, leaves=0)

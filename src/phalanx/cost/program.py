@@ -201,11 +201,12 @@ def _bucket(
 def _tensor(
     spec: ModelSpec, job: Job, strategy: Strategy, unit: str, phase: Phase, micro_batch: int
 ) -> Iterable[Event]:
-    """The all-reduces inside of a pass of a unit."""
+    """The collectives inside of a pass of a unit."""
     tokens = strategy.micro_batch * job.seq
-    for dtype, size in tensor_parallel.sent(spec, job, unit.split(".")[0], phase, tokens):
-        event = Event("collective", "all_reduce", phase, unit, "tp", strategy.tp, dtype=dtype)
-        yield replace(event, micro_batch=micro_batch, bytes=size)
+    for x in tensor_parallel.sent(spec, job, strategy, unit.split(".")[0], phase, tokens):
+        event = Event("collective", x.op, phase, unit, "tp", strategy.tp, dtype=x.dtype)
+        for _ in range(x.count):
+            yield replace(event, micro_batch=micro_batch, bytes=x.bytes // x.count)
 
 
 def _sent(x: Sent, bucket: Bucket, strategy: Strategy, micro_batch: int) -> Event:

@@ -88,7 +88,7 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
     dtype = job.precision.compute
     found = []
     for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
-        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job), like.tp)
+        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job), like.tp, like.sp)
         apart: Column = 0
         made: Column = 0
         if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
@@ -110,7 +110,7 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
                 count=n * m,
                 work=(kernel.backward(spec, unit, t, job.seq, e) + masked) * (n * m),
                 alloc=held.backward,
-                free=held.backward - held.leaves + _freed(spec, unit, t, job, held.kept),
+                free=held.backward - held.leaves + _freed(spec, unit, t // like.tp if like.sp else t, job, held.kept),
                 before=apart,
             )
         )
@@ -133,17 +133,15 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
 
 
 def _tensor_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy, t: Column) -> list[Term]:
-    """The all-reduces over tp ranks: of every pass of a unit, and of gradients of which they have parts."""
+    """The collectives over tp ranks: of every pass of a unit, and of gradients of which they have parts."""
     m = s.accumulation(job)
     phases: tuple[Phase, ...] = ("F", "B")
     found = []
     for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
         for phase in phases:
-            for i, (dtype, size) in enumerate(tensor_parallel.sent(spec, job, unit, phase, t)):
-                event = Event(
-                    "collective", "all_reduce", phase, unit if i == 0 else f"{unit}, then", "tp", dtype=dtype
-                )
-                found.append(Term(event, count=n * m, bytes=size * n * m))
+            for i, x in enumerate(tensor_parallel.sent(spec, job, like, unit, phase, t)):
+                event = Event("collective", x.op, phase, unit if i == 0 else f"{unit}, then", "tp", dtype=x.dtype)
+                found.append(Term(event, count=x.count * n * m, bytes=x.bytes * n * m))
     sizes, where = np.unique(np.atleast_1d(s.bucket_bytes), return_inverse=True)
     each = [memory.copies(spec, job, replace(like, bucket=size / 2**20)) for size in sizes]
     total = each[0] if isinstance(s, Strategy) else np.array(each)[where]

@@ -53,11 +53,11 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, angles: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        shape = (*x.shape[:2], -1, self.head_dim)
         if self.tp is None:
             q, k, v = self.q(x), self.k(x), self.v(x)
         else:
             q, k, v = tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, (self.q, self.k, self.v))
+        shape = (*q.shape[:2], -1, self.head_dim)
         q, k, v = q.view(shape), k.view(shape), v.view(shape)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -80,4 +80,4 @@ class Attention(nn.Module):
             enable_gqa=grouped,
         )
         out = out.transpose(1, 2).flatten(2)
-        return self.o(out) if self.tp is None else tensor_parallel.rows(out, self.o)
+        return self.o(out) if self.tp is None else tensor_parallel.rows(self.tp, out, self.o)

@@ -18,6 +18,7 @@ from phalanx.nn.attention import Attention, Cache
 from phalanx.nn.norms import make_norm
 from phalanx.nn.rotary import rotary_table
 from phalanx.runtime import tensor_parallel
+from phalanx.runtime.sequence_parallel import Rows
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec.model import ModelSpec
 
@@ -36,7 +37,7 @@ class MLP(nn.Module):
         if self.tp is not None:
             layers = (self.gate, self.up) if self.gated else (self.up,)
             into = tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, layers)
-            return tensor_parallel.rows(self._activated(*into), self.down)
+            return tensor_parallel.rows(self.tp, self._activated(*into), self.down)
         if self.gated:
             return self.down(functions.swiglu(self.gate(x), self.up(x)))
         return self.down(F.gelu(self.up(x), approximate=self.approximate))
@@ -108,9 +109,18 @@ class Embed(nn.Module):
         else:
             x = vocabulary.embedding(self.tp, tokens, self.token.weight)
         if hasattr(self, "position"):
+            if self.tp is not None and self.tp.rows is not None:
+                return x + functions.embedding(_places(self.tp.rows, tokens, positions), self.position.weight)
             here = self.position.weight[start : start + tokens.shape[1]] if positions is None else None
             x = x + (self.position(positions) if here is None else here)
         return x
+
+
+def _places(rows: Rows, tokens: Tensor, positions: Tensor | None) -> Tensor:
+    """Of own tokens, (own,), the places in their sequences, or in their documents."""
+    if positions is not None:
+        return rows.of(positions.reshape(-1))
+    return rows.of(torch.arange(rows.tokens, device=tokens.device)).remainder_(rows.seq)
 
 
 class Head(nn.Module):
@@ -178,13 +188,15 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """`positions` (batch, seq): the place of each token in its document, from 0; attention does not leave it."""
         start = cache.length if cache is not None else 0
+        if self.tp is not None:
+            self.tp.begin(*tokens.shape)
         x = self.embed(tokens, start, positions)
         angles = None
         if self.spec.position == "rotary":
             here = slice(start, start + tokens.shape[1]) if positions is None else positions
             # (seq, 1, rotary_width / 2), or with positions (batch, seq, 1, rotary_width / 2)
             angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
-        masks = self._masks(x, start, positions)
+        masks = self._masks(x.new_empty(()).expand(tokens.shape), start, positions)
         for block in self.blocks:
             x = block(x, angles, masks[block.window], cache)
         return self.head(x, targets)  # type: ignore[no-any-return]

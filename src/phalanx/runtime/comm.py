@@ -87,14 +87,15 @@ class Comm:
     def size(self, axis: str) -> int:
         return len(self.ranks(axis))
 
-    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed flat memory for communication, where the transports like it."""
+    def buffer(self, numel: int, dtype: torch.dtype, zeroed: bool = True) -> Tensor:
+        """Flat memory for communication, where the transports like it."""
         if self._shm is not None and self._shm.arena is not None and numel:
             try:
-                return self._shm.arena.buffer(numel, dtype)
+                return self._shm.arena.buffer(numel, dtype, zeroed)
             except OSError:
                 pass  # the arena is full: ordinary memory is copied when it is used
-        return torch.zeros(numel, dtype=dtype, device=self.world.device)
+        make = torch.zeros if zeroed else torch.empty
+        return make(numel, dtype=dtype, device=self.world.device)
 
     def all_reduce(
         self,

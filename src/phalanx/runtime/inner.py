@@ -32,3 +32,15 @@ class Inner:
             micro_batch=self.micro_batch,
             reduction=reduction,
         )
+
+    def all_gather(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
+        """As Comm.all_gather."""
+        return self.comm.all_gather(
+            target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
+        )
+
+    def reduce_scatter(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
+        """As Comm.reduce_scatter."""
+        return self.comm.reduce_scatter(
+            target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
+        )

@@ -6,11 +6,22 @@ makes gradients whole of which ranks have parts.
              B   the gradient of the input of the MLP, then of attention's
     head     F   each token's largest logit; its sum of exponentials and its target's logit
              B   the gradient of its input, which is normed
+
+With sequence parallelism the residual stream is split by tokens, and what reads it all is brought together first. In
+place of the all-reduces of the stream:
+
+    embed    F   reduce-scatter of its output
+             B   all-gather of that one's gradient
+    blocks   F   all-gather of what attention and MLP read, reduce-scatter of what they add
+             B   all-gather of the gradient of what they add; of what they read, and reduce-scatter of its gradient
+    head     F   all-gather of its input, which is normed, before all else
+             B   the same, and reduce-scatter of its gradient
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from phalanx.schedule.buckets import Bucket, layout
@@ -21,24 +32,50 @@ from phalanx.spec.split import Split, partial
 from phalanx.spec.strategy import Strategy
 
 
-def sent(spec: ModelSpec, job: Job, unit: str, phase: Phase, tokens: Any) -> tuple[tuple[DType, Any], ...]:
-    """(Type, bytes) of the all-reduces of a pass of a unit class over `tokens` tokens, a number or a column."""
+@dataclass(frozen=True)
+class Sent:
+    """`count` collectives, one after the other, of `bytes` together; numbers or columns."""
+
+    op: str
+    dtype: DType
+    bytes: Any
+    count: Any = 1
+
+
+def chunks(tokens: Any, tp: int) -> Any:
+    """Into how many the tokens of a micro-batch fall, of which each is computed while another travels: two, if every
+    rank's part of them is the same number of whole tokens. A number or a column."""
+    return 1 + (tokens % (2 * tp) == 0)
+
+
+def sent(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, tokens: Any) -> tuple[Sent, ...]:
+    """The collectives of a pass of a unit class over `tokens` tokens, in order."""
     compute = job.precision.compute
-    stream = (compute, tokens * spec.hidden * DTYPE_BYTES[compute])
-    if unit == "embed":
-        return (stream,) if phase == "F" else ()
-    if unit == "blocks":
-        return (stream,) if phase == "F" and spec.residual != "serial" else (stream, stream)
-    if phase == "B":
-        return (stream,)
+    size = tokens * spec.hidden * DTYPE_BYTES[compute]
     wide: DType = "float64" if compute == "float64" else "float32"
-    return (wide, tokens * DTYPE_BYTES[wide]), (wide, 2 * tokens * DTYPE_BYTES[wide])
+    scalars = tuple(Sent("all_reduce", wide, n * tokens * DTYPE_BYTES[wide]) for n in (1, 2))
+    if not s.sp:
+        stream = (Sent("all_reduce", compute, size),)
+        if unit == "embed":
+            return stream if phase == "F" else ()
+        if unit == "blocks":
+            return stream if phase == "F" and spec.residual != "serial" else stream * 2
+        return scalars if phase == "F" else stream
+    parts = chunks(tokens, s.tp)
+    gather, scatter = ((Sent(op, compute, size, parts),) for op in ("all_gather", "reduce_scatter"))
+    if unit == "embed":
+        return scatter if phase == "F" else gather
+    if unit == "head":
+        return gather + (scalars if phase == "F" else scatter)
+    if spec.residual == "serial":
+        return (gather + scatter) * 2 if phase == "F" else (gather * 2 + scatter) * 2
+    return gather * 2 + scatter if phase == "F" else gather + (gather + scatter) * 2
 
 
 def summed_elements(split: Split, cut: Sequence[Bucket], s: Strategy) -> int:
     """Elements of the buffer in which ranks add up their parts of gradients (runtime/copies.py): as many as the shard
     needs that needs the most, on every rank."""
-    boxes = partial(split.spec, split.tp)
+    boxes = partial(split)
     parts = layout(s)[0]
     of_shard = [0] * parts
     for bucket in cut if boxes else ():

@@ -190,6 +190,14 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"use one of {_some(fits)}",
         )
     require_split(model, s.tp)
+    if s.sp and s.micro_batch * job.seq % s.tp:
+        raise InputError(
+            "strategy.sp",
+            1,
+            f"tp = {s.tp} does not divide the tokens of a micro-batch, micro_batch x job.seq = "
+            f"{s.micro_batch} x {job.seq}",
+            "use another micro_batch, or leave sp out",
+        )
     if job.seq > model.max_seq:
         raise InputError(
             "job.seq",
@@ -205,7 +213,7 @@ _RUNNABLE: dict[str, set[Any] | None] = {
     "zero": None,
     "shard": None,
     "tp": None,
-    "sp": {False},
+    "sp": None,
     "cp": {1},
     "ulysses": {1},
     "ep": {1},

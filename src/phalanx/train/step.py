@@ -78,7 +78,7 @@ class Training:
         device = comm.world.device
         stage = strategy.stage
         self.inner = Inner(comm)
-        self.split = Split(spec, strategy.tp, comm.mesh.place(comm.world.rank)["tp"])
+        self.split = Split(spec, strategy.tp, comm.mesh.place(comm.world.rank)["tp"], strategy.sp)
         self.tp = TensorParallel(self.inner, self.split) if strategy.tp > 1 else None
         held = self.split.local
         self.model: Decoder = create(held, DTYPES[precision.compute], device, stage < 3, self.tp)
