@@ -8,6 +8,7 @@ import numpy as np
 
 from phalanx.cost.kernel import Column
 from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Recompute
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Walk:
 
 class Block:
     """The tensors of a block on one of `tp` ranks, in bytes, for `t` tokens and `e` bytes per element. `spec` is what
-    the rank holds.
+    the rank holds; `repeat`: what of the forward pass is repeated in the backward pass (runtime/recompute.py).
 
     S (t, hidden)    of the residual stream: its norms, their gradients
     A (t, ffn)       of the MLP
@@ -42,8 +43,8 @@ class Block:
     K (t, kv_width)  keys; values
     """
 
-    def __init__(self, spec: ModelSpec, t: Column, e: int, tp: int = 1) -> None:
-        self.spec, self.t, self.e, self.tp = spec, t, e, tp
+    def __init__(self, spec: ModelSpec, t: Column, e: int, tp: int = 1, repeat: Recompute = "none") -> None:
+        self.spec, self.t, self.e, self.tp, self.repeat = spec, t, e, tp, repeat
         h, wide = spec.hidden, max(e, 4)
         self.S, self.A, self.Q, self.K = (t * n * e for n in (h, spec.ffn, spec.q_width, spec.kv_width))
         self.q_sums, self.k_sums = t * spec.heads * wide, t * spec.kv_heads * wide
@@ -52,19 +53,66 @@ class Block:
         self.serial, self.one_norm = spec.residual == "serial", spec.residual == "parallel_one_norm"
         self.products = 2 if spec.gated else 1  # of the MLP's input
 
-    def forward(self, walk: Walk) -> None:
-        """What is live in the end is kept for the backward pass; the output is of it, the input is not."""
+    def passes(self) -> tuple[Walk, Walk]:
+        """Forward and backward."""
+        there, back = Walk(), Walk()
+        if self.repeat == "full":
+            self.forward_alone(there)
+            self.forward(back, made=False)
+        else:
+            self.forward(there)
+        self.backward(back)
+        return there, back
+
+    def forward(self, walk: Walk, made: bool = True) -> None:
+        """What is live in the end is kept for the backward pass; the output is of it, the input is not. `made`: with
+        the output, and what only that needs."""
         self._norm(walk)
-        self._attention(walk)
-        walk.take(self.S)  # + the input
-        walk.give(self.S)
+        self._attention(walk, made or self.serial)
+        if made or self.serial:
+            walk.touch(self.S)  # + the input
         if not self.one_norm:
             self._norm(walk)
         walk.take(self.products * self.A)
         walk.take(self.A)  # activated
-        walk.take(self.S)
-        walk.take(self.S)  # + what was before
-        walk.give(self.S if self.serial else 2 * self.S)
+        if made:
+            walk.take(self.S)
+            walk.take(self.S)  # + what was before
+            walk.give(self.S if self.serial else 2 * self.S)
+
+    def forward_alone(self, walk: Walk) -> None:
+        """Without a graph: nothing is kept but the output."""
+        S, A, Q, K = self.S, self.A, self.Q, self.K
+        self._norm(walk)
+        walk.give(self.statistics)
+        walk.take(Q, K, K)
+        if self.spec.qk_norm:
+            for size, sums, width in ((Q, self.q_sums, self.spec.q_width), (K, self.k_sums, self.spec.kv_width)):
+                walk.take(sums)
+                self._wide_norm(walk, self.t * width)
+                walk.take(size)
+                walk.give(sums)
+            walk.give(Q + K)
+        if self.spec.position == "rotary":
+            walk.touch(Q, K)
+        walk.touch(Q, self.q_sums)
+        walk.take(Q)
+        walk.take(S)
+        walk.give(2 * Q + 2 * K)
+        if self.serial:
+            walk.give(S)  # the norm's result
+        if self.serial or self.tp == 1:
+            walk.touch(S)  # + the input
+        if not self.one_norm:
+            self._norm(walk)
+            walk.give(self.statistics)
+        walk.take(self.products * A)
+        walk.take(A)  # activated
+        walk.give(self.products * A)
+        walk.take(S)
+        walk.give(A + (0 if self.one_norm else S))
+        walk.take(S)  # + what was before
+        walk.give(2 * S if self.serial else 3 * S)
 
     def _norm(self, walk: Walk) -> None:
         walk.take(self.statistics)
@@ -76,7 +124,7 @@ class Block:
         if self.e < 4:
             walk.touch(2 * elements * 4)
 
-    def _attention(self, walk: Walk) -> None:
+    def _attention(self, walk: Walk, made: bool = True) -> None:
         Q, K, spec = self.Q, self.K, self.spec
         walk.take(Q, K, K)
         if spec.qk_norm:
@@ -86,22 +134,35 @@ class Block:
                 walk.take(size)
         if spec.position == "rotary":
             walk.touch(Q, K)  # turned, in place of those before
-        walk.take(Q, self.q_sums)
-        walk.take(self.S)
+        if self.repeat == "selective":
+            walk.touch(Q, self.q_sums)
+            walk.touch(Q, self.S)
+        else:
+            walk.take(Q, self.q_sums)
+        if made:
+            walk.take(self.S)
 
     def backward(self, walk: Walk) -> None:
         """The gradient of the output is there, and gives way to that of the input; so does what was kept, but for the
-        output, to which the input corresponds."""
+        output, to which the input corresponds. Where all is repeated, input and output's gradient outlive it."""
         self._mlp_backward(walk)
         S = self.S
         if not self.one_norm:
             walk.touch(normed(self.spec, self.t, self.e))
             walk.give(self.statistics)
         if self.serial:
-            walk.give(2 * S)  # between attention and MLP; one gradient of two
+            walk.give(S)  # between attention and MLP
+            if self.repeat == "full":
+                walk.take(S)  # the sum of two gradients; one is the output's
+            walk.give(S)  # one gradient of two
         self._attention_backward(walk)
         walk.touch(normed(self.spec, self.t, self.e))
         walk.give(self.statistics)
+        if self.repeat == "full" and self.one_norm:
+            walk.take(S)  # the sum of two gradients; one is the output's
+            walk.give(S)
+        if self.repeat == "full" and not self.one_norm:
+            walk.give(S)  # the output's gradient, to which others were added
         walk.give(2 * S)  # the input; one gradient of two
 
     def _mlp_backward(self, walk: Walk) -> None:
@@ -146,12 +207,17 @@ class Block:
 
     def _attention_backward(self, walk: Walk) -> None:
         S, Q, K, spec = self.S, self.Q, self.K, self.spec
+        added = S if not self.serial and not self.one_norm else 0
+        if self.repeat == "selective":
+            walk.take(Q, self.q_sums)
         walk.take(Q)
         walk.touch(self.dW_q)
-        if not self.serial and not self.one_norm:
-            walk.give(S)  # the gradient of the output, which that of the MLP's norm was added to
+        if self.repeat == "none":
+            walk.give(added)  # the gradient of the output, which that of the MLP's norm was added to
         walk.take(Q, K, K)
         walk.give(Q)
+        if self.repeat == "selective":
+            walk.give(added)
         walk.give(2 * Q + 2 * K + self.q_sums)
         if spec.position == "rotary":
             walk.touch(Q)
@@ -165,7 +231,7 @@ class Block:
             walk.give(Q + 2 * K)
             walk.give(S)
             if self.one_norm:
-                self._add(walk, 0, bias=True)
+                walk.give(S)  # one gradient of two
             return
         walk.take(S)
         walk.touch(self.dW_k)

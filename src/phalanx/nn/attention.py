@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from phalanx.nn import functions
 from phalanx.nn.norms import RMSNorm
-from phalanx.runtime import tensor_parallel
+from phalanx.runtime import recompute, tensor_parallel
+from phalanx.runtime.inner import Inner
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec.model import ModelSpec
 
@@ -50,9 +51,17 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
 
+        self.repeats: Inner | None = None  # what a repeated core communicates through
+
     def forward(
-        self, x: Tensor, angles: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        made: bool = True,
     ) -> Tensor:
+        """`made`: whether anybody reads the result (runtime/recompute.py)."""
         shape = (*x.shape[:2], -1, self.head_dim)
         if self.tp is None:
             q, k, v = self.q(x), self.k(x), self.v(x)
@@ -65,6 +74,14 @@ class Attention(nn.Module):
             q, k = functions.rotary(q, *angles), functions.rotary(k, *angles)
         if cache is not None:
             k, v = cache.extend(self.block, k, v)
+        elif self.repeats is not None and recompute.pays(q):
+            return recompute.repeated(self._core, self.repeats, q, k, v, mask)
+        return self._core(made, q, k, v, mask)
+
+    def _core(self, made: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """softmax(q kᵀ / sqrt(head_dim)) v, and the product with Wo that reads it.
+
+        q: (batch, new, heads, head_dim); k, v: (batch, tokens, kv_heads, head_dim)."""
         grouped = self.grouped
         flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
         if grouped and q.device.type == "cuda" and not flash:
@@ -80,4 +97,6 @@ class Attention(nn.Module):
             enable_gqa=grouped,
         )
         out = out.transpose(1, 2).flatten(2)
-        return self.o(out) if self.tp is None else tensor_parallel.rows(out, self.o)
+        if self.tp is None:
+            return recompute.linear(self.o, out, made)
+        return tensor_parallel.rows(out, self.o, made)

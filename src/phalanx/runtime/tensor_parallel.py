@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from phalanx.runtime import recompute
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.transport import Handle
 from phalanx.schedule.event import Phase, Reduction
@@ -71,10 +72,11 @@ def columns(tp: TensorParallel, unit: str, x: Tensor, layers: Sequence[nn.Linear
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, unit: str, y: Tensor, *biases: Tensor) -> Tensor:
-        tp.all_reduce(y, unit, "F").wait()
-        for bias in biases:
-            y.add_(bias)
+    def forward(ctx: Any, tp: TensorParallel, unit: str, made: bool, y: Tensor, *biases: Tensor) -> Tensor:
+        if made:
+            tp.all_reduce(y, unit, "F").wait()
+            for bias in biases:
+                y.add_(bias)
         ctx.biases = len(biases)
         ctx.mark_dirty(y)
         return y
@@ -83,18 +85,20 @@ class _Sum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         d_bias = g.reshape(-1, g.shape[-1]).sum(0) if ctx.biases else None
-        return (None, None, g, *(d_bias for _ in range(ctx.biases)))
+        return (None, None, None, g, *(d_bias for _ in range(ctx.biases)))
 
 
-def rows(x: Tensor, layer: nn.Linear) -> Tensor:
+def rows(x: Tensor, layer: nn.Linear, made: bool = True) -> Tensor:
     """This rank's term of x Wᵀ, whose sum over the ranks is `summed`: the layer holds columns of W, and all of b."""
-    return F.linear(x, layer.weight)
+    return F.linear(x, layer.weight) if made else recompute.product(x, layer.weight)
 
 
-def summed(tp: TensorParallel, unit: str, terms: Sequence[Tensor], layers: Sequence[nn.Linear]) -> Tensor:
+def summed(
+    tp: TensorParallel, unit: str, terms: Sequence[Tensor], layers: Sequence[nn.Linear], made: bool = True
+) -> Tensor:
     """The sum over the ranks of their terms of some layers' outputs, in one all-reduce; and the biases, once."""
     y = terms[0]
     for other in terms[1:]:
-        y = y.add_(other)
+        y = y.add_(other) if made else recompute.add(y, other, made)
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    return _Sum.apply(tp, unit, y, *biases)  # type: ignore[no-any-return]
+    return _Sum.apply(tp, unit, made, y, *biases)  # type: ignore[no-any-return]

@@ -3,7 +3,8 @@ makes gradients whole of which ranks have parts.
 
     embed    F   its output
     blocks   F   what attention and MLP add to the residual stream: each, or their sum where both read one input
-             B   the gradient of the input of the MLP, then of attention's
+             B   the gradient of the input of the MLP, then of attention's; where the forward pass is repeated, before
+                 them its all-reduces but the last, of which nobody needs the result
     head     F   each token's largest logit; its sum of exponentials and its target's logit
              B   the gradient of its input, which is normed
 """
@@ -18,17 +19,22 @@ from phalanx.schedule.event import Phase
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.split import Split, partial
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy import Recompute, Strategy
 
 
-def sent(spec: ModelSpec, job: Job, unit: str, phase: Phase, tokens: Any) -> tuple[tuple[DType, Any], ...]:
-    """(Type, bytes) of the all-reduces of a pass of a unit class over `tokens` tokens, a number or a column."""
+def sent(
+    spec: ModelSpec, job: Job, unit: str, phase: Phase, tokens: Any, repeat: Recompute = "none"
+) -> tuple[tuple[DType, Any], ...]:
+    """(Type, bytes) of the all-reduces of a pass of a unit class over `tokens` tokens, a number or a column.
+    `repeat`: what a block repeats."""
     compute = job.precision.compute
     stream = (compute, tokens * spec.hidden * DTYPE_BYTES[compute])
     if unit == "embed":
         return (stream,) if phase == "F" else ()
     if unit == "blocks":
-        return (stream,) if phase == "F" and spec.residual != "serial" else (stream, stream)
+        forward = (stream,) * (2 if spec.residual == "serial" else 1)
+        again = forward[:-1] if repeat == "full" else ()
+        return forward if phase == "F" else (*again, stream, stream)
     if phase == "B":
         return (stream,)
     wide: DType = "float64" if compute == "float64" else "float32"
