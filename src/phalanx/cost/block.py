@@ -231,7 +231,7 @@ class Block:
             walk.give(Q + 2 * K)
             walk.give(S)
             if self.one_norm:
-                walk.give(S)  # one gradient of two
+                self._add(walk, 0, bias=True)
             return
         walk.take(S)
         walk.touch(self.dW_k)
