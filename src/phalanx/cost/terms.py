@@ -7,6 +7,7 @@ NumPy columns of many. The search sums terms; `program.expand` turns the same te
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -81,6 +82,11 @@ class Term:
 def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
     """The units whose passes are alike, in forward order, by the name of their terms: `embed`, `head`, and `blocks`
     apart from those that repeat something."""
+    return _classes(spec, Strategy(recompute=s.recompute))
+
+
+@functools.cache
+def _classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for unit in units(spec):
         name = unit_class(s, unit)
