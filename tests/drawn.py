@@ -96,6 +96,7 @@ def cases(
         grad_sync=draw(st.sampled_from([None, "step"])) if zero == 2 else None,
         reshard=draw(st.sampled_from([None, "action", "step"])) if zero == 3 else None,
         prefetch=draw(st.sampled_from([0, 1])),
+        recompute=draw(st.sampled_from(["none", "selective", "full", "every:2"])),
         bucket=draw(st.sampled_from([0.002, 0.02, 0.5, "auto"])),
         compression=draw(st.sampled_from(usable)) if compressed and tp == 1 and not coarse else "none",
     )

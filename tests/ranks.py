@@ -219,7 +219,9 @@ def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
 
     all_reduce = tensor_parallel.TensorParallel.all_reduce
 
-    def bias_before_the_sum(ctx: Any, tp: Any, unit: str, y: torch.Tensor, *biases: torch.Tensor) -> torch.Tensor:
+    def bias_before_the_sum(
+        ctx: Any, tp: Any, unit: str, made: bool, y: torch.Tensor, *biases: torch.Tensor
+    ) -> torch.Tensor:
         if how == "bias on every rank" or tp.split.index == 0:
             for bias in biases:
                 y.add_(bias)
@@ -230,7 +232,7 @@ def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
 
     def its_backward(ctx: Any, g: torch.Tensor) -> Any:
         d_bias = g.reshape(-1, g.shape[-1]).sum(0) * ctx.adds
-        return (None, None, g, *(d_bias for _ in range(ctx.biases)))
+        return (None, None, None, g, *(d_bias for _ in range(ctx.biases)))
 
     def forgets(self: Any, tensor: torch.Tensor, unit: str, phase: Any, reduction: Any = "sum") -> Any:
         if phase == "B" and unit == "blocks.0":
@@ -243,6 +245,20 @@ def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
         else:
             patch.setattr(tensor_parallel._Sum, "forward", staticmethod(bias_before_the_sum))
             patch.setattr(tensor_parallel._Sum, "backward", staticmethod(its_backward))
+        return examine(world, *case)
+
+
+def examine_repeating(world: World, *case: Any) -> list[Any]:
+    """The examination with forward passes that are repeated without the sums over ranks in them."""
+    from phalanx.runtime.inner import Inner
+
+    all_reduce = Inner.all_reduce
+
+    def forgets(self: Inner, *given: Any, **named: Any) -> Any:
+        return DONE if self.again else all_reduce(self, *given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Inner, "all_reduce", forgets)
         return examine(world, *case)
 
 

@@ -6,6 +6,7 @@ Parity, predicted = recorded and checkpoints of random strategies, sp among them
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,9 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
     """The examination with a layer that takes its rows for all there are."""
     summed, scatter = sequence_parallel.summed, Rows.scatter
 
-    def bias_before_the_sum(rows: Rows, unit: str, terms: Any) -> torch.Tensor:
-        bare = [sequence_parallel.Factors(term.x, term.weight, None) for term in terms]
-        out = summed(rows, unit, bare)
+    def bias_before_the_sum(rows: Rows, unit: str, terms: Any, made: bool) -> torch.Tensor:
+        bare = [replace(term, bias=None) for term in terms]
+        out = summed(rows, unit, bare, made)
         for term in terms:  # as if every rank had added it to its term
             out = out if term.bias is None else out + world.size * term.bias
         return out

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from phalanx.cost import kernel, memory
 from phalanx.cost.predict import predict, predict_all
 from phalanx.cost.program import expand
-from phalanx.cost.terms import terms
+from phalanx.cost.terms import terms, unit_class
 from phalanx.plan.search import enumerate_strategies
 from phalanx.spec import cluster_presets as clusters
 from phalanx.spec.families import complete
@@ -31,7 +31,7 @@ def test_sums_of_the_expansion_are_the_terms(case: tuple[ModelSpec, Job, Strateg
         unit, kind = term.event.unit, term.event.kind
         if kind != "compute":
             continue
-        mine = [e for e in events if (e.op, e.unit.split(".")[0]) == (term.event.op, unit)]
+        mine = [e for e in events if (e.op, unit_class(strategy, e.unit)) == (term.event.op, unit)]
         assert len(mine) == term.count
         assert sum(e.flops for e in mine) == term.work.flops
         if term.event.phase != "opt":

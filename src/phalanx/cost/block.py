@@ -8,6 +8,7 @@ import numpy as np
 
 from phalanx.cost.kernel import Column
 from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Recompute
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Walk:
 
 class Block:
     """The tensors of a block on one of `tp` ranks, in bytes, for `t` tokens and `e` bytes per element. `spec` is what
-    the rank holds.
+    the rank holds; `repeat`: what of the forward pass is repeated in the backward pass (runtime/recompute.py).
 
     S (t, hidden)    of the residual stream: its norms, their gradients; with `sp` of own tokens, and
     W (t, hidden)    the same of all, while they are together
@@ -43,8 +44,10 @@ class Block:
     K (t, kv_width)  keys; values
     """
 
-    def __init__(self, spec: ModelSpec, t: Column, e: int, tp: int = 1, sp: bool = False) -> None:
-        self.spec, self.t, self.e, self.tp, self.sp = spec, t, e, tp, sp
+    def __init__(
+        self, spec: ModelSpec, t: Column, e: int, tp: int = 1, sp: bool = False, repeat: Recompute = "none"
+    ) -> None:
+        self.spec, self.t, self.e, self.tp, self.sp, self.repeat = spec, t, e, tp, sp, repeat
         h, wide = spec.hidden, max(e, 4)
         self.own = t // tp if sp else t
         self.S, self.W = self.own * h * e, t * h * e
@@ -55,21 +58,92 @@ class Block:
         self.serial, self.one_norm = spec.residual == "serial", spec.residual == "parallel_one_norm"
         self.products = 2 if spec.gated else 1  # of the MLP's input
 
-    def forward(self, walk: Walk) -> None:
-        """What is live in the end is kept for the backward pass; the output is of it, the input is not."""
+    def passes(self) -> tuple[Walk, Walk]:
+        """Forward and backward."""
+        there, back = Walk(), Walk()
+        if self.repeat == "full":
+            self.forward_alone(there)
+            self.forward(back, made=False)
+        else:
+            self.forward(there)
+        self.backward(back)
+        return there, back
+
+    def forward(self, walk: Walk, made: bool = True) -> None:
+        """What is live in the end is kept for the backward pass; the output is of it, the input is not. `made`: with
+        the output, and what only that needs."""
         self._norm(walk)
         self._attention(walk)
-        if self.serial or not self.sp:
-            self._product(walk)
-            walk.take(self.S)  # + the input
-            walk.give(self.S)
+        if (made or self.serial) and (self.serial or not self.sp):
+            self._product(walk, core=True)
+            walk.touch(self.S)  # + the input
         if not self.one_norm:
             self._norm(walk)
         self._columns(walk, self.products * self.A)
         walk.take(self.A)  # activated
+        if made:
+            self._product(walk, core=not self.serial)
+            walk.take(self.S)  # + what was before
+            walk.give(self.S if self.serial or self.sp else 2 * self.S)
+
+    def forward_alone(self, walk: Walk) -> None:
+        """Without a graph: nothing is kept but the output."""
+        S, A, Q, K = self.S, self.A, self.Q, self.K
+        self._norm(walk)
+        walk.give(self.statistics)
+        self._columns(walk, Q, K, K)
+        if self.spec.qk_norm:
+            for size, sums, width in ((Q, self.q_sums, self.spec.q_width), (K, self.k_sums, self.spec.kv_width)):
+                walk.take(sums)
+                self._wide_norm(walk, self.t * width)
+                walk.take(size)
+                walk.give(sums)
+            walk.give(Q + K)
+        if self.spec.position == "rotary":
+            walk.touch(Q, K)
+        walk.touch(Q, self.q_sums)
+        walk.take(Q)
+        if self.sp:
+            self._sum_alone(walk)
+            return
+        walk.take(S)
+        walk.give(2 * Q + 2 * K)
+        if self.serial:
+            walk.give(S)  # the norm's result
+        if self.serial or self.tp == 1:
+            walk.touch(S)  # + the input
+        self._activated_alone(walk)
+        walk.take(S)
+        walk.give(A + (0 if self.one_norm else S))
+        walk.take(S)  # + what was before
+        walk.give(2 * S if self.serial else 3 * S)
+
+    def _activated_alone(self, walk: Walk) -> None:
+        """What the MLP's second product reads, and the norm's result that it was made of."""
+        if not self.one_norm:
+            self._norm(walk)
+            walk.give(self.statistics)
+        self._columns(walk, self.products * self.A)
+        walk.take(self.A)
+        walk.give(self.products * self.A)
+
+    def _sum_alone(self, walk: Walk) -> None:
+        """With sequence parallelism, from attention's result on: products are made when they are summed."""
+        S, A, Q = self.S, self.A, self.Q
+        walk.give(Q + 2 * self.K)
+        if self.serial:
+            walk.give(S)  # the norm's result
+            self._product(walk)
+            walk.touch(S)  # + the input
+            walk.give(Q)
+        self._activated_alone(walk)
+        if not self.one_norm:
+            walk.give(S)
         self._product(walk)
-        walk.take(self.S)  # + what was before
-        walk.give(self.S if self.serial or self.sp else 2 * self.S)
+        if self.serial:
+            walk.give(A)
+        walk.take(S)  # + what was before
+        walk.give(2 * S if self.serial else 2 * S + Q + A)
 
     def _columns(self, walk: Walk, *results: Column) -> None:
         """Products that read a norm's result."""
@@ -78,10 +152,14 @@ class Block:
         walk.take(*results)
         walk.give(together)
 
-    def _product(self, walk: Walk) -> None:
-        """What is added to the stream."""
+    def _product(self, walk: Walk, core: bool = False) -> None:
+        """What is added to the stream. `core`: with sequence parallelism, where attention's is made again, it is made
+        for this product alone."""
+        made = self.Q if core and self.sp and self.repeat == "selective" else 0
+        if made:
+            walk.touch(made, self.q_sums)
         walk.take(self.S)
-        walk.touch(self.W if self.sp else 0)
+        walk.touch(self.W + made if self.sp else 0)
 
     def _norm(self, walk: Walk) -> None:
         walk.take(self.statistics)
@@ -93,7 +171,7 @@ class Block:
         if self.e < 4:
             walk.touch(2 * elements * 4)
 
-    def _attention(self, walk: Walk) -> None:
+    def _attention(self, walk: Walk, made: bool = True) -> None:
         Q, K, spec = self.Q, self.K, self.spec
         self._columns(walk, Q, K, K)
         if spec.qk_norm:
@@ -103,27 +181,39 @@ class Block:
                 walk.take(size)
         if spec.position == "rotary":
             walk.touch(Q, K)  # turned, in place of those before
-        walk.take(Q, self.q_sums)
+        if self.repeat != "selective":
+            walk.take(Q, self.q_sums)
+        elif not self.sp:
+            walk.touch(Q, self.q_sums)
+            walk.touch(Q, self.S)
 
     def backward(self, walk: Walk) -> None:
         """The gradient of the output is there, and gives way to that of the input; so does what was kept, but for the
-        output, to which the input corresponds."""
+        output, to which the input corresponds. Where all is repeated, input and output's gradient outlive it."""
         self._mlp_backward(walk)
         S = self.S
         if not self.one_norm:
             walk.touch(normed(self.spec, self.own, self.e))
             walk.give(self.statistics)
         if self.serial:
-            walk.give(2 * S)  # between attention and MLP; one gradient of two
+            walk.give(S)  # between attention and MLP
+            if self.repeat == "full":
+                walk.take(S)  # the sum of two gradients; one is the output's
+            walk.give(S)  # one gradient of two
         self._attention_backward(walk)
         walk.touch(normed(self.spec, self.own, self.e))
         walk.give(self.statistics)
+        if self.repeat == "full" and self.one_norm:
+            walk.take(S)  # the sum of two gradients; one is the output's
+            walk.give(S)
+        if self.repeat == "full" and not self.one_norm:
+            walk.give(S)  # the output's gradient, to which others were added
         walk.give(2 * S)  # the input; one gradient of two
 
     def _mlp_backward(self, walk: Walk) -> None:
         S, A = self.S, self.A
         if self.sp:
-            self._product_backward(walk)
+            self._product_backward(walk, mlp=True, attention=not self.serial)
         else:
             walk.take(A)
             walk.touch(self.dW_mlp)
@@ -158,16 +248,23 @@ class Block:
         walk.touch(weights)
         walk.give(together)
 
-    def _product_backward(self, walk: Walk) -> None:
-        """With sequence parallelism, of the MLP's second product, and of attention's where that is of the same sum:
-        the gradient of its weight waits for its turn then, and so does that of its input."""
-        walk.take(self.W, self.A)
-        if self.serial:
-            walk.touch(self.dW_mlp)
-        else:
-            walk.take(self.Q, self.dW_q)
-            walk.touch(self.dW_mlp)
+    def _product_backward(self, walk: Walk, mlp: bool, attention: bool) -> None:
+        """With sequence parallelism, of the MLP's second product and of attention's, together where they are of one
+        sum: then what is made for attention waits for its turn. That is the gradient of the weight, and that of
+        attention's result, or where it was made again those of what it is made of."""
+        Q, K = self.Q, self.K
+        walk.take(self.W)
+        again = attention and self.repeat == "selective"
+        if again:
+            walk.take(Q, self.q_sums)
+        walk.take(self.A * mlp + Q * attention)
+        walk.take(self.dW_mlp * mlp + self.dW_q * attention)
         walk.give(self.W)
+        if again:
+            walk.take(Q, K, K)
+            walk.give(2 * Q + self.q_sums)
+            walk.give(Q + 2 * K)  # what it was made of
+        walk.give(self.dW_mlp * mlp)
 
     def _read(self, walk: Walk) -> None:
         """All gradients of products that read a norm's result are made: it goes, where nobody else has read it."""
@@ -183,20 +280,25 @@ class Block:
 
     def _attention_backward(self, walk: Walk) -> None:
         S, Q, K, spec = self.S, self.Q, self.K, self.spec
-        if self.sp and self.serial:
-            walk.take(Q, self.W)
-            walk.touch(self.dW_q)
-            walk.give(self.W)
-        elif self.sp:
+        added = S if not self.serial and not self.one_norm else 0
+        selective = self.repeat == "selective"
+        if self.sp:
+            if self.serial:
+                self._product_backward(walk, mlp=False, attention=True)
             walk.give(self.dW_q)
         else:
+            if selective:
+                walk.take(Q, self.q_sums)
             walk.take(Q)
             walk.touch(self.dW_q)
-        if not self.serial and not self.one_norm:
-            walk.give(S)  # the gradient of the output, which that of the MLP's norm was added to
-        walk.take(Q, K, K)
-        walk.give(Q)
-        walk.give(2 * Q + 2 * K + self.q_sums)
+        if self.repeat == "none" or (self.sp and selective):
+            walk.give(added)  # the gradient of the output, which that of the MLP's norm was added to
+        if not (self.sp and selective):
+            walk.take(Q, K, K)
+            walk.give(Q)
+            walk.give(2 * Q + 2 * K + self.q_sums)
+        if selective and not self.sp:
+            walk.give(added)
         if spec.position == "rotary":
             walk.touch(Q)
         if spec.qk_norm:

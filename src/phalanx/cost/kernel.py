@@ -19,6 +19,7 @@ from typing import Any
 from phalanx.spec.cluster import KernelRates, Rates
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Recompute
 
 Column = Any
 """A number, or a NumPy column of numbers: one per strategy."""
@@ -119,6 +120,20 @@ def backward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Wo
         work += _rotary(spec, t, e, 10)
     work += Work(0, 8 * t * seq * q, (4 * t * (q + kv) + _mask(spec, t, seq)) * e, 1)
     return work + (_memory(11 * t * f, e, 4) if spec.gated else _memory(3 * t * f, e, 1))
+
+
+def repeated(spec: ModelSpec, repeat: Recompute, tokens: Column, seq: int, e: int) -> Work:
+    """What of a block's forward pass its backward pass does again (runtime/recompute.py): all but the products whose
+    results nobody needs; or attention's core."""
+    t, q = tokens, spec.q_width
+    if repeat == "none":
+        return NO_WORK
+    if repeat == "selective":
+        return Work(0, 4 * t * seq * q, (2 * t * (q + spec.kv_width) + _mask(spec, t, seq)) * e, 1)
+    unneeded = _gemm(t, spec.hidden, spec.ffn, e) + _memory(3 * t * spec.hidden, e, 1)
+    if spec.residual != "serial":
+        unneeded += _gemm(t, spec.hidden, q, e) + _memory(3 * t * spec.hidden, e, 1)
+    return forward(spec, "blocks", t, seq, e) + unneeded * -1
 
 
 def _norms(spec: ModelSpec) -> int:

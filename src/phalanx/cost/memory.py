@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost import compression
-from phalanx.cost.block import Block, Walk, normed, statistics
+from phalanx.cost.block import Block, normed, statistics
 from phalanx.cost.kernel import Column
 from phalanx.schedule.buckets import buckets, slot_sizes
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.split import Split, local
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy import Recompute, Strategy
 
 LOGITS_AT_ONCE = 2**17
 """The cross-entropy works on slices of so many logits, which stay in a core's cache (nn/functions.py)."""
@@ -149,11 +149,19 @@ def documents(spec: ModelSpec, job: Job, tokens: Column) -> dict[int, Column]:
 
 
 def footprint(
-    spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job, placed: DType, tp: int = 1, sp: bool = False
+    spec: ModelSpec,
+    unit: str,
+    tokens: Column,
+    seq: int,
+    job: Job,
+    placed: DType,
+    tp: int = 1,
+    sp: bool = False,
+    repeat: Recompute = "none",
 ) -> Footprint:
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch. `placed`: the type of
     the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds; with `sp` the
-    stream is of this rank's own tokens."""
+    stream is of this rank's own tokens. `repeat`: what a block repeats."""
     t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
@@ -204,9 +212,7 @@ def footprint(
             backward=np.maximum(stream + 2 * together + v * h * e, last + shared),
             leaves=stream + shared,
         )
-    block, there, back = Block(spec, t, e, tp, sp), Walk(), Walk()
-    block.forward(there)
-    block.backward(back)
+    there, back = Block(spec, t, e, tp, sp, repeat).passes()
     return Footprint(kept=there.live, forward=there.highest - there.live, backward=back.highest, leaves=0)
 
 

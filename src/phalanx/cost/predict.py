@@ -13,7 +13,7 @@ import numpy as np
 
 from phalanx.cost import collective, kernel, memory
 from phalanx.cost.kernel import Column
-from phalanx.cost.terms import Columns, Term, columns, terms
+from phalanx.cost.terms import Columns, Term, columns, terms, unit_classes
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import Job
 from phalanx.spec.mesh import mesh
@@ -32,6 +32,8 @@ class Prediction:
     communication_s: Column
     exposed_communication_s: Column
     flops: Column
+    repeated_flops: Column
+    """Of them, those of forward passes that backward passes repeat: no model FLOPs."""
     bytes_per_axis: dict[str, Column]
     memory_bytes: Column
     activation_bytes: Column
@@ -67,6 +69,7 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     communication: Column = 0.0
     optimizer = 0.0
     flops: Column = 0
+    repeated: Column = 0
     traffic: dict[str, Column] = {}
     found = terms(spec, job, s)
     inside: Column = 0.0  # of layers: nothing else can be done meanwhile
@@ -75,7 +78,8 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         if kind == "compute" and phase == "F":
             forward = forward + term.work.seconds(rates.forward) * rates.whole
         elif kind == "compute" and phase == "B":
-            backward = backward + term.work.seconds(rates.backward) * rates.whole
+            again = term.again.seconds(rates.forward) - term.again.seconds(rates.backward)
+            backward = backward + (term.work.seconds(rates.backward) + again) * rates.whole
         elif term.event.op == "optimizer":
             optimizer = kernel.optimizer_seconds(term.work, rates)
         elif like.world > 1:
@@ -88,12 +92,13 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
                 communication = communication + seconds
             traffic[axis] = traffic.get(axis, 0) + term.bytes
         flops = flops + term.work.flops
+        repeated = repeated + term.again.flops
     exposed = communication
     if cluster.device.own_communication_engine:
         # Buckets travel beside the last micro-batch's backward pass; what does not fit there is seen.
         exposed = np.maximum(communication - backward / s.accumulation(job), 0.0)
     held = _state(spec, job, s)
-    peak = held + _peak(spec, found)
+    peak = held + _peak(spec, like, found)
     return Prediction(
         step_time_s=forward + backward + optimizer + exposed + inside,
         forward_s=forward,
@@ -102,6 +107,7 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         communication_s=communication + inside,
         exposed_communication_s=exposed + inside,
         flops=flops,
+        repeated_flops=repeated,
         bytes_per_axis=traffic,
         memory_bytes=peak,
         activation_bytes=peak - held,
@@ -109,27 +115,34 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     )
 
 
-def _peak(spec: ModelSpec, found: tuple[Term, ...]) -> Column:
-    """The fullest instant above the state, in closed form: all blocks are alike, so only the ends of their runs
-    can be it."""
+def _peak(spec: ModelSpec, like: Strategy, found: tuple[Term, ...]) -> Column:
+    """The fullest instant above the state, in closed form. Blocks of a class are alike, and from one to the next of
+    them memory only grows forward, and only falls backward: the last of each class can be it."""
     t = {(term.event.phase, term.event.unit): term for term in found if term.event.kind == "compute"}
-    f, b = t["F", "blocks"], t["B", "blocks"]
-    live: Column = 0
-    peak: Column = 0
-    for term, times in (
-        (t["F", "embed"], 1),
-        (f, spec.layers - 1),
-        (f, 1),
-        (t["F", "head"], 1),
-        (t["B", "head"], 1),
-        (b, 1),
-        (b, spec.layers - 1),
-        (t["B", "embed"], 1),
-    ):
-        if times:
-            live = live - term.before
-            peak = np.maximum(peak, live + term.alloc)
-            live = live + times * (term.alloc - term.free)
+    classes = {name: alike for name, alike in unit_classes(spec, like).items() if name.startswith("blocks")}
+    first, last = t["F", "embed"], t["F", "head"]
+    base = first.alloc - first.free
+
+    def before(index: int) -> Column:
+        """Live when the forward pass of a block begins; it is the output's gradient more when the one after it is
+        over."""
+        kept = [(t["F", name], sum(int(u.split(".")[1]) < index for u in alike)) for name, alike in classes.items()]
+        return base + sum(n * (term.alloc - term.free) for term, n in kept)
+
+    peak = first.alloc
+    end = before(spec.layers)
+    peak = np.maximum(peak, end + last.alloc)
+    live = end + last.alloc - last.free
+    back = t["B", "head"]
+    peak = np.maximum(peak, live + back.alloc)
+    live = live + back.alloc - back.free
+    for name, alike in classes.items():
+        at = int(alike[-1].split(".")[1])
+        f, b = t["F", name], t["B", name]
+        peak = np.maximum(peak, before(at) + f.alloc)
+        peak = np.maximum(peak, live - (end - before(at + 1)) + b.alloc)
+    back = t["B", "embed"]
+    peak = np.maximum(peak, live - (end - base) - back.before + back.alloc)
     return np.maximum(peak, t["opt", ""].alloc)
 
 

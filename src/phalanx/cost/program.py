@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.cost import memory
 from phalanx.cost.issued import Issued
-from phalanx.cost.terms import Term, metrics, terms
+from phalanx.cost.terms import Term, metrics, repeat_of, terms, unit_class
 from phalanx.schedule import tensor_parallel
 from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import Sent, sent, sent_across
@@ -117,12 +117,14 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = Non
         for unit in units(spec):
             if gathers:
                 events += (gather(name, "F", m) for name in _ahead(order, unit, +1, strategy.prefetch))
-            events.append(_compute(by_template["forward", unit.split(".")[0]], unit, m))
+            events.append(_compute(by_template["forward", unit_class(strategy, unit)], unit, m))
             events += inside(unit, "F", m)
         for unit in reversed(units(spec)):
             if gathers and strategy.reshard != "step":
                 events += (gather(name, "B", m) for name in _ahead(order, unit, -1, strategy.prefetch))
-            events.append(_compute(by_template["backward", unit.split(".")[0]], unit, m, last_use.get(unit, 0)))
+            events.append(
+                _compute(by_template["backward", unit_class(strategy, unit)], unit, m, last_use.get(unit, 0))
+            )
             events += inside(unit, "B", m)
             if alone or (stage <= 1 and m < last):
                 continue
@@ -203,7 +205,8 @@ def _tensor(
 ) -> Iterable[Event]:
     """The collectives inside of a pass of a unit."""
     tokens = strategy.micro_batch * job.seq
-    for x in tensor_parallel.sent(spec, job, strategy, unit.split(".")[0], phase, tokens):
+    of, repeat = unit.split(".")[0], repeat_of(strategy, unit)
+    for x in tensor_parallel.sent(spec, job, strategy, of, phase, tokens, repeat):
         event = Event("collective", x.op, phase, unit, "tp", strategy.tp, dtype=x.dtype)
         for _ in range(x.count):
             yield replace(event, micro_batch=micro_batch, bytes=x.bytes // x.count)

@@ -7,6 +7,7 @@ NumPy columns of many. The search sums terms; `program.expand` turns the same te
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,9 +22,9 @@ from phalanx.schedule.compression import sent, sent_across
 from phalanx.schedule.event import Event, Phase
 from phalanx.spec.compression import Compression
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model import ModelSpec, units
 from phalanx.spec.split import local
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy import Recompute, Strategy
 
 Indices = npt.NDArray[np.int64]
 
@@ -74,6 +75,35 @@ class Term:
     alloc: Column = 0
     free: Column = 0
     before: Column = 0
+    again: Work = NO_WORK
+    """Of the work, that of forward passes that are repeated."""
+
+
+def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
+    """The units whose passes are alike, in forward order, by the name of their terms: `embed`, `head`, and `blocks`
+    apart from those that repeat something."""
+    return _classes(spec, Strategy(recompute=s.recompute))
+
+
+@functools.cache
+def _classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for unit in units(spec):
+        name = unit_class(s, unit)
+        found[name] = (*found.get(name, ()), unit)
+    return found
+
+
+def unit_class(s: Strategy, unit: str) -> str:
+    """The name of a unit's terms."""
+    kind, repeat = unit.split(".")[0], repeat_of(s, unit)
+    return kind if repeat == "none" else f"{kind}, {repeat}"
+
+
+def repeat_of(s: Strategy, unit: str) -> Recompute:
+    """What of a unit's forward pass its backward pass repeats."""
+    kind, _, index = unit.partition(".")
+    return s.recompute_of(int(index)) if kind == "blocks" else "none"
 
 
 def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
@@ -87,8 +117,9 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
     e = DTYPE_BYTES[job.precision.compute]
     dtype = job.precision.compute
     found = []
-    for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
-        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job), like.tp, like.sp)
+    for name, alike in unit_classes(spec, like).items():
+        unit, n, repeat = name.split(",")[0], len(alike), repeat_of(like, alike[0])
+        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job), like.tp, like.sp, repeat)
         apart: Column = 0
         made: Column = 0
         if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
@@ -97,18 +128,20 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
         masked = kernel.mask(spec, unit, t, job.seq, e) if job.documents == "separate" else NO_WORK
         found.append(
             Term(
-                Event("compute", "forward", "F", unit, dtype=dtype),
+                Event("compute", "forward", "F", name, dtype=dtype),
                 count=n * m,
                 work=(kernel.forward(spec, unit, t, job.seq, e) + masked) * (n * m),
                 alloc=held.kept + np.maximum(held.forward, made),
                 free=np.maximum(held.forward, made) - apart,
             )
         )
+        again = kernel.repeated(spec, repeat, t, job.seq, e) + (masked if repeat != "none" else NO_WORK)
         found.append(
             Term(
-                Event("compute", "backward", "B", unit, dtype=dtype),
+                Event("compute", "backward", "B", name, dtype=dtype),
                 count=n * m,
-                work=(kernel.backward(spec, unit, t, job.seq, e) + masked) * (n * m),
+                work=(kernel.backward(spec, unit, t, job.seq, e) + masked + again) * (n * m),
+                again=again * (n * m),
                 alloc=held.backward,
                 free=held.backward - held.leaves + _freed(spec, unit, t // like.tp if like.sp else t, job, held.kept),
                 before=apart,
@@ -137,10 +170,11 @@ def _tensor_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strate
     m = s.accumulation(job)
     phases: tuple[Phase, ...] = ("F", "B")
     found = []
-    for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
+    for name, alike in unit_classes(spec, like).items():
+        n, repeat = len(alike), repeat_of(like, alike[0])
         for phase in phases:
-            for i, x in enumerate(tensor_parallel.sent(spec, job, like, unit, phase, t)):
-                event = Event("collective", x.op, phase, unit if i == 0 else f"{unit}, then", "tp", dtype=x.dtype)
+            for i, x in enumerate(tensor_parallel.sent(spec, job, like, name.split(",")[0], phase, t, repeat)):
+                event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", "tp", dtype=x.dtype)
                 found.append(Term(event, count=x.count * n * m, bytes=x.bytes * n * m))
     sizes, where = np.unique(np.atleast_1d(s.bucket_bytes), return_inverse=True)
     each = [memory.copies(spec, job, replace(like, bucket=size / 2**20)) for size in sizes]

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from phalanx.nn import functions
 from phalanx.nn.norms import RMSNorm
-from phalanx.runtime import tensor_parallel
+from phalanx.runtime import recompute, sequence_parallel, tensor_parallel
+from phalanx.runtime.inner import Inner
+from phalanx.runtime.sequence_parallel import Factors
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec.model import ModelSpec
 
@@ -50,9 +52,18 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
 
+        self.repeats: Inner | None = None  # what a repeated core communicates through
+
     def forward(
-        self, x: Tensor, angles: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None
-    ) -> Tensor:
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        made: bool = True,
+    ) -> Tensor | Factors:
+        """`made`: whether anybody reads the result (runtime/recompute.py). With sequence parallelism that is the
+        factors of what is added to the stream."""
         if self.tp is None:
             q, k, v = self.q(x), self.k(x), self.v(x)
         else:
@@ -65,6 +76,26 @@ class Attention(nn.Module):
             q, k = functions.rotary(q, *angles), functions.rotary(k, *angles)
         if cache is not None:
             k, v = cache.extend(self.block, k, v)
+        repeats = self.repeats if cache is None and recompute.pays(q) else None
+        if self.tp is not None and self.tp.rows is not None:
+            if repeats is not None:
+                return sequence_parallel.repeated(self._core, repeats, (q, k, v, mask), self.o)
+            return sequence_parallel.factors(self._core(q, k, v, mask), self.o)
+        if repeats is not None:
+            return recompute.repeated(self._projected, repeats, q, k, v, mask)
+        return self._projected(made, q, k, v, mask)
+
+    def _projected(self, made: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """The core, and the product with Wo that reads it."""
+        out = self._core(q, k, v, mask)
+        if self.tp is None:
+            return recompute.linear(self.o, out, made)
+        return tensor_parallel.rows(out, self.o, made)
+
+    def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """softmax(q kᵀ / sqrt(head_dim)) v, (batch, new, q_width).
+
+        q: (batch, new, heads, head_dim); k, v: (batch, tokens, kv_heads, head_dim)."""
         grouped = self.grouped
         flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
         if grouped and q.device.type == "cuda" and not flash:
@@ -79,5 +110,4 @@ class Attention(nn.Module):
             is_causal=mask is None and q.shape[1] > 1,  # one new token may see everything that is cached
             enable_gqa=grouped,
         )
-        out = out.transpose(1, 2).flatten(2)
-        return self.o(out) if self.tp is None else tensor_parallel.rows(self.tp, out, self.o)
+        return out.transpose(1, 2).flatten(2)

@@ -8,6 +8,7 @@ Module paths are the parameter names of `spec.model.parameters`; the units are t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +18,12 @@ from phalanx.nn import functions, vocabulary
 from phalanx.nn.attention import Attention, Cache
 from phalanx.nn.norms import make_norm
 from phalanx.nn.rotary import rotary_table
-from phalanx.runtime import tensor_parallel
-from phalanx.runtime.sequence_parallel import Rows
+from phalanx.runtime import recompute, sequence_parallel, tensor_parallel
+from phalanx.runtime.inner import Inner
+from phalanx.runtime.sequence_parallel import Factors, Rows
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Recompute
 
 
 class MLP(nn.Module):
@@ -33,14 +36,17 @@ class MLP(nn.Module):
         self.up = nn.Linear(spec.hidden, spec.ffn, bias=spec.mlp_bias)
         self.down = nn.Linear(spec.ffn, spec.hidden, bias=spec.mlp_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, made: bool = True) -> Tensor | Factors:
+        """As Attention's."""
         if self.tp is not None:
             layers = (self.gate, self.up) if self.gated else (self.up,)
-            into = tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, layers)
-            return tensor_parallel.rows(self.tp, self._activated(*into), self.down)
+            x = self._activated(*tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, layers))
+            if self.tp.rows is not None:
+                return sequence_parallel.factors(x, self.down)
+            return tensor_parallel.rows(x, self.down, made)
         if self.gated:
-            return self.down(functions.swiglu(self.gate(x), self.up(x)))
-        return self.down(F.gelu(self.up(x), approximate=self.approximate))
+            return recompute.linear(self.down, functions.swiglu(self.gate(x), self.up(x)), made)
+        return recompute.linear(self.down, F.gelu(self.up(x), approximate=self.approximate), made)
 
     def _activated(self, *into: Tensor) -> Tensor:
         return functions.swiglu(*into) if self.gated else F.gelu(*into, approximate=self.approximate)
@@ -56,6 +62,7 @@ class Block(nn.Module):
         if self.residual != "parallel_one_norm":
             self.norm2 = make_norm(spec)
         self.mlp = MLP(spec, index, tp)
+        self.repeats: Inner | None = None  # what a repeated forward pass communicates through
 
     def forward(
         self,
@@ -65,14 +72,30 @@ class Block(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         """x: (batch, seq, hidden). `mask` is added to the logits of attention; without one it is causal."""
+        if self.repeats is not None and recompute.pays(x):
+            return recompute.repeated(self._region, self.repeats, x, *(angles or (None, None)), mask)
+        return self._pass(x, angles, mask, cache)
+
+    def _region(self, made: bool, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
+        return self._pass(x, None if cos is None or sin is None else (cos, sin), mask, None, made)
+
+    def _pass(
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        made: bool = True,
+    ) -> Tensor:
         if self.tp is not None:
-            return self._over_ranks(self.tp, x, angles, mask, cache)
+            return self._over_ranks(self.tp, x, angles, mask, cache, made)
         if self.residual == "serial":
             x = x + self.attention(self.norm1(x), angles, mask, cache)
-            return x + self.mlp(self.norm2(x))
+            return recompute.add(x, self.mlp(self.norm2(x), made), made)
         normed = self.norm1(x)
-        out = x + self.attention(normed, angles, mask, cache)
-        return out + self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x))
+        out = recompute.add(x, self.attention(normed, angles, mask, cache, made), made)
+        other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), made)
+        return recompute.add(out, other, made)
 
     def _over_ranks(
         self,
@@ -81,18 +104,21 @@ class Block(nn.Module):
         angles: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
         cache: Cache | None,
+        made: bool,
     ) -> Tensor:
         """The same where tp ranks have a term each of what attention and MLP add to the stream."""
         o, down = self.attention.o, self.mlp.down
         normed = self.norm1(x)
-        term = self.attention(normed, angles, mask, cache)
         if self.residual == "serial":
+            term = self.attention(normed, angles, mask, cache)
             del normed
             x = x + tensor_parallel.summed(tp, self.unit, (term,), (o,))
             del term
-            return x + tensor_parallel.summed(tp, self.unit, (self.mlp(self.norm2(x)),), (down,))
-        other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x))
-        return x + tensor_parallel.summed(tp, self.unit, (term, other), (o, down))
+            other = tensor_parallel.summed(tp, self.unit, (self.mlp(self.norm2(x), made),), (down,), made)
+            return recompute.add(x, other, made)
+        term = self.attention(normed, angles, mask, cache, made)
+        other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), made)
+        return recompute.add(x, tensor_parallel.summed(tp, self.unit, (term, other), (o, down), made), made)
 
 
 class Embed(nn.Module):
@@ -173,6 +199,12 @@ class Decoder(nn.Module):
         """Make now what a forward pass over packed sequences of `seq` tokens would make and keep: the mask of a
         window."""
         self._masks(self.embed.token.weight.new_empty(1, seq), 0, None)
+
+    def recompute(self, of: Callable[[int], Recompute], inner: Inner) -> None:
+        """Which part of each block's forward pass is repeated in its backward pass, in place of being kept."""
+        for i, block in enumerate(self.blocks):
+            block.repeats = inner if of(i) == "full" else None
+            block.attention.repeats = inner if of(i) == "selective" else None
 
     def units(self) -> dict[str, nn.Module]:
         """The modules that run, by unit name, in forward order."""

@@ -10,14 +10,15 @@ Products are made chunk by chunk: while one is computed, the other's rows are on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from phalanx.runtime import recompute
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.transport import Handle
 from phalanx.schedule.event import Phase
@@ -114,64 +115,103 @@ def columns(rows: Rows, unit: str, x: Tensor, biased: bool, given: Sequence[Tens
     return _Columns.apply(rows, unit, x, biased, *given)  # type: ignore[no-any-return]
 
 
+Core = Callable[..., Tensor]
+
+
 @dataclass(frozen=True)
 class Factors:
-    """What a rank's term of a sum over the ranks is the product of, x Wᵀ: it is made as it is sent. `bias` is added
-    to the sum."""
+    """What a rank's term of a sum over the ranks is the product of, x Wᵀ: it is made as it is sent. x, (batch, seq,
+    in), is the one of `inputs`; or `core` makes it of them, and once more in the backward pass, so that they alone
+    are kept. `bias` is added to the sum."""
 
-    x: Tensor  # (batch, seq, in)
+    inputs: tuple[Tensor | None, ...]
     weight: Tensor
     bias: Tensor | None
+    core: Core | None = None
+    inner: Inner | None = None
+
+    def x(self) -> Tensor:
+        found = self.inputs[0] if self.core is None else self.core(*self.inputs)
+        assert found is not None
+        return found
 
 
 def factors(x: Tensor, layer: nn.Linear) -> Factors:
-    """Through views of the parameters, whose nodes in the graph are in order (see tensor_parallel.columns)."""
+    """Of a layer that holds columns of W. Through views of the parameters, whose nodes in the graph are in order (see
+    tensor_parallel.columns)."""
     weight = layer.weight.view_as(layer.weight)
-    return Factors(x, weight, None if layer.bias is None else layer.bias.view_as(layer.bias))
+    return Factors((x,), weight, None if layer.bias is None else layer.bias.view_as(layer.bias))
+
+
+def repeated(core: Core, inner: Inner, inputs: tuple[Tensor | None, ...], layer: nn.Linear) -> Factors:
+    """The same, of what `core` makes of these inputs."""
+    return replace(factors(layer.weight, layer), inputs=inputs, core=core, inner=inner)
 
 
 class _Summed(torch.autograd.Function):
+    """Of the tensors of all terms, one after the other: inputs, weight, bias."""
+
     @staticmethod
-    def forward(ctx: Any, rows: Rows, unit: str, *given: Tensor | None) -> Tensor:
-        x = [part.reshape(rows.tokens, -1) for part in given[::3] if part is not None]
-        weights = [w for w in given[1::3] if w is not None]
-        ctx.rows, ctx.unit, ctx.biased = rows, unit, [bias is not None for bias in given[2::3]]
-        ctx.save_for_backward(*x, *weights)
-        out = x[0].new_empty(rows.own, len(weights[0]))
-        terms = rows.memory(out.shape[-1], out)
+    def forward(
+        ctx: Any, rows: Rows, unit: str, terms: Sequence[Factors], made: bool, *given: Tensor | None
+    ) -> Tensor:
+        ctx.rows, ctx.unit = rows, unit
+        ctx.save_for_backward(*given)
+        # Without the tensors, which would be kept past the backward pass.
+        ctx.terms = [(term.core, term.inner, len(term.inputs)) for term in terms]
+        width = len(terms[0].weight)
+        if not made:
+            return recompute.nothing(terms[0].weight, (rows.own, width))
+        x = [term.x().reshape(rows.tokens, -1) for term in terms]
+        out = x[0].new_empty(rows.own, width)
+        memory = rows.memory(width, out)
         underway = []
-        for into, term, first, *others in rows.per_chunk(out, terms, *x):
-            torch.mm(first, weights[0].t(), out=term)
-            for part, weight in zip(others, weights[1:], strict=True):
-                torch.addmm(term, part, weight.t(), out=term)
-            underway.append(rows.scatter(into, term, unit, "F"))
+        for into, part, first, *others in rows.per_chunk(out, memory, *x):
+            torch.mm(first, terms[0].weight.t(), out=part)
+            for other, term in zip(others, terms[1:], strict=True):
+                torch.addmm(part, other, term.weight.t(), out=part)
+            underway.append(rows.scatter(into, part, unit, "F"))
         for handle in underway:
             handle.wait()
-        for bias in given[2::3]:
-            if bias is not None:
-                out.add_(bias)
+        for term in terms:
+            if term.bias is not None:
+                out.add_(term.bias)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         rows: Rows = ctx.rows
-        saved = ctx.saved_tensors
-        x, weights = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         whole, arriving = rows.gather(g, ctx.unit, "B")
-        d_x = [part.new_empty(part.shape) for part in x]
+        saved, wanted = list(ctx.saved_tensors), list(ctx.needs_input_grad[4:])
+        terms: list[tuple[Tensor, list[Tensor | None], Tensor, Tensor | None]] = []  # x, inputs, weight, bias
+        for core, inner, n in ctx.terms:
+            inputs, (weight, bias) = saved[:n], saved[n : n + 2]
+            x = inputs[0]
+            if core is not None:
+                x, inputs = recompute.again(core, inner, inputs, wanted[:n])
+            del saved[: n + 2], wanted[: n + 2]
+            terms.append((x, inputs, weight, bias))
+        d_x = [x.new_empty(x.shape).view(rows.tokens, -1) for x, *_ in terms]
         for handle, (here, *into) in zip(arriving, rows.per_chunk(whole, *d_x), strict=True):
             handle.wait()
-            for part, weight in zip(into, weights, strict=True):
+            for part, (_, _, weight, _) in zip(into, terms, strict=True):
                 torch.mm(here, weight, out=part)
-        d_bias = g.sum(0) if any(ctx.biased) else None
+        d_bias = g.sum(0) if any(bias is not None for *_, bias in terms) else None
+        d_weights = [whole.t().mm(x.detach().view(rows.tokens, -1)) for x, *_ in terms]
+        del whole
         d_given: list[Tensor | None] = []
-        for d, part, biased in zip(d_x, x, ctx.biased, strict=True):
-            d_given += [d.view(rows.batch, rows.seq, -1), whole.t().mm(part), d_bias if biased else None]
-        return (None, None, *d_given)
+        for d, d_weight, (x, inputs, _, bias), (core, *_) in zip(d_x, d_weights, terms, ctx.terms, strict=True):
+            d_inputs: list[Tensor | None] = [d.view(x.shape)]
+            if core is not None:
+                torch.autograd.backward(x, d.view(x.shape))
+                d_inputs = [None if part is None else part.grad for part in inputs]
+            d_given += [*d_inputs, d_weight, None if bias is None else d_bias]
+        return (None, None, None, None, *d_given)
 
 
-def summed(rows: Rows, unit: str, terms: Sequence[Factors]) -> Tensor:
-    """This rank's rows, (own, out), of the sum over the ranks of all their terms; and the biases, once."""
-    given = [part for term in terms for part in (term.x, term.weight, term.bias)]
-    return _Summed.apply(rows, unit, *given)  # type: ignore[no-any-return]
+def summed(rows: Rows, unit: str, terms: Sequence[Factors], made: bool = True) -> Tensor:
+    """This rank's rows, (own, out), of the sum over the ranks of all their terms; and the biases, once. `made`:
+    whether anybody reads them (recompute.py)."""
+    given = [part for term in terms for part in (*term.inputs, term.weight, term.bias)]
+    return _Summed.apply(rows, unit, terms, made, *given)  # type: ignore[no-any-return]

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime import sequence_parallel
+from phalanx.runtime import recompute, sequence_parallel
 from phalanx.runtime.inner import Inner
-from phalanx.runtime.sequence_parallel import Factors, Rows
+from phalanx.runtime.sequence_parallel import Rows
 from phalanx.runtime.transport import Handle
 from phalanx.schedule.event import Phase, Reduction
 from phalanx.spec.split import Split
@@ -85,10 +85,11 @@ def columns(tp: TensorParallel, unit: str, x: Tensor, layers: Sequence[nn.Linear
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, unit: str, y: Tensor, *biases: Tensor) -> Tensor:
-        tp.all_reduce(y, unit, "F").wait()
-        for bias in biases:
-            y.add_(bias)
+    def forward(ctx: Any, tp: TensorParallel, unit: str, made: bool, y: Tensor, *biases: Tensor) -> Tensor:
+        if made:
+            tp.all_reduce(y, unit, "F").wait()
+            for bias in biases:
+                y.add_(bias)
         ctx.biases = len(biases)
         ctx.mark_dirty(y)
         return y
@@ -97,21 +98,23 @@ class _Sum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         d_bias = g.reshape(-1, g.shape[-1]).sum(0) if ctx.biases else None
-        return (None, None, g, *(d_bias for _ in range(ctx.biases)))
+        return (None, None, None, g, *(d_bias for _ in range(ctx.biases)))
 
 
-def rows(tp: TensorParallel, x: Tensor, layer: nn.Linear) -> Tensor | Factors:
+def rows(x: Tensor, layer: nn.Linear, made: bool = True) -> Tensor:
     """This rank's term of x Wᵀ, whose sum over the ranks is `summed`: the layer holds columns of W, and all of b."""
-    return F.linear(x, layer.weight) if tp.rows is None else sequence_parallel.factors(x, layer)
+    return F.linear(x, layer.weight) if made else recompute.product(x, layer.weight)
 
 
-def summed(tp: TensorParallel, unit: str, terms: Sequence[Any], layers: Sequence[nn.Linear]) -> Tensor:
-    """The sum over the ranks of their terms of some layers' outputs, in one all-reduce, or of own rows in one
-    reduce-scatter; and the biases, once."""
+def summed(
+    tp: TensorParallel, unit: str, terms: Sequence[Any], layers: Sequence[nn.Linear], made: bool = True
+) -> Tensor:
+    """The sum over the ranks of their terms of some layers' outputs, in one all-reduce; or of the terms' factors, own
+    rows of it in one reduce-scatter. And the biases, once."""
     if tp.rows is not None:
-        return sequence_parallel.summed(tp.rows, unit, terms)
+        return sequence_parallel.summed(tp.rows, unit, terms, made)
     y = terms[0]
     for other in terms[1:]:
-        y = y.add_(other)
+        y = y.add_(other) if made else recompute.add(y, other, made)
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    return _Sum.apply(tp, unit, y, *biases)  # type: ignore[no-any-return]
+    return _Sum.apply(tp, unit, made, y, *biases)  # type: ignore[no-any-return]

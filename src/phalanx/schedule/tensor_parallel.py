@@ -3,7 +3,8 @@ makes gradients whole of which ranks have parts.
 
     embed    F   its output
     blocks   F   what attention and MLP add to the residual stream: each, or their sum where both read one input
-             B   the gradient of the input of the MLP, then of attention's
+             B   the gradient of the input of the MLP, then of attention's; where the forward pass is repeated, before
+                 them what it sends but the last, of which nobody needs the result
     head     F   each token's largest logit; its sum of exponentials and its target's logit
              B   the gradient of its input, which is normed
 
@@ -29,7 +30,7 @@ from phalanx.schedule.event import Phase
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.split import Split, partial
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy import Recompute, Strategy
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,10 @@ def chunks(tokens: Any, tp: int) -> Any:
     return 1 + (tokens % (2 * tp) == 0)
 
 
-def sent(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, tokens: Any) -> tuple[Sent, ...]:
-    """The collectives of a pass of a unit class over `tokens` tokens, in order."""
+def sent(
+    spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, tokens: Any, repeat: Recompute = "none"
+) -> tuple[Sent, ...]:
+    """The collectives of a pass of a unit class over `tokens` tokens, in order. `repeat`: what a block repeats."""
     compute = job.precision.compute
     size = tokens * spec.hidden * DTYPE_BYTES[compute]
     wide: DType = "float64" if compute == "float64" else "float32"
@@ -58,9 +61,10 @@ def sent(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, tokens
         stream = (Sent("all_reduce", compute, size),)
         if unit == "embed":
             return stream if phase == "F" else ()
-        if unit == "blocks":
-            return stream if phase == "F" and spec.residual != "serial" else stream * 2
-        return scalars if phase == "F" else stream
+        if unit == "head":
+            return scalars if phase == "F" else stream
+        forward, backward = stream * (2 if spec.residual == "serial" else 1), stream * 2
+        return forward if phase == "F" else _again(forward, repeat) + backward
     parts = chunks(tokens, s.tp)
     gather, scatter = ((Sent(op, compute, size, parts),) for op in ("all_gather", "reduce_scatter"))
     if unit == "embed":
@@ -68,8 +72,15 @@ def sent(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, tokens
     if unit == "head":
         return gather + (scalars if phase == "F" else scatter)
     if spec.residual == "serial":
-        return (gather + scatter) * 2 if phase == "F" else (gather * 2 + scatter) * 2
-    return gather * 2 + scatter if phase == "F" else gather + (gather + scatter) * 2
+        forward, backward = (gather + scatter) * 2, (gather * 2 + scatter) * 2
+    else:
+        forward, backward = gather * 2 + scatter, gather + (gather + scatter) * 2
+    return forward if phase == "F" else _again(forward, repeat) + backward
+
+
+def _again(forward: tuple[Sent, ...], repeat: Recompute) -> tuple[Sent, ...]:
+    """What is sent once more where the forward pass is repeated: all but what ends it, which nobody reads."""
+    return forward[:-1] if repeat == "full" else ()
 
 
 def summed_elements(split: Split, cut: Sequence[Bucket], s: Strategy) -> int:

@@ -19,6 +19,7 @@ from phalanx.spec.model import ModelSpec
 from phalanx.spec.split import require_split
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
+Recompute = Literal["none", "selective", "full"]
 AXES = ("pp", "dp", "cp", "tp")
 DEFAULT_BUCKET_MIB = 25.0  # torch DDP's default
 
@@ -100,6 +101,13 @@ class Strategy:
         if self.dp_shard == 1:
             return 0
         return 1 if self.zero == 2 and self.grad_sync == "step" else self.zero
+
+    def recompute_of(self, block: int) -> Recompute:
+        """What of a block's forward pass is repeated in its backward pass: nothing, attention's core, all."""
+        kind, _, k = self.recompute.partition(":")
+        if kind == "every":
+            return "none" if block % int(k) else "full"
+        return kind  # type: ignore[return-value]
 
     @property
     def compressor(self) -> Compression | None:
@@ -222,7 +230,7 @@ _RUNNABLE: dict[str, set[Any] | None] = {
     "virtual": {1},
     "schedule": {"1f1b"},
     "micro_batch": None,
-    "recompute": {"none"},
+    "recompute": None,
     "compression": None,
     "grad_sync": None,
     "reshard": None,

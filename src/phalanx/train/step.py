@@ -82,6 +82,7 @@ class Training:
         self.tp = TensorParallel(self.inner, self.split) if strategy.tp > 1 else None
         held = self.split.local
         self.model: Decoder = create(held, DTYPES[precision.compute], device, stage < 3, self.tp)
+        self.model.recompute(strategy.recompute_of, self.inner)
         if job.documents == "packed":
             self.model.prepare(job.seq)  # memory is the same in every step
         self.weights: dict[str, Tensor] = dict(self.model.named_parameters()) if stage == 0 else {}

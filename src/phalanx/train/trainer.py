@@ -217,7 +217,7 @@ class Trainer:
     def _row(
         self, step: int, result: StepResult, lr: float, seconds: float, times: StepTimes | None
     ) -> dict[str, Any]:
-        peak = self.plan.choices["peak_flops_per_s"]
+        peak, flops = self.plan.choices["peak_flops_per_s"], self.plan.prediction["flops"]
         axes = None if times is None else times.axes
         return {
             "step": step + 1,
@@ -227,7 +227,8 @@ class Trainer:
             "tokens": result.tokens,
             "step_time_s": seconds,
             "tokens_per_s": result.tokens / seconds,
-            "mfu": self.plan.prediction["flops"] / seconds / peak,
+            "mfu": (flops - self.plan.prediction.get("repeated_flops", 0)) / seconds / peak,
+            "hfu": flops / seconds / peak,
             "mem_bytes": self.memory,
             "exposed_communication_s": None if axes is None else {a: t.exposed_s for a, t in axes.items()},
             "overlap": None if axes is None else {a: t.overlap for a, t in axes.items()},
