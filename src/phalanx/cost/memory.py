@@ -178,7 +178,7 @@ def footprint(
         if sp:
             learned = spec.position == "learned"
             places = own * 8 * learned
-            found = _several(t, seq) + _places(t) + together
+            found = _places(t) + together
             return Footprint(
                 kept=stream + places,
                 forward=np.maximum(found, 2 * stream * learned),
@@ -188,11 +188,12 @@ def footprint(
             )
         # the rows of the embedding's gradient are those of the stream's, unless another type wants a copy; or a copy
         # of them, in which those that other ranks have are zeros
-        rows_held = np.maximum(wider, stream) + _places(t) if tp > 1 else wider
+        rows_held = np.maximum(wider, stream) + _places(t) if tp > 1 else wider + _several(t, seq)
+        summed = stream * (2 if job.documents == "separate" else 1) if spec.position == "learned" else 0
         return Footprint(
             kept=stream,
-            forward=stream * (2 if job.documents == "separate" else 1) if spec.position == "learned" else 0,
-            backward=np.maximum(_several(t, seq) + rows_held, position),
+            forward=np.maximum(summed, _places(t)) if tp > 1 else summed,
+            backward=np.maximum(rows_held, position),
             leaves=-stream - shared,
         )
     if unit == "head":
