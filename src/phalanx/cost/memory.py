@@ -200,16 +200,17 @@ def footprint(
         kept = stream + statistics(spec, own, e) + t * v * e
         rows = np.minimum(t, max(1, LOGITS_AT_ONCE // v))
         cast = rows * v * wide if e < 4 else 0
-        norm = (
-            2 * own * h * wide - stream - t * v * e if e < 4 and spec.norm == "rms" else 0
-        )  # before there are logits
+        # before there are logits
+        norm = 2 * own * h * wide - stream - t * v * e if e < 4 and spec.norm == "rms" else 0
         # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
         # normed input (one stream) has given way to its gradient
         last = normed(spec, own, e) - t * v * e
-        over_ranks = _places(t) + t * (4 * wide + e) if tp > 1 else 0
+        loss = cast + 3 * rows * wide
+        if tp > 1:  # of every token: its place, three sums, whether it is here, and the loss; or slices of logits
+            loss = np.maximum(t * wide + t * e, cast + np.maximum(rows * wide, t * e)) + _places(t) + 3 * t * wide
         return Footprint(
             kept=kept,
-            forward=np.maximum(np.maximum(_several(t, seq) + over_ranks + cast + 3 * rows * wide, norm), together),
+            forward=np.maximum(np.maximum(_several(t, seq) + loss, norm), together),
             backward=np.maximum(stream + 2 * together + v * h * e, last + shared),
             leaves=stream + shared,
         )
