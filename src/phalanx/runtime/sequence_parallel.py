@@ -199,7 +199,7 @@ class _Summed(torch.autograd.Function):
                 torch.mm(here, weight, out=part)
         d_bias = g.sum(0) if any(bias is not None for *_, bias in terms) else None
         d_weights = [whole.t().mm(x.detach().view(rows.tokens, -1)) for x, *_ in terms]
-        del whole
+        del whole, here  # core passes need the room
         d_given: list[Tensor | None] = []
         for d, d_weight, (x, inputs, _, bias), (core, *_) in zip(d_x, d_weights, terms, ctx.terms, strict=True):
             d_inputs: list[Tensor | None] = [d.view(x.shape)]
