@@ -189,10 +189,12 @@ def footprint(
         # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
         # normed input (one stream) has given way to its gradient
         last = normed(spec, t, e) - t * v * e
-        over_ranks = _places(t) + t * (4 * wide + e) if tp > 1 else 0
+        loss = cast + 3 * rows * wide
+        if tp > 1:  # of every token: its place, three sums, whether it is here, and the loss; or slices of logits
+            loss = np.maximum(t * wide + t * e, cast + np.maximum(rows * wide, t * e)) + _places(t) + 3 * t * wide
         return Footprint(
             kept=kept,
-            forward=np.maximum(_several(t, seq) + over_ranks + cast + 3 * rows * wide, norm),
+            forward=np.maximum(_several(t, seq) + loss, norm),
             backward=np.maximum(stream + v * h * e, last + shared),
             leaves=stream + shared,
         )
