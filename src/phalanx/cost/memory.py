@@ -69,7 +69,7 @@ def owned(spec: ModelSpec, job: Job, s: Strategy, shard: int) -> tuple[int, int]
     """(Elements, pieces of parameters) that a rank of a shard updates: its parts of the buckets without padding."""
     elements = pieces = 0
     for bucket in buckets(spec, job, s):
-        part = bucket.padded(s) // s.dp_shard
+        part = bucket.padded(s) // s.shards
         low, begins = shard * part, 0
         for p in bucket.parameters:
             mine = min(begins + p.numel, low + part) - max(begins, low)
@@ -82,7 +82,7 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
     """What a rank holds: at stage 0 everything whole, else its shards (of the padded buckets) and the memory in which
     they are whole for a time; and its share of the batch as int64 token ids. `shard`: a certain one, exactly; without
     one no rank holds more."""
-    p, stage, shards = job.precision, s.stage, s.dp_shard
+    p, stage, shards = job.precision, s.stage, s.shards
     cut = buckets(spec, job, s)
     padded = [b.padded(s) for b in cut]
     whole = sum(padded)  # of gradients; parameters are views of buckets at stages 1 and 2 alone

@@ -79,7 +79,7 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = Non
     """Order the terms of a strategy into a step. `rank`: of a certain one, whose shard may hold padding; without one
     no rank holds more."""
     by_template = {(t.event.op, t.event.unit): t for t in terms(spec, job, strategy) if t.event.axis != "tp"}
-    stage, alone = strategy.stage, strategy.dp == 1
+    stage, alone = strategy.stage, strategy.gradient_ranks == 1
     cut = () if alone else buckets(spec, job, strategy)
     order = [b.name for b in reversed(cut) if b.unit not in ("", "model")]  # units that gather, forward
     events: list[Event] = []
@@ -137,7 +137,7 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = Non
     if strategy.world > 1:
         event = by_template["all_reduce", "metrics"].event
         events.append(replace(event, group_size=strategy.world, bytes=metrics(strategy) * 8))
-    shard = None if rank is None else mesh(strategy).place(rank)["dp_shard"]
+    shard = None if rank is None else mesh(strategy).shard(rank)
     events.append(_update(by_template["optimizer", ""], spec, job, strategy, shard))
     if stage in (1, 2):
         events += (_bucket(by_template["all_gather", "parameters"], b, strategy, None) for b in reversed(cut))
@@ -187,7 +187,7 @@ def _compute(term: Term, unit: str, micro_batch: int, frees: int = 0) -> Event:
 def _bucket(
     term: Term, bucket: Bucket, strategy: Strategy, micro_batch: int | None, phase: Phase | None = None
 ) -> Event:
-    numel = bucket.padded(strategy) // (strategy.dp_shard if term.event.unit == "shards" else 1)
+    numel = bucket.padded(strategy) // (strategy.shards if term.event.unit == "shards" else 1)
     return replace(
         term.event,
         unit=bucket.name,

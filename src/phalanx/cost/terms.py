@@ -21,6 +21,7 @@ from phalanx.schedule.compression import sent, sent_across
 from phalanx.schedule.event import Event, Phase
 from phalanx.spec.compression import Compression
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
+from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.split import local
 from phalanx.spec.strategy import Strategy
@@ -125,7 +126,7 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
             bytes=active * metrics(like) * 8,
         )
     )
-    shards = like.dp_shard
+    shards = like.shards
     cast = memory.cast_gradients(spec.parameter_count // shards, job)
     optimizer = Event("compute", "optimizer", "opt", dtype=job.precision.master_dtype)
     found.append(Term(optimizer, count=1, work=kernel.optimizer(spec, job, shards), alloc=cast, free=cast))
@@ -167,9 +168,10 @@ def _freed(spec: ModelSpec, unit: str, t: Column, job: Job, kept: Column) -> Col
 
 def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy) -> list[Term]:
     """Gradients on their way, in the backward pass, and parameters that are gathered (one of ZeRO's stages)."""
-    if like.dp == 1:
+    if like.gradient_ranks == 1:
         return []
     p, stage, m = job.precision, like.stage, s.accumulation(job)
+    grid = mesh(like)
     sizes, where = np.unique(np.atleast_1d(s.bucket_bytes), return_inverse=True)
     cuts = [buckets(spec, job, replace(like, bucket=size / 2**20)) for size in sizes]
 
@@ -189,18 +191,18 @@ def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: St
     if c is not None:
         found = _compressed_terms(c, like, p.accumulate_dtype, cuts, column, often)
     elif stage == 0:
-        found = [term("all_reduce", "B", "gradients", "dp_replicate", p.reduce_dtype)]
+        found = [term("all_reduce", "B", "gradients", grid.gradient_axis, p.reduce_dtype)]
     else:
-        found = [term("reduce_scatter", "B", "gradients", "dp_shard", p.reduce_dtype, often)]
+        found = [term("reduce_scatter", "B", "gradients", grid.shard_axis, p.reduce_dtype, often)]
         if like.dp_replicate > 1:
-            found.append(term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, part=like.dp_shard))
+            found.append(term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, part=like.shards))
     if stage >= 2:  # gradients are copied to where they are reduced, and added up shard by shard
         compute, accumulate = DTYPE_BYTES[p.compute], DTYPE_BYTES[p.accumulate_dtype]
         reduce = accumulate if c else DTYPE_BYTES[p.reduce_dtype]
-        copies = Work(traffic_bytes=numel * often * (compute + reduce + 3 * accumulate / like.dp_shard))
+        copies = Work(traffic_bytes=numel * often * (compute + reduce + 3 * accumulate / like.shards))
         found[0] = replace(found[0], work=found[0].work + copies)
     if stage in (1, 2):
-        found.append(term("all_gather", "opt", "parameters", "dp_shard", p.compute))
+        found.append(term("all_gather", "opt", "parameters", grid.shard_axis, p.compute))
     elif stage == 3:
         found.append(_gathers(cuts[0], like, p.compute, m))
     return found
@@ -242,7 +244,7 @@ def _gathers(cut: Sequence[Bucket], like: Strategy, dtype: DType, m: Column) -> 
     whole = sum(b.padded(like) for b in cut)
     kept = sum(b.padded(like) for b in cut if b.unit in ("head", "model"))  # from the forward to the backward pass
     kept_units = sum(b.unit in ("head", "model") for b in cut)
-    event = Event("collective", "all_gather", "F", "parameters", "dp_shard", dtype=dtype)
+    event = Event("collective", "all_gather", "F", "parameters", mesh(like).shard_axis, dtype=dtype)
     if like.reshard == "step":
         gathers, size = len(cut), whole
     else:
