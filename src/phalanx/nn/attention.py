@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from phalanx.nn import functions
 from phalanx.nn.norms import RMSNorm
-from phalanx.runtime import tensor_parallel
+from phalanx.runtime import context_parallel, tensor_parallel
+from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec.model import ModelSpec
 
@@ -37,9 +38,11 @@ class Attention(nn.Module):
     """Causal self-attention, grouped where kv_heads < heads (Ainslie et al. 2023); queries and keys normed where the
     spec says so (Dehghani et al. 2023). A window is a mask: it is computed over the full square."""
 
-    def __init__(self, spec: ModelSpec, block: int, tp: TensorParallel | None) -> None:
+    def __init__(
+        self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None = None
+    ) -> None:
         super().__init__()
-        self.head_dim, self.block, self.tp = spec.head_dim, block, tp
+        self.head_dim, self.block, self.tp, self.cp = spec.head_dim, block, tp, cp
         self.grouped = spec.kv_heads < spec.heads
         self.q = nn.Linear(spec.hidden, spec.q_width, bias=spec.qkv_bias)
         self.k = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
@@ -65,6 +68,9 @@ class Attention(nn.Module):
             q, k = functions.rotary(q, *angles), functions.rotary(k, *angles)
         if cache is not None:
             k, v = cache.extend(self.block, k, v)
+        if self.cp is not None:
+            out = context_parallel.core(self.cp, f"blocks.{self.block}", q, k, v, mask).flatten(2)
+            return self.o(out) if self.tp is None else tensor_parallel.rows(out, self.o)
         grouped = self.grouped
         flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
         if grouped and q.device.type == "cuda" and not flash:
