@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phalanx.cost.core import Core
 from phalanx.cost.kernel import Column
 from phalanx.spec.model import ModelSpec
 
@@ -34,7 +35,7 @@ class Walk:
 
 class Block:
     """The tensors of a block on one of `tp` ranks, in bytes, for `t` tokens and `e` bytes per element. `spec` is what
-    the rank holds.
+    the rank holds, `core` attention's over several ranks.
 
     S (t, hidden)    of the residual stream: its norms, their gradients
     A (t, ffn)       of the MLP
@@ -42,8 +43,8 @@ class Block:
     K (t, kv_width)  keys; values
     """
 
-    def __init__(self, spec: ModelSpec, t: Column, e: int, tp: int = 1) -> None:
-        self.spec, self.t, self.e, self.tp = spec, t, e, tp
+    def __init__(self, spec: ModelSpec, t: Column, e: int, tp: int = 1, core: Core | None = None) -> None:
+        self.spec, self.t, self.e, self.tp, self.core = spec, t, e, tp, core
         h, wide = spec.hidden, max(e, 4)
         self.S, self.A, self.Q, self.K = (t * n * e for n in (h, spec.ffn, spec.q_width, spec.kv_width))
         self.q_sums, self.k_sums = t * spec.heads * wide, t * spec.kv_heads * wide
@@ -86,7 +87,10 @@ class Block:
                 walk.take(size)
         if spec.position == "rotary":
             walk.touch(Q, K)  # turned, in place of those before
-        walk.take(Q, self.q_sums)
+        if self.core is not None:
+            self.core.forward(walk)
+        else:
+            walk.take(Q, self.q_sums)
         walk.take(self.S)
 
     def backward(self, walk: Walk) -> None:
@@ -148,11 +152,16 @@ class Block:
         S, Q, K, spec = self.S, self.Q, self.K, self.spec
         walk.take(Q)
         walk.touch(self.dW_q)
+        if self.core is not None and self.core.part.ulysses > 1:
+            walk.give(Q)  # the result as Ulysses gave it back
         if not self.serial and not self.one_norm:
             walk.give(S)  # the gradient of the output, which that of the MLP's norm was added to
-        walk.take(Q, K, K)
-        walk.give(Q)
-        walk.give(2 * Q + 2 * K + self.q_sums)
+        if self.core is not None:
+            self.core.backward(walk)
+        else:
+            walk.take(Q, K, K)
+            walk.give(Q)
+            walk.give(2 * Q + 2 * K + self.q_sums)
         if spec.position == "rotary":
             walk.touch(Q)
         if spec.qk_norm:

@@ -13,10 +13,12 @@ import numpy as np
 
 from phalanx.cost import collective, kernel, memory
 from phalanx.cost.kernel import Column
+from phalanx.cost.link import link
 from phalanx.cost.terms import Columns, Term, columns, terms
+from phalanx.schedule.event import INSIDE
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import mesh
+from phalanx.spec.mesh import Mesh, mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
@@ -81,8 +83,11 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         elif like.world > 1:
             backward = backward + term.work.seconds(rates.backward) * rates.whole
             axis = term.event.axis
-            seconds = collective.seconds(cluster, grid, term.event.op, axis, term.count, term.bytes)
-            if axis == "tp":
+            if term.event.kind == "p2p":
+                seconds = _passed_on(cluster, grid, like, term, found)
+            else:
+                seconds = collective.seconds(cluster, grid, term.event.op, axis, term.count, term.bytes)
+            if axis in INSIDE:
                 inside = inside + seconds
             else:
                 communication = communication + seconds
@@ -107,6 +112,25 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         activation_bytes=peak - held,
         state_bytes=held,
     )
+
+
+def _passed_on(cluster: ClusterSpec, grid: Mesh, like: Strategy, term: Term, found: Sequence[Term]) -> Column:
+    """What is seen of blocks of keys and values that travel, and of their gradients, beside attention over the blocks
+    before: of R + 1 equal parts of attention two are over the own block. What comes travels beside what goes."""
+    if term.event.op == "recv":
+        return 0.0
+    over = link(cluster, grid, term.event.axis)
+    seconds = over.alpha_s * term.count + over.beta_s_per_byte * term.bytes
+    if not cluster.device.own_communication_engine:
+        return seconds
+    phase = term.event.phase
+    rates = cluster.rates(term.event.dtype, min(like.world, cluster.ranks_per_node))  # type: ignore[arg-type]
+    core = next(t for t in found if t.event.kind == "compute" and t.event.unit == "blocks" and t.event.phase == phase)
+    per_flop = (rates.forward if phase == "F" else rates.backward).per_attention_flop
+    beside = core.work.attention_flops * per_flop * rates.whole * (like.ring - 1) / (like.ring + 1)
+    # The gradients' last hop has nothing left beside it.
+    last = seconds / (2 * (like.ring - 1)) if phase == "B" else 0.0
+    return np.maximum(seconds - last - beside, 0.0) + last
 
 
 def _peak(spec: ModelSpec, found: tuple[Term, ...]) -> Column:

@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from phalanx.cost import memory
 from phalanx.cost.issued import Issued
 from phalanx.cost.terms import Term, metrics, terms
-from phalanx.schedule import tensor_parallel
+from phalanx.schedule import context_parallel, tensor_parallel
 from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import Sent, sent, sent_across
-from phalanx.schedule.event import Event, Phase
+from phalanx.schedule.context_parallel import Context
+from phalanx.schedule.event import INSIDE, Event, Kind, Phase
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec, units
+from phalanx.spec.split import local
 from phalanx.spec.strategy import Strategy
 
 
@@ -77,8 +79,12 @@ def flops_per_unit(events: Iterable[Event]) -> dict[tuple[str, str], int]:
 
 def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = None) -> StepProgram:
     """Order the terms of a strategy into a step. `rank`: of a certain one, whose shard may hold padding; without one
-    no rank holds more."""
-    by_template = {(t.event.op, t.event.unit): t for t in terms(spec, job, strategy) if t.event.axis != "tp"}
+    no rank holds more, and peers are the first rank's."""
+    grid = mesh(strategy)
+    ring_index = None if rank is None else int(grid.along("ring")[rank])
+    by_template = {
+        (t.event.op, t.event.unit): t for t in terms(spec, job, strategy, ring_index) if t.event.axis not in INSIDE
+    }
     stage, alone = strategy.stage, strategy.gradient_ranks == 1
     cut = () if alone else buckets(spec, job, strategy)
     order = [b.name for b in reversed(cut) if b.unit not in ("", "model")]  # units that gather, forward
@@ -86,11 +92,15 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = Non
     last = strategy.accumulation(job) - 1
     c, accumulate = strategy.compressor, job.precision.accumulate_dtype
     ready = _completed(cut, spec)
-    apart = memory.documents(spec, job, strategy.micro_batch * job.seq)
+    part = Context(job.seq, strategy.ring, strategy.ulysses)
+    apart = memory.documents(spec, job, strategy.micro_batch * part.tokens, part)
     last_use = {f"blocks.{i}": size for i, size in apart.items()}
 
     def inside(unit: str, phase: Phase, m: int) -> Iterable[Event]:
-        return _tensor(spec, job, strategy, unit, phase, m) if strategy.tp > 1 else ()
+        layers = [*_tensor(spec, job, strategy, unit, phase, m)] if strategy.tp > 1 else []
+        core = [*_core(spec, job, strategy, rank or 0, unit, phase, m)] if unit.startswith("blocks") else []
+        before = 0 if phase == "F" else 1  # the MLP's gradient comes first
+        return [*layers[:before], *core, *layers[before:]]
 
     def gather(name: str, phase: Phase, m: int | None) -> Event:
         bucket = next(b for b in cut if b.name == name)
@@ -137,7 +147,7 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = Non
     if strategy.world > 1:
         event = by_template["all_reduce", "metrics"].event
         events.append(replace(event, group_size=strategy.world, bytes=metrics(strategy) * 8))
-    shard = None if rank is None else mesh(strategy).shard(rank)
+    shard = None if rank is None else grid.shard(rank)
     events.append(_update(by_template["optimizer", ""], spec, job, strategy, shard))
     if stage in (1, 2):
         events += (_bucket(by_template["all_gather", "parameters"], b, strategy, None) for b in reversed(cut))
@@ -202,10 +212,24 @@ def _tensor(
     spec: ModelSpec, job: Job, strategy: Strategy, unit: str, phase: Phase, micro_batch: int
 ) -> Iterable[Event]:
     """The all-reduces inside of a pass of a unit."""
-    tokens = strategy.micro_batch * job.seq
+    tokens = strategy.micro_batch * job.seq // strategy.cp
     for dtype, size in tensor_parallel.sent(spec, job, unit.split(".")[0], phase, tokens):
         event = Event("collective", "all_reduce", phase, unit, "tp", strategy.tp, dtype=dtype)
         yield replace(event, micro_batch=micro_batch, bytes=size)
+
+
+def _core(
+    spec: ModelSpec, job: Job, s: Strategy, rank: int, unit: str, phase: Phase, micro_batch: int
+) -> Iterable[Event]:
+    """What attention sends inside of a pass of a block."""
+    grid, dtype, tokens = mesh(s), job.precision.compute, s.micro_batch * job.seq // s.cp
+    for x in context_parallel.sent(local(spec, s.tp), s, dtype, phase, tokens):
+        group = grid.group_of(rank, x.axis)
+        to = {"send": 1, "recv": -1}.get(x.op)
+        peer = None if to is None else group[(group.index(rank) + to) % len(group)]
+        kind: Kind = "collective" if peer is None else "p2p"
+        event = Event(kind, x.op, phase, unit, x.axis, len(group), peer, dtype)
+        yield replace(event, micro_batch=micro_batch, bytes=x.bytes)
 
 
 def _sent(x: Sent, bucket: Bucket, strategy: Strategy, micro_batch: int) -> Event:

@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost import compression, kernel, memory
+from phalanx.cost.core import Core
 from phalanx.cost.kernel import NO_WORK, Column, Work
-from phalanx.schedule import tensor_parallel
+from phalanx.schedule import context_parallel, tensor_parallel
 from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import sent, sent_across
+from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.schedule.event import Event, Phase
 from phalanx.spec.compression import Compression
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
@@ -77,30 +79,36 @@ class Term:
     before: Column = 0
 
 
-def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
+def terms(spec: ModelSpec, job: Job, s: Strategy | Columns, ring_index: int | None = None) -> tuple[Term, ...]:
     """The terms of a step of one rank: units forward and backward for each micro-batch, the collectives inside of
-    layers, those of the ZeRO stage, the metrics, the optimizer."""
+    layers, those of the ZeRO stage, the metrics, the optimizer. `ring_index`: of a rank at that place in the ring;
+    without one no rank holds more."""
     like = s if isinstance(s, Strategy) else s.like
     whole, spec = spec, local(spec, like.tp)
     m = s.accumulation(job)
     # FLOPs of a step pass 2^63 for large models: columns go through float64, one strategy through exact ints.
-    t: Column = s.micro_batch * job.seq if isinstance(s, Strategy) else (s.micro_batch * job.seq).astype(float)
+    part = Context(job.seq, like.ring, like.ulysses)
+    t: Column = s.micro_batch * part.tokens
+    if isinstance(s, Columns):
+        t = t.astype(float)
+    keys = keys_per_query(job.seq, like.ring)
+    core = Core(spec, job, t, part, ring_index) if part.parallel else None
     e = DTYPE_BYTES[job.precision.compute]
     dtype = job.precision.compute
     found = []
     for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
-        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job), like.tp)
+        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job), like.tp, core)
         apart: Column = 0
         made: Column = 0
         if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
-            apart = sum(memory.documents(spec, job, t).values())
-            made = apart + t * job.seq
-        masked = kernel.mask(spec, unit, t, job.seq, e) if job.documents == "separate" else NO_WORK
+            apart = sum(memory.documents(spec, job, t, part).values())
+            made = apart + (t * job.seq if core is None else core.lowest_made())
+        masked = kernel.mask(spec, unit, t, job.seq, e, keys) if job.documents == "separate" else NO_WORK
         found.append(
             Term(
                 Event("compute", "forward", "F", unit, dtype=dtype),
                 count=n * m,
-                work=(kernel.forward(spec, unit, t, job.seq, e) + masked) * (n * m),
+                work=(kernel.forward(spec, unit, t, job.seq, e, keys) + masked) * (n * m),
                 alloc=held.kept + np.maximum(held.forward, made),
                 free=np.maximum(held.forward, made) - apart,
             )
@@ -109,7 +117,7 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
             Term(
                 Event("compute", "backward", "B", unit, dtype=dtype),
                 count=n * m,
-                work=(kernel.backward(spec, unit, t, job.seq, e) + masked) * (n * m),
+                work=(kernel.backward(spec, unit, t, job.seq, e, keys) + masked) * (n * m),
                 alloc=held.backward,
                 free=held.backward - held.leaves + _freed(spec, unit, t, job, held.kept),
                 before=apart,
@@ -117,6 +125,7 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
         )
     if like.tp > 1:
         found += _tensor_terms(whole, job, s, like, t)
+    found += _context_terms(spec, job, s, like, t)
     found += _collective_terms(whole, job, s, like)
     active = int(like.world > 1)
     found.append(
@@ -151,6 +160,20 @@ def _tensor_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strate
     if each[0]:
         event = Event("collective", "all_reduce", "opt", "copies", "tp", dtype=job.precision.accumulate_dtype)
         found.append(Term(event, count=1, bytes=total))
+    return found
+
+
+def _context_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy, t: Column) -> list[Term]:
+    """What the core of attention sends over the ranks that share its sequences."""
+    times, dtype, found = s.accumulation(job) * spec.layers, job.precision.compute, []
+    phases: tuple[Phase, ...] = ("F", "B")
+    for phase in phases:
+        sends: dict[tuple[str, str], list[Column]] = {}
+        for x in context_parallel.sent(spec, like, dtype, phase, t):
+            sends.setdefault((x.op, x.axis), []).append(x.bytes)
+        for (op, axis), sizes in sends.items():
+            event = Event("p2p" if axis == "ring" else "collective", op, phase, "blocks", axis, dtype=dtype)
+            found.append(Term(event, count=len(sizes) * times, bytes=sum(sizes) * times))
     return found
 
 

@@ -70,6 +70,7 @@ class Attention(nn.Module):
             k, v = cache.extend(self.block, k, v)
         if self.cp is not None:
             out = context_parallel.core(self.cp, f"blocks.{self.block}", q, k, v, mask).flatten(2)
+            del q, k, v  # what of them is kept may be another part
             return self.o(out) if self.tp is None else tensor_parallel.rows(out, self.o)
         grouped = self.grouped
         flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)

@@ -49,7 +49,7 @@ class ContextParallel:
         self.own = torch.tensor(context.own, device=device)  # (tokens,)
         everyone = [context.of_ring(rank) for rank in range(context.ring)]
         self.of_ring = [torch.tensor(part, device=device) for part in everyone]
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[int | None, Tensor] = {}
 
     def places(self, positions: Tensor | None) -> Tensor:
         """Where this rank's tokens are: (tokens,), in the sequence; or in their documents, (batch, tokens), of what
@@ -59,11 +59,13 @@ class ContextParallel:
     def lowest(self, windows: Collection[int | None], positions: Tensor | None) -> dict[int | None, Lowest]:
         """By the window of a block. What windows alone say is made once and kept."""
         short = {w: w if w is not None and w < self.context.seq else None for w in windows}
-        if positions is None:
+        if positions is None and not any(short.values()):
+            return dict.fromkeys(short)
+        if positions is None:  # if any block has a window all read masks: blocks are alike
             for w in short.values():
-                if w is not None and w not in self._kept:
-                    self._kept[w] = (self._here + (1 - w)).unsqueeze(0)
-            return {w: None if cut is None else self._kept[cut] for w, cut in short.items()}
+                if w not in self._kept:
+                    self._kept[w] = (self._here + (1 - (w or self.context.seq))).unsqueeze(0)
+            return {w: self._kept[cut] for w, cut in short.items()}
         begins = self._here - positions.transpose(0, 1).flatten(1)  # (batch, tokens of the group)
         made = {w: begins if w is None else begins.maximum(self._here + (1 - w)) for w in set(short.values())}
         return {w: made[cut] for w, cut in short.items()}
@@ -179,7 +181,7 @@ def _ring_backward(
             leaving = None
         for gradient, own_part in zip(coming, others, strict=True):
             gradient[:, :, keys] += own_part
-        del others
+        del gradient, own_part, others
         leaving = coming  # until it has left
         coming, on_their_way = cp.pass_on(leaving, unit, "B")
     assert on_their_way is not None

@@ -60,7 +60,7 @@ class Context:
         if self.ring == 1:
             return np.arange(self.seq)
         chunks = np.arange(self.seq).reshape(2 * self.ring, -1)
-        return chunks[[rank, 2 * self.ring - 1 - rank]].reshape(-1)
+        return np.concatenate([chunks[rank], chunks[2 * self.ring - 1 - rank]])
 
     @cached_property
     def group(self) -> Positions:
