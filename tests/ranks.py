@@ -248,6 +248,47 @@ def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
         return examine(world, *case)
 
 
+def examine_broken_context(world: World, how: str, *case: Any) -> list[Any]:
+    """The examination with a mistake in what a rank takes its part of a sequence for."""
+    from phalanx.runtime import context_parallel
+
+    made, rectangle = context_parallel.ContextParallel.__init__, context_parallel._rectangle
+
+    def from_0(self: Any, *args: Any) -> None:
+        made(self, *args)
+        self.own = torch.arange(len(self.own))
+
+    def all_keys(cp: Any, source: int, tokens: int) -> tuple[slice, slice]:
+        return rectangle(cp, source, tokens)[0], slice(0, tokens)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if how == "positions from 0":
+            patch.setattr(context_parallel.ContextParallel, "__init__", from_0)
+        else:
+            patch.setattr(context_parallel, "_rectangle", all_keys)
+        return examine(world, *case)
+
+
+def stepped_and_compared(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> None:
+    """A step; then replicas hold the same, else it raises."""
+    comm = Comm(world, mesh(strategy))
+    training = Training(spec, job, strategy, comm, seed=0)
+    training.step(_same_batches(world, spec, job, strategy), lr=1e-2)
+    training.compare_replicas()
+    comm.barrier()
+
+
+def die_in_a_ring(world: World, rank: int) -> None:
+    """One rank is killed between two exchanges; the others wait for what it would have passed on."""
+    comm = Comm(world, mesh(Strategy(cp=world.size)))
+    block, arriving = torch.zeros(2, 1000).add_(world.rank)
+    for hop in range(2 * world.size):
+        if world.rank == rank and hop == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.exchange(arriving, block, "ring", unit="blocks.0", phase="F").wait()
+        block, arriving = arriving, block
+
+
 def compared(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str, spoiled: dict[int, str]
 ) -> tuple[str, int]:

@@ -71,7 +71,8 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     flops: Column = 0
     traffic: dict[str, Column] = {}
     found = terms(spec, job, s)
-    inside: Column = 0.0  # of layers: nothing else can be done meanwhile
+    inside: Column = 0.0  # of layers
+    waited: Column = 0.0  # for it, where nothing else can be done meanwhile
     for term in found:
         kind, phase = term.event.kind, term.event.phase
         if kind == "compute" and phase == "F":
@@ -83,12 +84,14 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         elif like.world > 1:
             backward = backward + term.work.seconds(rates.backward) * rates.whole
             axis = term.event.axis
+            seen: Column | None = None
             if term.event.kind == "p2p":
-                seconds = _passed_on(cluster, grid, like, term, found)
+                seconds, seen = _passed_on(cluster, grid, like, term, found)
             else:
                 seconds = collective.seconds(cluster, grid, term.event.op, axis, term.count, term.bytes)
             if axis in INSIDE:
                 inside = inside + seconds
+                waited = waited + (seconds if seen is None else seen)
             else:
                 communication = communication + seconds
             traffic[axis] = traffic.get(axis, 0) + term.bytes
@@ -100,12 +103,12 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     held = _state(spec, job, s)
     peak = held + _peak(spec, found)
     return Prediction(
-        step_time_s=forward + backward + optimizer + exposed + inside,
+        step_time_s=forward + backward + optimizer + exposed + waited,
         forward_s=forward,
         backward_s=backward,
         optimizer_s=optimizer,
         communication_s=communication + inside,
-        exposed_communication_s=exposed + inside,
+        exposed_communication_s=exposed + waited,
         flops=flops,
         bytes_per_axis=traffic,
         memory_bytes=peak,
@@ -114,15 +117,17 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     )
 
 
-def _passed_on(cluster: ClusterSpec, grid: Mesh, like: Strategy, term: Term, found: Sequence[Term]) -> Column:
-    """What is seen of blocks of keys and values that travel, and of their gradients, beside attention over the blocks
-    before: of R + 1 equal parts of attention two are over the own block. What comes travels beside what goes."""
+def _passed_on(
+    cluster: ClusterSpec, grid: Mesh, like: Strategy, term: Term, found: Sequence[Term]
+) -> tuple[Column, Column]:
+    """Seconds, and what is seen of them, of keys and values that travel, and of their gradients, beside attention over
+    the blocks before: of R + 1 equal parts of attention two are over the own block. What comes travels beside what goes."""
     if term.event.op == "recv":
-        return 0.0
+        return 0.0, 0.0
     over = link(cluster, grid, term.event.axis)
     seconds = over.alpha_s * term.count + over.beta_s_per_byte * term.bytes
     if not cluster.device.own_communication_engine:
-        return seconds
+        return seconds, seconds
     phase = term.event.phase
     rates = cluster.rates(term.event.dtype, min(like.world, cluster.ranks_per_node))  # type: ignore[arg-type]
     core = next(t for t in found if t.event.kind == "compute" and t.event.unit == "blocks" and t.event.phase == phase)
@@ -130,7 +135,7 @@ def _passed_on(cluster: ClusterSpec, grid: Mesh, like: Strategy, term: Term, fou
     beside = core.work.attention_flops * per_flop * rates.whole * (like.ring - 1) / (like.ring + 1)
     # The gradients' last hop has nothing left beside it.
     last = seconds / (2 * (like.ring - 1)) if phase == "B" else 0.0
-    return np.maximum(seconds - last - beside, 0.0) + last
+    return seconds, np.maximum(seconds - last - beside, 0.0) + last
 
 
 def _peak(spec: ModelSpec, found: tuple[Term, ...]) -> Column:
