@@ -120,8 +120,8 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
 def _passed_on(
     cluster: ClusterSpec, grid: Mesh, like: Strategy, term: Term, found: Sequence[Term]
 ) -> tuple[Column, Column]:
-    """Seconds, and what is seen of them, of keys and values that travel, and of their gradients, beside attention over
-    the blocks before: of R + 1 equal parts of attention two are over the own block. What comes travels beside what goes."""
+    """Seconds of keys and values that travel, and of their gradients; and what is seen of them beside attention over
+    the blocks before: of its R + 1 equal parts two are over the own block. What comes travels beside what goes."""
     if term.event.op == "recv":
         return 0.0, 0.0
     over = link(cluster, grid, term.event.axis)
