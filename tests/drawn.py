@@ -92,10 +92,10 @@ def cases(
     zero = draw(st.sampled_from([0, 1, 2, 3]))
     tp = draw(st.sampled_from([n for n in divisors(ranks) if splits(model, n)]))
     seq = draw(st.sampled_from([8, 32] if small else [32, 128, 256]))
-    parts = [(cp, u) for cp in divisors(ranks // tp) for u in divisors(cp)]
-    cp, ulysses = draw(
-        st.sampled_from([c for c in parts if shares(model, seq, Strategy(tp=tp, cp=c[0], ulysses=c[1]))])
-    )
+    # A ring of many ranks has as many steps in every block, each like the one before.
+    parts = [Strategy(tp=tp, cp=cp, ulysses=u) for cp in divisors(ranks // tp) for u in divisors(cp) if cp // u <= 8]
+    context = draw(st.sampled_from([s for s in parts if shares(model, seq, s)]))
+    cp = context.cp
     dp = ranks // tp // cp
     precision = draw(st.sampled_from(PRECISIONS))
     usable = QUANTISERS if zero == 3 else COMPRESSORS
@@ -104,7 +104,7 @@ def cases(
         dp=dp,
         tp=tp,
         cp=cp,
-        ulysses=ulysses,
+        ulysses=context.ulysses,
         zero=zero,
         shard=draw(st.sampled_from([None, *divisors(dp)])) if zero else None,
         micro_batch=micro_batch,

@@ -50,7 +50,7 @@ class Core:
         walk.take(Q, self.sums)
         walk.give(mask)
         if self.blocks:
-            if self.widened:
+            if self.e < 4:
                 walk.take(self.widened)
                 walk.give(Q)
             walk.give(2 * A)
@@ -62,7 +62,7 @@ class Core:
                 size = Q + 2 * sums + np.maximum(self.widened, sums)  # another result, and what merging takes
                 walk.touch(self._of(step, size, size // 2))
                 walk.give(mask, more)
-            if self.widened:
+            if self.e < 4:
                 walk.take(Q)
                 walk.give(self.widened)
             walk.give(2 * A)
