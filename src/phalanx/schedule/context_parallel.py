@@ -70,7 +70,8 @@ class Context:
     @property
     def own(self) -> Positions:
         """The positions of this rank."""
-        return self.group[self.index % self.ulysses]
+        own: Positions = self.group[self.index % self.ulysses]
+        return own
 
     def shape(self, sequences: int, separate: bool) -> tuple[int, ...]:
         """That of a micro-batch on this rank."""
