@@ -155,6 +155,27 @@ def bench_tensor() -> Iterator[Result]:
             )
 
 
+def bench_context() -> Iterator[Result]:
+    """Ring attention, Ulysses and both over 4 ranks beside one process, on one sequence of 16 k tokens."""
+    found = _told("context", 4)
+    alone = found["one process"]
+    for name, values in found.items():
+        cpu, held = median(values["cpu_s_per_step"]), max(values["activation_bytes"])
+        yield Result(f"  {name}", f"{cpu:.2f} CPU-s per step, summed over ranks; activations {held / 2**20:.1f} MiB")
+        if name == "one process":
+            continue
+        ratios = sorted(a / b for a, b in zip(values["cpu_s_per_step"], alone["cpu_s_per_step"], strict=True))
+        shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
+        share = held / alone["activation_bytes"][0]
+        ring = name == "ring"
+        kept = not ring or median(ratios) <= 1.25
+        yield Result(f"{name}, 4 ranks: CPU-seconds / one process's", shown, "1.25" * ring, kept)
+        kept = not ring or abs(4 * share - 1) <= 0.05
+        yield Result(
+            f"{name}, 4 ranks: activations of a rank / one process's", f"{share:.4f}", "1/4, 5%" * ring, kept
+        )
+
+
 def bench_bound() -> Iterator[Result]:
     """A step that is mostly communication: the better of our stages 0 and 1 beside DistributedDataParallel."""
 
@@ -338,6 +359,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "ddp": bench_ddp,
     "zero": bench_zero,
     "tensor": bench_tensor,
+    "context": bench_context,
     "bound": bench_bound,
     "peak": bench_peak,
     "saving": bench_saving,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phalanx.cost.core import Core
 from phalanx.cost.kernel import Column
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Recompute
@@ -35,7 +36,8 @@ class Walk:
 
 class Block:
     """The tensors of a block on one of `tp` ranks, in bytes, for `t` tokens and `e` bytes per element. `spec` is what
-    the rank holds; `repeat`: what of the forward pass is repeated in the backward pass (runtime/recompute.py).
+    the rank holds, `core` attention's over several ranks; `repeat`: what of the forward pass is repeated in the
+    backward pass (runtime/recompute.py).
 
     S (t, hidden)    of the residual stream: its norms, their gradients; with `sp` of own tokens, and
     W (t, hidden)    the same of all, while they are together
@@ -45,9 +47,16 @@ class Block:
     """
 
     def __init__(
-        self, spec: ModelSpec, t: Column, e: int, tp: int = 1, sp: bool = False, repeat: Recompute = "none"
+        self,
+        spec: ModelSpec,
+        t: Column,
+        e: int,
+        tp: int = 1,
+        sp: bool = False,
+        repeat: Recompute = "none",
+        core: Core | None = None,
     ) -> None:
-        self.spec, self.t, self.e, self.tp, self.sp, self.repeat = spec, t, e, tp, sp, repeat
+        self.spec, self.t, self.e, self.tp, self.sp, self.repeat, self.core = spec, t, e, tp, sp, repeat, core
         h, wide = spec.hidden, max(e, 4)
         self.own = t // tp if sp else t
         self.S, self.W = self.own * h * e, t * h * e
@@ -101,13 +110,14 @@ class Block:
             walk.give(Q + K)
         if self.spec.position == "rotary":
             walk.touch(Q, K)
-        walk.touch(Q, self.q_sums)
+        self._core_alone(walk)
         walk.take(Q)
+        walk.give(Q + 2 * K)
         if self.sp:
             self._sum_alone(walk)
             return
         walk.take(S)
-        walk.give(2 * Q + 2 * K)
+        walk.give(Q)
         if self.serial:
             walk.give(S)  # the norm's result
         if self.serial or self.tp == 1:
@@ -130,7 +140,6 @@ class Block:
     def _sum_alone(self, walk: Walk) -> None:
         """With sequence parallelism, from attention's result on: products are made when they are summed."""
         S, A, Q = self.S, self.A, self.Q
-        walk.give(Q + 2 * self.K)
         if self.serial:
             walk.give(S)  # the norm's result
             self._product(walk)
@@ -156,8 +165,8 @@ class Block:
         """What is added to the stream. `core`: with sequence parallelism, where attention's is made again, it is made
         for this product alone."""
         made = self.Q if core and self.sp and self.repeat == "selective" else 0
-        if made:
-            walk.touch(made, self.q_sums)
+        if core and self.sp and self.repeat == "selective":
+            self._core_alone(walk)
         walk.take(self.S)
         walk.touch(self.W + made if self.sp else 0)
 
@@ -182,10 +191,22 @@ class Block:
         if spec.position == "rotary":
             walk.touch(Q, K)  # turned, in place of those before
         if self.repeat != "selective":
-            walk.take(Q, self.q_sums)
+            self._core(walk)
         elif not self.sp:
-            walk.touch(Q, self.q_sums)
+            self._core_alone(walk)
             walk.touch(Q, self.S)
+
+    def _core(self, walk: Walk) -> None:
+        if self.core is None:
+            walk.take(self.Q, self.q_sums)
+        else:
+            self.core.forward(walk)
+
+    def _core_alone(self, walk: Walk) -> None:
+        """Without a graph: what it takes, its result among it."""
+        alone = Walk()
+        self._core(alone)
+        walk.touch(alone.highest)
 
     def backward(self, walk: Walk) -> None:
         """The gradient of the output is there, and gives way to that of the input; so does what was kept, but for the
@@ -252,18 +273,18 @@ class Block:
         """With sequence parallelism, of the MLP's second product and of attention's, together where they are of one
         sum: then what is made for attention waits for its turn. That is the gradient of the weight, and that of
         attention's result, or where it was made again those of what it is made of."""
-        Q, K = self.Q, self.K
+        Q = self.Q
         walk.take(self.W)
         again = attention and self.repeat == "selective"
         if again:
-            walk.take(Q, self.q_sums)
+            self._core_again(walk)
         walk.take(self.A * mlp + Q * attention)
         walk.take(self.dW_mlp * mlp + self.dW_q * attention)
         walk.give(self.W)
         if again:
-            walk.take(Q, K, K)
-            walk.give(2 * Q + self.q_sums)
-            walk.give(Q + 2 * K)  # what it was made of
+            if self.core is not None and self.core.part.ulysses > 1:
+                walk.give(Q)  # the result as Ulysses gave it back
+            self._core_backward(walk)
         walk.give(self.dW_mlp * mlp)
 
     def _read(self, walk: Walk) -> None:
@@ -278,6 +299,24 @@ class Block:
         walk.touch(0 if bias else weight)
         walk.give(2 * self.S)
 
+    def _core_again(self, walk: Walk) -> None:
+        """Made once more, of queries, keys and values that outlive it."""
+        self._core(walk)
+        if self.core is not None and self.core.part.ulysses > 1:
+            walk.take(self.Q + 2 * self.K)  # which Ulysses alone would have left behind
+
+    def _core_backward(self, walk: Walk) -> None:
+        """The gradient of the result is there, and gives way to those of queries, keys and values."""
+        Q, K = self.Q, self.K
+        if self.core is None:
+            walk.take(Q, K, K)
+            walk.give(Q)
+            walk.give(2 * Q + 2 * K + self.q_sums)
+            return
+        self.core.backward(walk)
+        if self.repeat == "selective" and self.core.part.ulysses > 1:
+            walk.give(Q + 2 * K)
+
     def _attention_backward(self, walk: Walk) -> None:
         S, Q, K, spec = self.S, self.Q, self.K, self.spec
         added = S if not self.serial and not self.one_norm else 0
@@ -288,15 +327,15 @@ class Block:
             walk.give(self.dW_q)
         else:
             if selective:
-                walk.take(Q, self.q_sums)
+                self._core_again(walk)
             walk.take(Q)
             walk.touch(self.dW_q)
+        if not (self.sp and selective) and self.core is not None and self.core.part.ulysses > 1:
+            walk.give(Q)  # the result as Ulysses gave it back
         if self.repeat == "none" or (self.sp and selective):
             walk.give(added)  # the gradient of the output, which that of the MLP's norm was added to
         if not (self.sp and selective):
-            walk.take(Q, K, K)
-            walk.give(Q)
-            walk.give(2 * Q + 2 * K + self.q_sums)
+            self._core_backward(walk)
         if selective and not self.sp:
             walk.give(added)
         if spec.position == "rotary":

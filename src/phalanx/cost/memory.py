@@ -9,13 +9,16 @@ step's events adds them up.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from phalanx.cost import compression
 from phalanx.cost.block import Block, normed, statistics
+from phalanx.cost.core import Core, lowest
 from phalanx.cost.kernel import Column
 from phalanx.schedule.buckets import buckets, slot_sizes
+from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model import ModelSpec, parameters
@@ -69,7 +72,7 @@ def owned(spec: ModelSpec, job: Job, s: Strategy, shard: int) -> tuple[int, int]
     """(Elements, pieces of parameters) that a rank of a shard updates: its parts of the buckets without padding."""
     elements = pieces = 0
     for bucket in buckets(spec, job, s):
-        part = bucket.padded(s) // s.dp_shard
+        part = bucket.padded(s) // s.shards
         low, begins = shard * part, 0
         for p in bucket.parameters:
             mine = min(begins + p.numel, low + part) - max(begins, low)
@@ -82,7 +85,7 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
     """What a rank holds: at stage 0 everything whole, else its shards (of the padded buckets) and the memory in which
     they are whole for a time; and its share of the batch as int64 token ids. `shard`: a certain one, exactly; without
     one no rank holds more."""
-    p, stage, shards = job.precision, s.stage, s.dp_shard
+    p, stage, shards = job.precision, s.stage, s.shards
     cut = buckets(spec, job, s)
     padded = [b.padded(s) for b in cut]
     whole = sum(padded)  # of gradients; parameters are views of buckets at stages 1 and 2 alone
@@ -99,9 +102,14 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
     if stage and shard is not None:
         updated, pieces = owned(spec, job, s, shard)
     counters = 4 * pieces if job.optimizer.name == "adamw" else 0  # fp32 step counts
-    rotary = spec.max_seq * spec.rotary_width * compute if spec.position == "rotary" else 0
     separate = job.documents == "separate"
+    part_of = Context(job.seq, s.ring, s.ulysses)
+    rows = part_of.tokens if part_of.parallel and not separate else spec.max_seq
+    rotary = rows * spec.rotary_width * compute if spec.position == "rotary" else 0
     mask = job.seq**2 * compute if spec.masked(job.seq) and not separate else 0  # made once, of every sequence
+    if part_of.parallel:
+        mask = 0 if separate else sum(lowest(spec, part_of, 1, False).values())
+        mask += (part_of.tokens + job.seq) * 8  # positions
     lent = sum(slot_sizes(padded)) * reduce if stage >= 2 else 0
     if stage == 3:
         units = [b.padded(s) for b in reversed(cut) if b.unit != "model"]
@@ -114,7 +122,7 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
         optimizer=updated * moments * master + counters,
         buffers=lent + copies(spec, job, s),
         tables=rotary + mask,
-        batch=job.global_batch // s.dp * (job.seq + 1) * 8 * (2 if separate else 1),
+        batch=job.global_batch // s.dp * prod(part_of.shape(1, separate)) * 8,
         compression=compression.held(c, cut, s, accumulate) if c else 0,
         scratch=compression.scratch(c, cut, accumulate) if c else 0,
     )
@@ -134,17 +142,22 @@ def cast_gradients(elements: int, job: Job) -> int:
     return 0 if p.master_dtype == p.accumulate_dtype else elements * DTYPE_BYTES[p.master_dtype]
 
 
-def documents(spec: ModelSpec, job: Job, tokens: Column) -> dict[int, Column]:
+def documents(spec: ModelSpec, job: Job, tokens: Column, part: Context | None = None) -> dict[int, Column]:
     """What keeps the documents of a micro-batch apart: a mask for each window that blocks have, and every token's
-    angles. By the block whose backward pass is the last to use it."""
+    angles; over several ranks no masks, but what they are made of. By the block whose backward pass is the last to
+    use it."""
     if job.documents != "separate":
         return {}
+    angles = tokens * (spec.rotary_width if spec.position == "rotary" else 0) * DTYPE_BYTES[job.precision.compute]
+    if part is not None and part.parallel:
+        held = lowest(spec, part, tokens // part.tokens, True)
+        return held | {0: held[0] + angles}
     last: dict[int | None, int] = {}
     for i in range(spec.layers):
         last.setdefault(spec.window_of(i) if spec.masked(job.seq) else None, i)
     e = DTYPE_BYTES[job.precision.compute]
-    held: dict[int, Column] = {i: tokens * job.seq * e for i in last.values()}
-    held[0] = held[0] + tokens * (spec.rotary_width if spec.position == "rotary" else 0) * e
+    held = {i: tokens * job.seq * e for i in last.values()}
+    held[0] = held[0] + angles
     return held
 
 
@@ -158,21 +171,27 @@ def footprint(
     tp: int = 1,
     sp: bool = False,
     repeat: Recompute = "none",
+    core: Core | None = None,
 ) -> Footprint:
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch. `placed`: the type of
     the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds; with `sp` the
-    stream is of this rank's own tokens. `repeat`: what a block repeats."""
+    stream is of this rank's own tokens. `repeat`: what a block repeats. With several ranks that share sequences
+    `core` is that of attention."""
     t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
     own = t // tp if sp else t
     stream = own * h * e  # the residual stream, and its gradient
     together = t * h * e if sp else 0  # of all tokens, brought together or not yet scattered
+    several = 0 if core is not None else _several(t, seq)
     shared = v * h * e if spec.tied else 0  # the head's share of a tied weight's gradient waits for embed's
     if unit == "embed":
         position = 0
+        looked_up = core.part.tokens * h * e if core is not None else 0  # rows that are no slice
         if spec.position == "learned":
-            rows = seq * h * e if job.documents == "packed" else 0  # summed over sequences
+            rows = (
+                (core.part.tokens if core is not None else seq) * h * e if job.documents == "packed" else 0
+            )  # summed
             position = spec.max_seq * h * e + rows
         wider = t * h * DTYPE_BYTES[placed] if DTYPE_BYTES[placed] != e else 0
         if sp:
@@ -188,8 +207,8 @@ def footprint(
             )
         # the rows of the embedding's gradient are those of the stream's, unless another type wants a copy; or a copy
         # of them, in which those that other ranks have are zeros
-        rows_held = np.maximum(wider, stream) + _places(t) if tp > 1 else wider + _several(t, seq)
-        summed = stream * (2 if job.documents == "separate" else 1) if spec.position == "learned" else 0
+        rows_held = np.maximum(wider, stream) + _places(t) if tp > 1 else wider + several
+        summed = (stream + (stream if job.documents == "separate" else looked_up)) * (spec.position == "learned")
         return Footprint(
             kept=stream,
             forward=np.maximum(summed, _places(t)) if tp > 1 else summed,
@@ -210,11 +229,11 @@ def footprint(
             loss = np.maximum(t * wide + t * e, cast + np.maximum(rows * wide, t * e)) + _places(t) + 3 * t * wide
         return Footprint(
             kept=kept,
-            forward=np.maximum(np.maximum(_several(t, seq) + loss, norm), together),
+            forward=np.maximum(np.maximum(several + loss, norm), together),
             backward=np.maximum(stream + 2 * together + v * h * e, last + shared),
             leaves=stream + shared,
         )
-    there, back = Block(spec, t, e, tp, sp, repeat).passes()
+    there, back = Block(spec, t, e, tp, sp, repeat, core).passes()
     return Footprint(kept=there.live, forward=there.highest - there.live, backward=back.highest, leaves=0)
 
 

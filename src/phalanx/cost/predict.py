@@ -13,10 +13,12 @@ import numpy as np
 
 from phalanx.cost import collective, kernel, memory
 from phalanx.cost.kernel import Column
+from phalanx.cost.link import link
 from phalanx.cost.terms import Columns, Term, columns, terms, unit_classes
+from phalanx.schedule.event import INSIDE
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import mesh
+from phalanx.spec.mesh import Mesh, mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
@@ -72,7 +74,8 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     repeated: Column = 0
     traffic: dict[str, Column] = {}
     found = terms(spec, job, s)
-    inside: Column = 0.0  # of layers: nothing else can be done meanwhile
+    inside: Column = 0.0  # of layers
+    waited: Column = 0.0  # for it, where nothing else can be done meanwhile
     for term in found:
         kind, phase = term.event.kind, term.event.phase
         if kind == "compute" and phase == "F":
@@ -85,9 +88,14 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         elif like.world > 1:
             backward = backward + term.work.seconds(rates.backward) * rates.whole
             axis = term.event.axis
-            seconds = collective.seconds(cluster, grid, term.event.op, axis, term.count, term.bytes)
-            if axis == "tp":
+            seen: Column | None = None
+            if term.event.kind == "p2p":
+                seconds, seen = _passed_on(cluster, grid, like, term, found)
+            else:
+                seconds = collective.seconds(cluster, grid, term.event.op, axis, term.count, term.bytes)
+            if axis in INSIDE:
                 inside = inside + seconds
+                waited = waited + (seconds if seen is None else seen)
             else:
                 communication = communication + seconds
             traffic[axis] = traffic.get(axis, 0) + term.bytes
@@ -100,12 +108,12 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     held = _state(spec, job, s)
     peak = held + _peak(spec, like, found)
     return Prediction(
-        step_time_s=forward + backward + optimizer + exposed + inside,
+        step_time_s=forward + backward + optimizer + exposed + waited,
         forward_s=forward,
         backward_s=backward,
         optimizer_s=optimizer,
         communication_s=communication + inside,
-        exposed_communication_s=exposed + inside,
+        exposed_communication_s=exposed + waited,
         flops=flops,
         repeated_flops=repeated,
         bytes_per_axis=traffic,
@@ -113,6 +121,31 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         activation_bytes=peak - held,
         state_bytes=held,
     )
+
+
+def _passed_on(
+    cluster: ClusterSpec, grid: Mesh, like: Strategy, term: Term, found: Sequence[Term]
+) -> tuple[Column, Column]:
+    """Seconds of keys and values that travel, and of their gradients; and what is seen of them beside attention over
+    the blocks before: of its R + 1 equal parts two are over the own block. What comes travels beside what goes."""
+    if term.event.op == "recv":
+        return 0.0, 0.0
+    over = link(cluster, grid, term.event.axis)
+    seconds = over.alpha_s * term.count + over.beta_s_per_byte * term.bytes
+    if not cluster.device.own_communication_engine:
+        return seconds, seconds
+    event = term.event
+    rates = cluster.rates(event.dtype, min(like.world, cluster.ranks_per_node))  # type: ignore[arg-type]
+    computes = (t for t in found if t.event.kind == "compute")
+    pass_ = next(t for t in computes if (t.event.unit, t.event.phase) == (event.unit, event.phase))
+    again = pass_.again.attention_flops
+    forward = (pass_.work.attention_flops if event.phase == "F" else again) * rates.forward.per_attention_flop
+    backward = (pass_.work.attention_flops - again) * (event.phase == "B") * rates.backward.per_attention_flop
+    beside = (forward + backward) * rates.whole * (like.ring - 1) / (like.ring + 1)
+    # The gradients' last hop has nothing left beside it.
+    hops = term.count / pass_.count
+    last = seconds / hops if event.phase == "B" else 0.0
+    return seconds, np.maximum(seconds - last - beside, 0.0) + last
 
 
 def _peak(spec: ModelSpec, like: Strategy, found: tuple[Term, ...]) -> Column:

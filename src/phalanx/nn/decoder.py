@@ -19,6 +19,7 @@ from phalanx.nn.attention import Attention, Cache
 from phalanx.nn.norms import make_norm
 from phalanx.nn.rotary import rotary_table
 from phalanx.runtime import recompute, sequence_parallel, tensor_parallel
+from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.sequence_parallel import Factors, Rows
 from phalanx.runtime.tensor_parallel import TensorParallel
@@ -53,12 +54,14 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int, tp: TensorParallel | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, index: int, tp: TensorParallel | None = None, cp: ContextParallel | None = None
+    ) -> None:
         super().__init__()
         self.residual, self.window = spec.residual, spec.window_of(index)
         self.unit, self.tp = f"blocks.{index}", tp
         self.norm1 = make_norm(spec)
-        self.attention = Attention(spec, index, tp)
+        self.attention = Attention(spec, index, tp, cp)
         if self.residual != "parallel_one_norm":
             self.norm2 = make_norm(spec)
         self.mlp = MLP(spec, index, tp)
@@ -71,7 +74,8 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """x: (batch, seq, hidden). `mask` is added to the logits of attention; without one it is causal."""
+        """x: (batch, seq, hidden). `mask` is added to the logits of attention; without one it is causal. Over cp
+        ranks it says what each query sees first (runtime/context_parallel.py)."""
         if self.repeats is not None and recompute.pays(x):
             return recompute.repeated(self._region, self.repeats, x, *(angles or (None, None)), mask)
         return self._pass(x, angles, mask, cache)
@@ -145,7 +149,7 @@ class Embed(nn.Module):
 def _places(rows: Rows, tokens: Tensor, positions: Tensor | None) -> Tensor:
     """Of own tokens, (own,), the places in their sequences, or in their documents."""
     if positions is not None:
-        return rows.of(positions.reshape(-1))
+        return rows.of(positions.expand(tokens.shape).reshape(-1))
     return rows.of(torch.arange(rows.tokens, device=tokens.device)).remainder_(rows.seq)
 
 
@@ -176,16 +180,23 @@ class Decoder(nn.Module):
     """tokens (batch, seq) int64 -> logits (batch, seq, vocab); with targets, the loss summed over tokens.
 
     With `tp`, one of several ranks' part of a model: `spec` is what it holds, logits are those of its own rows of the
-    vocabulary, and the loss is whole (runtime/tensor_parallel.py)."""
+    vocabulary, and the loss is whole (runtime/tensor_parallel.py). With `cp`, tokens, targets and loss are those of
+    this rank's part of the sequences (runtime/context_parallel.py)."""
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype = torch.float32, tp: TensorParallel | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dtype: torch.dtype = torch.float32,
+        tp: TensorParallel | None = None,
+        cp: ContextParallel | None = None,
+    ) -> None:
         super().__init__()
-        self.spec, self.tp = spec, tp
+        self.spec, self.tp, self.cp = spec, tp, cp
         self.embed = Embed(spec, tp)
-        self.blocks = nn.ModuleList(Block(spec, i, tp) for i in range(spec.layers))
+        self.blocks = nn.ModuleList(Block(spec, i, tp, cp) for i in range(spec.layers))
         self.head = Head(spec, self.embed.token.weight if spec.tied else None, tp)
         if spec.position == "rotary":
             cos, sin = rotary_table(spec)
@@ -218,14 +229,16 @@ class Decoder(nn.Module):
         cache: Cache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """`positions` (batch, seq): the place of each token in its document, from 0; attention does not leave it."""
+        """`positions` (batch, seq): the place of each token in its document, from 0; attention does not leave it.
+        With `cp` (ulysses, batch, seq), of all ranks that share their heads."""
         start = cache.length if cache is not None else 0
         if self.tp is not None:
             self.tp.begin(*tokens.shape)
-        x = self.embed(tokens, start, positions)
+        places = positions if self.cp is None else self.cp.places(positions)
+        x = self.embed(tokens, start, places)
         angles = None
         if self.spec.position == "rotary":
-            here = slice(start, start + tokens.shape[1]) if positions is None else positions
+            here = slice(start, start + tokens.shape[1]) if positions is None else places
             # (seq, 1, rotary_width / 2), or with positions (batch, seq, 1, rotary_width / 2)
             angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
         masks = self._masks(x.new_empty(()).expand(tokens.shape), start, positions)
@@ -236,6 +249,8 @@ class Decoder(nn.Module):
     def _masks(self, x: Tensor, start: int, positions: Tensor | None) -> dict[int | None, Tensor | None]:
         """What the new tokens may see of all so far, by the window of a block; None where causality alone says it."""
         windows, total = {block.window for block in self.blocks}, start + x.shape[1]
+        if self.cp is not None:
+            return self.cp.lowest(windows, positions)
         hiding = {w: w if w is not None and w < total else None for w in windows}
         made = {w: self._mask(x, start, w, positions) for w in set(hiding.values())}
         return {w: made[hiding[w]] for w in windows}

@@ -151,6 +151,41 @@ class Comm:
         parts = tuple(sends), tuple(receives)
         return self._record("all_to_all", axis, source, target, source.nbytes, unit, phase, micro_batch, parts=parts)
 
+    def exchange(
+        self,
+        target: Tensor,
+        source: Tensor,
+        axis: str,
+        *,
+        unit: str,
+        phase: Phase,
+        micro_batch: int | None = None,
+        distance: int = 1,
+    ) -> Handle:
+        """Start sending `source` to the rank that is `distance` places further on an axis, which is a ring, and
+        receiving in `target` what the rank as far before sends: two events. Always over torch's own sends."""
+        ranks = self.ranks(axis)
+        p, me = len(ranks), ranks.index(self.world.rank)
+        if p == 1:
+            target.copy_(source)
+            return DONE
+        to, of = (me + distance) % p, (me - distance) % p
+        dtype = DTYPE_NAMES[source.dtype]
+        sends, receives = (
+            Event("p2p", op, phase, unit, axis, p, ranks[peer], dtype, micro_batch=micro_batch, bytes=source.nbytes)
+            for op, peer in (("send", to), ("recv", of))
+        )
+        self.recorder.collective(sends)
+        self.recorder.collective(receives)
+        label = f"{unit} over {axis}"
+        what = f"exchange of {label} ({source.nbytes} bytes, to rank {ranks[to]}, from rank {ranks[of]})"
+        self.status.arrive(what, axis, ranks)
+        flight = self.timeline.issue(receives)
+        if self.null:
+            return self._await(label, "exchange")
+        handle: Handle = native.exchange(ranks, to, of, source.detach(), target.detach(), flight)
+        return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))
+
     def _record(
         self,
         op: str,

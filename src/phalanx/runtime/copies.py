@@ -24,7 +24,8 @@ class Copies:
     parameters, of the boxes that they have of them."""
 
     def __init__(self, engine: DataParallel, split: Split) -> None:
-        self._comm, self._replicas = engine.comm, engine.comm.size("dp_replicate")
+        self._comm = engine.comm
+        self._replicas = engine.replicas if engine.stage else engine.shards
         self._runs: dict[int, list[Tensor]] = {}  # neighbouring gradients, by how many ranks hold them
         sums: list[tuple[Tensor, int, int]] = []  # gradient, different ones among the ranks, which is this one
         boxes = partial(split)

@@ -207,7 +207,7 @@ class Trainer:
 
         def send(step: int) -> list[Tensor]:
             share = self.batches.share(step, self.replica, strategy.dp, strategy.micro_batch)
-            return [_to_device(batch, device) for batch in share]
+            return [_to_device(self.training.context.cut(batch), device) for batch in share]
 
         here = self._ahead[1] if self._ahead and self._ahead[0] == step else send(step)
         if device.type == "cuda":
@@ -248,6 +248,7 @@ class Trainer:
         held_out, size = self.tokens.validation(), plan.strategy.micro_batch
         documents = self.tokens.validation_starts() if self.separate else None
         parts = [take(held_out, starts[i : i + size], plan.job.seq, documents) for i in range(0, len(starts), size)]
+        parts = [self.training.context.cut(part) for part in parts]
         most = -(-len(every) // plan.strategy.dp)  # of any replica
         passes = -(-most // size)
         loss, tokens = self.training.evaluate([_to_device(part, world.device) for part in parts], passes)
