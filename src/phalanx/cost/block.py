@@ -66,6 +66,9 @@ class Block:
         self.dW_mlp, self.dW_q, self.dW_k = (n * h * e for n in (spec.ffn, spec.q_width, spec.kv_width))
         self.serial, self.one_norm = spec.residual == "serial", spec.residual == "parallel_one_norm"
         self.products = 2 if spec.gated else 1  # of the MLP's input
+        self.apart = (
+            core is not None and core.part.ulysses > 1
+        )  # the core's result is there as Ulysses gave it back too
 
     def passes(self) -> tuple[Walk, Walk]:
         """Forward and backward."""
@@ -282,9 +285,9 @@ class Block:
         walk.take(self.dW_mlp * mlp + self.dW_q * attention)
         walk.give(self.W)
         if again:
-            if self.core is not None and self.core.part.ulysses > 1:
-                walk.give(Q)  # the result as Ulysses gave it back
             self._core_backward(walk)
+        if attention and self.apart:
+            walk.give(Q)
         walk.give(self.dW_mlp * mlp)
 
     def _read(self, walk: Walk) -> None:
@@ -302,7 +305,7 @@ class Block:
     def _core_again(self, walk: Walk) -> None:
         """Made once more, of queries, keys and values that outlive it."""
         self._core(walk)
-        if self.core is not None and self.core.part.ulysses > 1:
+        if self.apart:
             walk.take(self.Q + 2 * self.K)  # which Ulysses alone would have left behind
 
     def _core_backward(self, walk: Walk) -> None:
@@ -314,7 +317,7 @@ class Block:
             walk.give(2 * Q + 2 * K + self.q_sums)
             return
         self.core.backward(walk)
-        if self.repeat == "selective" and self.core.part.ulysses > 1:
+        if self.repeat == "selective" and self.apart:
             walk.give(Q + 2 * K)
 
     def _attention_backward(self, walk: Walk) -> None:
@@ -330,8 +333,8 @@ class Block:
                 self._core_again(walk)
             walk.take(Q)
             walk.touch(self.dW_q)
-        if not (self.sp and selective) and self.core is not None and self.core.part.ulysses > 1:
-            walk.give(Q)  # the result as Ulysses gave it back
+            if self.apart:
+                walk.give(Q)
         if self.repeat == "none" or (self.sp and selective):
             walk.give(added)  # the gradient of the output, which that of the MLP's norm was added to
         if not (self.sp and selective):
