@@ -18,6 +18,8 @@ class Walk:
 
     live: Column = 0
     highest: Column = 0
+    masked: Column = 0
+    """The most until masks are not needed any more."""
 
     def take(self, *sizes: Column) -> None:
         """Tensors are allocated."""
@@ -79,6 +81,8 @@ class Block:
         else:
             self.forward(there)
         self.backward(back)
+        if self.repeat == "full":  # what the pass began with is kept until it is over
+            back.masked = back.highest
         return there, back
 
     def forward(self, walk: Walk, made: bool = True) -> None:
@@ -286,6 +290,7 @@ class Block:
         walk.give(self.W)
         if again:
             self._core_backward(walk)
+            walk.masked = walk.highest
         if attention and self.apart:
             walk.give(Q)
         walk.give(self.dW_mlp * mlp)
@@ -339,6 +344,7 @@ class Block:
             walk.give(added)  # the gradient of the output, which that of the MLP's norm was added to
         if not (self.sp and selective):
             self._core_backward(walk)
+            walk.masked = walk.highest
         if selective and not self.sp:
             walk.give(added)
         if spec.position == "rotary":

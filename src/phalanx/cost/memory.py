@@ -59,13 +59,15 @@ class Footprint:
 
     `kept`: allocated forward, freed backward. `forward`: the forward pass's temporaries above `kept` when it is
     fullest. `backward`: the same above what is live when the backward pass begins. `leaves`: what stays after the
-    backward pass (the gradient that flows on, a shared weight's partial gradient).
+    backward pass (the gradient that flows on, a shared weight's partial gradient). `masked`: of a block, `backward`
+    until masks are not needed any more.
     """
 
     kept: Column
     forward: Column
     backward: Column
     leaves: Column
+    masked: Column = 0
 
 
 def owned(spec: ModelSpec, job: Job, s: Strategy, shard: int) -> tuple[int, int]:
@@ -234,7 +236,9 @@ def footprint(
             leaves=stream + shared,
         )
     there, back = Block(spec, t, e, tp, sp, repeat, core).passes()
-    return Footprint(kept=there.live, forward=there.highest - there.live, backward=back.highest, leaves=0)
+    return Footprint(
+        kept=there.live, forward=there.highest - there.live, backward=back.highest, leaves=0, masked=back.masked
+    )
 
 
 def _places(t: Column) -> Column:

@@ -14,7 +14,8 @@ import numpy as np
 from phalanx.cost import collective, kernel, memory
 from phalanx.cost.kernel import Column
 from phalanx.cost.link import link
-from phalanx.cost.terms import Columns, Term, columns, terms, unit_classes
+from phalanx.cost.terms import Columns, Term, columns, highest, terms, unit_classes
+from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import INSIDE
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import Job
@@ -106,7 +107,8 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         # Buckets travel beside the last micro-batch's backward pass; what does not fit there is seen.
         exposed = np.maximum(communication - backward / s.accumulation(job), 0.0)
     held = _state(spec, job, s)
-    peak = held + _peak(spec, like, found)
+    part = Context(job.seq, like.ring, like.ulysses)
+    peak = held + _peak(spec, like, found, memory.documents(spec, job, s.micro_batch * part.tokens, part))
     return Prediction(
         step_time_s=forward + backward + optimizer + exposed + waited,
         forward_s=forward,
@@ -148,9 +150,10 @@ def _passed_on(
     return seconds, np.maximum(seconds - last - beside, 0.0) + last
 
 
-def _peak(spec: ModelSpec, like: Strategy, found: tuple[Term, ...]) -> Column:
+def _peak(spec: ModelSpec, like: Strategy, found: tuple[Term, ...], masks: dict[int, Column]) -> Column:
     """The fullest instant above the state, in closed form. Blocks of a class are alike, and from one to the next of
-    them memory only grows forward, and only falls backward: the last of each class can be it."""
+    them memory only grows forward, and only falls backward: the last of each class can be it, and where that frees
+    `masks`, by block, the one before it."""
     t = {(term.event.phase, term.event.unit): term for term in found if term.event.kind == "compute"}
     classes = {name: alike for name, alike in unit_classes(spec, like).items() if name.startswith("blocks")}
     first, last = t["F", "embed"], t["F", "head"]
@@ -170,10 +173,14 @@ def _peak(spec: ModelSpec, like: Strategy, found: tuple[Term, ...]) -> Column:
     peak = np.maximum(peak, live + back.alloc)
     live = live + back.alloc - back.free
     for name, alike in classes.items():
-        at = int(alike[-1].split(".")[1])
         f, b = t["F", name], t["B", name]
-        peak = np.maximum(peak, before(at) + f.alloc)
-        peak = np.maximum(peak, live - (end - before(at + 1)) + b.alloc)
+        for unit in reversed(alike):
+            at = int(unit.split(".")[1])
+            freed = end - before(at + 1) + sum(size for block, size in masks.items() if block > at)
+            peak = np.maximum(peak, before(at) + f.alloc)
+            peak = np.maximum(peak, live - freed + highest(b, masks.get(at, 0)))
+            if at not in masks:
+                break
     back = t["B", "embed"]
     peak = np.maximum(peak, live - (end - base) - back.before + back.alloc)
     return np.maximum(peak, t["opt", ""].alloc)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.cost import memory
 from phalanx.cost.issued import Issued
-from phalanx.cost.terms import Term, metrics, repeat_of, terms, unit_class
+from phalanx.cost.terms import Term, highest, metrics, repeat_of, terms, unit_class
 from phalanx.schedule import context_parallel, inside_layers
 from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import Sent, sent, sent_across
@@ -183,14 +183,16 @@ def _completed(cut: tuple[Bucket, ...], spec: ModelSpec) -> dict[str, list[Bucke
     return full
 
 
-def _compute(term: Term, unit: str, micro_batch: int, frees: int = 0) -> Event:
+def _compute(term: Term, unit: str, micro_batch: int, masks: int = 0) -> Event:
+    """`masks`: bytes of those that the pass is the last to need."""
+    alloc = int(highest(term, masks))
     return replace(
         term.event,
         unit=unit,
         micro_batch=micro_batch,
         flops=term.work.flops // term.count,
-        alloc=int(term.alloc),
-        free=int(term.free) + frees,
+        alloc=alloc,
+        free=int(term.free) + masks - (int(term.alloc) - alloc),
     )
 
 

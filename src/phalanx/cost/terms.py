@@ -69,7 +69,8 @@ def columns(strategies: Sequence[Strategy]) -> list[tuple[Columns, Indices]]:
 @dataclass(frozen=True)
 class Term:
     """`count` events like `event` in a step. `bytes` and `work` are totals over them; `alloc`, `free` are each's, and
-    `before` is what is freed before each, by computes whose own terms do not say it."""
+    `before` is what is freed before each, by computes whose own terms do not say it. `masked`: `alloc` until masks
+    are not needed any more."""
 
     event: Event
     count: Column
@@ -78,8 +79,14 @@ class Term:
     alloc: Column = 0
     free: Column = 0
     before: Column = 0
+    masked: Column = 0
     again: Work = NO_WORK
     """Of the work, that of forward passes that are repeated."""
+
+
+def highest(term: Term, masks: Column) -> Column:
+    """What a pass allocates that is the last to need masks of so many bytes."""
+    return np.maximum(term.masked, term.alloc - masks)
 
 
 def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
@@ -154,6 +161,7 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns, ring_index: int | No
                 alloc=held.backward,
                 free=held.backward - held.leaves + _freed(spec, unit, t // like.tp if like.sp else t, job, held.kept),
                 before=apart,
+                masked=held.masked,
             )
         )
     found += _inside_terms(whole, job, s, like, t)
