@@ -129,25 +129,51 @@ def bench_zero() -> Iterator[Result]:
 
 
 def bench_tensor() -> Iterator[Result]:
-    """Tensor parallelism over Gloo and over shared memory, beside DTensor's parallelize_module."""
+    """Tensor and sequence parallelism over Gloo and over shared memory, beside DTensor's parallelize_module."""
 
-    theirs = "parallelize_module"
     for ranks in (2, 4):
         found = _told("tensor", ranks)
         for name, values in found.items():
             speed, cpu = values["tokens_per_s"], median(values["cpu_s_per_step"])
             shown = f"{median(speed):,.0f} tokens/s (best {max(speed):,.0f}), {cpu:.2f} CPU-s per step"
             yield Result(f"  {ranks} ranks, {name}", shown)
-        for name, limits in (("tp, native", ("", "")), ("tp, shm", ("at least 1.3", "0.8"))):
+        for name, theirs, least, most in (
+            ("tp, native", "parallelize_module", 0.0, 0.0),
+            ("tp, shm", "parallelize_module", 1.3, 0.8),
+            ("sp, native", "parallelize_module, sp", 0.0, 0.0),
+            ("sp, shm", "parallelize_module, sp", 1.4, 0.0),
+        ):
             both = found[name], found[theirs]
             ratios = sorted(a / b for a, b in zip(*(b["tokens_per_s"] for b in both), strict=True))
             shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
-            kept = not limits[0] or median(ratios) >= 1.3
-            yield Result(f"{name} / {theirs}, {ranks} ranks", shown, limits[0], kept)
+            limit = f"at least {least}" if least else ""
+            yield Result(f"{name} / {theirs}, {ranks} ranks", shown, limit, median(ratios) >= least)
             share = median(both[0]["cpu_s_per_step"]) / median(both[1]["cpu_s_per_step"])
+            limit = f"{most}" if most else ""
             yield Result(
-                f"  CPU-seconds of the same, {ranks} ranks", f"{share:.3f}", limits[1], not limits[1] or share <= 0.8
+                f"  CPU-seconds of the same, {ranks} ranks", f"{share:.3f}", limit, not most or share <= most
             )
+
+
+def bench_context() -> Iterator[Result]:
+    """Ring attention, Ulysses and both over 4 ranks beside one process, on one sequence of 16 k tokens."""
+    found = _told("context", 4)
+    alone = found["one process"]
+    for name, values in found.items():
+        cpu, held = median(values["cpu_s_per_step"]), max(values["activation_bytes"])
+        yield Result(f"  {name}", f"{cpu:.2f} CPU-s per step, summed over ranks; activations {held / 2**20:.1f} MiB")
+        if name == "one process":
+            continue
+        ratios = sorted(a / b for a, b in zip(values["cpu_s_per_step"], alone["cpu_s_per_step"], strict=True))
+        shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
+        share = held / alone["activation_bytes"][0]
+        ring = name == "ring"
+        kept = not ring or median(ratios) <= 1.25
+        yield Result(f"{name}, 4 ranks: CPU-seconds / one process's", shown, "1.25" * ring, kept)
+        kept = not ring or abs(4 * share - 1) <= 0.05
+        yield Result(
+            f"{name}, 4 ranks: activations of a rank / one process's", f"{share:.4f}", "1/4, 5%" * ring, kept
+        )
 
 
 def bench_bound() -> Iterator[Result]:
@@ -333,6 +359,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "ddp": bench_ddp,
     "zero": bench_zero,
     "tensor": bench_tensor,
+    "context": bench_context,
     "bound": bench_bound,
     "peak": bench_peak,
     "saving": bench_saving,

@@ -1,4 +1,4 @@
-"""A benchmark rank: tensor parallelism of ours, over Gloo and over shared memory, beside DTensor's.
+"""A benchmark rank: tensor and sequence parallelism of ours, over Gloo and over shared memory, beside DTensor's.
 
 The model of the published baselines (zero.py) with a head of its own, as `parallelize_module` splits it.
 """
@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
     RowwiseParallel,
+    SequenceParallel,
     loss_parallel,
     parallelize_module,
 )
@@ -42,16 +47,31 @@ from phalanx.train.step import Training
 ROUNDS, STEPS = 5, 2
 
 
-def dtensor_step(spec: ModelSpec, job: Job, ranks: int) -> Step:
+def dtensor_plan(spec: ModelSpec, sp: bool) -> dict[str, ParallelStyle]:
+    """Who splits what, as torch's tutorial on tensor parallelism says, or as torchtitan does with sequence
+    parallelism: norms and the stream between them over the sequence."""
+    stream = Shard(1) if sp else Replicate()
+    plan: dict[str, ParallelStyle] = {f"attention.{name}": ColwiseParallel() for name in "qkv"}
+    plan["mlp.up"] = ColwiseParallel()
+    plan |= {name: RowwiseParallel(output_layouts=stream) for name in ("attention.o", "mlp.down")}
+    if sp:
+        plan |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
+        for name, others in (("attention", (None,) * 3), ("mlp", ())):
+            plan[name] = PrepareModuleInput(
+                input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others)
+            )
+    whole = {f"blocks.{i}.{name}": style for i in range(spec.layers) for name, style in plan.items()}
+    whole["embed.token"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
+    whole["head.linear"] = ColwiseParallel(input_layouts=stream, use_local_output=False)
+    return whole | ({"head.norm": SequenceParallel()} if sp else {})
+
+
+def dtensor_step(spec: ModelSpec, job: Job, ranks: int, sp: bool = False) -> Step:
     """The same step as torch's tutorial on tensor parallelism writes it: fused AdamW, clipped, loss in parallel."""
     model = create(spec, torch.float32, torch.device("cpu"))
     initialise(model, spec, 0)
-    plan = {f"attention.{name}": ColwiseParallel() for name in "qkv"} | {"mlp.up": ColwiseParallel()}
-    plan |= {name: RowwiseParallel() for name in ("attention.o", "mlp.down")}
-    whole = {f"blocks.{i}.{name}": style for i in range(spec.layers) for name, style in plan.items()}
-    whole["embed.token"] = RowwiseParallel(input_layouts=Replicate())
-    whole["head.linear"] = ColwiseParallel(use_local_output=False)
-    parallelize_module(model, init_device_mesh("cpu", (ranks,)), whole)
+    parallelize_module(model, init_device_mesh("cpu", (ranks,)), dtensor_plan(spec, sp))
+    first, n = (dist.get_rank() * job.seq // ranks, job.seq // ranks) if sp else (0, job.seq)  # of a sequence
     split = [p for p in model.parameters() if isinstance(p, DTensor)]
     rest = [p for p in model.parameters() if not isinstance(p, DTensor)]
     optimizer = torch.optim.AdamW([{"params": split}, {"params": rest}], lr=1e-3, fused=True)
@@ -59,13 +79,15 @@ def dtensor_step(spec: ModelSpec, job: Job, ranks: int) -> Step:
     def step(batch: Tensor) -> None:
         optimizer.zero_grad(set_to_none=True)
         tokens, targets = batch[:, :-1], batch[:, 1:]
-        x = model.embed.token(tokens) + model.embed.position.weight[: tokens.shape[1]]
+        x = model.embed.token(tokens) + model.embed.position.weight[first : first + n]
         for block in model.blocks:
             x = block(x)
-        logits = model.head.linear(model.head.norm(x))
+        logits = model.head.linear(model.head.norm(x))  # (batch, seq, vocab), split over the vocabulary
         with loss_parallel():
             loss = F.cross_entropy(logits.flatten(0, 1), targets.reshape(-1)) * targets.numel()
             (loss / (job.global_batch * job.seq)).backward()
+        if sp:  # each rank has seen its own positions
+            dist.all_reduce(model.embed.position.weight.grad)
         norms = [get_total_norm([p.grad for p in own if p.grad is not None]) for own in (split, rest)]
         squares = [(n.full_tensor() if isinstance(n, DTensor) else n).square() for n in norms]
         factor = (job.clip / (sum(squares).sqrt() + 1e-6)).clamp(max=1.0)  # type: ignore[union-attr]
@@ -91,9 +113,11 @@ def main() -> None:
         strategy = Strategy(tp=ranks, micro_batch=BATCH)
         runs: dict[str, tuple[Step, int]] = {
             "parallelize_module": (dtensor_step(spec, job, ranks), ranks),
-            "tp, native": (our_step(spec, job, world, strategy, "native"), ranks),
-            "tp, shm": (our_step(spec, job, world, strategy, "shm"), ranks),
+            "parallelize_module, sp": (dtensor_step(spec, job, ranks, sp=True), ranks),
         }
+        for name, of in (("tp", strategy), ("sp", replace(strategy, sp=True))):
+            runs[f"{name}, native"] = (our_step(spec, job, world, of, "native"), ranks)
+            runs[f"{name}, shm"] = (our_step(spec, job, world, of, "shm"), ranks)
         alone = Training(spec, job, Strategy(micro_batch=BATCH), Comm(ALONE, mesh(Strategy())), 0)
         runs["one process"] = (lambda batch: alone.step([batch], 1e-3), 1)
         tokens = torch.randint(spec.vocab, (BATCH, SEQ + 1), generator=torch.Generator().manual_seed(0))

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from phalanx.spec.context import require_context
 from phalanx.spec.errors import InputError
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Optimizer, Precision
@@ -71,6 +72,15 @@ def splits(model: ModelSpec, tp: int) -> bool:
     return True
 
 
+def shares(model: ModelSpec, seq: int, strategy: Strategy) -> bool:
+    """Whether the ranks of a strategy share sequences of this length equally."""
+    try:
+        require_context(model, seq, strategy)
+    except InputError:
+        return False
+    return True
+
+
 @st.composite
 def cases(
     draw: st.DrawFn, ranks: int, small: bool = True, compressed: bool = False
@@ -81,25 +91,34 @@ def cases(
     accumulation = draw(st.sampled_from([1, 2, 3]))
     zero = draw(st.sampled_from([0, 1, 2, 3]))
     tp = draw(st.sampled_from([n for n in divisors(ranks) if splits(model, n)]))
-    dp = ranks // tp
+    seq = draw(st.sampled_from([8, 32] if small else [32, 128, 256]))
+    # A ring of many ranks has as many steps in every block, each like the one before.
+    parts = [Strategy(tp=tp, cp=cp, ulysses=u) for cp in divisors(ranks // tp) for u in divisors(cp) if cp // u <= 8]
+    context = draw(st.sampled_from([s for s in parts if shares(model, seq, s)]))
+    cp = context.cp
+    dp = ranks // tp // cp
     precision = draw(st.sampled_from(PRECISIONS))
     usable = QUANTISERS if zero == 3 else COMPRESSORS
     coarse = precision.accumulate_dtype not in ("float32", "float64")
     strategy = Strategy(
         dp=dp,
         tp=tp,
+        sp=draw(st.booleans()) and tp > 1 and micro_batch * seq // cp % tp == 0,
+        cp=cp,
+        ulysses=context.ulysses,
         zero=zero,
         shard=draw(st.sampled_from([None, *divisors(dp)])) if zero else None,
         micro_batch=micro_batch,
         grad_sync=draw(st.sampled_from([None, "step"])) if zero == 2 else None,
         reshard=draw(st.sampled_from([None, "action", "step"])) if zero == 3 else None,
         prefetch=draw(st.sampled_from([0, 1])),
+        recompute=draw(st.sampled_from(["none", "selective", "full", "every:2"])),
         bucket=draw(st.sampled_from([0.002, 0.02, 0.5, "auto"])),
         compression=draw(st.sampled_from(usable)) if compressed and tp == 1 and not coarse else "none",
     )
     job = Job(
         global_batch=micro_batch * accumulation * dp,
-        seq=draw(st.sampled_from([8, 32] if small else [32, 128, 256])),
+        seq=seq,
         precision=precision,
         optimizer=Optimizer(name=draw(st.sampled_from(["adamw", "sgd"]))),
         clip=draw(st.sampled_from([0.0, 0.5, 1.0])),

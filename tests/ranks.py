@@ -34,6 +34,7 @@ from phalanx.runtime.record import Recorder
 from phalanx.runtime.saving import Saver
 from phalanx.runtime.transport import DONE, Call
 from phalanx.runtime.world import World
+from phalanx.schedule.context_parallel import context
 from phalanx.schedule.transfers import Schedule
 from phalanx.spec.choice import Choice
 from phalanx.spec.job import Job, Train
@@ -67,7 +68,7 @@ def instrumented_step(
         training.step(batches, lr=1e-3)
     comm.timeline.end()
     comm.barrier()  # what is still under way would hold its memory into the next case
-    program = expand(spec, job, strategy)
+    program = expand(spec, job, strategy, world.rank)
     return {
         "differences": list(map(str, differences(program.events, tuple(comm.recorder.events)))),
         "events": len(comm.recorder.events),
@@ -111,7 +112,7 @@ def continue_run(
         generator = torch.Generator().manual_seed(step)
         batch = torch.randint(spec.vocab, (job.global_batch, job.seq + 1), generator=generator)
         mine = batch.view(strategy.dp, -1, strategy.micro_batch, job.seq + 1)[comm.mesh.replica(world.rank)]
-        losses.append(training.step(list(mine), lr=1e-2).loss)
+        losses.append(training.step(list(map(training.context.cut, mine)), lr=1e-2).loss)
     saver.wait()
     training.engine.wait_parameters(
         list(training.engine.parameters)
@@ -124,10 +125,11 @@ def _same_batches(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -
     generator = torch.Generator().manual_seed(mesh(strategy).replica(world.rank))
     shape = (strategy.micro_batch, job.seq + 1)
     tokens = [torch.randint(spec.vocab, shape, generator=generator) for _ in range(strategy.accumulation(job))]
+    part = context(strategy, mesh(strategy), world.rank, job.seq)
     if job.documents == "packed":
-        return tokens
+        return [part.cut(batch) for batch in tokens]
     places = torch.arange(job.seq + 1) % (job.seq // 2 + 1)  # two documents in every sequence
-    return [torch.stack([batch, places.expand_as(batch)]) for batch in tokens]
+    return [part.cut(torch.stack([batch, places.expand_as(batch)])) for batch in tokens]
 
 
 def kept_and_sent(
@@ -184,7 +186,7 @@ def learn(world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: in
     for step in range(steps):
         share = batches.share(step, comm.mesh.replica(world.rank), strategy.dp, strategy.micro_batch)
         lr = learning_rate(Train(steps=steps, warmup=10), peak, step)
-        losses.append(training.step([torch.from_numpy(b) for b in share], lr).loss)
+        losses.append(training.step([torch.from_numpy(training.context.cut(b)) for b in share], lr).loss)
     comm.barrier()
     return sum(losses[-steps // 10 :]) / (steps // 10)
 
@@ -219,7 +221,9 @@ def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
 
     all_reduce = tensor_parallel.TensorParallel.all_reduce
 
-    def bias_before_the_sum(ctx: Any, tp: Any, unit: str, y: torch.Tensor, *biases: torch.Tensor) -> torch.Tensor:
+    def bias_before_the_sum(
+        ctx: Any, tp: Any, unit: str, made: bool, y: torch.Tensor, *biases: torch.Tensor
+    ) -> torch.Tensor:
         if how == "bias on every rank" or tp.split.index == 0:
             for bias in biases:
                 y.add_(bias)
@@ -230,7 +234,7 @@ def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
 
     def its_backward(ctx: Any, g: torch.Tensor) -> Any:
         d_bias = g.reshape(-1, g.shape[-1]).sum(0) * ctx.adds
-        return (None, None, g, *(d_bias for _ in range(ctx.biases)))
+        return (None, None, None, g, *(d_bias for _ in range(ctx.biases)))
 
     def forgets(self: Any, tensor: torch.Tensor, unit: str, phase: Any, reduction: Any = "sum") -> Any:
         if phase == "B" and unit == "blocks.0":
@@ -244,6 +248,61 @@ def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
             patch.setattr(tensor_parallel._Sum, "forward", staticmethod(bias_before_the_sum))
             patch.setattr(tensor_parallel._Sum, "backward", staticmethod(its_backward))
         return examine(world, *case)
+
+
+def examine_repeating(world: World, *case: Any) -> list[Any]:
+    """The examination with forward passes that are repeated without the sums over ranks in them."""
+    from phalanx.runtime.inner import Inner
+
+    all_reduce = Inner.all_reduce
+
+    def forgets(self: Inner, *given: Any, **named: Any) -> Any:
+        return DONE if self.again else all_reduce(self, *given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Inner, "all_reduce", forgets)
+        return examine(world, *case)
+
+
+def examine_broken_context(world: World, how: str, *case: Any) -> list[Any]:
+    """The examination with a mistake in what a rank takes its part of a sequence for."""
+    from phalanx.runtime import context_parallel
+
+    made, rectangle = context_parallel.ContextParallel.__init__, context_parallel._rectangle
+
+    def from_0(self: Any, *args: Any) -> None:
+        made(self, *args)
+        self.own = torch.arange(len(self.own))
+
+    def all_keys(cp: Any, source: int, tokens: int) -> tuple[slice, slice]:
+        return rectangle(cp, source, tokens)[0], slice(0, tokens)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if how == "positions from 0":
+            patch.setattr(context_parallel.ContextParallel, "__init__", from_0)
+        else:
+            patch.setattr(context_parallel, "_rectangle", all_keys)
+        return examine(world, *case)
+
+
+def stepped_and_compared(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> None:
+    """A step; then replicas hold the same, else it raises."""
+    comm = Comm(world, mesh(strategy))
+    training = Training(spec, job, strategy, comm, seed=0)
+    training.step(_same_batches(world, spec, job, strategy), lr=1e-2)
+    training.compare_replicas()
+    comm.barrier()
+
+
+def die_in_a_ring(world: World, rank: int) -> None:
+    """One rank is killed between two exchanges; the others wait for what it would have passed on."""
+    comm = Comm(world, mesh(Strategy(cp=world.size)))
+    block, arriving = torch.zeros(2, 1000).add_(world.rank)
+    for hop in range(2 * world.size):
+        if world.rank == rank and hop == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.exchange(arriving, block, "ring", unit="blocks.0", phase="F").wait()
+        block, arriving = arriving, block
 
 
 def compared(
@@ -616,7 +675,7 @@ def first_loss(
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, 0, weights=open_weights(weights, spec))
     mine = tokens.view(strategy.dp, -1, strategy.micro_batch, job.seq + 1)[comm.mesh.replica(world.rank)]
-    loss = training.step(list(mine), lr=0.0).loss
+    loss = training.step(list(map(training.context.cut, mine)), lr=0.0).loss
     comm.barrier()
     return loss
 

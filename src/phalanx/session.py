@@ -124,6 +124,7 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
         "communication_s": float(p.communication_s),
         "exposed_communication_s": float(p.exposed_communication_s),
         "flops": int(p.flops),
+        "repeated_flops": int(p.repeated_flops),
         "memory_bytes": int(p.memory_bytes),
         "state_bytes": int(p.state_bytes),
         "activation_bytes": int(p.activation_bytes),

@@ -32,13 +32,14 @@ def held(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> int:
         return residual + sent * e
     element = e + PLACE_BYTES
     if c.name == "topk":
-        messages = sum(s.dp * kept(c, n) * element for n in taken)
+        messages = sum(s.gradient_ranks * kept(c, n) * element for n in taken)
         return residual + messages + largest * e + 3 * kept(c, largest) * (e + _INDEX_BYTES)
     if c.name == "randk":
         return residual + sum(kept(c, n) * (e + _INDEX_BYTES) for n in taken) + kept(c, largest) * 8
-    limits = [most(n, s.dp) for n in taken]
-    counts = s.dp * COUNT_BYTES * sum(n > 0 for n in limits)
-    return residual + sum(limits) * (s.dp * element + e + _INDEX_BYTES) + counts + largest * e
+    p = s.gradient_ranks
+    limits = [most(n, p) for n in taken]
+    counts = p * COUNT_BYTES * sum(n > 0 for n in limits)
+    return residual + sum(limits) * (p * element + e + _INDEX_BYTES) + counts + largest * e
 
 
 def scratch(c: Compression, cut: Sequence[Bucket], e: int) -> int:
@@ -50,7 +51,7 @@ def scratch(c: Compression, cut: Sequence[Bucket], e: int) -> int:
 
 
 def _quantised(c: Compression, sizes: list[int], s: Strategy, e: int) -> int:
-    p = s.dp_shard if s.stage else s.dp
+    p = s.shards if s.stage else s.gradient_ranks
     part = sum(sizes) // p
     scratch = (PIECE * (1 + c.stochastic) + PIECE // BLOCK) * e
     messages = 2 * sum(slot_sizes([p * coded(c, n // p) for n in sizes]))
@@ -68,7 +69,7 @@ def work(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> Work:
     n = sum(b.padded(s) for b in cut)
     feedback = 3 if c.feedback else 0  # added to the gradient; writing what is left is with each kind
     if c.quantised:
-        p = s.dp_shard if s.stage else s.dp
+        p = s.shards if s.stage else s.gradient_ranks
         narrow = 4 if c.name == "int4" else 0  # two in a byte
         write = (8 if c.scaled else 4) + narrow + ((5 + narrow) if c.feedback else 0)
         add, read = 4 + narrow, 3 + narrow

@@ -19,6 +19,7 @@ from typing import Any
 from phalanx.spec.cluster import KernelRates, Rates
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Recompute
 
 Column = Any
 """A number, or a NumPy column of numbers: one per strategy."""
@@ -82,8 +83,9 @@ def _linears(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
     return ((q, h), (kv, h), (kv, h), (h, q), *mlp)
 
 
-def forward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Work:
-    """Work of one forward pass of a unit class (`embed`, `blocks`, `head`) over `tokens` tokens."""
+def forward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
+    """Work of one forward pass of a unit class (`embed`, `blocks`, `head`) over `tokens` tokens, of which attention
+    shows each so many `keys`: those of its sequence, or over several ranks those of its rectangles."""
     t, h, q, kv, f = tokens, spec.hidden, spec.q_width, spec.kv_width, spec.ffn
     norm = _memory(5 * t * h, e, 7) if spec.norm == "rms" else _memory(3 * t * h, e, 1)
     if unit == "embed":
@@ -97,11 +99,11 @@ def forward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Wor
         work += _memory(5 * t * (q + kv), e, 14)
     if spec.position == "rotary":
         work += _rotary(spec, t, e, 8)
-    work += Work(0, 4 * t * seq * q, (2 * t * (q + kv) + _mask(spec, t, seq)) * e, 1)
+    work += Work(0, 4 * t * (keys or seq) * q, (2 * t * (q + kv) + _mask(spec, t, seq, keys)) * e, 1)
     return work + (_memory(5 * t * f, e, 2) if spec.gated else _memory(2 * t * f, e, 1))
 
 
-def backward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Work:
+def backward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
     """Work of one backward pass of a unit class: gradients of its input and of its weights."""
     t, h, q, kv, f = tokens, spec.hidden, spec.q_width, spec.kv_width, spec.ffn
     norm = _memory(16 * t * h, e, 12) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
@@ -117,8 +119,22 @@ def backward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Wo
         work += _memory(16 * t * (q + kv), e, 24)
     if spec.position == "rotary":
         work += _rotary(spec, t, e, 10)
-    work += Work(0, 8 * t * seq * q, (4 * t * (q + kv) + _mask(spec, t, seq)) * e, 1)
+    work += Work(0, 8 * t * (keys or seq) * q, (4 * t * (q + kv) + _mask(spec, t, seq, keys)) * e, 1)
     return work + (_memory(11 * t * f, e, 4) if spec.gated else _memory(3 * t * f, e, 1))
+
+
+def repeated(spec: ModelSpec, repeat: Recompute, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
+    """What of a block's forward pass its backward pass does again (runtime/recompute.py): all but the products whose
+    results nobody needs; or attention's core."""
+    t, q = tokens, spec.q_width
+    if repeat == "none":
+        return NO_WORK
+    if repeat == "selective":
+        return Work(0, 4 * t * (keys or seq) * q, (2 * t * (q + spec.kv_width) + _mask(spec, t, seq, keys)) * e, 1)
+    unneeded = _gemm(t, spec.hidden, spec.ffn, e) + _memory(3 * t * spec.hidden, e, 1)
+    if spec.residual != "serial":
+        unneeded += _gemm(t, spec.hidden, q, e) + _memory(3 * t * spec.hidden, e, 1)
+    return forward(spec, "blocks", t, seq, e, keys) + unneeded * -1
 
 
 def _norms(spec: ModelSpec) -> int:
@@ -133,10 +149,10 @@ def _rotary(spec: ModelSpec, t: Column, e: int, kernels: int) -> Work:
     return _memory((5 * turned + 2 * copied) * t * (spec.heads + spec.kv_heads), e, kernels + 2 * (copied > 0))
 
 
-def _mask(spec: ModelSpec, t: Column, seq: int) -> Column:
+def _mask(spec: ModelSpec, t: Column, seq: int, keys: int | None = None) -> Column:
     """Elements of the mask that attention reads where a window needs one, for each sequence anew: of all blocks
     together, a block's share."""
-    return t * seq * _windowed(spec, seq)
+    return t * (keys or seq) * _windowed(spec, seq)
 
 
 def _windowed(spec: ModelSpec, seq: int) -> float:
@@ -144,10 +160,10 @@ def _windowed(spec: ModelSpec, seq: int) -> float:
     return sum(spec.window_of(i) is not None for i in range(spec.layers)) / spec.layers if spec.masked(seq) else 0
 
 
-def mask(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int) -> Work:
+def mask(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
     """What a pass of a block reads of a mask between documents, where no window has one anyhow. Rates are fitted
     without one: that attention then does not skip what is hidden is not in them."""
-    return _memory(tokens * seq * (1 - _windowed(spec, seq)), e, 0) if unit == "blocks" else NO_WORK
+    return _memory(tokens * (keys or seq) * (1 - _windowed(spec, seq)), e, 0) if unit == "blocks" else NO_WORK
 
 
 def optimizer(spec: ModelSpec, job: Job, shards: int) -> Work:

@@ -9,18 +9,21 @@ step's events adds them up.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from phalanx.cost import compression
-from phalanx.cost.block import Block, Walk, normed, statistics
+from phalanx.cost.block import Block, normed, statistics
+from phalanx.cost.core import Core, lowest
 from phalanx.cost.kernel import Column
 from phalanx.schedule.buckets import buckets, slot_sizes
+from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.split import Split, local
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy import Recompute, Strategy
 
 LOGITS_AT_ONCE = 2**17
 """The cross-entropy works on slices of so many logits, which stay in a core's cache (nn/functions.py)."""
@@ -56,20 +59,22 @@ class Footprint:
 
     `kept`: allocated forward, freed backward. `forward`: the forward pass's temporaries above `kept` when it is
     fullest. `backward`: the same above what is live when the backward pass begins. `leaves`: what stays after the
-    backward pass (the gradient that flows on, a shared weight's partial gradient).
+    backward pass (the gradient that flows on, a shared weight's partial gradient). `masked`: of a block, `backward`
+    until masks are not needed any more.
     """
 
     kept: Column
     forward: Column
     backward: Column
     leaves: Column
+    masked: Column = 0
 
 
 def owned(spec: ModelSpec, job: Job, s: Strategy, shard: int) -> tuple[int, int]:
     """(Elements, pieces of parameters) that a rank of a shard updates: its parts of the buckets without padding."""
     elements = pieces = 0
     for bucket in buckets(spec, job, s):
-        part = bucket.padded(s) // s.dp_shard
+        part = bucket.padded(s) // s.shards
         low, begins = shard * part, 0
         for p in bucket.parameters:
             mine = min(begins + p.numel, low + part) - max(begins, low)
@@ -82,7 +87,7 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
     """What a rank holds: at stage 0 everything whole, else its shards (of the padded buckets) and the memory in which
     they are whole for a time; and its share of the batch as int64 token ids. `shard`: a certain one, exactly; without
     one no rank holds more."""
-    p, stage, shards = job.precision, s.stage, s.dp_shard
+    p, stage, shards = job.precision, s.stage, s.shards
     cut = buckets(spec, job, s)
     padded = [b.padded(s) for b in cut]
     whole = sum(padded)  # of gradients; parameters are views of buckets at stages 1 and 2 alone
@@ -99,9 +104,14 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
     if stage and shard is not None:
         updated, pieces = owned(spec, job, s, shard)
     counters = 4 * pieces if job.optimizer.name == "adamw" else 0  # fp32 step counts
-    rotary = spec.max_seq * spec.rotary_width * compute if spec.position == "rotary" else 0
     separate = job.documents == "separate"
+    part_of = Context(job.seq, s.ring, s.ulysses)
+    rows = part_of.tokens if part_of.parallel and not separate else spec.max_seq
+    rotary = rows * spec.rotary_width * compute if spec.position == "rotary" else 0
     mask = job.seq**2 * compute if spec.masked(job.seq) and not separate else 0  # made once, of every sequence
+    if part_of.parallel:
+        mask = 0 if separate else sum(lowest(spec, part_of, 1, False).values())
+        mask += (part_of.tokens + job.seq) * 8  # positions
     lent = sum(slot_sizes(padded)) * reduce if stage >= 2 else 0
     if stage == 3:
         units = [b.padded(s) for b in reversed(cut) if b.unit != "model"]
@@ -114,7 +124,7 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
         optimizer=updated * moments * master + counters,
         buffers=lent + copies(spec, job, s),
         tables=rotary + mask,
-        batch=job.global_batch // s.dp * (job.seq + 1) * 8 * (2 if separate else 1),
+        batch=job.global_batch // s.dp * prod(part_of.shape(1, separate)) * 8,
         compression=compression.held(c, cut, s, accumulate) if c else 0,
         scratch=compression.scratch(c, cut, accumulate) if c else 0,
     )
@@ -124,7 +134,7 @@ def copies(spec: ModelSpec, job: Job, s: Strategy) -> int:
     """Bytes of the buffer in which tp ranks add up gradients of which each has a part."""
     if s.tp == 1:
         return 0
-    elements = summed_elements(Split(spec, s.tp), buckets(spec, job, s), s)
+    elements = summed_elements(Split(spec, s.tp, sp=s.sp), buckets(spec, job, s), s)
     return elements * DTYPE_BYTES[job.precision.accumulate_dtype]
 
 
@@ -134,64 +144,101 @@ def cast_gradients(elements: int, job: Job) -> int:
     return 0 if p.master_dtype == p.accumulate_dtype else elements * DTYPE_BYTES[p.master_dtype]
 
 
-def documents(spec: ModelSpec, job: Job, tokens: Column) -> dict[int, Column]:
+def documents(spec: ModelSpec, job: Job, tokens: Column, part: Context | None = None) -> dict[int, Column]:
     """What keeps the documents of a micro-batch apart: a mask for each window that blocks have, and every token's
-    angles. By the block whose backward pass is the last to use it."""
+    angles; over several ranks no masks, but what they are made of. By the block whose backward pass is the last to
+    use it."""
     if job.documents != "separate":
         return {}
+    angles = tokens * (spec.rotary_width if spec.position == "rotary" else 0) * DTYPE_BYTES[job.precision.compute]
+    if part is not None and part.parallel:
+        held = lowest(spec, part, tokens // part.tokens, True)
+        return held | {0: held[0] + angles}
     last: dict[int | None, int] = {}
     for i in range(spec.layers):
         last.setdefault(spec.window_of(i) if spec.masked(job.seq) else None, i)
     e = DTYPE_BYTES[job.precision.compute]
-    held: dict[int, Column] = {i: tokens * job.seq * e for i in last.values()}
-    held[0] = held[0] + tokens * (spec.rotary_width if spec.position == "rotary" else 0) * e
+    held = {i: tokens * job.seq * e for i in last.values()}
+    held[0] = held[0] + angles
     return held
 
 
 def footprint(
-    spec: ModelSpec, unit: str, tokens: Column, seq: int, job: Job, placed: DType, tp: int = 1
+    spec: ModelSpec,
+    unit: str,
+    tokens: Column,
+    seq: int,
+    job: Job,
+    placed: DType,
+    tp: int = 1,
+    sp: bool = False,
+    repeat: Recompute = "none",
+    core: Core | None = None,
 ) -> Footprint:
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch. `placed`: the type of
-    the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds."""
+    the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds; with `sp` the
+    stream is of this rank's own tokens. `repeat`: what a block repeats. With several ranks that share sequences
+    `core` is that of attention."""
     t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
-    stream = t * h * e  # the residual stream, and its gradient
+    own = t // tp if sp else t
+    stream = own * h * e  # the residual stream, and its gradient
+    together = t * h * e if sp else 0  # of all tokens, brought together or not yet scattered
+    several = 0 if core is not None else _several(t, seq)
     shared = v * h * e if spec.tied else 0  # the head's share of a tied weight's gradient waits for embed's
     if unit == "embed":
         position = 0
+        looked_up = core.part.tokens * h * e if core is not None else 0  # rows that are no slice
         if spec.position == "learned":
-            rows = seq * h * e if job.documents == "packed" else 0  # summed over sequences
+            rows = (
+                (core.part.tokens if core is not None else seq) * h * e if job.documents == "packed" else 0
+            )  # summed
             position = spec.max_seq * h * e + rows
+        wider = t * h * DTYPE_BYTES[placed] if DTYPE_BYTES[placed] != e else 0
+        if sp:
+            learned = spec.position == "learned"
+            places = own * 8 * learned
+            found = _places(t) + together
+            return Footprint(
+                kept=stream + places,
+                forward=np.maximum(found, 2 * stream * learned),
+                # a copy in another type is made when the gradient that came is gone
+                backward=np.maximum(found, together + t * 8 + wider - stream - places),
+                leaves=-stream - shared,
+            )
         # the rows of the embedding's gradient are those of the stream's, unless another type wants a copy; or a copy
         # of them, in which those that other ranks have are zeros
-        wider = t * h * DTYPE_BYTES[placed] if DTYPE_BYTES[placed] != e else 0
-        rows_held = np.maximum(wider, stream) + _places(t) if tp > 1 else wider
+        rows_held = np.maximum(wider, stream) + _places(t) if tp > 1 else wider + several
+        summed = (stream + (stream if job.documents == "separate" else looked_up)) * (spec.position == "learned")
         return Footprint(
             kept=stream,
-            forward=stream * (2 if job.documents == "separate" else 1) if spec.position == "learned" else 0,
-            backward=np.maximum(_several(t, seq) + rows_held, position),
+            forward=np.maximum(summed, _places(t)) if tp > 1 else summed,
+            backward=np.maximum(rows_held, position),
             leaves=-stream - shared,
         )
     if unit == "head":
-        kept = stream + statistics(spec, t, e) + t * v * e
+        kept = stream + statistics(spec, own, e) + t * v * e
         rows = np.minimum(t, max(1, LOGITS_AT_ONCE // v))
         cast = rows * v * wide if e < 4 else 0
-        norm = 2 * t * h * wide - stream - t * v * e if e < 4 and spec.norm == "rms" else 0  # before there are logits
+        # before there are logits
+        norm = 2 * own * h * wide - stream - t * v * e if e < 4 and spec.norm == "rms" else 0
         # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
         # normed input (one stream) has given way to its gradient
-        last = normed(spec, t, e) - t * v * e
-        over_ranks = _places(t) + t * (4 * wide + e) if tp > 1 else 0
+        last = normed(spec, own, e) - t * v * e
+        loss = cast + 3 * rows * wide
+        if tp > 1:  # of every token: its place, three sums, whether it is here, and the loss; or slices of logits
+            loss = np.maximum(t * wide + t * e, cast + np.maximum(rows * wide, t * e)) + _places(t) + 3 * t * wide
         return Footprint(
             kept=kept,
-            forward=np.maximum(_several(t, seq) + over_ranks + cast + 3 * rows * wide, norm),
-            backward=np.maximum(stream + v * h * e, last + shared),
+            forward=np.maximum(np.maximum(several + loss, norm), together),
+            backward=np.maximum(stream + 2 * together + v * h * e, last + shared),
             leaves=stream + shared,
         )
-    block, there, back = Block(spec, t, e, tp), Walk(), Walk()
-    block.forward(there)
-    block.backward(back)
-    return Footprint(kept=there.live, forward=there.highest - there.live, backward=back.highest, leaves=0)
+    there, back = Block(spec, t, e, tp, sp, repeat, core).passes()
+    return Footprint(
+        kept=there.live, forward=there.highest - there.live, backward=back.highest, leaves=0, masked=back.masked
+    )
 
 
 def _places(t: Column) -> Column:

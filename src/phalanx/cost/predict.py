@@ -13,10 +13,13 @@ import numpy as np
 
 from phalanx.cost import collective, kernel, memory
 from phalanx.cost.kernel import Column
-from phalanx.cost.terms import Columns, Term, columns, terms
+from phalanx.cost.link import link
+from phalanx.cost.terms import Columns, Term, columns, highest, terms, unit_classes
+from phalanx.schedule.context_parallel import Context
+from phalanx.schedule.event import INSIDE
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import mesh
+from phalanx.spec.mesh import Mesh, mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
@@ -32,6 +35,8 @@ class Prediction:
     communication_s: Column
     exposed_communication_s: Column
     flops: Column
+    repeated_flops: Column
+    """Of them, those of forward passes that backward passes repeat: no model FLOPs."""
     bytes_per_axis: dict[str, Column]
     memory_bytes: Column
     activation_bytes: Column
@@ -67,41 +72,52 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     communication: Column = 0.0
     optimizer = 0.0
     flops: Column = 0
+    repeated: Column = 0
     traffic: dict[str, Column] = {}
     found = terms(spec, job, s)
-    inside: Column = 0.0  # of layers: nothing else can be done meanwhile
+    inside: Column = 0.0  # of layers
+    waited: Column = 0.0  # for it, where nothing else can be done meanwhile
     for term in found:
         kind, phase = term.event.kind, term.event.phase
         if kind == "compute" and phase == "F":
             forward = forward + term.work.seconds(rates.forward) * rates.whole
         elif kind == "compute" and phase == "B":
-            backward = backward + term.work.seconds(rates.backward) * rates.whole
+            again = term.again.seconds(rates.forward) - term.again.seconds(rates.backward)
+            backward = backward + (term.work.seconds(rates.backward) + again) * rates.whole
         elif term.event.op == "optimizer":
             optimizer = kernel.optimizer_seconds(term.work, rates)
         elif like.world > 1:
             backward = backward + term.work.seconds(rates.backward) * rates.whole
             axis = term.event.axis
-            seconds = collective.seconds(cluster, grid, term.event.op, axis, term.count, term.bytes)
-            if axis == "tp":
+            seen: Column | None = None
+            if term.event.kind == "p2p":
+                seconds, seen = _passed_on(cluster, grid, like, term, found)
+            else:
+                seconds = collective.seconds(cluster, grid, term.event.op, axis, term.count, term.bytes)
+            if axis in INSIDE:
                 inside = inside + seconds
+                waited = waited + (seconds if seen is None else seen)
             else:
                 communication = communication + seconds
             traffic[axis] = traffic.get(axis, 0) + term.bytes
         flops = flops + term.work.flops
+        repeated = repeated + term.again.flops
     exposed = communication
     if cluster.device.own_communication_engine:
         # Buckets travel beside the last micro-batch's backward pass; what does not fit there is seen.
         exposed = np.maximum(communication - backward / s.accumulation(job), 0.0)
     held = _state(spec, job, s)
-    peak = held + _peak(spec, found)
+    part = Context(job.seq, like.ring, like.ulysses)
+    peak = held + _peak(spec, like, found, memory.documents(spec, job, s.micro_batch * part.tokens, part))
     return Prediction(
-        step_time_s=forward + backward + optimizer + exposed + inside,
+        step_time_s=forward + backward + optimizer + exposed + waited,
         forward_s=forward,
         backward_s=backward,
         optimizer_s=optimizer,
         communication_s=communication + inside,
-        exposed_communication_s=exposed + inside,
+        exposed_communication_s=exposed + waited,
         flops=flops,
+        repeated_flops=repeated,
         bytes_per_axis=traffic,
         memory_bytes=peak,
         activation_bytes=peak - held,
@@ -109,27 +125,64 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     )
 
 
-def _peak(spec: ModelSpec, found: tuple[Term, ...]) -> Column:
-    """The fullest instant above the state, in closed form: all blocks are alike, so only the ends of their runs
-    can be it."""
+def _passed_on(
+    cluster: ClusterSpec, grid: Mesh, like: Strategy, term: Term, found: Sequence[Term]
+) -> tuple[Column, Column]:
+    """Seconds of keys and values that travel, and of their gradients; and what is seen of them beside attention over
+    the blocks before: of its R + 1 equal parts two are over the own block. What comes travels beside what goes."""
+    if term.event.op == "recv":
+        return 0.0, 0.0
+    over = link(cluster, grid, term.event.axis)
+    seconds = over.alpha_s * term.count + over.beta_s_per_byte * term.bytes
+    if not cluster.device.own_communication_engine:
+        return seconds, seconds
+    event = term.event
+    rates = cluster.rates(event.dtype, min(like.world, cluster.ranks_per_node))  # type: ignore[arg-type]
+    computes = (t for t in found if t.event.kind == "compute")
+    pass_ = next(t for t in computes if (t.event.unit, t.event.phase) == (event.unit, event.phase))
+    again = pass_.again.attention_flops
+    forward = (pass_.work.attention_flops if event.phase == "F" else again) * rates.forward.per_attention_flop
+    backward = (pass_.work.attention_flops - again) * (event.phase == "B") * rates.backward.per_attention_flop
+    beside = (forward + backward) * rates.whole * (like.ring - 1) / (like.ring + 1)
+    # The gradients' last hop has nothing left beside it.
+    hops = term.count / pass_.count
+    last = seconds / hops if event.phase == "B" else 0.0
+    return seconds, np.maximum(seconds - last - beside, 0.0) + last
+
+
+def _peak(spec: ModelSpec, like: Strategy, found: tuple[Term, ...], masks: dict[int, Column]) -> Column:
+    """The fullest instant above the state, in closed form. Blocks of a class are alike, and from one to the next of
+    them memory only grows forward, and only falls backward: the last of each class can be it, and where that frees
+    `masks`, by block, the one before it."""
     t = {(term.event.phase, term.event.unit): term for term in found if term.event.kind == "compute"}
-    f, b = t["F", "blocks"], t["B", "blocks"]
-    live: Column = 0
-    peak: Column = 0
-    for term, times in (
-        (t["F", "embed"], 1),
-        (f, spec.layers - 1),
-        (f, 1),
-        (t["F", "head"], 1),
-        (t["B", "head"], 1),
-        (b, 1),
-        (b, spec.layers - 1),
-        (t["B", "embed"], 1),
-    ):
-        if times:
-            live = live - term.before
-            peak = np.maximum(peak, live + term.alloc)
-            live = live + times * (term.alloc - term.free)
+    classes = {name: alike for name, alike in unit_classes(spec, like).items() if name.startswith("blocks")}
+    first, last = t["F", "embed"], t["F", "head"]
+    base = first.alloc - first.free
+
+    def before(index: int) -> Column:
+        """Live when the forward pass of a block begins; it is the output's gradient more when the one after it is
+        over."""
+        kept = [(t["F", name], sum(int(u.split(".")[1]) < index for u in alike)) for name, alike in classes.items()]
+        return base + sum(n * (term.alloc - term.free) for term, n in kept)
+
+    peak = first.alloc
+    end = before(spec.layers)
+    peak = np.maximum(peak, end + last.alloc)
+    live = end + last.alloc - last.free
+    back = t["B", "head"]
+    peak = np.maximum(peak, live + back.alloc)
+    live = live + back.alloc - back.free
+    for name, alike in classes.items():
+        f, b = t["F", name], t["B", name]
+        for unit in reversed(alike):
+            at = int(unit.split(".")[1])
+            freed = end - before(at + 1) + sum(size for block, size in masks.items() if block > at)
+            peak = np.maximum(peak, before(at) + f.alloc)
+            peak = np.maximum(peak, live - freed + highest(b, masks.get(at, 0)))
+            if at not in masks:
+                break
+    back = t["B", "embed"]
+    peak = np.maximum(peak, live - (end - base) - back.before + back.alloc)
     return np.maximum(peak, t["opt", ""].alloc)
 
 

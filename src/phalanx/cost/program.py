@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 
 from phalanx.cost import memory
 from phalanx.cost.issued import Issued
-from phalanx.cost.terms import Term, metrics, terms
-from phalanx.schedule import tensor_parallel
+from phalanx.cost.terms import Term, highest, metrics, repeat_of, terms, unit_class
+from phalanx.schedule import context_parallel, inside_layers
 from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import Sent, sent, sent_across
-from phalanx.schedule.event import Event, Phase
+from phalanx.schedule.context_parallel import Context
+from phalanx.schedule.event import INSIDE, Event, Kind, Phase
+from phalanx.schedule.inside_layers import Way
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec, units
+from phalanx.spec.split import local
 from phalanx.spec.strategy import Strategy
 
 
@@ -77,20 +80,25 @@ def flops_per_unit(events: Iterable[Event]) -> dict[tuple[str, str], int]:
 
 def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = None) -> StepProgram:
     """Order the terms of a strategy into a step. `rank`: of a certain one, whose shard may hold padding; without one
-    no rank holds more."""
-    by_template = {(t.event.op, t.event.unit): t for t in terms(spec, job, strategy) if t.event.axis != "tp"}
-    stage, alone = strategy.stage, strategy.dp == 1
+    no rank holds more, and peers are the first rank's."""
+    grid = mesh(strategy)
+    ring_index = None if rank is None else int(grid.along("ring")[rank])
+    by_template = {
+        (t.event.op, t.event.unit): t for t in terms(spec, job, strategy, ring_index) if t.event.axis not in INSIDE
+    }
+    stage, alone = strategy.stage, strategy.gradient_ranks == 1
     cut = () if alone else buckets(spec, job, strategy)
     order = [b.name for b in reversed(cut) if b.unit not in ("", "model")]  # units that gather, forward
     events: list[Event] = []
     last = strategy.accumulation(job) - 1
     c, accumulate = strategy.compressor, job.precision.accumulate_dtype
     ready = _completed(cut, spec)
-    apart = memory.documents(spec, job, strategy.micro_batch * job.seq)
+    part = Context(job.seq, strategy.ring, strategy.ulysses)
+    apart = memory.documents(spec, job, strategy.micro_batch * part.tokens, part)
     last_use = {f"blocks.{i}": size for i, size in apart.items()}
 
     def inside(unit: str, phase: Phase, m: int) -> Iterable[Event]:
-        return _tensor(spec, job, strategy, unit, phase, m) if strategy.tp > 1 else ()
+        return _inside(spec, job, strategy, rank or 0, unit, phase, m)
 
     def gather(name: str, phase: Phase, m: int | None) -> Event:
         bucket = next(b for b in cut if b.name == name)
@@ -117,12 +125,14 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = Non
         for unit in units(spec):
             if gathers:
                 events += (gather(name, "F", m) for name in _ahead(order, unit, +1, strategy.prefetch))
-            events.append(_compute(by_template["forward", unit.split(".")[0]], unit, m))
+            events.append(_compute(by_template["forward", unit_class(strategy, unit)], unit, m))
             events += inside(unit, "F", m)
         for unit in reversed(units(spec)):
             if gathers and strategy.reshard != "step":
                 events += (gather(name, "B", m) for name in _ahead(order, unit, -1, strategy.prefetch))
-            events.append(_compute(by_template["backward", unit.split(".")[0]], unit, m, last_use.get(unit, 0)))
+            events.append(
+                _compute(by_template["backward", unit_class(strategy, unit)], unit, m, last_use.get(unit, 0))
+            )
             events += inside(unit, "B", m)
             if alone or (stage <= 1 and m < last):
                 continue
@@ -137,7 +147,7 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = Non
     if strategy.world > 1:
         event = by_template["all_reduce", "metrics"].event
         events.append(replace(event, group_size=strategy.world, bytes=metrics(strategy) * 8))
-    shard = None if rank is None else mesh(strategy).place(rank)["dp_shard"]
+    shard = None if rank is None else grid.shard(rank)
     events.append(_update(by_template["optimizer", ""], spec, job, strategy, shard))
     if stage in (1, 2):
         events += (_bucket(by_template["all_gather", "parameters"], b, strategy, None) for b in reversed(cut))
@@ -173,21 +183,23 @@ def _completed(cut: tuple[Bucket, ...], spec: ModelSpec) -> dict[str, list[Bucke
     return full
 
 
-def _compute(term: Term, unit: str, micro_batch: int, frees: int = 0) -> Event:
+def _compute(term: Term, unit: str, micro_batch: int, masks: int = 0) -> Event:
+    """`masks`: bytes of those that the pass is the last to need."""
+    alloc = int(highest(term, masks))
     return replace(
         term.event,
         unit=unit,
         micro_batch=micro_batch,
         flops=term.work.flops // term.count,
-        alloc=int(term.alloc),
-        free=int(term.free) + frees,
+        alloc=alloc,
+        free=int(term.free) + masks - (int(term.alloc) - alloc),
     )
 
 
 def _bucket(
     term: Term, bucket: Bucket, strategy: Strategy, micro_batch: int | None, phase: Phase | None = None
 ) -> Event:
-    numel = bucket.padded(strategy) // (strategy.dp_shard if term.event.unit == "shards" else 1)
+    numel = bucket.padded(strategy) // (strategy.shards if term.event.unit == "shards" else 1)
     return replace(
         term.event,
         unit=bucket.name,
@@ -198,14 +210,33 @@ def _bucket(
     )
 
 
-def _tensor(
-    spec: ModelSpec, job: Job, strategy: Strategy, unit: str, phase: Phase, micro_batch: int
+def _inside(
+    spec: ModelSpec, job: Job, strategy: Strategy, rank: int, unit: str, phase: Phase, micro_batch: int
 ) -> Iterable[Event]:
-    """The all-reduces inside of a pass of a unit."""
-    tokens = strategy.micro_batch * job.seq
-    for dtype, size in tensor_parallel.sent(spec, job, unit.split(".")[0], phase, tokens):
-        event = Event("collective", "all_reduce", phase, unit, "tp", strategy.tp, dtype=dtype)
-        yield replace(event, micro_batch=micro_batch, bytes=size)
+    """What is sent inside of a pass of a unit."""
+    tokens = strategy.micro_batch * job.seq // strategy.cp
+    of, repeat = unit.split(".")[0], repeat_of(strategy, unit)
+    for x in inside_layers.sent(spec, job, strategy, of, phase, tokens, repeat):
+        if isinstance(x, inside_layers.Core):
+            yield from _core(spec, job, strategy, rank, unit, phase, micro_batch, x.way)
+            continue
+        event = Event("collective", x.op, phase, unit, "tp", strategy.tp, dtype=x.dtype)
+        for _ in range(x.count):
+            yield replace(event, micro_batch=micro_batch, bytes=x.bytes // x.count)
+
+
+def _core(
+    spec: ModelSpec, job: Job, s: Strategy, rank: int, unit: str, phase: Phase, micro_batch: int, way: Way
+) -> Iterable[Event]:
+    """What the core of attention sends, forward or backward, inside of a pass of a block."""
+    grid, dtype, tokens = mesh(s), job.precision.compute, s.micro_batch * job.seq // s.cp
+    for x in context_parallel.sent(local(spec, s.tp), s, dtype, way, tokens):
+        group = grid.group_of(rank, x.axis)
+        to = {"send": 1, "recv": -1}.get(x.op)
+        peer = None if to is None else group[(group.index(rank) + to) % len(group)]
+        kind: Kind = "collective" if peer is None else "p2p"
+        event = Event(kind, x.op, phase, unit, x.axis, len(group), peer, dtype)
+        yield replace(event, micro_batch=micro_batch, bytes=x.bytes)
 
 
 def _sent(x: Sent, bucket: Bucket, strategy: Strategy, micro_batch: int) -> Event:

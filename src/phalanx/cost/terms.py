@@ -7,6 +7,7 @@ NumPy columns of many. The search sums terms; `program.expand` turns the same te
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,16 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost import compression, kernel, memory
+from phalanx.cost.core import Core
 from phalanx.cost.kernel import NO_WORK, Column, Work
-from phalanx.schedule import tensor_parallel
+from phalanx.schedule import context_parallel, inside_layers
 from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import sent, sent_across
+from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.schedule.event import Event, Phase
 from phalanx.spec.compression import Compression
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec, units
 from phalanx.spec.split import local
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy import Recompute, Strategy
 
 Indices = npt.NDArray[np.int64]
 
@@ -65,7 +69,8 @@ def columns(strategies: Sequence[Strategy]) -> list[tuple[Columns, Indices]]:
 @dataclass(frozen=True)
 class Term:
     """`count` events like `event` in a step. `bytes` and `work` are totals over them; `alloc`, `free` are each's, and
-    `before` is what is freed before each, by computes whose own terms do not say it."""
+    `before` is what is freed before each, by computes whose own terms do not say it. `masked`: `alloc` until masks
+    are not needed any more."""
 
     event: Event
     count: Column
@@ -74,48 +79,92 @@ class Term:
     alloc: Column = 0
     free: Column = 0
     before: Column = 0
+    masked: Column = 0
+    again: Work = NO_WORK
+    """Of the work, that of forward passes that are repeated."""
 
 
-def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
+def highest(term: Term, masks: Column) -> Column:
+    """What a pass allocates that is the last to need masks of so many bytes."""
+    return np.maximum(term.masked, term.alloc - masks)
+
+
+def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
+    """The units whose passes are alike, in forward order, by the name of their terms: `embed`, `head`, and `blocks`
+    apart from those that repeat something."""
+    return _classes(spec, Strategy(recompute=s.recompute))
+
+
+@functools.cache
+def _classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for unit in units(spec):
+        name = unit_class(s, unit)
+        found[name] = (*found.get(name, ()), unit)
+    return found
+
+
+def unit_class(s: Strategy, unit: str) -> str:
+    """The name of a unit's terms."""
+    kind, repeat = unit.split(".")[0], repeat_of(s, unit)
+    return kind if repeat == "none" else f"{kind}, {repeat}"
+
+
+def repeat_of(s: Strategy, unit: str) -> Recompute:
+    """What of a unit's forward pass its backward pass repeats."""
+    kind, _, index = unit.partition(".")
+    return s.recompute_of(int(index)) if kind == "blocks" else "none"
+
+
+def terms(spec: ModelSpec, job: Job, s: Strategy | Columns, ring_index: int | None = None) -> tuple[Term, ...]:
     """The terms of a step of one rank: units forward and backward for each micro-batch, the collectives inside of
-    layers, those of the ZeRO stage, the metrics, the optimizer."""
+    layers, those of the ZeRO stage, the metrics, the optimizer. `ring_index`: of a rank at that place in the ring;
+    without one no rank holds more."""
     like = s if isinstance(s, Strategy) else s.like
     whole, spec = spec, local(spec, like.tp)
     m = s.accumulation(job)
     # FLOPs of a step pass 2^63 for large models: columns go through float64, one strategy through exact ints.
-    t: Column = s.micro_batch * job.seq if isinstance(s, Strategy) else (s.micro_batch * job.seq).astype(float)
+    part = Context(job.seq, like.ring, like.ulysses)
+    t: Column = s.micro_batch * part.tokens
+    if isinstance(s, Columns):
+        t = t.astype(float)
+    keys = keys_per_query(job.seq, like.ring)
+    core = Core(spec, job, t, part, ring_index) if part.parallel else None
     e = DTYPE_BYTES[job.precision.compute]
     dtype = job.precision.compute
     found = []
-    for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
-        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job), like.tp)
+    for name, alike in unit_classes(spec, like).items():
+        unit, n, repeat = name.split(",")[0], len(alike), repeat_of(like, alike[0])
+        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job), like.tp, like.sp, repeat, core)
         apart: Column = 0
         made: Column = 0
         if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
-            apart = sum(memory.documents(spec, job, t).values())
-            made = apart + t * job.seq
-        masked = kernel.mask(spec, unit, t, job.seq, e) if job.documents == "separate" else NO_WORK
+            apart = sum(memory.documents(spec, job, t, part).values())
+            made = apart + (t * job.seq if core is None else core.lowest_made())
+        masked = kernel.mask(spec, unit, t, job.seq, e, keys) if job.documents == "separate" else NO_WORK
         found.append(
             Term(
-                Event("compute", "forward", "F", unit, dtype=dtype),
+                Event("compute", "forward", "F", name, dtype=dtype),
                 count=n * m,
-                work=(kernel.forward(spec, unit, t, job.seq, e) + masked) * (n * m),
+                work=(kernel.forward(spec, unit, t, job.seq, e, keys) + masked) * (n * m),
                 alloc=held.kept + np.maximum(held.forward, made),
                 free=np.maximum(held.forward, made) - apart,
             )
         )
+        again = kernel.repeated(spec, repeat, t, job.seq, e, keys) + (masked if repeat != "none" else NO_WORK)
         found.append(
             Term(
-                Event("compute", "backward", "B", unit, dtype=dtype),
+                Event("compute", "backward", "B", name, dtype=dtype),
                 count=n * m,
-                work=(kernel.backward(spec, unit, t, job.seq, e) + masked) * (n * m),
+                work=(kernel.backward(spec, unit, t, job.seq, e, keys) + masked + again) * (n * m),
+                again=again * (n * m),
                 alloc=held.backward,
-                free=held.backward - held.leaves + _freed(spec, unit, t, job, held.kept),
+                free=held.backward - held.leaves + _freed(spec, unit, t // like.tp if like.sp else t, job, held.kept),
                 before=apart,
+                masked=held.masked,
             )
         )
-    if like.tp > 1:
-        found += _tensor_terms(whole, job, s, like, t)
+    found += _inside_terms(whole, job, s, like, t)
     found += _collective_terms(whole, job, s, like)
     active = int(like.world > 1)
     found.append(
@@ -125,25 +174,35 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns) -> tuple[Term, ...]:
             bytes=active * metrics(like) * 8,
         )
     )
-    shards = like.dp_shard
+    shards = like.shards
     cast = memory.cast_gradients(spec.parameter_count // shards, job)
     optimizer = Event("compute", "optimizer", "opt", dtype=job.precision.master_dtype)
     found.append(Term(optimizer, count=1, work=kernel.optimizer(spec, job, shards), alloc=cast, free=cast))
     return tuple(found)
 
 
-def _tensor_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy, t: Column) -> list[Term]:
-    """The all-reduces over tp ranks: of every pass of a unit, and of gradients of which they have parts."""
-    m = s.accumulation(job)
+def _inside_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy, t: Column) -> list[Term]:
+    """What is sent inside of layers, over tp ranks and over those that share sequences: in every pass of a unit; and
+    of gradients of which tp ranks have parts."""
+    m, compute = s.accumulation(job), job.precision.compute
     phases: tuple[Phase, ...] = ("F", "B")
     found = []
-    for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
+    for name, alike in unit_classes(spec, like).items():
+        n, repeat = len(alike), repeat_of(like, alike[0])
         for phase in phases:
-            for i, (dtype, size) in enumerate(tensor_parallel.sent(spec, job, unit, phase, t)):
-                event = Event(
-                    "collective", "all_reduce", phase, unit if i == 0 else f"{unit}, then", "tp", dtype=dtype
-                )
-                found.append(Term(event, count=n * m, bytes=size * n * m))
+            sends: dict[tuple[str, str], list[Column]] = {}
+            for i, x in enumerate(inside_layers.sent(spec, job, like, name.split(",")[0], phase, t, repeat)):
+                if isinstance(x, inside_layers.Core):
+                    for y in context_parallel.sent(local(spec, like.tp), like, compute, x.way, t):
+                        sends.setdefault((y.op, y.axis), []).append(y.bytes)
+                    continue
+                event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", "tp", dtype=x.dtype)
+                found.append(Term(event, count=x.count * n * m, bytes=x.bytes * n * m))
+            for (op, axis), sizes in sends.items():
+                event = Event("p2p" if axis == "ring" else "collective", op, phase, name, axis, dtype=compute)
+                found.append(Term(event, count=len(sizes) * n * m, bytes=sum(sizes) * n * m))
+    if like.tp == 1:
+        return found
     sizes, where = np.unique(np.atleast_1d(s.bucket_bytes), return_inverse=True)
     each = [memory.copies(spec, job, replace(like, bucket=size / 2**20)) for size in sizes]
     total = each[0] if isinstance(s, Strategy) else np.array(each)[where]
@@ -167,9 +226,10 @@ def _freed(spec: ModelSpec, unit: str, t: Column, job: Job, kept: Column) -> Col
 
 def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy) -> list[Term]:
     """Gradients on their way, in the backward pass, and parameters that are gathered (one of ZeRO's stages)."""
-    if like.dp == 1:
+    if like.gradient_ranks == 1:
         return []
     p, stage, m = job.precision, like.stage, s.accumulation(job)
+    grid = mesh(like)
     sizes, where = np.unique(np.atleast_1d(s.bucket_bytes), return_inverse=True)
     cuts = [buckets(spec, job, replace(like, bucket=size / 2**20)) for size in sizes]
 
@@ -189,18 +249,18 @@ def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: St
     if c is not None:
         found = _compressed_terms(c, like, p.accumulate_dtype, cuts, column, often)
     elif stage == 0:
-        found = [term("all_reduce", "B", "gradients", "dp_replicate", p.reduce_dtype)]
+        found = [term("all_reduce", "B", "gradients", grid.gradient_axis, p.reduce_dtype)]
     else:
-        found = [term("reduce_scatter", "B", "gradients", "dp_shard", p.reduce_dtype, often)]
+        found = [term("reduce_scatter", "B", "gradients", grid.shard_axis, p.reduce_dtype, often)]
         if like.dp_replicate > 1:
-            found.append(term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, part=like.dp_shard))
+            found.append(term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, part=like.shards))
     if stage >= 2:  # gradients are copied to where they are reduced, and added up shard by shard
         compute, accumulate = DTYPE_BYTES[p.compute], DTYPE_BYTES[p.accumulate_dtype]
         reduce = accumulate if c else DTYPE_BYTES[p.reduce_dtype]
-        copies = Work(traffic_bytes=numel * often * (compute + reduce + 3 * accumulate / like.dp_shard))
+        copies = Work(traffic_bytes=numel * often * (compute + reduce + 3 * accumulate / like.shards))
         found[0] = replace(found[0], work=found[0].work + copies)
     if stage in (1, 2):
-        found.append(term("all_gather", "opt", "parameters", "dp_shard", p.compute))
+        found.append(term("all_gather", "opt", "parameters", grid.shard_axis, p.compute))
     elif stage == 3:
         found.append(_gathers(cuts[0], like, p.compute, m))
     return found
@@ -242,7 +302,7 @@ def _gathers(cut: Sequence[Bucket], like: Strategy, dtype: DType, m: Column) -> 
     whole = sum(b.padded(like) for b in cut)
     kept = sum(b.padded(like) for b in cut if b.unit in ("head", "model"))  # from the forward to the backward pass
     kept_units = sum(b.unit in ("head", "model") for b in cut)
-    event = Event("collective", "all_gather", "F", "parameters", "dp_shard", dtype=dtype)
+    event = Event("collective", "all_gather", "F", "parameters", mesh(like).shard_axis, dtype=dtype)
     if like.reshard == "step":
         gathers, size = len(cut), whole
     else:

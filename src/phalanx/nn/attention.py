@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 from phalanx.nn import functions
 from phalanx.nn.norms import RMSNorm
-from phalanx.runtime import tensor_parallel
+from phalanx.runtime import context_parallel, recompute, sequence_parallel, tensor_parallel
+from phalanx.runtime.context_parallel import ContextParallel
+from phalanx.runtime.inner import Inner
+from phalanx.runtime.sequence_parallel import Factors
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec.model import ModelSpec
 
@@ -37,9 +40,11 @@ class Attention(nn.Module):
     """Causal self-attention, grouped where kv_heads < heads (Ainslie et al. 2023); queries and keys normed where the
     spec says so (Dehghani et al. 2023). A window is a mask: it is computed over the full square."""
 
-    def __init__(self, spec: ModelSpec, block: int, tp: TensorParallel | None) -> None:
+    def __init__(
+        self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None = None
+    ) -> None:
         super().__init__()
-        self.head_dim, self.block, self.tp = spec.head_dim, block, tp
+        self.head_dim, self.block, self.tp, self.cp = spec.head_dim, block, tp, cp
         self.grouped = spec.kv_heads < spec.heads
         self.q = nn.Linear(spec.hidden, spec.q_width, bias=spec.qkv_bias)
         self.k = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
@@ -50,14 +55,23 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
 
+        self.repeats: Inner | None = None  # what a repeated core communicates through
+
     def forward(
-        self, x: Tensor, angles: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None
-    ) -> Tensor:
-        shape = (*x.shape[:2], -1, self.head_dim)
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        made: bool = True,
+    ) -> Tensor | Factors:
+        """`made`: whether anybody reads the result (runtime/recompute.py). With sequence parallelism that is the
+        factors of what is added to the stream."""
         if self.tp is None:
             q, k, v = self.q(x), self.k(x), self.v(x)
         else:
             q, k, v = tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, (self.q, self.k, self.v))
+        shape = (*q.shape[:2], -1, self.head_dim)
         q, k, v = q.view(shape), k.view(shape), v.view(shape)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -65,6 +79,30 @@ class Attention(nn.Module):
             q, k = functions.rotary(q, *angles), functions.rotary(k, *angles)
         if cache is not None:
             k, v = cache.extend(self.block, k, v)
+        repeats = self.repeats if cache is None and recompute.pays(q) else None
+        split = self.tp is not None and self.tp.rows is not None
+        if repeats is not None:
+            if split:
+                return sequence_parallel.repeated(self._core, repeats, (q, k, v, mask), self.o)
+            return recompute.repeated(self._projected_core, repeats, q, k, v, mask)
+        out = self._core(q, k, v, mask)
+        del q, k, v  # what of them is kept may be another part
+        return sequence_parallel.factors(out, self.o) if split else self._projected(out, made)
+
+    def _projected_core(self, made: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self._projected(self._core(q, k, v, mask), made)
+
+    def _projected(self, out: Tensor, made: bool) -> Tensor:
+        if self.tp is None:
+            return recompute.linear(self.o, out, made)
+        return tensor_parallel.rows(out, self.o, made)
+
+    def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """softmax(q kᵀ / sqrt(head_dim)) v, (batch, new, q_width).
+
+        q: (batch, new, heads, head_dim); k, v: (batch, tokens, kv_heads, head_dim)."""
+        if self.cp is not None:
+            return context_parallel.core(self.cp, f"blocks.{self.block}", q, k, v, mask).flatten(2)
         grouped = self.grouped
         flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
         if grouped and q.device.type == "cuda" and not flash:
@@ -79,5 +117,4 @@ class Attention(nn.Module):
             is_causal=mask is None and q.shape[1] > 1,  # one new token may see everything that is cached
             enable_gqa=grouped,
         )
-        out = out.transpose(1, 2).flatten(2)
-        return self.o(out) if self.tp is None else tensor_parallel.rows(out, self.o)
+        return out.transpose(1, 2).flatten(2)

@@ -8,6 +8,7 @@ Module paths are the parameter names of `spec.model.parameters`; the units are t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +18,13 @@ from phalanx.nn import functions, vocabulary
 from phalanx.nn.attention import Attention, Cache
 from phalanx.nn.norms import make_norm
 from phalanx.nn.rotary import rotary_table
-from phalanx.runtime import tensor_parallel
+from phalanx.runtime import recompute, sequence_parallel, tensor_parallel
+from phalanx.runtime.context_parallel import ContextParallel
+from phalanx.runtime.inner import Inner
+from phalanx.runtime.sequence_parallel import Factors, Rows
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Recompute
 
 
 class MLP(nn.Module):
@@ -32,29 +37,35 @@ class MLP(nn.Module):
         self.up = nn.Linear(spec.hidden, spec.ffn, bias=spec.mlp_bias)
         self.down = nn.Linear(spec.ffn, spec.hidden, bias=spec.mlp_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, made: bool = True) -> Tensor | Factors:
+        """As Attention's."""
         if self.tp is not None:
             layers = (self.gate, self.up) if self.gated else (self.up,)
-            into = tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, layers)
-            return tensor_parallel.rows(self._activated(*into), self.down)
+            x = self._activated(*tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, layers))
+            if self.tp.rows is not None:
+                return sequence_parallel.factors(x, self.down)
+            return tensor_parallel.rows(x, self.down, made)
         if self.gated:
-            return self.down(functions.swiglu(self.gate(x), self.up(x)))
-        return self.down(F.gelu(self.up(x), approximate=self.approximate))
+            return recompute.linear(self.down, functions.swiglu(self.gate(x), self.up(x)), made)
+        return recompute.linear(self.down, F.gelu(self.up(x), approximate=self.approximate), made)
 
     def _activated(self, *into: Tensor) -> Tensor:
         return functions.swiglu(*into) if self.gated else F.gelu(*into, approximate=self.approximate)
 
 
 class Block(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int, tp: TensorParallel | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, index: int, tp: TensorParallel | None = None, cp: ContextParallel | None = None
+    ) -> None:
         super().__init__()
         self.residual, self.window = spec.residual, spec.window_of(index)
         self.unit, self.tp = f"blocks.{index}", tp
         self.norm1 = make_norm(spec)
-        self.attention = Attention(spec, index, tp)
+        self.attention = Attention(spec, index, tp, cp)
         if self.residual != "parallel_one_norm":
             self.norm2 = make_norm(spec)
         self.mlp = MLP(spec, index, tp)
+        self.repeats: Inner | None = None  # what a repeated forward pass communicates through
 
     def forward(
         self,
@@ -63,15 +74,32 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """x: (batch, seq, hidden). `mask` is added to the logits of attention; without one it is causal."""
+        """x: (batch, seq, hidden). `mask` is added to the logits of attention; without one it is causal. Over cp
+        ranks it says what each query sees first (runtime/context_parallel.py)."""
+        if self.repeats is not None and recompute.pays(x):
+            return recompute.repeated(self._region, self.repeats, x, *(angles or (None, None)), mask)
+        return self._pass(x, angles, mask, cache)
+
+    def _region(self, made: bool, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
+        return self._pass(x, None if cos is None or sin is None else (cos, sin), mask, None, made)
+
+    def _pass(
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        made: bool = True,
+    ) -> Tensor:
         if self.tp is not None:
-            return self._over_ranks(self.tp, x, angles, mask, cache)
+            return self._over_ranks(self.tp, x, angles, mask, cache, made)
         if self.residual == "serial":
             x = x + self.attention(self.norm1(x), angles, mask, cache)
-            return x + self.mlp(self.norm2(x))
+            return recompute.add(x, self.mlp(self.norm2(x), made), made)
         normed = self.norm1(x)
-        out = x + self.attention(normed, angles, mask, cache)
-        return out + self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x))
+        out = recompute.add(x, self.attention(normed, angles, mask, cache, made), made)
+        other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), made)
+        return recompute.add(out, other, made)
 
     def _over_ranks(
         self,
@@ -80,18 +108,21 @@ class Block(nn.Module):
         angles: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
         cache: Cache | None,
+        made: bool,
     ) -> Tensor:
         """The same where tp ranks have a term each of what attention and MLP add to the stream."""
         o, down = self.attention.o, self.mlp.down
         normed = self.norm1(x)
-        term = self.attention(normed, angles, mask, cache)
         if self.residual == "serial":
+            term = self.attention(normed, angles, mask, cache)
             del normed
             x = x + tensor_parallel.summed(tp, self.unit, (term,), (o,))
             del term
-            return x + tensor_parallel.summed(tp, self.unit, (self.mlp(self.norm2(x)),), (down,))
-        other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x))
-        return x + tensor_parallel.summed(tp, self.unit, (term, other), (o, down))
+            other = tensor_parallel.summed(tp, self.unit, (self.mlp(self.norm2(x), made),), (down,), made)
+            return recompute.add(x, other, made)
+        term = self.attention(normed, angles, mask, cache, made)
+        other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), made)
+        return recompute.add(x, tensor_parallel.summed(tp, self.unit, (term, other), (o, down), made), made)
 
 
 class Embed(nn.Module):
@@ -108,9 +139,18 @@ class Embed(nn.Module):
         else:
             x = vocabulary.embedding(self.tp, tokens, self.token.weight)
         if hasattr(self, "position"):
+            if self.tp is not None and self.tp.rows is not None:
+                return x + functions.embedding(_places(self.tp.rows, tokens, positions), self.position.weight)
             here = self.position.weight[start : start + tokens.shape[1]] if positions is None else None
             x = x + (self.position(positions) if here is None else here)
         return x
+
+
+def _places(rows: Rows, tokens: Tensor, positions: Tensor | None) -> Tensor:
+    """Of own tokens, (own,), the places in their sequences, or in their documents."""
+    if positions is not None:
+        return rows.of(positions.expand(tokens.shape).reshape(-1))
+    return rows.of(torch.arange(rows.tokens, device=tokens.device)).remainder_(rows.seq)
 
 
 class Head(nn.Module):
@@ -140,16 +180,23 @@ class Decoder(nn.Module):
     """tokens (batch, seq) int64 -> logits (batch, seq, vocab); with targets, the loss summed over tokens.
 
     With `tp`, one of several ranks' part of a model: `spec` is what it holds, logits are those of its own rows of the
-    vocabulary, and the loss is whole (runtime/tensor_parallel.py)."""
+    vocabulary, and the loss is whole (runtime/tensor_parallel.py). With `cp`, tokens, targets and loss are those of
+    this rank's part of the sequences (runtime/context_parallel.py)."""
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype = torch.float32, tp: TensorParallel | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dtype: torch.dtype = torch.float32,
+        tp: TensorParallel | None = None,
+        cp: ContextParallel | None = None,
+    ) -> None:
         super().__init__()
-        self.spec, self.tp = spec, tp
+        self.spec, self.tp, self.cp = spec, tp, cp
         self.embed = Embed(spec, tp)
-        self.blocks = nn.ModuleList(Block(spec, i, tp) for i in range(spec.layers))
+        self.blocks = nn.ModuleList(Block(spec, i, tp, cp) for i in range(spec.layers))
         self.head = Head(spec, self.embed.token.weight if spec.tied else None, tp)
         if spec.position == "rotary":
             cos, sin = rotary_table(spec)
@@ -164,6 +211,12 @@ class Decoder(nn.Module):
         window."""
         self._masks(self.embed.token.weight.new_empty(1, seq), 0, None)
 
+    def recompute(self, of: Callable[[int], Recompute], inner: Inner) -> None:
+        """Which part of each block's forward pass is repeated in its backward pass, in place of being kept."""
+        for i, block in enumerate(self.blocks):
+            block.repeats = inner if of(i) == "full" else None
+            block.attention.repeats = inner if of(i) == "selective" else None
+
     def units(self) -> dict[str, nn.Module]:
         """The modules that run, by unit name, in forward order."""
         blocks = {f"blocks.{i}": block for i, block in enumerate(self.blocks)}
@@ -176,15 +229,19 @@ class Decoder(nn.Module):
         cache: Cache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """`positions` (batch, seq): the place of each token in its document, from 0; attention does not leave it."""
+        """`positions` (batch, seq): the place of each token in its document, from 0; attention does not leave it.
+        With `cp` (ulysses, batch, seq), of all ranks that share their heads."""
         start = cache.length if cache is not None else 0
-        x = self.embed(tokens, start, positions)
+        if self.tp is not None:
+            self.tp.begin(*tokens.shape)
+        places = positions if self.cp is None else self.cp.places(positions)
+        x = self.embed(tokens, start, places)
         angles = None
         if self.spec.position == "rotary":
-            here = slice(start, start + tokens.shape[1]) if positions is None else positions
+            here = slice(start, start + tokens.shape[1]) if positions is None else places
             # (seq, 1, rotary_width / 2), or with positions (batch, seq, 1, rotary_width / 2)
             angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
-        masks = self._masks(x, start, positions)
+        masks = self._masks(x.new_empty(()).expand(tokens.shape), start, positions)
         for block in self.blocks:
             x = block(x, angles, masks[block.window], cache)
         return self.head(x, targets)  # type: ignore[no-any-return]
@@ -192,6 +249,8 @@ class Decoder(nn.Module):
     def _masks(self, x: Tensor, start: int, positions: Tensor | None) -> dict[int | None, Tensor | None]:
         """What the new tokens may see of all so far, by the window of a block; None where causality alone says it."""
         windows, total = {block.window for block in self.blocks}, start + x.shape[1]
+        if self.cp is not None:
+            return self.cp.lowest(windows, positions)
         hiding = {w: w if w is not None and w < total else None for w in windows}
         made = {w: self._mask(x, start, w, positions) for w in set(hiding.values())}
         return {w: made[hiding[w]] for w in windows}

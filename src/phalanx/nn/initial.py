@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.rotary import rotary_table
 from phalanx.nn.weights import Weights
+from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec.model import ModelSpec, Parameter
 from phalanx.spec.split import Held, Split
@@ -86,11 +87,13 @@ def create(
     device: torch.device,
     parameters: bool = True,
     tp: TensorParallel | None = None,
+    cp: ContextParallel | None = None,
 ) -> Decoder:
     """A Decoder on a device, parameters allocated and not yet filled; without `parameters` they have their shapes and
-    no memory. With `tp`, `spec` is what this rank holds."""
+    no memory. With `tp`, `spec` is what this rank holds; with `cp` of packed sequences, angles are those of
+    its own positions."""
     with torch.device("meta"):
-        model = Decoder(spec, tp=tp)
+        model = Decoder(spec, tp=tp, cp=cp)
     made: dict[nn.Parameter, nn.Parameter] = {}  # a tied one has several users
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False)):
@@ -102,6 +105,10 @@ def create(
             setattr(module, name, torch.empty(buffer.shape, dtype=dtype, device=device))
     if spec.position == "rotary":
         cos, sin = rotary_table(spec)
+        if cp is not None and cp.packed:  # another's on every rank: no buffers, which are everybody's
+            del model.cos, model.sin
+            model.cos, model.sin = (table[cp.own].to(device, dtype) for table in (cos, sin))
+            return model
         model.cos.copy_(cos)
         model.sin.copy_(sin)
     return model

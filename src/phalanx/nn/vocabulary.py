@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.nn.functions import accumulate_dtype, rows_at_once
 from phalanx.runtime import seam
+from phalanx.runtime.sequence_parallel import Rows
 from phalanx.runtime.tensor_parallel import TensorParallel
 
 
@@ -30,7 +31,10 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx: Any, tp: TensorParallel, tokens: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(tokens)
         ctx.tp, ctx.weight = tp, weight
+        ctx.rows = tp.rows
         index, elsewhere = _mine(tokens, tp)
+        if tp.rows is not None:
+            return _scattered(tp.rows, index, elsewhere, weight)
         out = weight[index].masked_fill_(elsewhere.unsqueeze(-1), 0)
         tp.all_reduce(out, "embed", "F").wait()
         return out.view(*tokens.shape, -1)
@@ -40,7 +44,13 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor | None]:
         (tokens,) = ctx.saved_tensors
         index, elsewhere = _mine(tokens, ctx.tp)
-        rows = g.reshape(-1, g.shape[-1]).masked_fill(elsewhere.unsqueeze(-1), 0)
+        if ctx.rows is None:
+            rows = g.reshape(-1, g.shape[-1]).masked_fill(elsewhere.unsqueeze(-1), 0)
+        else:
+            rows, arriving = ctx.rows.gather(g, "embed", "B")
+            for handle in arriving:
+                handle.wait()
+            rows.masked_fill_(elsewhere.unsqueeze(-1), 0)
         beside: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "rows_beside", None)
         if beside is None:
             return None, None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)
@@ -48,9 +58,22 @@ class _Embedding(torch.autograd.Function):
         return None, None, None  # the weight's hook is called all the same
 
 
+def _scattered(rows: Rows, index: Tensor, elsewhere: Tensor, weight: Tensor) -> Tensor:
+    out = weight.new_empty(rows.own, weight.shape[1])
+    terms = rows.memory(weight.shape[1], weight)
+    underway = []
+    for into, term, here, hidden in rows.per_chunk(out, terms, index, elsewhere):
+        torch.index_select(weight, 0, here, out=term).masked_fill_(hidden.unsqueeze(-1), 0)
+        underway.append(rows.scatter(into, term, "embed", "F"))
+    for handle in underway:
+        handle.wait()
+    return out
+
+
 def embedding(tp: TensorParallel, tokens: Tensor, weight: Tensor) -> Tensor:
-    """The rows of the vocabulary that the tokens name: those that this rank has, and the others' by one all-reduce.
-    Keeps the tokens; the gradient is left as functions.embedding's is."""
+    """The rows of the vocabulary that the tokens name: those that this rank has, and the others' by one all-reduce;
+    with sequence parallelism own tokens' alone, (own, hidden). Keeps the tokens; the gradient is left as
+    functions.embedding's is."""
     return _Embedding.apply(tp, tokens, weight)  # type: ignore[no-any-return]
 
 

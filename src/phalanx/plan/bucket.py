@@ -60,7 +60,7 @@ def best_bytes(gradient_bytes: float, crossover_bytes: float) -> float:
 
 def has_buckets(strategy: Strategy) -> bool:
     """Whether `bucket` means something: gradients travel, and not unit by unit as at stage 3."""
-    return strategy.dp > 1 and strategy.stage < 3
+    return strategy.gradient_ranks > 1 and strategy.stage < 3
 
 
 def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> tuple[Strategy, str]:
@@ -68,9 +68,10 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy
     there is none."""
     if strategy.bucket != "auto" or not has_buckets(strategy):
         return strategy, ""
-    op, axis = ("reduce_scatter", "dp_shard") if strategy.stage else ("all_reduce", "dp_replicate")
+    grid = mesh(strategy)
+    op, axis = ("reduce_scatter", grid.shard_axis) if strategy.stage else ("all_reduce", grid.gradient_axis)
     total = local(model, strategy.tp).parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
-    line = _line(cluster, mesh(strategy), op, axis, total)
+    line = _line(cluster, grid, op, axis, total)
     beside = cluster.device.own_communication_engine
     default = DEFAULT_BUCKET_MIB * 2**20
     best = best_bytes(total, line.crossover_bytes) if beside else min(total, max(default, line.crossover_bytes))

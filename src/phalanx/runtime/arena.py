@@ -94,14 +94,15 @@ class Arena:
         """A tensor on allocated bytes that does not own them."""
         return self.memory[offset : offset + numel * dtype.itemsize].view(dtype)
 
-    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed flat memory that is given back when the last tensor on it is gone."""
+    def buffer(self, numel: int, dtype: torch.dtype, zeroed: bool = True) -> Tensor:
+        """Flat memory that is given back when the last tensor on it is gone."""
         size = numel * dtype.itemsize
         offset = self.allocate(size)
         view = self._bytes[offset : offset + size]
         # The tensor's storage holds this view, and nothing else does.
         weakref.finalize(view, self.release, offset, size).atexit = False
-        return torch.frombuffer(view, dtype=dtype).zero_()
+        tensor = torch.frombuffer(view, dtype=dtype)
+        return tensor.zero_() if zeroed else tensor
 
     def offset(self, tensor: Tensor) -> int | None:
         """Where a tensor's memory begins in the arena; None where it lies elsewhere."""

@@ -87,14 +87,15 @@ class Comm:
     def size(self, axis: str) -> int:
         return len(self.ranks(axis))
 
-    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed flat memory for communication, where the transports like it."""
+    def buffer(self, numel: int, dtype: torch.dtype, zeroed: bool = True) -> Tensor:
+        """Flat memory for communication, where the transports like it."""
         if self._shm is not None and self._shm.arena is not None and numel:
             try:
-                return self._shm.arena.buffer(numel, dtype)
+                return self._shm.arena.buffer(numel, dtype, zeroed)
             except OSError:
                 pass  # the arena is full: ordinary memory is copied when it is used
-        return torch.zeros(numel, dtype=dtype, device=self.world.device)
+        make = torch.zeros if zeroed else torch.empty
+        return make(numel, dtype=dtype, device=self.world.device)
 
     def all_reduce(
         self,
@@ -149,6 +150,41 @@ class Comm:
         elements."""
         parts = tuple(sends), tuple(receives)
         return self._record("all_to_all", axis, source, target, source.nbytes, unit, phase, micro_batch, parts=parts)
+
+    def exchange(
+        self,
+        target: Tensor,
+        source: Tensor,
+        axis: str,
+        *,
+        unit: str,
+        phase: Phase,
+        micro_batch: int | None = None,
+        distance: int = 1,
+    ) -> Handle:
+        """Start sending `source` to the rank that is `distance` places further on an axis, which is a ring, and
+        receiving in `target` what the rank as far before sends: two events. Always over torch's own sends."""
+        ranks = self.ranks(axis)
+        p, me = len(ranks), ranks.index(self.world.rank)
+        if p == 1:
+            target.copy_(source)
+            return DONE
+        to, of = (me + distance) % p, (me - distance) % p
+        dtype = DTYPE_NAMES[source.dtype]
+        sends, receives = (
+            Event("p2p", op, phase, unit, axis, p, ranks[peer], dtype, micro_batch=micro_batch, bytes=source.nbytes)
+            for op, peer in (("send", to), ("recv", of))
+        )
+        self.recorder.collective(sends)
+        self.recorder.collective(receives)
+        label = f"{unit} over {axis}"
+        what = f"exchange of {label} ({source.nbytes} bytes, to rank {ranks[to]}, from rank {ranks[of]})"
+        self.status.arrive(what, axis, ranks)
+        flight = self.timeline.issue(receives)
+        if self.null:
+            return self._await(label, "exchange")
+        handle: Handle = native.exchange(ranks, to, of, source.detach(), target.detach(), flight)
+        return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))
 
     def _record(
         self,

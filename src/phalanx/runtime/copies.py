@@ -1,7 +1,8 @@
 """Gradients of what several tp ranks hold alike: norms, biases that are added once, key heads that ranks share.
 
 Of most, every holder computes the same gradient. Of some each computes its own part, from its own heads: the norms
-of queries and keys, and shared key heads. Their sums are made once a step, of the accumulated gradients:
+of queries and keys, and shared key heads; with sequence parallelism of all others too, from its own tokens. Their
+sums are made once a step, of the accumulated gradients:
 
     end of backward   all-reduce over tp of a buffer in which every different part has its place
 
@@ -23,10 +24,11 @@ class Copies:
     parameters, of the boxes that they have of them."""
 
     def __init__(self, engine: DataParallel, split: Split) -> None:
-        self._comm, self._replicas = engine.comm, engine.comm.size("dp_replicate")
+        self._comm = engine.comm
+        self._replicas = engine.replicas if engine.stage else engine.shards
         self._runs: dict[int, list[Tensor]] = {}  # neighbouring gradients, by how many ranks hold them
         sums: list[tuple[Tensor, int, int]] = []  # gradient, different ones among the ranks, which is this one
-        boxes = partial(split.spec, split.tp)
+        boxes = partial(split)
         for b in engine.buckets:
             assert b.shard is not None
             begins, before = 0, 0

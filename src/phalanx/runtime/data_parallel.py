@@ -1,6 +1,6 @@
 """The data-parallel engine: gradients in flat buckets, reduced while the backward pass runs; ZeRO stages 0 to 3.
 
-The stage says what is sharded over dp_shard and when it is gathered. Communication of a step, in phases:
+The stage says what is sharded, over dp_shard and cp, and when it is gathered. Communication of a step, in phases:
     forward, backward   stage 3: units' parameters, all-gather just ahead of their use (gathered.py)
     backward            stage 0: all-reduce of every full bucket, once a step
                         stage 1: reduce-scatter of every full bucket, once a step
@@ -78,7 +78,7 @@ class DataParallel:
         units: dict[str, nn.Module],
     ) -> None:
         self.comm, self.stage, self.module, self.strategy = comm, strategy.stage, module, strategy
-        self.axis = comm.mesh.gradient_axis if self.stage == 0 else "dp_shard"
+        self.axis = comm.mesh.gradient_axis if self.stage == 0 else comm.mesh.shard_axis
         self.replicas = strategy.dp_replicate if self.stage else 1
         ranks = comm.ranks(self.axis)
         self.shards, self.index = len(ranks), ranks.index(comm.world.rank)

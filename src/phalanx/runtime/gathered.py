@@ -137,7 +137,7 @@ class Gathered:
         own = flat.own(unit.memory)
         own.copy_(flat.master)
         flat.gathering = self.comm.all_gather(
-            unit.memory, own, "dp_shard", unit=name, phase=phase, micro_batch=self._micro_batch
+            unit.memory, own, self.comm.mesh.shard_axis, unit=name, phase=phase, micro_batch=self._micro_batch
         )
 
     def need(self, name: str, phase: Phase) -> None:

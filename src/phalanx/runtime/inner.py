@@ -22,6 +22,18 @@ class Inner:
     def _phase(self, phase: Phase) -> Phase:
         return "B" if self.again else phase
 
+    def all_to_all(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
+        """As Comm.all_to_all, in equal parts."""
+        return self.comm.all_to_all(
+            target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
+        )
+
+    def exchange(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
+        """As Comm.exchange, one place on."""
+        return self.comm.exchange(
+            target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
+        )
+
     def all_reduce(self, tensor: Tensor, axis: str, unit: str, phase: Phase, reduction: Reduction = "sum") -> Handle:
         """As Comm.all_reduce."""
         return self.comm.all_reduce(
@@ -31,4 +43,16 @@ class Inner:
             phase=self._phase(phase),
             micro_batch=self.micro_batch,
             reduction=reduction,
+        )
+
+    def all_gather(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
+        """As Comm.all_gather."""
+        return self.comm.all_gather(
+            target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
+        )
+
+    def reduce_scatter(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
+        """As Comm.reduce_scatter."""
+        return self.comm.reduce_scatter(
+            target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
         )

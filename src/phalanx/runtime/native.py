@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-from phalanx.runtime.transport import Call, Handle
+from phalanx.runtime.transport import Call, Handle, Watch
 from phalanx.runtime.world import group
 from phalanx.schedule.event import Reduction
 
@@ -31,6 +31,40 @@ class _OwnPart:
         self._work.wait()
         if self._part.data_ptr() != self._target.data_ptr():
             self._target.copy_(self._part)
+
+
+_TAG = 8  # of exchanges; those of a pair of ranks arrive in the order in which they were sent
+
+
+class _Exchange:
+    """A message that leaves and one that arrives."""
+
+    def __init__(self, works: list[dist.Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works = []  # what was sent is free to die
+
+
+def exchange(ranks: tuple[int, ...], to: int, of: int, source: Tensor, target: Tensor, watch: Watch | None) -> Handle:
+    """Issue a send to one rank of a group and a receive from another; `to`, `of` are places in the group."""
+    if watch is not None:
+        watch.begins("native")
+    over = group(ranks)
+    if not source.is_cuda:
+        # Gloo wants receives posted before sends.
+        receive = over.recv([target], of, _TAG)
+        return _Exchange([receive, over.send([source], to, _TAG)])
+    return _Exchange(
+        dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.irecv, target, group=over, group_peer=of),
+                dist.P2POp(dist.isend, source, group=over, group_peer=to),
+            ]
+        )
+    )
 
 
 def start(call: Call) -> Handle:

@@ -90,6 +90,8 @@ def spread(
         )
     if s.tp > 1:
         raise InputError("strategy.tp", s.tp, "splits layers, which `phalanx train` has of its own", "use dp alone")
+    if s.cp > 1:
+        raise InputError("strategy.cp", s.cp, "splits sequences, which `phalanx train` does", "use dp alone")
     require_runnable(s, Job(s.dp, 1, precision))
     module.to(world.device)
     choices = [Choice(op, world.size, 0, transport) for op in _OPS] if transport != "native" else []

@@ -1,7 +1,8 @@
 """Whether replicas still hold the same bits: checksums of all that must be equal, gathered once, compared by name.
 
     weights           stages 0, 1, 2: all data-parallel ranks hold them whole
-    masters           of a type of their own, or at stage 3, where weights rest in them: equal over dp_replicate
+    masters           of a type of their own, or at stage 3, where weights rest in them: equal on all that
+                      hold the same shard
     module buffers    all data-parallel ranks
     what tp ranks hold copies of: weights, or where those are sharded the masters of the same pieces
 
@@ -60,7 +61,8 @@ def compare(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | 
     axis = comm.mesh.gradient_axis
     for group in comm.mesh.groups(axis).tolist() if axis else ():
         found += _differences(table[group, : len(whole)], names[: len(whole)], group)
-    for group in comm.mesh.groups("dp_replicate").tolist():
+    same = axis if engine.stage == 0 else "dp_replicate"
+    for group in comm.mesh.groups(same).tolist() if same else ():
         found += _differences(table[group, len(whole) :], names[len(whole) :], group)
     if split is not None and split.tp > 1:
         for group in comm.mesh.groups("tp").tolist():

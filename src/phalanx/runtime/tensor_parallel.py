@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from phalanx.runtime import recompute, sequence_parallel
 from phalanx.runtime.inner import Inner
+from phalanx.runtime.sequence_parallel import Rows
 from phalanx.runtime.transport import Handle
 from phalanx.schedule.event import Phase, Reduction
 from phalanx.spec.split import Split
@@ -28,6 +30,15 @@ class TensorParallel:
 
     def __init__(self, inner: Inner, split: Split) -> None:
         self.inner, self.split = inner, split
+        self.rows: Rows | None = None
+        """Which tokens' rows of the stream this rank has in the pass that runs now; None: all."""
+
+    def begin(self, batch: int, seq: int) -> None:
+        """A forward pass over so many tokens begins. Where the ranks cannot have equal parts of them, as of the last
+        sequences of an evaluation, each has all."""
+        split = self.split
+        even = split.sp and batch * seq % split.tp == 0
+        self.rows = Rows(self.inner, split.tp, split.index, batch, seq) if even else None
 
     def all_reduce(self, tensor: Tensor, unit: str, phase: Phase, reduction: Reduction = "sum") -> Handle:
         """Start reducing a contiguous tensor in place over the tp ranks."""
@@ -61,20 +72,24 @@ class _Columns(torch.autograd.Function):
 
 
 def columns(tp: TensorParallel, unit: str, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-    """x Wᵀ + b of layers that hold rows of W and of b, and read one input x, (..., in), which all ranks have."""
+    """x Wᵀ + b of layers that hold rows of W and of b, and read one input x: (..., in), which all ranks have, or with
+    sequence parallelism own rows of it."""
     biased = layers[0].bias is not None
     # Through views, whose nodes in the graph are in order: so their gradients, which come together, reach the engine
     # in the order in which it fills its buckets.
     given = [p.view_as(p) for layer in layers for p in ((layer.weight, layer.bias) if biased else (layer.weight,))]
+    if tp.rows is not None:
+        return sequence_parallel.columns(tp.rows, unit, x, biased, given)
     return _Columns.apply(tp, unit, x, biased, *given)  # type: ignore[no-any-return]
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, unit: str, y: Tensor, *biases: Tensor) -> Tensor:
-        tp.all_reduce(y, unit, "F").wait()
-        for bias in biases:
-            y.add_(bias)
+    def forward(ctx: Any, tp: TensorParallel, unit: str, made: bool, y: Tensor, *biases: Tensor) -> Tensor:
+        if made:
+            tp.all_reduce(y, unit, "F").wait()
+            for bias in biases:
+                y.add_(bias)
         ctx.biases = len(biases)
         ctx.mark_dirty(y)
         return y
@@ -83,18 +98,23 @@ class _Sum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         d_bias = g.reshape(-1, g.shape[-1]).sum(0) if ctx.biases else None
-        return (None, None, g, *(d_bias for _ in range(ctx.biases)))
+        return (None, None, None, g, *(d_bias for _ in range(ctx.biases)))
 
 
-def rows(x: Tensor, layer: nn.Linear) -> Tensor:
+def rows(x: Tensor, layer: nn.Linear, made: bool = True) -> Tensor:
     """This rank's term of x Wᵀ, whose sum over the ranks is `summed`: the layer holds columns of W, and all of b."""
-    return F.linear(x, layer.weight)
+    return F.linear(x, layer.weight) if made else recompute.product(x, layer.weight)
 
 
-def summed(tp: TensorParallel, unit: str, terms: Sequence[Tensor], layers: Sequence[nn.Linear]) -> Tensor:
-    """The sum over the ranks of their terms of some layers' outputs, in one all-reduce; and the biases, once."""
+def summed(
+    tp: TensorParallel, unit: str, terms: Sequence[Any], layers: Sequence[nn.Linear], made: bool = True
+) -> Tensor:
+    """The sum over the ranks of their terms of some layers' outputs, in one all-reduce; or of the terms' factors, own
+    rows of it in one reduce-scatter. And the biases, once."""
+    if tp.rows is not None:
+        return sequence_parallel.summed(tp.rows, unit, terms, made)
     y = terms[0]
     for other in terms[1:]:
-        y = y.add_(other)
+        y = y.add_(other) if made else recompute.add(y, other, made)
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    return _Sum.apply(tp, unit, y, *biases)  # type: ignore[no-any-return]
+    return _Sum.apply(tp, unit, made, y, *biases)  # type: ignore[no-any-return]

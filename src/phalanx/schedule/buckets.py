@@ -47,8 +47,10 @@ def layout(strategy: Strategy) -> tuple[int, int]:
     Codes of a quantised gradient are summed part by part at stage 0 too, and their blocks are not cut."""
     c = strategy.compressor
     if c is not None and c.quantised:
-        return (strategy.dp_shard, BLOCK * strategy.dp_replicate) if strategy.stage else (strategy.dp, BLOCK)
-    return (strategy.dp_shard, _ALIGNED) if strategy.stage else (1, _ALIGNED)
+        if strategy.stage == 0:
+            return strategy.gradient_ranks, BLOCK
+        return strategy.shards, BLOCK * strategy.dp_replicate
+    return (strategy.shards, _ALIGNED) if strategy.stage else (1, _ALIGNED)
 
 
 def backward_order(spec: ModelSpec) -> tuple[Parameter, ...]:

@@ -82,18 +82,19 @@ def sent(c: Compression, bucket: Bucket, s: Strategy, dtype: DType) -> tuple[Sen
     grid, numel, e = mesh(s), bucket.padded(s), DTYPE_BYTES[dtype]
     axis = grid.gradient_axis
     if c.quantised:
-        parts = s.dp_shard if s.stage else s.dp
+        parts = s.shards if s.stage else s.gradient_ranks
         size = parts * coded(c, numel // parts)
-        first = Sent("all_to_all", "dp_shard" if s.stage else axis, "uint8", size)
+        first = Sent("all_to_all", grid.shard_axis if s.stage else axis, "uint8", size)
         return (first,) if s.stage else (first, Sent("all_gather", axis, "uint8", size))
     if c.name == "topk":
-        return (Sent("all_gather", axis, "uint8", s.dp * kept(c, numel) * (e + PLACE_BYTES)),)
+        return (Sent("all_gather", axis, "uint8", s.gradient_ranks * kept(c, numel) * (e + PLACE_BYTES)),)
     if c.name == "randk":
         return (Sent("all_reduce", axis, dtype, kept(c, numel) * e),)
     if c.name == "threshold":
+        p = s.gradient_ranks
         return (
-            Sent("all_gather", axis, "int64", s.dp * COUNT_BYTES),
-            Sent("all_gather", axis, "uint8", s.dp * most(numel, s.dp) * (e + PLACE_BYTES), at_most=True),
+            Sent("all_gather", axis, "int64", p * COUNT_BYTES),
+            Sent("all_gather", axis, "uint8", p * most(numel, p) * (e + PLACE_BYTES), at_most=True),
         )
     matrices, rest = factors(c, bucket)
     left = sum(f.n * f.r for f in matrices) + sum(p.numel for p in rest)
@@ -106,6 +107,6 @@ def sent_across(c: Compression, bucket: Bucket, s: Strategy) -> tuple[Sent, ...]
     it already."""
     if s.stage == 0 or s.dp_replicate == 1 or not c.quantised:
         return ()
-    part = bucket.padded(s) // s.dp_shard
+    part = bucket.padded(s) // s.shards
     size = s.dp_replicate * coded(c, part // s.dp_replicate)
     return (Sent("all_to_all", "dp_replicate", "uint8", size), Sent("all_gather", "dp_replicate", "uint8", size))

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["compute", "collective", "p2p"]
 Phase = Literal["F", "B", "I", "W", "opt"]
+INSIDE = ("tp", "ring", "ulysses")
+"""Axes over which layers communicate, in the middle of a unit's pass."""
 Reduction = Literal["sum", "avg", "min", "max", "product"]
 
 

@@ -1,12 +1,5 @@
-"""What tensor parallelism sends over the tp ranks: the all-reduces of each unit's passes, in order, and the one that
-makes gradients whole of which ranks have parts.
-
-    embed    F   its output
-    blocks   F   what attention and MLP add to the residual stream: each, or their sum where both read one input
-             B   the gradient of the input of the MLP, then of attention's
-    head     F   each token's largest logit; its sum of exponentials and its target's logit
-             B   the gradient of its input, which is normed
-"""
+"""Over tensor-parallel ranks: into how many chunks tokens fall, and the buffer in which parts of gradients are added
+up. What is sent in the passes of units, in which order: inside_layers.py."""
 
 from __future__ import annotations
 
@@ -14,31 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from phalanx.schedule.buckets import Bucket, layout
-from phalanx.schedule.event import Phase
-from phalanx.spec.job import DTYPE_BYTES, DType, Job
-from phalanx.spec.model import ModelSpec
 from phalanx.spec.split import Split, partial
 from phalanx.spec.strategy import Strategy
 
 
-def sent(spec: ModelSpec, job: Job, unit: str, phase: Phase, tokens: Any) -> tuple[tuple[DType, Any], ...]:
-    """(Type, bytes) of the all-reduces of a pass of a unit class over `tokens` tokens, a number or a column."""
-    compute = job.precision.compute
-    stream = (compute, tokens * spec.hidden * DTYPE_BYTES[compute])
-    if unit == "embed":
-        return (stream,) if phase == "F" else ()
-    if unit == "blocks":
-        return (stream,) if phase == "F" and spec.residual != "serial" else (stream, stream)
-    if phase == "B":
-        return (stream,)
-    wide: DType = "float64" if compute == "float64" else "float32"
-    return (wide, tokens * DTYPE_BYTES[wide]), (wide, 2 * tokens * DTYPE_BYTES[wide])
+def chunks(tokens: Any, tp: int) -> Any:
+    """Into how many the tokens of a micro-batch fall, of which each is computed while another travels: two, if every
+    rank's part of them is the same number of whole tokens. A number or a column."""
+    return 1 + (tokens % (2 * tp) == 0)
 
 
 def summed_elements(split: Split, cut: Sequence[Bucket], s: Strategy) -> int:
     """Elements of the buffer in which ranks add up their parts of gradients (runtime/copies.py): as many as the shard
     needs that needs the most, on every rank."""
-    boxes = partial(split.spec, split.tp)
+    boxes = partial(split)
     parts = layout(s)[0]
     of_shard = [0] * parts
     for bucket in cut if boxes else ():

@@ -103,6 +103,24 @@ class Mesh:
         """What dense gradients reduce over: dp_replicate, dp_shard and cp, fused."""
         return self.name("dp_replicate", "dp_shard", "cp")
 
+    @cached_property
+    def shard_axis(self) -> str:
+        """What the model state is sharded over where it is: dp_shard and cp, fused."""
+        return self.name("dp_shard", "cp")
+
+    def along(self, axis: str) -> Ranks:
+        """Every rank's place in its group of an axis; the name may be empty: an axis that dropped out."""
+        found = np.zeros(self.world, dtype=np.int64)
+        if axis:
+            groups = self.groups(axis)
+            found[groups] = np.arange(groups.shape[1])
+        return found
+
+    def shard(self, rank: int) -> int:
+        """Which shard of the model state is this rank's."""
+        place = self.place(rank)
+        return place["dp_shard"] * dict(self.axes)["cp"] + place["cp"]
+
     def within(self, axis: str, ranks: int) -> bool:
         """Whether every group of the axis lies in one block of `ranks` neighbours (a node)."""
         groups = self.groups(axis) // ranks

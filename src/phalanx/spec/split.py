@@ -3,7 +3,7 @@
     column          rows of the matrix (out, in), with their biases: whole heads, or a part of the MLP's width
     row             columns of the matrix; its bias whole, for it is added once, to the sum
     embedding, head rows: a part of the vocabulary; the last ranks' is filled up with rows of zeros
-    norms, position whole
+    norms, position whole; with sequence parallelism each rank's gradient is of its own tokens
 
 Where there are fewer key heads than ranks, neighbouring ranks hold the same one. What a rank holds is a model like
 the whole one, with fewer heads and less of the MLP and of the vocabulary: `local`.
@@ -53,6 +53,7 @@ class Split:
     spec: ModelSpec
     tp: int = 1
     index: int = 0
+    sp: bool = False
 
     @property
     def local(self) -> ModelSpec:
@@ -90,18 +91,19 @@ def _box(split: Split, p: Parameter, own: Parameter) -> Held:
     dim = {"column": 0, "column_bias": 0, "row": 1}.get(p.role)
     if dim is None:
         # The norms inside attention see this rank's heads; all others see what all ranks see.
-        return Held(p, p.shape, (0,) * len(p.shape), p.shape, tp, p.role == "norm" and ".attention." in p.fqn)
+        some = split.sp or (p.role == "norm" and ".attention." in p.fqn)
+        return Held(p, p.shape, (0,) * len(p.shape), p.shape, tp, some)
     copies = own.shape[dim] * tp // p.shape[dim]
     offsets = tuple(index // copies * n if i == dim else 0 for i, n in enumerate(own.shape))
     return Held(p, own.shape, offsets, own.shape, copies, copies > 1)
 
 
-def partial(spec: ModelSpec, tp: int) -> dict[str, int]:
+def partial(split: Split) -> dict[str, int]:
     """By the name of every parameter whose gradient is a sum over ranks that hold copies of it: how many different
     boxes the ranks hold of it."""
-    if tp == 1:
+    if split.tp == 1:
         return {}
-    return {fqn: tp // held.copies for fqn, held in _held(Split(spec, tp)).items() if held.partial}
+    return {fqn: split.tp // held.copies for fqn, held in _held(split).items() if held.partial}
 
 
 def require_split(spec: ModelSpec, tp: int) -> None:

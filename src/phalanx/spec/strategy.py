@@ -13,12 +13,14 @@ from typing import Any, Literal
 
 from phalanx.spec import compression
 from phalanx.spec.compression import Compression
+from phalanx.spec.context import require_context
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import DType, Job, Precision
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.split import require_split
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
+Recompute = Literal["none", "selective", "full"]
 AXES = ("pp", "dp", "cp", "tp")
 DEFAULT_BUCKET_MIB = 25.0  # torch DDP's default
 
@@ -86,7 +88,7 @@ class Strategy:
 
     @property
     def dp_shard(self) -> int:
-        """Ranks that the model state is sharded over: 1 at zero=0, `shard` (default dp) otherwise."""
+        """Replicas of the data axis that share a model state: 1 at zero=0, `shard` (default dp) otherwise."""
         return 1 if self.zero == 0 else (self.shard or self.dp)
 
     @property
@@ -94,17 +96,39 @@ class Strategy:
         return self.dp // self.dp_shard
 
     @property
+    def ring(self) -> int:
+        """Ranks of cp that pass keys and values round; the rest of it is Ulysses."""
+        return self.cp // self.ulysses
+
+    @property
+    def shards(self) -> int:
+        """Ranks that the model state is sharded over: those of cp hold the same model, and share in it too."""
+        return 1 if self.zero == 0 else self.dp_shard * self.cp
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Ranks whose gradients are summed: each has tokens of its own."""
+        return self.dp * self.cp
+
+    @property
     def stage(self) -> int:
         """The ZeRO stage that takes effect: over a single shard none does; at zero=2 with grad_sync=step gradients
         stay whole until the end of the step, which is stage 1."""
-        if self.dp_shard == 1:
+        if self.shards == 1:
             return 0
         return 1 if self.zero == 2 and self.grad_sync == "step" else self.zero
+
+    def recompute_of(self, block: int) -> Recompute:
+        """What of a block's forward pass is repeated in its backward pass: nothing, attention's core, all."""
+        kind, _, k = self.recompute.partition(":")
+        if kind == "every":
+            return "none" if block % int(k) else "full"
+        return kind  # type: ignore[return-value]
 
     @property
     def compressor(self) -> Compression | None:
         """How gradients are compressed where they travel."""
-        return compression.parse(self.compression) if self.dp > 1 else None
+        return compression.parse(self.compression) if self.gradient_ranks > 1 else None
 
     @property
     def bucket_bytes(self) -> int:
@@ -190,6 +214,15 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"use one of {_some(fits)}",
         )
     require_split(model, s.tp)
+    if s.sp and s.micro_batch * job.seq // s.cp % s.tp:
+        raise InputError(
+            "strategy.sp",
+            1,
+            f"tp = {s.tp} does not divide the tokens of a micro-batch, micro_batch x job.seq = "
+            f"{s.micro_batch} x {job.seq}" + (f", over cp = {s.cp}" if s.cp > 1 else ""),
+            "use another micro_batch, or leave sp out",
+        )
+    require_context(model, job.seq, s)
     if job.seq > model.max_seq:
         raise InputError(
             "job.seq",
@@ -205,16 +238,16 @@ _RUNNABLE: dict[str, set[Any] | None] = {
     "zero": None,
     "shard": None,
     "tp": None,
-    "sp": {False},
-    "cp": {1},
-    "ulysses": {1},
+    "sp": None,
+    "cp": None,
+    "ulysses": None,
     "ep": {1},
     "etp": {1},
     "pp": {1},
     "virtual": {1},
     "schedule": {"1f1b"},
     "micro_batch": None,
-    "recompute": {"none"},
+    "recompute": None,
     "compression": None,
     "grad_sync": None,
     "reshard": None,

@@ -30,12 +30,14 @@ from phalanx.nn.initial import create, initial, of_rank
 from phalanx.nn.weights import Weights
 from phalanx.runtime import checkpoint, logical, seam, sync
 from phalanx.runtime.comm import DTYPES, Comm
+from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.copies import Copies
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.part import Part
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.schedule.buckets import buckets
+from phalanx.schedule.context_parallel import context
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.split import Split
@@ -78,10 +80,13 @@ class Training:
         device = comm.world.device
         stage = strategy.stage
         self.inner = Inner(comm)
-        self.split = Split(spec, strategy.tp, comm.mesh.place(comm.world.rank)["tp"])
+        self.split = Split(spec, strategy.tp, comm.mesh.place(comm.world.rank)["tp"], strategy.sp)
         self.tp = TensorParallel(self.inner, self.split) if strategy.tp > 1 else None
         held = self.split.local
-        self.model: Decoder = create(held, DTYPES[precision.compute], device, stage < 3, self.tp)
+        self.context = context(strategy, comm.mesh, comm.world.rank, job.seq)
+        self.cp = ContextParallel(self.inner, self.context, job.documents == "packed") if strategy.cp > 1 else None
+        self.model: Decoder = create(held, DTYPES[precision.compute], device, stage < 3, self.tp, self.cp)
+        self.model.recompute(strategy.recompute_of, self.inner)
         if job.documents == "packed":
             self.model.prepare(job.seq)  # memory is the same in every step
         self.weights: dict[str, Tensor] = dict(self.model.named_parameters()) if stage == 0 else {}
@@ -115,7 +120,8 @@ class Training:
 
     def step(self, micro_batches: list[Tensor], lr: float, stop: bool = False) -> StepResult:
         """Train on this rank's micro-batches, each (micro_batch, seq + 1) token ids on the device; of separate
-        documents (2, micro_batch, seq + 1): ids, and their places in their documents.
+        documents (2, micro_batch, seq + 1): ids, and their places in their documents. Over cp ranks each has its part
+        of them (schedule/context_parallel.py).
 
         Raises FloatingPointError, before any weight changes, where loss or gradient norm is not finite and the step
         is not to be skipped; it says where that began.
@@ -130,7 +136,7 @@ class Training:
         metrics = torch.zeros(4 + parts, dtype=torch.float64, device=comm.world.device)
         if self.split.index == 0:  # tp ranks have the same: one says it for all
             metrics[0] = loss_sum
-            metrics[1] = sum(batch.shape[-2] * (batch.shape[-1] - 1) for batch in micro_batches)
+            metrics[1] = sum(map(self._targets, micro_batches))
         metrics[2] = float(stop)
         metrics[3] = ~torch.isfinite(loss_sum + square_here)
         if parts:
@@ -199,8 +205,16 @@ class Training:
         self.skipped += 1
         return why
 
+    def _targets(self, batch: Tensor) -> int:
+        """How many a micro-batch has."""
+        return batch.shape[-2] * (self.context.tokens if self.cp is not None else batch.shape[-1] - 1)
+
     def _loss(self, batch: Tensor) -> Tensor:
         """Summed over the targets of a micro-batch."""
+        if self.cp is not None:
+            tokens, targets, *_ = batch
+            places = None if self.cp.packed else batch[2:]
+            return self.model(tokens, targets, positions=places)  # type: ignore[no-any-return]
         if batch.dim() == 2:
             return self.model(batch[:, :-1], batch[:, 1:])  # type: ignore[no-any-return]
         tokens, places = batch
@@ -229,9 +243,10 @@ class Training:
         total = torch.zeros(2, dtype=torch.float64, device=self.comm.world.device)
         for batch in batches:
             total[0] += self._loss(batch)
-            total[1] += batch.shape[-2] * (batch.shape[-1] - 1)
+            total[1] += self._targets(batch)
         if self.engine.stage == 3:
-            nothing = torch.zeros(1, 2, dtype=torch.int64, device=self.comm.world.device)
+            shape = (1, 2) if self.cp is None else self.context.shape(1, not self.cp.packed)
+            nothing = torch.zeros(shape, dtype=torch.int64, device=self.comm.world.device)
             for _ in range(passes - len(batches)):
                 self._loss(nothing)
         if self.split.index:  # tp ranks have the same

@@ -207,7 +207,7 @@ class Trainer:
 
         def send(step: int) -> list[Tensor]:
             share = self.batches.share(step, self.replica, strategy.dp, strategy.micro_batch)
-            return [_to_device(batch, device) for batch in share]
+            return [_to_device(self.training.context.cut(batch), device) for batch in share]
 
         here = self._ahead[1] if self._ahead and self._ahead[0] == step else send(step)
         if device.type == "cuda":
@@ -217,7 +217,7 @@ class Trainer:
     def _row(
         self, step: int, result: StepResult, lr: float, seconds: float, times: StepTimes | None
     ) -> dict[str, Any]:
-        peak = self.plan.choices["peak_flops_per_s"]
+        peak, flops = self.plan.choices["peak_flops_per_s"], self.plan.prediction["flops"]
         axes = None if times is None else times.axes
         return {
             "step": step + 1,
@@ -227,7 +227,8 @@ class Trainer:
             "tokens": result.tokens,
             "step_time_s": seconds,
             "tokens_per_s": result.tokens / seconds,
-            "mfu": self.plan.prediction["flops"] / seconds / peak,
+            "mfu": (flops - self.plan.prediction.get("repeated_flops", 0)) / seconds / peak,
+            "hfu": flops / seconds / peak,
             "mem_bytes": self.memory,
             "exposed_communication_s": None if axes is None else {a: t.exposed_s for a, t in axes.items()},
             "overlap": None if axes is None else {a: t.overlap for a, t in axes.items()},
@@ -247,6 +248,7 @@ class Trainer:
         held_out, size = self.tokens.validation(), plan.strategy.micro_batch
         documents = self.tokens.validation_starts() if self.separate else None
         parts = [take(held_out, starts[i : i + size], plan.job.seq, documents) for i in range(0, len(starts), size)]
+        parts = [self.training.context.cut(part) for part in parts]
         most = -(-len(every) // plan.strategy.dp)  # of any replica
         passes = -(-most // size)
         loss, tokens = self.training.evaluate([_to_device(part, world.device) for part in parts], passes)

@@ -2,7 +2,7 @@
 
 collectives   of every axis: kind to bytes, in their order
 passes        of every unit: forward, backward, optimizer, in their order
-order         of all of them together; those inside of layers (tp) against the passes, and not against buckets
+order         of all of them together; those inside of layers (tp, cp) against the passes, and not against buckets
 FLOPs         of every unit, forward and backward
 live bytes    when the step begins, when each pass begins, the most while it lasts, and when the step is over
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.cost.program import Instant, StepProgram, flops_per_unit, instants
-from phalanx.schedule.event import Event
+from phalanx.schedule.event import INSIDE, Event
 
 SLACK_BYTES, SLACK = 2**14, 1e-5
 """Live bytes may differ by so much, and by this share of the peak: scratch memory of single operations is not in the
@@ -78,11 +78,11 @@ PASSES = "passes"
 
 
 def _across_layers(e: Event) -> bool:
-    return e.axis != "tp"
+    return e.axis not in INSIDE
 
 
 def _inside_layers(e: Event) -> bool:
-    return e.axis in ("", "tp")
+    return e.axis in ("", *INSIDE)
 
 
 def _passes(events: Sequence[Event]) -> list[Event]:

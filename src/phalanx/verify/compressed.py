@@ -40,8 +40,8 @@ def examine_compressed(
     job = replace(job, precision=Precision(compute=dtype), clip=0.0)  # type: ignore[arg-type]
     batches = random_batches(spec, job, train.seed, steps=2)
     share = batches.share(0, comm.mesh.replica(comm.world.rank), strategy.dp, strategy.micro_batch)
-    mine = [torch.from_numpy(b).to(comm.world.device) for b in share]
     plain = Training(spec, job, replace(strategy, compression="none"), comm, train.seed)
+    mine = [torch.from_numpy(plain.context.cut(b)).to(comm.world.device) for b in share]
     plain.step(mine, lr=0.0)
     truth = {name: g.clone() for name, g in plain.engine.gradients()}
     del plain

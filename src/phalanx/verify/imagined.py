@@ -36,6 +36,7 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.compression import sparse
 from phalanx.runtime.instrument import Tracker, instrument
 from phalanx.runtime.world import World
+from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import Event
 from phalanx.spec.job import Job
 from phalanx.spec.mesh import mesh
@@ -200,9 +201,8 @@ def place_of(error: BaseException) -> str:
 
 
 def _micro_batches(job: Job, strategy: Strategy) -> list[Tensor]:
-    shape: tuple[int, ...] = (strategy.micro_batch, job.seq + 1)
-    if job.documents == "separate":
-        shape = (2, *shape)
+    part = Context(job.seq, strategy.ring, strategy.ulysses)
+    shape = part.shape(strategy.micro_batch, job.documents == "separate")
     return [torch.empty(shape, dtype=torch.int64) for _ in range(strategy.accumulation(job))]
 
 

@@ -71,7 +71,7 @@ def examine(
     for step in range(steps):
         lr = learning_rate(train, train.lr, step)
         share = batches.share(step, replica, strategy.dp, strategy.micro_batch)
-        result = ours.step([torch.from_numpy(b).to(device) for b in share], lr)
+        result = ours.step([torch.from_numpy(ours.context.cut(b)).to(device) for b in share], lr)
         gradients = ours.gradients()
         if oracle is None:
             continue

@@ -1,17 +1,21 @@
 """Which ranks to look at: one of each class, a class being ranks whose events cannot differ.
 
-Data-parallel ranks issue the same events, and so do tensor-parallel ranks, who hold tensors of the same shapes. What
-differs is what they hold: where a bucket is padded to equal shards, the last shards hold less, maybe nothing at all
-of some bucket. So there are at most two classes, shards that are full and shards that are not, of which the last
-holds least.
+Data-parallel ranks issue the same events, and so do tensor-parallel ranks, who hold tensors of the same shapes, and
+those of a ring, but for the names of their peers. What differs is what they hold: where a bucket is padded to equal
+shards, the last shards hold less, maybe nothing at all of some bucket. So there are shards that are full and shards
+that are not, of which the last holds least. And in a ring, blocks of keys that stand before a rank's queries have
+other shapes than those behind: there are its first rank, its last one, and those between.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from phalanx.schedule.buckets import buckets
 from phalanx.spec.job import Job
+from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
@@ -27,12 +31,22 @@ class RankClass:
 
 def classes(spec: ModelSpec, job: Job, s: Strategy) -> tuple[RankClass, ...]:
     """The classes of a strategy's ranks, each with the rank that stands for it."""
-    if s.stage == 0:
-        return (RankClass(0, s.world, "alike"),)
-    sizes = [(b.numel, b.padded(s) // s.dp_shard) for b in buckets(spec, job, s)]
-    full = min(numel // part for numel, part in sizes)  # shards without padding
-    if full == s.dp_shard:
-        return (RankClass(0, s.world, "alike"),)
-    of_each = s.world // s.dp_shard
-    found = [RankClass(0, full * of_each, "full shards")] if full else []
-    return (*found, RankClass(s.world - 1, (s.dp_shard - full) * of_each, "shards with padding"))
+    grid = mesh(s)
+    full = s.shards  # shards without padding
+    if s.stage:
+        full = min(b.numel // (b.padded(s) // s.shards) for b in buckets(spec, job, s))
+    padded = grid.along(grid.shard_axis) >= full if s.stage else np.zeros(s.world, dtype=bool)
+    place = np.sign(grid.along("ring")) + (grid.along("ring") == s.ring - 1) * (s.ring > 1)
+    found = []
+    for pads in (False, True):
+        for at in range(3):
+            ranks = np.flatnonzero((padded == pads) & (place == at))
+            if len(ranks):
+                names = [_PLACES[at]] * (s.ring > 1) + [_SHARDS[pads]] * bool(0 < full < s.shards or pads)
+                # Of padded shards the last one holds least.
+                found.append(RankClass(int(ranks[-1 if pads else 0]), len(ranks), ", ".join(names) or "alike"))
+    return tuple(found)
+
+
+_PLACES = ("first in the ring", "within the ring", "last in the ring")
+_SHARDS = ("full shards", "shards with padding")

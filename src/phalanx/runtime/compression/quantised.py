@@ -85,7 +85,8 @@ class Quantised:
         self.c, self.draws = c, 0
         self.code = Code(c, dtype, comm.world.device)
         self._rank = comm.world.rank
-        stage, axis = strategy.stage, comm.mesh.gradient_axis if strategy.stage == 0 else "dp_shard"
+        stage, grid = strategy.stage, comm.mesh
+        axis = grid.shard_axis if stage else grid.gradient_axis
         p = comm.size(axis)
         sizes = [p * self.code.bytes(b.padded // p) for b in buckets]
         # Two neighbouring buckets are under way at most.

@@ -1,0 +1,111 @@
+"""What is sent inside of layers, in order: over tensor-parallel ranks, and where in between attention's core runs,
+which itself sends over those that share sequences (context_parallel.py).
+
+    embed    F   its output
+    blocks   F   core; what attention and MLP add to the residual stream: each, or their sum where both read one input
+             B   the gradient of the input of the MLP; core; that of attention's input
+    head     F   each token's largest logit; its sum of exponentials and its target's logit
+             B   the gradient of its input, which is normed
+
+Each is an all-reduce. With sequence parallelism the residual stream is split by tokens, and what reads it all is
+brought together first. In place of the all-reduces of the stream:
+
+    embed    F   reduce-scatter of its output
+             B   all-gather of that one's gradient
+    blocks   F   all-gather of what attention and MLP read, reduce-scatter of what they add
+             B   all-gather of the gradient of what they add; of what they read, and reduce-scatter of its gradient
+    head     F   all-gather of its input, which is normed, before all else
+             B   the same, and reduce-scatter of its gradient
+
+Where the forward pass is repeated, before all else of the backward pass comes what it sends but the last, of which
+nobody needs the result; where the core alone is, the core once more just before its backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from phalanx.schedule.event import Phase
+from phalanx.schedule.tensor_parallel import chunks
+from phalanx.spec.job import DTYPE_BYTES, DType, Job
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Recompute, Strategy
+
+Way = Literal["F", "B"]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """`count` collectives over tp, one after the other, of `bytes` together; numbers or columns."""
+
+    op: str
+    dtype: DType
+    bytes: Any
+    count: Any = 1
+
+
+@dataclass(frozen=True)
+class Core:
+    """Attention's core runs, forward or backward."""
+
+    way: Way
+
+
+Sends = tuple[Sent | Core, ...]
+
+
+def sent(
+    spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, tokens: Any, repeat: Recompute = "none"
+) -> Sends:
+    """In a pass of a unit class over `tokens` tokens of a rank, a number or a column. `repeat`: what a block
+    repeats."""
+    compute = job.precision.compute
+    size = tokens * spec.hidden * DTYPE_BYTES[compute]
+    wide: DType = "float64" if compute == "float64" else "float32"
+    scalars: Sends = tuple(Sent("all_reduce", wide, n * tokens * DTYPE_BYTES[wide]) for n in (1, 2))
+    reduce: Sends = (Sent("all_reduce", compute, size),)
+    if s.tp == 1:
+        reduce = scalars = ()
+    if unit == "blocks":
+        gather, scatter = _apart(s, compute, size, tokens)
+        return _block(spec, phase, repeat, reduce, gather, scatter, s.sp)
+    if s.sp:
+        gather, scatter = _apart(s, compute, size, tokens)
+        if unit == "embed":
+            return scatter if phase == "F" else gather
+        return gather + (scalars if phase == "F" else scatter)
+    if unit == "embed":
+        return reduce if phase == "F" else ()
+    return scalars if phase == "F" else reduce
+
+
+def _apart(s: Strategy, dtype: DType, size: Any, tokens: Any) -> tuple[Sends, Sends]:
+    """With sequence parallelism: all-gather and reduce-scatter of the stream."""
+    parts = chunks(tokens, s.tp)
+    return (Sent("all_gather", dtype, size, parts),), (Sent("reduce_scatter", dtype, size, parts),)
+
+
+def _block(
+    spec: ModelSpec, phase: Phase, repeat: Recompute, reduce: Sends, gather: Sends, scatter: Sends, sp: bool
+) -> Sends:
+    there: Sends = (Core("F"),)
+    back: Sends = (Core("B"),)
+    if repeat == "selective":
+        back = there + back
+    serial = spec.residual == "serial"
+    if not sp:
+        forward, last = (there + reduce, reduce) if serial else (there, reduce)
+        backward = reduce + back + reduce
+    elif serial:
+        forward, last = gather + there + scatter + gather, scatter
+        backward = (gather + gather + scatter) + gather + back + (gather + scatter)
+    elif repeat == "selective":  # the core runs where its product is summed
+        forward, last = gather + gather + there, scatter
+        backward = gather + back + (gather + scatter) * 2
+    else:
+        forward, last = gather + there + gather, scatter
+        backward = gather + (gather + scatter) + back + (gather + scatter)
+    if phase == "F":
+        return forward + last
+    return (forward if repeat == "full" else ()) + backward
