@@ -198,15 +198,15 @@ def _inside_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strate
                     continue
                 event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", "tp", dtype=x.dtype)
                 found.append(Term(event, count=x.count * n * m, bytes=x.bytes * n * m))
-            for (op, axis), sizes in sends.items():
+            for (op, axis), each in sends.items():
                 event = Event("p2p" if axis == "ring" else "collective", op, phase, name, axis, dtype=compute)
-                found.append(Term(event, count=len(sizes) * n * m, bytes=sum(sizes) * n * m))
+                found.append(Term(event, count=len(each) * n * m, bytes=sum(each) * n * m))
     if like.tp == 1:
         return found
     sizes, where = np.unique(np.atleast_1d(s.bucket_bytes), return_inverse=True)
-    each = [memory.copies(spec, job, replace(like, bucket=size / 2**20)) for size in sizes]
-    total = each[0] if isinstance(s, Strategy) else np.array(each)[where]
-    if each[0]:
+    held = [memory.copies(spec, job, replace(like, bucket=size / 2**20)) for size in sizes]
+    total = held[0] if isinstance(s, Strategy) else np.array(held)[where]
+    if held[0]:
         event = Event("collective", "all_reduce", "opt", "copies", "tp", dtype=job.precision.accumulate_dtype)
         found.append(Term(event, count=1, bytes=total))
     return found
