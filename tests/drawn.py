@@ -93,7 +93,7 @@ def cases(
     tp = draw(st.sampled_from([n for n in divisors(ranks) if splits(model, n)]))
     seq = draw(st.sampled_from([8, 32] if small else [32, 128, 256]))
     # A ring of many ranks has as many steps in every block, each like the one before.
-    parts = [Strategy(tp=tp, cp=cp, ulysses=u) for cp in divisors(ranks // tp) for u in divisors(cp) if cp // u <= 8]
+    parts = [Strategy(tp=tp, cp=cp, ulysses=u) for cp in divisors(ranks // tp) for u in divisors(cp) if cp // u <= 4]
     context = draw(st.sampled_from([s for s in parts if shares(model, seq, s)]))
     cp = context.cp
     dp = ranks // tp // cp
