@@ -28,7 +28,7 @@ run: install
 
 # Most tests wait more than they compute: two at a time use two cores. Each worker has its own pool of ranks.
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
