@@ -56,7 +56,7 @@ def dtensor_plan(spec: ModelSpec, sp: bool) -> dict[str, ParallelStyle]:
     plan |= {name: RowwiseParallel(output_layouts=stream) for name in ("attention.o", "mlp.down")}
     if sp:
         plan |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
-        for name, others in (("attention", (None,) * 3), ("mlp", ())):
+        for name, others in (("attention", (None,) * 3), ("mlp", (None,))):
             plan[name] = PrepareModuleInput(
                 input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others)
             )

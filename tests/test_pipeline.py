@@ -177,6 +177,8 @@ def test_a_picture_with_one_backward_on_all_ranks_at_once_is_refused(tmp_path: P
         prove_slots(read(path), cells(path))
     code, out, _ = phalanx(tmp_path, "pipeline", "prove", "picture.csv", "--slots")
     assert (code, out.startswith("picture.csv: 6 actions come too early")) == (1, True)
+    path.write_text("0F0,0SEND_F0,,,0RECV_B0,0B0\n,1RECV_F0,1F0,1B0,1SEND_B0,\n")
+    prove_slots(read(path), cells(path))
     path.write_text("0F0,0F1,,,0B0,0B1\n,1F0,1F1,1B0,1B1,\n")
     prove_slots(read(path), cells(path))
 
@@ -217,11 +219,15 @@ def test_the_command_draws_compares_and_writes(tmp_path: Path) -> None:
     assert figures["gpipe"]["peak_activations"] == [8] * 4
     code, out, _ = phalanx(tmp_path, "pipeline", "csv", "1f1b", "--ranks", "2", "--micro-batches", "1")
     assert out == "0F0,0B0\n1F0,1B0\n"
+    _, sends, _ = phalanx(tmp_path, "pipeline", "csv", "1f1b", "--ranks", "2", "--sends")
+    (tmp_path / "s.csv").write_text(sends)
+    assert phalanx(tmp_path, "pipeline", "csv", "s.csv", "--sends")[1] == sends
     for words, said in (
         (("show", "1fb1"), "no such schedule; did you mean 1f1b"),
         (("show", "1f1b", "--ranks", "0"), "ranks = 0: must be at least 1"),
         (("show", "missing.csv"), "missing.csv': cannot be read"),
         (("show", "1f1b", "--costs", "1,2"), "is not three positive numbers"),
+        (("show", "1f1b", "--virtual", "3"), "virtual = 3: 1f1b has 1 per rank"),
         (("csv", "dualpipe-v", "--micro-batches", "7"), "needs two per rank to fill both ways, 8"),
     ):
         code, _, err = phalanx(tmp_path, "pipeline", *words)

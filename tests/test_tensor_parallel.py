@@ -92,8 +92,13 @@ def test_what_does_not_fall_into_equal_parts_is_refused(
 def test_what_cannot_be_combined_is_refused() -> None:
     with pytest.raises(InputError, match="rounds what all tp ranks hold differently on each"):
         require_runnable(Strategy(dp=2, tp=2, compression="int8"), Job(4, 8))
-    with pytest.raises(InputError, match=r"strategy\.tp = 2: splits layers"):
-        spread(World(0, 2, 0, 2), torch.nn.Linear(2, 2), "dp=1,tp=2")
+    for line, said in (
+        ("tp=2", r"strategy\.tp = 2: splits layers"),
+        ("cp=2", r"strategy\.cp = 2: splits sequences"),
+        ("zero=3,recompute=full", r"strategy\.recompute = 'full': repeats layers"),
+    ):
+        with pytest.raises(InputError, match=said):
+            spread(World(0, 2, 0, 2), torch.nn.Linear(2, 2), line)
 
 
 @pytest.mark.parametrize("residual", ["serial", "parallel", "parallel_one_norm"])

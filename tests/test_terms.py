@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from drawn import cases, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from phalanx.plan.search import enumerate_strategies
 from phalanx.spec import cluster_presets as clusters
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
+from phalanx.spec.jobfile import make_strategy
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.presets import preset
 from phalanx.spec.strategy import Strategy
@@ -137,3 +139,17 @@ def test_gpt3_flops_are_6n_plus_attention() -> None:
     # the matrices alone: no biases and norms, no position table; the tied embedding once, as the head
     matrices = 12 * 96 * 12288**2 + 50257 * 12288
     assert flops == 6 * matrices * 2048 + 12 * 96 * 12288 * 2048 * 2048
+
+
+@pytest.mark.parametrize(
+    "line", ["dp=4", "recompute=full,dp=4", "cp=4", "cp=4,ulysses=4", "tp=2,cp=2,recompute=full"]
+)
+def test_model_flops_are_those_of_one_process(line: str) -> None:
+    """What MFU counts: whatever a strategy repeats, or leaves out of attention's square."""
+    model, job, strategy = ModelSpec(**complete(preset("llama3-8b"))), Job(8, 2048), make_strategy(line)
+    assert strategy is not None
+    cluster = clusters.dgx_a100(nodes=1)
+    whole = predict(model, cluster, job, Strategy())
+    found = predict(model, cluster, job, strategy)
+    assert found.model_flops * strategy.world == whole.model_flops == whole.flops
+    assert (found.flops == found.model_flops) == (line in ("dp=4", "cp=4,ulysses=4"))

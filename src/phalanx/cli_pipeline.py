@@ -43,7 +43,7 @@ def _schedule(name: str, ranks: int, micro_batches: int, virtual: int | None) ->
 
     if name.endswith(".csv"):
         return read(Path(name))
-    return build(name, ranks, micro_batches, virtual if name == "interleaved" else None)
+    return build(name, ranks, micro_batches, virtual)
 
 
 def _priced(s: PipelineSchedule, costs: str, transfer: float) -> Priced:
@@ -112,7 +112,7 @@ def pipeline_table(
         found, left_out = [], []
         for name in SCHEDULES:
             try:
-                schedule = _schedule(name, ranks, micro_batches, virtual)
+                schedule = _schedule(name, ranks, micro_batches, virtual if name == "interleaved" else None)
             except InputError as error:
                 if ranks < 1 or micro_batches < 1 or (virtual or 1) < 1:
                     raise
@@ -149,7 +149,8 @@ def pipeline_prove(
     refused = False
     with mistakes():
         for name in names or SCHEDULES:
-            schedule = _schedule(name, ranks, micro_batches, virtual)
+            only = virtual if names or name == "interleaved" else None
+            schedule = _schedule(name, ranks, micro_batches, only)
             try:
                 if slots and name.endswith(".csv"):
                     prove_slots(schedule, cells(Path(name)))
@@ -173,12 +174,15 @@ def pipeline_csv(
     sends: Annotated[bool, typer.Option("--sends", help="With sends and receives.")] = False,
 ) -> None:
     """Write a schedule as torch.distributed.pipelining and torchtitan load it: a line per rank."""
-    from phalanx.schedule.pipeline_sends import inserted
+    from phalanx.schedule.pipeline_prove import prove
+    from phalanx.schedule.pipeline_sends import inserted, without
     from phalanx.schedule.pipeline_text import written
 
     with _refusals():
         schedule = _schedule(name, ranks, micro_batches, virtual)
-        print(written(inserted(schedule) if sends else schedule), end="")
+        prove(schedule)
+        bare = without(schedule)
+        print(written(inserted(bare) if sends else bare), end="")
 
 
 def _figures(priced: Priced) -> dict[str, Any]:

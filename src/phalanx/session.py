@@ -91,7 +91,7 @@ def decide(
         limit = file.cluster.ranks if file.cluster.preset == "local" else None
         if world is None and limit is not None and strategy.world > limit:
             raise InputError(
-                "strategy.dp", strategy.dp, f"needs {strategy.world} ranks, cluster.ranks is {limit}", "lower dp"
+                "strategy", str(strategy), f"needs {strategy.world} ranks, cluster.ranks is {limit}", "use fewer"
             )
         check(strategy, file.model, file.job, size)
     else:
@@ -124,7 +124,7 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
         "communication_s": float(p.communication_s),
         "exposed_communication_s": float(p.exposed_communication_s),
         "flops": int(p.flops),
-        "repeated_flops": int(p.repeated_flops),
+        "model_flops": int(p.model_flops),
         "memory_bytes": int(p.memory_bytes),
         "state_bytes": int(p.state_bytes),
         "activation_bytes": int(p.activation_bytes),

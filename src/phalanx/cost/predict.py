@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from phalanx.cost import collective, kernel, memory
-from phalanx.cost.kernel import Column
+from phalanx.cost.kernel import NO_WORK, Column
 from phalanx.cost.link import link
 from phalanx.cost.terms import Columns, Term, columns, highest, terms, unit_classes
 from phalanx.schedule.context_parallel import Context
@@ -21,6 +21,7 @@ from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import Job
 from phalanx.spec.mesh import Mesh, mesh
 from phalanx.spec.model import ModelSpec
+from phalanx.spec.split import local
 from phalanx.spec.strategy import Strategy
 
 
@@ -35,8 +36,8 @@ class Prediction:
     communication_s: Column
     exposed_communication_s: Column
     flops: Column
-    repeated_flops: Column
-    """Of them, those of forward passes that backward passes repeat: no model FLOPs."""
+    model_flops: Column
+    """Those of one process, this rank's part of them: nothing repeated, attention over the full square."""
     bytes_per_axis: dict[str, Column]
     memory_bytes: Column
     activation_bytes: Column
@@ -72,7 +73,6 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     communication: Column = 0.0
     optimizer = 0.0
     flops: Column = 0
-    repeated: Column = 0
     traffic: dict[str, Column] = {}
     found = terms(spec, job, s)
     inside: Column = 0.0  # of layers
@@ -101,7 +101,6 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
                 communication = communication + seconds
             traffic[axis] = traffic.get(axis, 0) + term.bytes
         flops = flops + term.work.flops
-        repeated = repeated + term.again.flops
     exposed = communication
     if cluster.device.own_communication_engine:
         # Buckets travel beside the last micro-batch's backward pass; what does not fit there is seen.
@@ -117,12 +116,23 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         communication_s=communication + inside,
         exposed_communication_s=exposed + waited,
         flops=flops,
-        repeated_flops=repeated,
+        model_flops=_model_flops(spec, job, s, like),
         bytes_per_axis=traffic,
         memory_bytes=peak,
         activation_bytes=peak - held,
         state_bytes=held,
     )
+
+
+def _model_flops(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy) -> Column:
+    own, found = local(spec, like.tp), NO_WORK
+    tokens: Column = s.micro_batch * job.seq // like.cp
+    if isinstance(s, Columns):
+        tokens = tokens.astype(float)
+    for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
+        for work in (kernel.forward, kernel.backward):
+            found += work(own, unit, tokens, job.seq, 1) * n
+    return found.flops * s.accumulation(job)
 
 
 def _passed_on(

@@ -88,10 +88,6 @@ def spread(
         raise InputError(
             "precision.compute", "float16", "needs a loss scale, which `phalanx train` has", "use bfloat16"
         )
-    if s.tp > 1:
-        raise InputError("strategy.tp", s.tp, "splits layers, which `phalanx train` has of its own", "use dp alone")
-    if s.cp > 1:
-        raise InputError("strategy.cp", s.cp, "splits sequences, which `phalanx train` does", "use dp alone")
     require_runnable(s, Job(s.dp, 1, precision))
     module.to(world.device)
     choices = [Choice(op, world.size, 0, transport) for op in _OPS] if transport != "native" else []
@@ -351,6 +347,13 @@ def _strategy(given: str | Strategy, world: World) -> Strategy:
         assert found is not None
     else:
         found = given
+    for name, alone, why in (
+        ("tp", 1, "splits layers, which `phalanx train` has of its own"),
+        ("cp", 1, "splits sequences, which `phalanx train` does"),
+        ("recompute", "none", "repeats layers, which `phalanx train` has of its own"),
+    ):
+        if getattr(found, name) != alone:
+            raise InputError(f"strategy.{name}", getattr(found, name), why, "use dp alone")
     if found.world != world.size:
         raise InputError(
             "strategy", str(found), f"is for {found.world} ranks, but there are {world.size}", "leave dp out"

@@ -135,7 +135,7 @@ def prove_slots(s: PipelineSchedule, slots: Sequence[Sequence[Sequence[Action]]]
     when = {action: at for own in slots for at, cell in enumerate(own) for action in cell}
     wrong = []
     for rank, own in enumerate(slots):
-        for at, action in ((at, action) for at, cell in enumerate(own) for action in cell):
+        for at, action in ((at, a) for at, cell in enumerate(own) for a in cell if "_" not in a.kind):
             for need in _needs(s, action, when):
                 there = when.get(need)
                 if there is None or there >= at:

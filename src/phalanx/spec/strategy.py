@@ -214,6 +214,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"use one of {_some(fits)}",
         )
     require_split(model, s.tp)
+    require_context(model, job.seq, s)
     if s.sp and s.micro_batch * job.seq // s.cp % s.tp:
         raise InputError(
             "strategy.sp",
@@ -222,7 +223,6 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"{s.micro_batch} x {job.seq}" + (f", over cp = {s.cp}" if s.cp > 1 else ""),
             "use another micro_batch, or leave sp out",
         )
-    require_context(model, job.seq, s)
     if job.seq > model.max_seq:
         raise InputError(
             "job.seq",

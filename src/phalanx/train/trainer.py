@@ -227,7 +227,7 @@ class Trainer:
             "tokens": result.tokens,
             "step_time_s": seconds,
             "tokens_per_s": result.tokens / seconds,
-            "mfu": (flops - self.plan.prediction.get("repeated_flops", 0)) / seconds / peak,
+            "mfu": self.plan.prediction.get("model_flops", flops) / seconds / peak,
             "hfu": flops / seconds / peak,
             "mem_bytes": self.memory,
             "exposed_communication_s": None if axes is None else {a: t.exposed_s for a, t in axes.items()},
