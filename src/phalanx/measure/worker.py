@@ -25,7 +25,7 @@ from phalanx.spec.mesh import mesh
 from phalanx.spec.plan import write_json
 from phalanx.spec.strategy import Strategy
 
-_TIMEOUT_S = 120
+_TIMEOUT_S = 600  # of a barrier: ranks that take no part in a level wait for it
 
 
 def levels(ranks: int) -> list[int]:
