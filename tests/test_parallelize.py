@@ -164,7 +164,12 @@ def test_masters_are_finer_than_weights() -> None:
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [("zero=5", "strategy.zero"), ("dp=2", "there are 1"), ("zerro=1", "did you mean"), ("tp=2", "there are 1")],
+    [
+        ("zero=5", "strategy.zero"),
+        ("dp=2", "there are 1"),
+        ("zerro=1", "did you mean"),
+        ("tp=2", "splits layers"),
+    ],
 )
 def test_wrong_strategies_are_one_line(line: str, words: str) -> None:
     with pytest.raises(InputError, match="strategy") as error:
