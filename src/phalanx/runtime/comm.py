@@ -160,16 +160,15 @@ class Comm:
         unit: str,
         phase: Phase,
         micro_batch: int | None = None,
-        distance: int = 1,
     ) -> Handle:
-        """Start sending `source` to the rank that is `distance` places further on an axis, which is a ring, and
-        receiving in `target` what the rank as far before sends: two events. Always over torch's own sends."""
+        """Start sending `source` to the next rank of an axis, which is a ring, and receiving in `target` what the
+        one before sends: two events. Always over torch's own sends."""
         ranks = self.ranks(axis)
         p, me = len(ranks), ranks.index(self.world.rank)
         if p == 1:
             target.copy_(source)
             return DONE
-        to, of = (me + distance) % p, (me - distance) % p
+        to, of = (me + 1) % p, (me - 1) % p
         dtype = DTYPE_NAMES[source.dtype]
         sends, receives = (
             Event("p2p", op, phase, unit, axis, p, ranks[peer], dtype, micro_batch=micro_batch, bytes=source.nbytes)

@@ -29,7 +29,7 @@ class Inner:
         )
 
     def exchange(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
-        """As Comm.exchange, one place on."""
+        """As Comm.exchange."""
         return self.comm.exchange(
             target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
         )
