@@ -5,6 +5,7 @@ Parity, predicted = recorded and checkpoints of random strategies, cp among them
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -95,19 +96,20 @@ def test_no_rectangle_of_a_ring_is_half_empty() -> None:
     assert pairs == seq * keys_per_query(seq, ring)
 
 
+@pytest.mark.parametrize("forward", [attention.forward, attention.plain_forward])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-def test_results_over_blocks_of_keys_are_merged(dtype: torch.dtype, bound: float) -> None:
+def test_results_over_blocks_of_keys_are_merged(
+    forward: Callable[..., attention.Results], dtype: torch.dtype, bound: float
+) -> None:
     """Those of half of the queries, and over keys that are hidden as a whole. Of 16 bits every result is rounded."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 6, 8).to(dtype)
-    whole, lse = attention.forward(q, k, v)
-    out, sums = (
-        t.to(torch.promote_types(dtype, torch.float32)) for t in attention.forward(q, k[:, :, :2], v[:, :, :2])
-    )
+    whole, lse = forward(q, k, v)
+    out, sums = (t.to(torch.promote_types(dtype, torch.float32)) for t in forward(q, k[:, :, :2], v[:, :, :2]))
     hidden = torch.full((1, 1, 6, 4), -6e4, dtype=dtype)
-    merge(out, sums, *attention.forward(q, k[:, :, 2:], v[:, :, 2:], hidden))
+    merge(out, sums, *forward(q, k[:, :, 2:], v[:, :, 2:], hidden))
     for rows in (slice(0, 3), slice(3, 6)):
-        merge(out[:, :, rows], sums[:, :, rows], *attention.forward(q[:, :, rows], k[:, :, 2:], v[:, :, 2:]))
+        merge(out[:, :, rows], sums[:, :, rows], *forward(q[:, :, rows], k[:, :, 2:], v[:, :, 2:]))
     torch.testing.assert_close(out.to(dtype), whole, rtol=bound, atol=bound)
     torch.testing.assert_close(sums.to(lse.dtype), lse, rtol=bound, atol=bound)
 
