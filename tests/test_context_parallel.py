@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
+from toy import model
 
 from phalanx.cost.predict import predict
 from phalanx.cost.program import expand
@@ -25,32 +26,13 @@ from phalanx.runtime.world import World
 from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.spec import cluster_presets as clusters
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import build
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy, check
 from phalanx.verify.compare import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
 from phalanx.verify.proof import verify
 from phalanx.verify.ranks import classes
-
-SIZES: dict[str, Any] = {
-    "family": "llama",
-    "vocab": 61,
-    "hidden": 16,
-    "layers": 2,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "ffn": 40,
-    "max_seq": 32,
-}
-
-
-def model(**sizes: Any) -> ModelSpec:
-    return build(ModelSpec, complete(SIZES | sizes), "model")
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.booleans(), st.booleans())
