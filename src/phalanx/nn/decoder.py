@@ -8,7 +8,7 @@ Module paths are the parameter names of `spec.model.parameters`; the units are t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.sequence_parallel import Factors, Rows
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model import ModelSpec, chunks, units
 from phalanx.spec.strategy import Recompute
 
 
@@ -130,7 +130,7 @@ class Embed(nn.Module):
         super().__init__()
         self.tp = tp
         self.token = nn.Embedding(spec.vocab, spec.hidden)
-        if spec.position == "learned":
+        if spec.position == "learned" and "embed" in units(spec):
             self.position = nn.Embedding(spec.max_seq, spec.hidden)
 
     def forward(self, tokens: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
@@ -181,7 +181,8 @@ class Decoder(nn.Module):
 
     With `tp`, one of several ranks' part of a model: `spec` is what it holds, logits are those of its own rows of the
     vocabulary, and the loss is whole (runtime/tensor_parallel.py). With `cp`, tokens, targets and loss are those of
-    this rank's part of the sequences (runtime/context_parallel.py)."""
+    this rank's part of the sequences (runtime/context_parallel.py). Of a pipeline rank it has some units, and runs a
+    chunk of them at a time: from the stream `x` that the chunk before it gave, to that which the next one gets."""
 
     cos: Tensor
     sin: Tensor
@@ -195,9 +196,16 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.tp, self.cp = spec, tp, cp
-        self.embed = Embed(spec, tp)
-        self.blocks = nn.ModuleList(Block(spec, i, tp, cp) for i in range(spec.layers))
-        self.head = Head(spec, self.embed.token.weight if spec.tied else None, tp)
+        self.chunks = chunks(spec)
+        held = units(spec)
+        if "embed" in held or (spec.tied and "head" in held):  # the head's own copy has the embedding's name
+            self.embed = Embed(spec, tp)
+        # By number, as in the whole model.
+        self.blocks = nn.ModuleDict(
+            {n: Block(spec, int(n), tp, cp) for n in (u.split(".")[1] for u in held if u.startswith("blocks"))}
+        )
+        if "head" in held:
+            self.head = Head(spec, self.embed.token.weight if spec.tied else None, tp)
         if spec.position == "rotary":
             cos, sin = rotary_table(spec)
             self.register_buffer("cos", cos.to(dtype), persistent=False)
@@ -209,18 +217,21 @@ class Decoder(nn.Module):
     def prepare(self, seq: int) -> None:
         """Make now what a forward pass over packed sequences of `seq` tokens would make and keep: the mask of a
         window."""
-        self._masks(self.embed.token.weight.new_empty(1, seq), 0, None)
+        self._masks(next(self.parameters()).new_empty(1, seq), 0, None, tuple(self._blocks().values()))
 
     def recompute(self, of: Callable[[int], Recompute], inner: Inner) -> None:
         """Which part of each block's forward pass is repeated in its backward pass, in place of being kept."""
-        for i, block in enumerate(self.blocks):
-            block.repeats = inner if of(i) == "full" else None
-            block.attention.repeats = inner if of(i) == "selective" else None
+        for unit, block in self._blocks().items():
+            repeat = of(int(unit.split(".")[1]))
+            block.repeats = inner if repeat == "full" else None
+            block.attention.repeats = inner if repeat == "selective" else None
+
+    def _blocks(self) -> dict[str, Block]:
+        return {f"blocks.{n}": block for n, block in self.blocks.items()}  # type: ignore[misc]
 
     def units(self) -> dict[str, nn.Module]:
         """The modules that run, by unit name, in forward order."""
-        blocks = {f"blocks.{i}": block for i, block in enumerate(self.blocks)}
-        return {"embed": self.embed, **blocks, "head": self.head}
+        return {unit: self.get_submodule(unit) for unit in units(self.spec)}
 
     def forward(
         self,
@@ -228,29 +239,37 @@ class Decoder(nn.Module):
         targets: Tensor | None = None,
         cache: Cache | None = None,
         positions: Tensor | None = None,
+        x: Tensor | None = None,
+        chunk: int = 0,
     ) -> Tensor:
         """`positions` (batch, seq): the place of each token in its document, from 0; attention does not leave it.
-        With `cp` (ulysses, batch, seq), of all ranks that share their heads."""
+        With `cp` (ulysses, batch, seq), of all ranks that share their heads. `chunk`: of those that are held."""
+        held = self.chunks[chunk]
         start = cache.length if cache is not None else 0
         if self.tp is not None:
             self.tp.begin(*tokens.shape)
         places = positions if self.cp is None else self.cp.places(positions)
-        x = self.embed(tokens, start, places)
+        if x is None:
+            x = self.embed(tokens, start, places)
         angles = None
         if self.spec.position == "rotary":
             here = slice(start, start + tokens.shape[1]) if positions is None else places
             # (seq, 1, rotary_width / 2), or with positions (batch, seq, 1, rotary_width / 2)
             angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
-        masks = self._masks(x.new_empty(()).expand(tokens.shape), start, positions)
-        for block in self.blocks:
+        blocks = [block for unit, block in self._blocks().items() if unit in held]
+        masks = self._masks(x.new_empty(()).expand(tokens.shape), start, positions, blocks)
+        for block in blocks:
             x = block(x, angles, masks[block.window], cache)
-        return self.head(x, targets)  # type: ignore[no-any-return]
+        return x if held[-1] != "head" else self.head(x, targets)  # type: ignore[no-any-return]
 
-    def _masks(self, x: Tensor, start: int, positions: Tensor | None) -> dict[int | None, Tensor | None]:
+    def _masks(
+        self, x: Tensor, start: int, positions: Tensor | None, blocks: Sequence[Block]
+    ) -> dict[int | None, Tensor | None]:
         """What the new tokens may see of all so far, by the window of a block; None where causality alone says it."""
-        windows, total = {block.window for block in self.blocks}, start + x.shape[1]
+        windows, total = {block.window for block in blocks}, start + x.shape[1]
         if self.cp is not None:
-            return self.cp.lowest(windows, positions)
+            everywhere = {block.window for block in self._blocks().values()} if positions is None else windows
+            return self.cp.lowest(everywhere, positions)
         hiding = {w: w if w is not None and w < total else None for w in windows}
         made = {w: self._mask(x, start, w, positions) for w in set(hiding.values())}
         return {w: made[hiding[w]] for w in windows}
