@@ -18,7 +18,7 @@ from phalanx.nn import functions, vocabulary
 from phalanx.nn.attention import Attention, Cache
 from phalanx.nn.norms import make_norm
 from phalanx.nn.rotary import rotary_table
-from phalanx.runtime import recompute, sequence_parallel, tensor_parallel
+from phalanx.runtime import recompute, sequence_parallel, tensor_parallel, weight_gradients
 from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.sequence_parallel import Factors, Rows
@@ -39,15 +39,13 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, made: bool = True) -> Tensor | Factors:
         """As Attention's."""
-        if self.tp is not None:
-            layers = (self.gate, self.up) if self.gated else (self.up,)
-            x = self._activated(*tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, layers))
-            if self.tp.rows is not None:
-                return sequence_parallel.factors(x, self.down)
-            return tensor_parallel.rows(x, self.down, made)
-        if self.gated:
-            return recompute.linear(self.down, functions.swiglu(self.gate(x), self.up(x)), made)
-        return recompute.linear(self.down, F.gelu(self.up(x), approximate=self.approximate), made)
+        layers = (self.gate, self.up) if self.gated else (self.up,)
+        x = self._activated(*tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, layers))
+        if self.tp is None:
+            return recompute.linear(self.down, x, made)
+        if self.tp.rows is not None:
+            return sequence_parallel.factors(x, self.down)
+        return tensor_parallel.rows(x, self.down, made)
 
     def _activated(self, *into: Tensor) -> Tensor:
         return functions.swiglu(*into) if self.gated else F.gelu(*into, approximate=self.approximate)
@@ -141,6 +139,10 @@ class Embed(nn.Module):
         if hasattr(self, "position"):
             if self.tp is not None and self.tp.rows is not None:
                 return x + functions.embedding(_places(self.tp.rows, tokens, positions), self.position.weight)
+            if weight_gradients.owners(self.position.weight):
+                if positions is None:
+                    positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+                return x + functions.embedding(positions, self.position.weight)
             here = self.position.weight[start : start + tokens.shape[1]] if positions is None else None
             x = x + (self.position(positions) if here is None else here)
         return x
@@ -170,7 +172,7 @@ class Head(nn.Module):
             if targets is None:
                 return logits
             return vocabulary.cross_entropy(self.tp, logits.view(-1, logits.shape[-1]), targets.reshape(-1))
-        logits = self.linear(self.norm(x))  # (batch, seq, vocab)
+        logits = recompute.linear(self.linear, self.norm(x))  # (batch, seq, vocab)
         if targets is None:
             return logits
         return functions.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
