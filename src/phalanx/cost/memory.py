@@ -22,7 +22,7 @@ from phalanx.schedule.buckets import buckets, lent, slot_sizes
 from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
-from phalanx.spec.model import ModelSpec, StageSpec, parameters, units
+from phalanx.spec.model import ModelSpec, StageSpec, parameters, tied_apart
 from phalanx.spec.split import Split, local
 from phalanx.spec.strategy import Recompute, Strategy
 
@@ -141,7 +141,7 @@ def copies(spec: ModelSpec, job: Job, s: Strategy) -> int:
 
 def tied(spec: ModelSpec, job: Job, s: Strategy) -> int:
     """Bytes of the gradient of a tied embedding, of which the first and the last pipeline rank have a part each."""
-    if not spec.tied or not isinstance(spec, StageSpec) or not ("embed" in units(spec)) ^ ("head" in units(spec)):
+    if not tied_apart(spec):
         return 0
     bucket = next(b for b in buckets(spec, job, s) if b.parameters[0].unit == "model")
     return bucket.padded(s) // (s.shards if s.stage else 1) * DTYPE_BYTES[job.precision.accumulate_dtype]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.schedule.tensor_parallel import summed_elements
-from phalanx.spec.model import second_tied
+from phalanx.spec.model import second_tied, tied_apart
 from phalanx.spec.split import Split, partial
 
 
@@ -36,7 +36,7 @@ class Copies:
         for b in engine.buckets:
             assert b.shard is not None
             begins, before = 0, 0
-            if engine.comm.size("embed") > 1 and b.bucket.parameters[0].unit == "model":
+            if tied_apart(split.spec) and b.bucket.parameters[0].unit == "model":
                 self._tied = b.shard
                 if second_tied(split.spec, b.bucket.parameters[0].fqn):  # which the first rank counts
                     continue

@@ -94,6 +94,7 @@ class DataParallel:
         # Codes are made from whole gradients: what travels is the compressor's affair.
         self._reduce = DTYPES[precision.accumulate_dtype if c else precision.reduce_dtype]
         self._last, self._open, self._micro_batch, self._next = False, False, 0, 0
+        self._aside = False  # gradients of inputs alone are computed: hooks have nothing to say
         self._under_way: list[Flat] = []  # issued, and not complete
         self.watch: Watch | None = None  # is shown each gradient, and the rows beside it, before it is reduced
         self.unscale = 1.0  # on gradients before they are compressed: what is kept back must outlive a loss scale
@@ -244,18 +245,34 @@ class DataParallel:
         if self.gathered is not None:
             self.gathered.micro_batch(micro_batch)
 
+    def inputs(self, micro_batch: int) -> None:
+        """Announce a backward pass that leaves the gradients of weights for later: `backward`, and `take` of each."""
+        self._aside = True
+        if self.gathered is not None:
+            self.gathered.micro_batch(micro_batch)
+
+    def inputs_over(self) -> None:
+        """That pass is over."""
+        self._aside = False
+
     def _hook(self, name: str, parameter: nn.Parameter) -> None:
+        if self._aside:
+            return
         if not self._open:
             raise RuntimeError(f"{name} got a gradient in a backward pass that the engine was not told of")
-        bucket, grad = self._bucket_of[name], parameter.grad
         rows = parameter.rows_beside  # type: ignore[attr-defined]
+        self.take(name, parameter.grad, rows)
+        rows.clear()
+        parameter.grad = None
+
+    def take(self, name: str, grad: Tensor | None, rows: list[tuple[Tensor, Tensor]]) -> None:
+        """A parameter's gradient of this micro-batch: a dense part, if there is one, and rows of it."""
+        bucket = self._bucket_of[name]
         if self.watch is not None:
             self.watch(name, grad, rows)
         place = self._views[name] if self.stage <= 1 else self._view(bucket, name)
         put(place, grad, rows, add=self.stage <= 1 and name in bucket.touched)
         bucket.touched.add(name)
-        rows.clear()
-        parameter.grad = None
         self.grad_ready(name)
 
     def _view(self, bucket: Flat, name: str) -> Tensor:

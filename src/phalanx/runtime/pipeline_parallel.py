@@ -21,10 +21,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.comm import Comm
+from phalanx.runtime.comm import DTYPE_NAMES, Comm
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.inner import Inner
+from phalanx.runtime.record import Now
 from phalanx.runtime.transport import Handle
+from phalanx.runtime.weight_gradients import Left, PutOff
 from phalanx.schedule.event import Phase
 from phalanx.schedule.pipeline import Action, PipelineSchedule, finished
 
@@ -87,13 +89,14 @@ class Pipeline:
         dtype: torch.dtype,
         engine: DataParallel,
         run: Passed,
+        put_off: PutOff | None,
     ) -> None:
         self.comm, self.inner, self.schedule, self.place, self.engine = comm, inner, schedule, place, engine
-        self.shape, self.dtype, self._run = shape, dtype, run
+        self.shape, self.dtype, self._run, self._put_off = shape, dtype, run, put_off
+        self._names = {id(p): name for name, p in engine.parameters.items()}
         self.actions = schedule.actions[place]
         self.chunks = tuple(c for c, rank in enumerate(schedule.rank_of) if rank == place)
-        self.micro_batch, self.phase = 0, "F"
-        """What runs now."""
+        self.now = Now(0, "F")
         self._finished = finished(self.actions)
         self._anchor = torch.zeros((), requires_grad=True)
         self._clear()
@@ -103,6 +106,7 @@ class Pipeline:
         self._here: dict[tuple[Phase, int, int], Tensor] = {}  # made, and not yet passed on
         self._arriving: dict[tuple[Phase, int, int], tuple[Tensor, Handle]] = {}
         self._leaving: dict[tuple[Phase, int], tuple[Tensor, Handle]] = {}
+        self._left_over: dict[tuple[int, int], Left] = {}  # gradients of weights that are due
 
     def step(self, micro_batches: Sequence[Tensor], seed: float) -> Tensor:
         """The passes of a step, from the gradient `seed` of each loss. The sum of the losses, (), fp64: 0 on a rank
@@ -111,29 +115,31 @@ class Pipeline:
         total = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
         self.engine.begin()
         for at, action in enumerate(self.actions):
-            self.micro_batch = self.inner.micro_batch = action.micro_batch
+            self.inner.micro_batch = action.micro_batch
             match action.kind:
                 case "F":
                     loss = self._forward(action, micro_batches[action.micro_batch])
                     if loss is not None:
                         total += loss
-                case "B":
+                case "B" | "I":
                     self._backward(action, seed, last=self._finished[action.chunk] == at)
+                case "W":
+                    self._weights(action, last=self._finished[action.chunk] == at)
                 case _:
                     self._message(action)
         self.engine.finish()
         for way in list(self._leaving):
-            self._left(*way)
+            self._sent(*way)
         return total
 
-    def _now(self, action: Action, what: str, phase: Phase) -> None:
-        self.phase = phase
+    def _begins(self, action: Action, what: str) -> None:
+        self.now = Now(action.micro_batch, action.kind)  # type: ignore[arg-type]
         chunk = f" of chunk {action.chunk}" if self.schedule.chunks > 1 else ""
         self.comm.status.now(f"{what}{chunk} of micro-batch {action.micro_batch}")
 
     def _forward(self, action: Action, batch: Tensor) -> Tensor | None:
         _, chunk, m = action
-        self._now(action, "forward", "F")
+        self._begins(action, "forward")
         self.engine.forward(m)
         opened = self._open[chunk, m] = _Open()
         x = None
@@ -148,18 +154,38 @@ class Pipeline:
         return None
 
     def _backward(self, action: Action, seed: float, last: bool) -> None:
-        _, chunk, m = action
-        self._now(action, "backward", "B")
+        kind, chunk, m = action
+        self._begins(action, "backward" if kind == "B" else "gradients of inputs")
         opened = self._open.pop((chunk, m))
         if chunk < self.schedule.chunks - 1:
             opened.coming.append(self._arrived("B", chunk, m))
             seed = 1.0
-        self.engine.backward(m, last, self.chunks.index(chunk))
         assert opened.end is not None
-        opened.end.backward(torch.full_like(opened.end, seed))
-        self.engine.settle()
+        if kind == "B":
+            self.engine.backward(m, last, self.chunks.index(chunk))
+            opened.end.backward(torch.full_like(opened.end, seed))
+            self.engine.settle()
+        else:
+            assert self._put_off is not None
+            self.engine.inputs(m)
+            self._put_off.active = True
+            opened.end.backward(torch.full_like(opened.end, seed))
+            self._put_off.active = False
+            self.engine.inputs_over()
+            self._left_over[chunk, m] = self._put_off.take()
         if chunk:
             self._here["B", chunk, m] = opened.going.pop()
+
+    def _weights(self, action: Action, last: bool) -> None:
+        _, chunk, m = action
+        self._begins(action, "gradients of weights")
+        self.engine.backward(m, last, self.chunks.index(chunk))
+        left = self._left_over.pop((chunk, m))
+        while left:
+            unit, gradients = left.pop(0)
+            self.comm.recorder.compute("weight_grad", "W", unit, m, DTYPE_NAMES[self.dtype])
+            gradients(lambda p, g, rows: self.engine.take(self._names[id(p)], g, rows))
+        self.engine.settle()
 
     def _arrived(self, way: Phase, chunk: int, m: int) -> Tensor:
         """What the chunk before, or for its backward pass the one behind, has made."""
@@ -179,14 +205,14 @@ class Pipeline:
             peer = self.schedule.rank_of[chunk - onward]
             self._arriving[way, chunk, m] = tensor, self.comm.receive(tensor, peer, way, chunk, m)
             return
-        self._left(way, chunk)
+        self._sent(way, chunk)
         tensor = self._here.pop((way, chunk, m))
         self._leaving[way, chunk] = (
             tensor,
             self.comm.send(tensor, self.schedule.rank_of[chunk + onward], way, chunk, m),
         )
 
-    def _left(self, way: Phase, chunk: int) -> None:
+    def _sent(self, way: Phase, chunk: int) -> None:
         """Wait for the last message of its kind."""
         if (way, chunk) in self._leaving:
             self._leaving.pop((way, chunk))[1].wait()

@@ -282,6 +282,12 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
+def tied_apart(spec: ModelSpec) -> bool:
+    """Whether a pipeline rank has one of the two copies of a tied embedding: the embedding's or the head's."""
+    held = units(spec)
+    return spec.tied and isinstance(spec, StageSpec) and ("embed" in held) != ("head" in held)
+
+
 def second_tied(spec: ModelSpec, fqn: str) -> bool:
     """Whether this is a head's copy of a tied embedding, which another pipeline rank has as well."""
     return isinstance(spec, StageSpec) and fqn == "embed.token.weight" and "embed" not in units(spec)

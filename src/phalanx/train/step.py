@@ -36,7 +36,9 @@ from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.part import Part
 from phalanx.runtime.pipeline_parallel import Pipeline
+from phalanx.runtime.record import Now
 from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.runtime.weight_gradients import PutOff
 from phalanx.schedule import stages
 from phalanx.schedule.buckets import buckets, lent, of_chunks
 from phalanx.schedule.context_parallel import context
@@ -122,7 +124,10 @@ class Training:
         self.engine.start(lambda piece: first(piece.parameter, piece.start, piece.stop))
         self.copies = Copies(self.engine, self.split) if strategy.tp > 1 or strategy.pp > 1 else None
         shape, dtype = stages.stream(spec, job, strategy), DTYPES[precision.compute]
-        self.pipeline = Pipeline(comm, self.inner, schedule, place["pp"], shape, dtype, self.engine, self._run)
+        put_off = PutOff(self.model.units(), self.inner) if strategy.split_backward else None
+        self.pipeline = Pipeline(
+            comm, self.inner, schedule, place["pp"], shape, dtype, self.engine, self._run, put_off
+        )
         self._gradients = dict(self.engine.gradients()) if stage == 0 else {}
         if stage:
             for piece, master, gradient in self.engine.pieces():
@@ -137,9 +142,9 @@ class Training:
         self._in_a_row = 0  # of them, the last ones, that no loss scale mends
 
     @property
-    def current(self) -> int:
-        """The micro-batch under way."""
-        return self.pipeline.micro_batch
+    def current(self) -> Now:
+        """What runs."""
+        return self.pipeline.now
 
     def step(self, micro_batches: list[Tensor], lr: float, stop: bool = False) -> StepResult:
         """Train on this rank's micro-batches, each (micro_batch, seq + 1) token ids on the device; of separate
@@ -201,7 +206,7 @@ class Training:
             why = f"gradients overflow float16 at the loss scale {scale.scale:.0f}; it is {now:.0f} now"
         else:
             again = partial(self._passes, micro_batches, seed)
-            why = origin(self.engine, self.model.units(), lambda: self.pipeline.micro_batch, again)
+            why = origin(self.engine, self.model.units(), lambda: self.pipeline.now.micro_batch, again)
             self._in_a_row += 1
             if scale and loss_is_finite:
                 raise FloatingPointError(f"at the loss scale {scale.scale:.0f}, the smallest: {why}")
