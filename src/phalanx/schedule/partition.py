@@ -135,13 +135,13 @@ def explain(seconds: Units, rank_of: Sequence[int], blocks: Sequence[int], limit
     chunks, first = [], 0
     for chunk, (rank, count) in enumerate(zip(rank_of, blocks, strict=True)):
         held = slice(first, first + count)
-        ends = (chunk == 0, chunk == len(rank_of) - 1)
+        embed, head = chunk == 0, chunk == len(rank_of) - 1
         costs = [
-            math.fsum((units.embed * ends[0], *units.blocks[held], units.head * ends[1]))
+            math.fsum((units.embed * embed, *units.blocks[held], units.head * head))
             for units in (seconds, *([limits.bytes[rank]] if limits else []))
         ]
-        named = (first, first + count - 1) if count else (None, None)
-        chunks.append(ChunkShare(chunk, rank, *ends, *named, costs[0], costs[1] if limits else None))
+        begin, end = (first, first + count - 1) if count else (None, None)
+        chunks.append(ChunkShare(chunk, rank, embed, head, begin, end, costs[0], costs[1] if limits else None))
         first += count
     own = [[share for share in chunks if share.rank == rank] for rank in range(ranks)]
     taken = [math.fsum(share.seconds for share in shares) for shares in own]

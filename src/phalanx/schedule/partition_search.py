@@ -53,7 +53,7 @@ class Question:
 
     @property
     def length(self) -> int:
-        return self.target.prefix.shape[1] - 1
+        return int(self.target.prefix.shape[1]) - 1
 
     def own(self, rank: int) -> list[int]:
         return [chunk for chunk, other in enumerate(self.rank_of) if other == rank]
@@ -102,12 +102,12 @@ def deal(asked: Question) -> Found | None:
     if left or (asked.limit and max(sums[1]) > 0):
         return None
     for rank in ranks:
-        heap = [(int(asked.target.extra[c]) + each[0][rank] * counts[c], counts[c], -c) for c in asked.own(rank)]
-        heapq.heapify(heap)
+        own = [(int(asked.target.extra[c]) + each[0][rank] * counts[c], counts[c], -c) for c in asked.own(rank)]
+        heapq.heapify(own)
         for _ in range(more[rank]):
-            taken_by, count, chunk = heap[0]
-            heapq.heapreplace(heap, (taken_by + each[0][rank], count + 1, chunk))
-        for _, count, chunk in heap:
+            cost, count, chunk = own[0]
+            heapq.heapreplace(own, (cost + each[0][rank], count + 1, chunk))
+        for _, count, chunk in own:
             counts[-chunk] = count
     return Found(tuple(counts), max(sums[0]), max(sums[0]))
 
@@ -342,7 +342,8 @@ def _sweep(asked: Question, worst: int, below: int | None = None) -> Ints | None
                 room, left = [r[kept] for r in room], [n[kept] for n in left]
             if not len(cuts):
                 return None
-    return cuts[np.argmin(squares)]
+    found: Ints = cuts[np.argmin(squares)]
+    return found
 
 
 def _range(asked: Question, cuts: Ints, known: set[int], cut: int) -> tuple[Ints, Ints]:
@@ -362,4 +363,5 @@ def _best(same: Ints, base: int, values: list[Ints]) -> Ints:
     second = np.unique(-values[1], return_inverse=True)[1][order] if len(values) > 1 else np.zeros_like(group)
     rising = group * (len(order) + 1) + second + 1  # within a group, must rise above all before it
     above = np.maximum.accumulate(rising)
-    return order[rising > np.concatenate([[0], above[:-1]])]
+    found: Ints = order[rising > np.concatenate([[0], above[:-1]])]
+    return found
