@@ -63,7 +63,7 @@ def pipelined(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> P
         over_ranks = sum(
             float(collective.seconds(cluster, grid, t.event.op, t.event.axis, t.count, t.bytes))
             for t in found
-            if t.event.kind == "collective" and t.event.axis not in INSIDE and t.count
+            if t.event.kind == "collective" and not _inside(t) and t.count
         )
         communication.append(over_ranks)
         last = sum(sum(seconds[p][c] for p in "IW") for c in stages.held_chunks(s, place))
@@ -79,8 +79,23 @@ def pipelined(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> P
     return Pipelined(costs, priced, tuple(communication), tuple(seen), tuple(optimizer))
 
 
+def unit_seconds(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, place: int) -> dict[str, float]:
+    """Of each class of units that a pipeline rank has, all passes of one micro-batch."""
+    grid = mesh(s)
+    rates = cluster.rates(job.precision.compute, min(s.world, cluster.ranks_per_node))
+    found: dict[str, float] = {}
+    of_unit = _units(terms(spec, job, s, place=place), cluster, grid, rates, s.accumulation(job))
+    for (_, unit), seconds in of_unit.items():
+        found[unit] = found.get(unit, 0.0) + float(seconds)
+    return found
+
+
 _PHASES = {"forward": "F", "backward": "I", "input_grad": "I", "weight_grad": "W"}
 """What a pass costs is counted under; a backward pass in one is all I."""
+
+
+def _inside(term: Term) -> bool:
+    return term.event.axis in INSIDE and term.event.phase != "opt"
 
 
 def _units(
@@ -98,7 +113,7 @@ def _units(
             passes[t.event.unit] = t.count
             of_unit[phase, t.event.unit] = whole / t.count
     for t in found:
-        if t.event.axis not in INSIDE or not t.count or t.event.op == "recv":
+        if not _inside(t) or not t.count or t.event.op == "recv":
             continue
         unit = t.event.unit.removesuffix(", then")
         phase = {"F": "F", "W": "W"}.get(t.event.phase, "I")

@@ -142,8 +142,9 @@ def terms(
         apart: Column = 0
         made: Column = 0
         if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
-            apart = sum(memory.documents(spec, job, t, part, blocks_among(chunks(spec)[0])).values())
-            made = apart + (t * job.seq if core is None else core.lowest_made())
+            docs = memory.documents(spec, job, t, part, blocks_among(chunks(spec)[0]))
+            apart = sum(docs.values())
+            made = (apart + (t * job.seq if core is None else core.lowest_made())) if docs else 0
         masked = kernel.mask(spec, unit, t, job.seq, e, keys) if job.documents == "separate" else NO_WORK
         found.append(
             Term(

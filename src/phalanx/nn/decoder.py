@@ -253,12 +253,12 @@ class Decoder(nn.Module):
         places = positions if self.cp is None else self.cp.places(positions)
         if x is None:
             x = self.embed(tokens, start, places)
+        blocks = [block for unit, block in self._blocks().items() if unit in held]
         angles = None
-        if self.spec.position == "rotary":
+        if self.spec.position == "rotary" and blocks:
             here = slice(start, start + tokens.shape[1]) if positions is None else places
             # (seq, 1, rotary_width / 2), or with positions (batch, seq, 1, rotary_width / 2)
             angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
-        blocks = [block for unit, block in self._blocks().items() if unit in held]
         masks = self._masks(x.new_empty(()).expand(tokens.shape), start, positions, blocks)
         for block in blocks:
             x = block(x, angles, masks[block.window], cache)

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from phalanx.cost.predict import Prediction, predict, predict_all
+from phalanx.plan import layers
 from phalanx.plan.bucket import resolve
 from phalanx.schedule.stages import check
 from phalanx.spec.cluster import GIB, ClusterSpec
@@ -24,17 +25,19 @@ from phalanx.spec.strategy import Strategy, divisors
 @dataclass(frozen=True)
 class Candidate:
     """A strategy with its price; `reason` says why it was rejected ("" where it was not), `bucket_reason` why its
-    bucket is as large as it is ("" where it was given, or there is none)."""
+    bucket is as large as it is ("" where it was given, or there is none), `layers_reason` likewise of the chunks."""
 
     strategy: Strategy
     prediction: Prediction
     reason: str = ""
     bucket_reason: str = ""
+    layers_reason: str = ""
 
     @property
     def asked(self) -> Strategy:
         """The strategy without what was resolved for it: as somebody would ask for it."""
-        return replace(self.strategy, bucket="auto") if self.bucket_reason else self.strategy
+        found = replace(self.strategy, bucket="auto") if self.bucket_reason else self.strategy
+        return replace(found, layers="auto") if self.layers_reason else found
 
 
 def enumerate_strategies(job: Job, ranks: int, dp: int | None = None) -> list[Strategy]:
@@ -72,8 +75,9 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, dp: int | None = No
 
 
 def price(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> Candidate:
-    """One strategy with its bucket resolved, its prediction, and whether it fits."""
-    return _priced(model, cluster, job, *resolve(model, cluster, job, strategy))
+    """One strategy with its bucket and its chunks resolved, its prediction, and whether it fits."""
+    strategy, why = layers.resolve(model, cluster, job, strategy)
+    return replace(_priced(model, cluster, job, *resolve(model, cluster, job, strategy)), layers_reason=why)
 
 
 def _resolved(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from functools import cache
 
+from phalanx.schedule.partition import Units, partition
 from phalanx.schedule.pipeline import V_SHAPED, PipelineSchedule, build, round_robin, v_shape
 from phalanx.schedule.pipeline_sends import inserted
 from phalanx.spec import strategy as strategies
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.model import ModelSpec, StageSpec
+from phalanx.spec.model import ModelSpec, StageSpec, parameters
 from phalanx.spec.strategy import Strategy
 
 
@@ -27,8 +28,12 @@ def blocks_of(spec: ModelSpec, s: Strategy) -> tuple[int, ...]:
     """How many blocks each chunk has."""
     if s.layers != "auto":
         return tuple(map(int, s.layers.split("/")))
-    n = len(rank_of(s))
-    return tuple(spec.layers // n + (c < spec.layers % n) for c in range(n))
+    multiplied: dict[str, int] = {}  # by unit
+    for p in parameters(spec):
+        if p.role not in ("embedding", "position", "norm") and len(p.shape) > 1:
+            multiplied[p.unit] = multiplied.get(p.unit, 0) + p.numel
+    costs = [multiplied[f"blocks.{i}"] for i in range(spec.layers)]
+    return partition(Units(0, tuple(costs), spec.vocab * spec.hidden), rank_of(s)).blocks
 
 
 def chunks(spec: ModelSpec, s: Strategy) -> tuple[tuple[str, ...], ...]:
@@ -92,11 +97,11 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         has = "two chunks per rank anyhow" if s.schedule in V_SHAPED else "one chunk per rank"
         raise InputError("strategy.virtual", s.virtual, f"{s.schedule} has {has}", "leave it out, or use interleaved")
     n = len(rank_of(s))
-    if model.layers < n:
+    if model.layers < n - 2:  # embed and head may be alone
         raise InputError("strategy.pp", s.pp, f"makes {n} chunks of model.layers = {model.layers}", "use fewer")
     if s.layers != "auto":
         counts = blocks_of(model, s)
-        if len(counts) != n or sum(counts) != model.layers:
+        if len(counts) != n or sum(counts) != model.layers or 0 in counts[1:-1]:
             raise InputError(
                 "strategy.layers",
                 s.layers,
