@@ -134,7 +134,7 @@ def cases(
         prefetch=draw(st.sampled_from([0, 1])),
         recompute=draw(st.sampled_from(["none", "selective", "full", "every:2"])),
         bucket=draw(st.sampled_from([0.002, 0.02, 0.5, "auto"])),
-        compression=draw(st.sampled_from(usable)) if compressed and tp == 1 and not coarse else "none",
+        compression=draw(st.sampled_from(usable)) if compressed and tp == pipeline.pp == 1 and not coarse else "none",
     )
     job = Job(
         global_batch=micro_batch * accumulation * dp,

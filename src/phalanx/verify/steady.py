@@ -159,14 +159,15 @@ class Steady(Pipeline):
         def first(*given: Any) -> None:
             found.append((meter.live - live, meter.highest - live))
             meter.highest = max(meter.highest, highest)
-            recorder.compute = compute  # type: ignore[method-assign]
+            del recorder.compute
             compute(*given)
 
         recorder.compute = first  # type: ignore[method-assign]
         try:
             yield found
         finally:
-            recorder.compute = compute  # type: ignore[method-assign]
+            if not found:
+                del recorder.compute
 
     def _repeat(self, steady: Pass, m: int) -> None:
         recorder, meter = self.comm.recorder, self._meter
