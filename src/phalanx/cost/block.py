@@ -68,6 +68,7 @@ class Block:
         self.dW_mlp, self.dW_q, self.dW_k = (n * h * e for n in (spec.ffn, spec.q_width, spec.kv_width))
         self.serial, self.one_norm = spec.residual == "serial", spec.residual == "parallel_one_norm"
         self.products = 2 if spec.gated else 1  # of the MLP's input
+        self.joint = tp > 1  # products of one input have their backward pass together
         # The core's result is there as Ulysses gave it back too.
         self.apart = core is not None and core.part.ulysses > 1
 
@@ -251,7 +252,7 @@ class Block:
         else:
             walk.take(A)
             walk.give(2 * A)
-        if self.tp > 1:  # gradients of all weights that read one input are made beside its own, which travels
+        if self.joint:  # gradients of all weights that read one input are made beside its own, which travels
             self._columns_backward(walk, self.products * self.dW_mlp)
             walk.give(self.products * A)
             self._read(walk)
@@ -352,7 +353,7 @@ class Block:
             for size, sums, heads in ((K, self.k_sums, spec.kv_heads), (Q, self.q_sums, spec.heads)):
                 walk.touch(rms_temporaries(self.t * heads, spec.head_dim, self.e))
                 walk.give(size, sums)
-        if self.tp > 1:
+        if self.joint:
             self._columns_backward(walk, self.dW_q + 2 * self.dW_k)
             walk.give(Q + 2 * K)
             walk.give(S)
@@ -387,4 +388,4 @@ def normed(spec: ModelSpec, t: Column, e: int) -> Column:
 def rms_temporaries(rows: Column, width: int, e: int) -> Column:
     """What an RMSNorm's backward pass holds, its result included (nn/functions.py)."""
     wide = max(e, 4)
-    return (3 if e < 4 else 2) * rows * width * wide + rows * wide
+    return 3 * rows * width * wide if e < 4 else 2 * rows * width * wide + rows * wide

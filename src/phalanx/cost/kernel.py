@@ -66,9 +66,9 @@ def _gemm(m: Column, n: int, k: int, e: int) -> Work:
     return Work(2 * m * n * k, 0, e * (m * k + k * n + m * n), 1)
 
 
-def _gemm_backward(m: Column, n: int, k: int, e: int) -> Work:
-    """Gradients of input and weight, and the weight's copied to where it is reduced."""
-    return _gemm(m, k, n, e) + _gemm(n, k, m, e) + Work(traffic_bytes=2 * n * k * e, kernels=1)
+def _gemm_weight(m: Column, n: int, k: int, e: int) -> Work:
+    """The gradient of a weight, and it copied to where it is reduced."""
+    return _gemm(n, k, m, e) + Work(traffic_bytes=2 * n * k * e, kernels=1)
 
 
 def _memory(elements: Column, e: int, kernels: int) -> Work:
@@ -105,16 +105,34 @@ def forward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: 
 
 def backward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
     """Work of one backward pass of a unit class: gradients of its input and of its weights."""
-    t, h, q, kv, f = tokens, spec.hidden, spec.q_width, spec.kv_width, spec.ffn
-    norm = _memory(16 * t * h, e, 12) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
+    return input_grad(spec, unit, tokens, seq, e, keys) + weight_grad(spec, unit, tokens, e)
+
+
+def weight_grad(spec: ModelSpec, unit: str, tokens: Column, e: int) -> Work:
+    """Of it, what may be put off: products of inputs and gradients of outputs; the embedding's rows."""
+    t, h = tokens, spec.hidden
     if unit == "embed":
         rows = _memory((0 if spec.tied else spec.vocab * h) + 3 * t * h, e, 4)
         return rows + (_memory(3 * spec.max_seq * h + t * h, e, 4) if spec.position == "learned" else NO_WORK)
     if unit == "head":
-        return norm + _gemm_backward(t, spec.vocab, h, e) + _memory(2 * t * spec.vocab, e, 1)
+        return _gemm_weight(t, spec.vocab, h, e)
+    work = NO_WORK
+    for n, k in _linears(spec):
+        work += _gemm_weight(t, n, k, e)
+    return work
+
+
+def input_grad(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
+    """And what may not."""
+    t, h, q, kv, f = tokens, spec.hidden, spec.q_width, spec.kv_width, spec.ffn
+    if unit == "embed":
+        return NO_WORK
+    norm = _memory(16 * t * h, e, 12) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
+    if unit == "head":
+        return norm + _gemm(t, h, spec.vocab, e) + _memory(2 * t * spec.vocab, e, 1)
     work = norm * _norms(spec) + _memory(4 * 3 * t * h, e, 4)  # residuals, and q, k, v meeting at one input
     for n, k in _linears(spec):
-        work += _gemm_backward(t, n, k, e)
+        work += _gemm(t, k, n, e)
     if spec.qk_norm:
         work += _memory(16 * t * (q + kv), e, 24)
     if spec.position == "rotary":

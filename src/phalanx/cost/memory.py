@@ -14,7 +14,8 @@ from math import prod
 
 import numpy as np
 
-from phalanx.cost import compression
+from phalanx.cost import backward_parts, compression
+from phalanx.cost.backward_parts import Parts, SplitBlock
 from phalanx.cost.block import Block, normed, statistics
 from phalanx.cost.core import Core, lowest
 from phalanx.cost.kernel import Column
@@ -69,6 +70,8 @@ class Footprint:
     backward: Column
     leaves: Column
     masked: Column = 0
+    parts: Parts | None = None
+    """The same backward pass in two parts, of a model whose layers may put gradients of weights off."""
 
 
 def owned(spec: ModelSpec, job: Job, s: Strategy, shard: int) -> tuple[int, int]:
@@ -187,6 +190,7 @@ def footprint(
     sp: bool = False,
     repeat: Recompute = "none",
     core: Core | None = None,
+    in_parts: bool = False,
 ) -> Footprint:
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch. `placed`: the type of
     the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds; with `sp` the
@@ -205,11 +209,16 @@ def footprint(
         position = 0
         looked_up = core.part.tokens * h * e if core is not None else 0  # rows that are no slice
         if spec.position == "learned":
-            rows = (
-                (core.part.tokens if core is not None else seq) * h * e if job.documents == "packed" else 0
-            )  # summed
-            position = spec.max_seq * h * e + rows
+            summed = (core.part.tokens if core is not None else seq) * h * e if job.documents == "packed" else 0
+            position = spec.max_seq * h * e + summed
         wider = t * h * DTYPE_BYTES[placed] if DTYPE_BYTES[placed] != e else 0
+        parts = None
+        if in_parts:
+            rows = (seq if core is None else core.part.tokens) if job.documents == "packed" and not sp else None
+            ids = own * 8 if sp else (rows or 0) * (core is None) * 8
+            parts = backward_parts.embed(spec, t, own, e, DTYPE_BYTES[placed], tp, sp, several, rows, ids)
+            if rows is not None and spec.position == "learned":
+                looked_up = rows * h * e
         if sp:
             learned = spec.position == "learned"
             places = own * 8 * learned
@@ -220,16 +229,21 @@ def footprint(
                 # a copy in another type is made when the gradient that came is gone
                 backward=np.maximum(found, together + t * 8 + wider - stream - places),
                 leaves=-stream - shared,
+                parts=parts,
             )
         # the rows of the embedding's gradient are those of the stream's, unless another type wants a copy; or a copy
         # of them, in which those that other ranks have are zeros
         rows_held = np.maximum(wider, stream) + _places(t) if tp > 1 else wider + several
         summed = (stream + (stream if job.documents == "separate" else looked_up)) * (spec.position == "learned")
+        if in_parts:
+            position = (rows or 0) * (h * e + wider // t) * (spec.position == "learned")
+        made = 0 if parts is None else ids * (spec.position == "learned")
         return Footprint(
-            kept=stream,
+            kept=stream + made,
             forward=np.maximum(summed, _places(t)) if tp > 1 else summed,
             backward=np.maximum(rows_held, position),
             leaves=-stream - shared,
+            parts=parts,
         )
     if unit == "head":
         kept = stream + statistics(spec, own, e) + t * v * e
@@ -248,10 +262,17 @@ def footprint(
             forward=np.maximum(np.maximum(several + loss, norm), together),
             backward=np.maximum(stream + 2 * together + v * h * e, last + shared),
             leaves=stream + shared,
+            parts=backward_parts.head(spec, t, own, e, stream, together) if in_parts else None,
         )
-    there, back = Block(spec, t, e, tp, sp, repeat, core).passes()
+    block = (SplitBlock if in_parts else Block)(spec, t, e, tp, sp, repeat, core)
+    there, back = block.passes()
     return Footprint(
-        kept=there.live, forward=there.highest - there.live, backward=back.highest, leaves=0, masked=back.masked
+        kept=there.live,
+        forward=there.highest - there.live,
+        backward=back.highest,
+        leaves=0,
+        masked=back.masked,
+        parts=block.parts() if isinstance(block, SplitBlock) else None,
     )
 
 

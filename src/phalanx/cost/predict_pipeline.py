@@ -103,24 +103,29 @@ def _units(
 ) -> dict[tuple[str, str], Column]:
     """Seconds of a pass of one unit of each class, what is sent inside of it among them."""
     of_unit: dict[tuple[str, str], Column] = {}
-    passes: dict[str, int] = {}
+    passes: dict[tuple[str, str], int] = {}
     for t in found:
         phase = _PHASES.get(t.event.op) if t.event.kind == "compute" else None
         if phase is not None and t.count:
             by = rates.forward if phase == "F" else rates.backward
             again = t.again.seconds(rates.forward) - t.again.seconds(rates.backward)
             whole = (t.work.seconds(by) + (again if phase != "F" else 0)) * rates.whole
-            passes[t.event.unit] = t.count
-            of_unit[phase, t.event.unit] = whole / t.count
+            passes[t.event.phase, t.event.unit] = t.count
+            # A backward pass in one takes what its two parts do, where those are known.
+            of_unit.setdefault((phase, t.event.unit), whole / t.count)
     for t in found:
         if not _inside(t) or not t.count or t.event.op == "recv":
             continue
         unit = t.event.unit.removesuffix(", then")
-        phase = {"F": "F", "W": "W"}.get(t.event.phase, "I")
+        phase = t.event.phase
+        if phase == "B":
+            if ("I", unit) in passes:
+                continue
+            phase = "I"
         if t.event.kind == "p2p":
             over = link(cluster, grid, t.event.axis)
             sent = over.alpha_s * t.count + over.beta_s_per_byte * t.bytes
         else:
             sent = collective.seconds(cluster, grid, t.event.op, t.event.axis, t.count, t.bytes)
-        of_unit[phase, unit] = of_unit.get((phase, unit), 0.0) + sent / passes[unit]
+        of_unit[phase, unit] = of_unit.get((phase, unit), 0.0) + sent / passes[t.event.phase, unit]
     return of_unit

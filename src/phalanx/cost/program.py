@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal
 
 from phalanx.cost import memory
 from phalanx.cost.core import Core
@@ -95,6 +96,9 @@ def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = Non
     return _Expansion(spec, job, strategy, rank).program()
 
 
+_BACKWARD = {"B": "backward", "I": "input_grad", "W": "weight_grad"}
+
+
 class _Expansion:
     """The step of a rank, action by action of its part of the pipeline."""
 
@@ -134,8 +138,8 @@ class _Expansion:
             kind, chunk, m = action
             if kind == "F":
                 self._forward(chunk, m)
-            elif kind == "B":
-                self._backward(chunk, m, last=self.finished[chunk] == at)
+            elif kind in _BACKWARD:
+                self._backward(kind, chunk, m, last=self.finished[chunk] == at)  # type: ignore[arg-type]
             else:
                 self._message(kind, chunk, m)
         steps.add(self.issued.finish())
@@ -172,17 +176,19 @@ class _Expansion:
             self.steps.compute(_compute(self.terms["forward", unit_class(self.strategy, unit)], unit, m))
             self.steps.add(self._inside(unit, "F", m))
 
-    def _backward(self, chunk: int, m: int, last: bool) -> None:
+    def _backward(self, phase: Literal["B", "I", "W"], chunk: int, m: int, last: bool) -> None:
         index, s = self.held.index(chunk), self.strategy
-        last_use = {f"blocks.{i}": size for i, size in self._documents(chunk).items()}
+        last_use = {f"blocks.{i}": size for i, size in self._documents(chunk).items()} if phase != "W" else {}
+        reduced = phase != "I" and (last or s.stage >= 2)
         for unit in reversed(chunks(self.spec)[index]):
-            self.steps.add(self._gathered(self._needed(unit, "B"), "B", m))
-            term = self.terms["backward", unit_class(s, unit)]
+            if phase == "B":
+                self.steps.add(self._gathered(self._needed(unit, "B"), "B", m))
+            term = self.terms[_BACKWARD[phase], unit_class(s, unit)]
             self.steps.compute(_compute(term, unit, m, last_use.get(unit, 0)))
-            self.steps.add(self._inside(unit, "B", m))
-            for bucket in self.ready[index][unit] if last or s.stage >= 2 else ():
+            self.steps.add(self._inside(unit, phase, m))
+            for bucket in self.ready[index][unit] if reduced else ():
                 self.steps.add(self.issued.issue(self._reduction(bucket, m), self._across(bucket, m) if last else []))
-        if s.stage >= 2:
+        if reduced and s.stage >= 2:
             self.steps.add(self.issued.flush())
 
     def _message(self, kind: str, chunk: int, m: int) -> None:

@@ -8,6 +8,7 @@ NumPy columns of many. The search sums terms; `program.expand` turns the same te
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -135,10 +136,12 @@ def terms(
     core = Core(spec, job, t, part, ring_index) if part.parallel else None
     e = DTYPE_BYTES[job.precision.compute]
     dtype = job.precision.compute
+    often = _passes(spec, like, m, place)
     found = []
     for name, alike in unit_classes(spec, like).items():
-        unit, n, repeat = name.split(",")[0], len(alike), repeat_of(like, alike[0])
-        held = memory.footprint(spec, unit, t, job.seq, job, _placed(like, job), like.tp, like.sp, repeat, core)
+        unit, repeat = name.split(",")[0], repeat_of(like, alike[0])
+        placed, split = _placed(like, job), like.split_backward
+        held = memory.footprint(spec, unit, t, job.seq, job, placed, like.tp, like.sp, repeat, core, split)
         apart: Column = 0
         made: Column = 0
         if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
@@ -149,26 +152,51 @@ def terms(
         found.append(
             Term(
                 Event("compute", "forward", "F", name, dtype=dtype),
-                count=n * m,
-                work=(kernel.forward(spec, unit, t, job.seq, e, keys) + masked) * (n * m),
+                count=often["F", name],
+                work=(kernel.forward(spec, unit, t, job.seq, e, keys) + masked) * often["F", name],
                 alloc=held.kept + np.maximum(held.forward, made),
                 free=np.maximum(held.forward, made) - apart,
             )
         )
         again = kernel.repeated(spec, repeat, t, job.seq, e, keys) + (masked if repeat != "none" else NO_WORK)
-        found.append(
-            Term(
-                Event("compute", "backward", "B", name, dtype=dtype),
-                count=n * m,
-                work=(kernel.backward(spec, unit, t, job.seq, e, keys) + masked + again) * (n * m),
-                again=again * (n * m),
-                alloc=held.backward,
-                free=held.backward - held.leaves + _freed(spec, unit, t // like.tp if like.sp else t, job, held.kept),
-                before=apart,
-                masked=held.masked,
-            )
+        after = _freed(spec, unit, t // like.tp if like.sp else t, job, held.kept)
+        inputs = kernel.input_grad(spec, unit, t, job.seq, e, keys) + masked + again
+        weights = kernel.weight_grad(spec, unit, t, e)
+        event = Event("compute", "backward", "B", name, dtype=dtype)
+        n = often["B", name]
+        backward = Term(
+            event,
+            count=n,
+            work=(inputs + weights) * n,
+            again=again * n,
+            alloc=held.backward,
+            free=held.backward - held.leaves + after,
+            before=apart,
+            masked=held.masked,
         )
-    found += _inside_terms(whole, job, s, like, t)
+        if held.parts is None:
+            found.append(backward)
+            continue
+        in_parts: tuple[tuple[Phase, str, Work, Work, Pass], ...] = (
+            ("I", "input_grad", inputs, again, held.parts.inputs),
+            ("W", "weight_grad", weights, NO_WORK, held.parts.weights),
+        )
+        for phase, op, work, repeated, of_part in in_parts:
+            n = often[phase, name]
+            found.append(
+                Term(
+                    replace(event, op=op, phase=phase),
+                    count=n,
+                    work=work * n,
+                    again=repeated * n,
+                    alloc=of_part.highest,
+                    free=of_part.highest - of_part.change,
+                    before=apart if phase == "I" else 0,
+                    masked=of_part.masked,
+                )
+            )
+        found.append(backward)
+    found += _inside_terms(whole, job, s, like, t, often)
     found += _collective_terms(whole, job, s, like)
     found += _messages(whole, job, s, like, place)
     active = int(like.world > 1)
@@ -186,15 +214,41 @@ def terms(
     return tuple(found)
 
 
-def _inside_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy, t: Column) -> list[Term]:
+def _passes(spec: ModelSpec, like: Strategy, m: Column, place: int) -> dict[tuple[str, str], Column]:
+    """How many passes of each kind the units of a class have together in a step: of each chunk, by phase."""
+    classes = unit_classes(spec, like)
+    if not like.split_backward:
+        return {
+            (phase, name): len(alike) * (m if phase in "FB" else 0)
+            for name, alike in classes.items()
+            for phase in "FBIW"
+        }
+    actions = Counter((a.kind, a.chunk) for a in stages.schedule(like, int(m)).actions[place])
+    found = dict.fromkeys(((phase, name) for name in classes for phase in "FBIW"), 0)
+    for chunk, own in zip(stages.held_chunks(like, place), chunks(spec), strict=True):
+        for unit in own:
+            for phase in "FBIW":
+                found[phase, unit_class(like, unit)] += actions[phase, chunk]  # type: ignore[index]
+    return found
+
+
+def _inside_terms(
+    spec: ModelSpec,
+    job: Job,
+    s: Strategy | Columns,
+    like: Strategy,
+    t: Column,
+    often: dict[tuple[str, str], Column],
+) -> list[Term]:
     """What is sent inside of layers, over tp ranks and over those that share sequences: in every pass of a unit; and
     of gradients of which tp ranks have parts."""
-    m, compute = s.accumulation(job), job.precision.compute
-    phases: tuple[Phase, ...] = ("F", "B")
+    compute = job.precision.compute
+    phases: tuple[Phase, ...] = ("F", "B", "I", "W") if like.split_backward else ("F", "B")
     found = []
     for name, alike in unit_classes(spec, like).items():
-        n, repeat = len(alike), repeat_of(like, alike[0])
+        repeat = repeat_of(like, alike[0])
         for phase in phases:
+            n = often[phase, name]
             sends: dict[tuple[str, str], list[Column]] = {}
             for i, x in enumerate(inside_layers.sent(spec, job, like, name.split(",")[0], phase, t, repeat)):
                 if isinstance(x, inside_layers.Core):
@@ -202,10 +256,10 @@ def _inside_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strate
                         sends.setdefault((y.op, y.axis), []).append(y.bytes)
                     continue
                 event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", "tp", dtype=x.dtype)
-                found.append(Term(event, count=x.count * n * m, bytes=x.bytes * n * m))
+                found.append(Term(event, count=x.count * n, bytes=x.bytes * n))
             for (op, axis), each in sends.items():
                 event = Event("p2p" if axis == "ring" else "collective", op, phase, name, axis, dtype=compute)
-                found.append(Term(event, count=len(each) * n * m, bytes=sum(each) * n * m))
+                found.append(Term(event, count=len(each) * n, bytes=sum(each) * n))
     if like.tp == 1:
         return found
     sizes, where = np.unique(np.atleast_1d(s.bucket_bytes), return_inverse=True)

@@ -153,11 +153,12 @@ class _Embedding(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None]:
         (tokens,) = ctx.saved_tensors
-        index, rows = tokens.reshape(-1), g.reshape(-1, g.shape[-1])
+        rows = g.reshape(-1, g.shape[-1])
         put_off = weight_gradients.now(weight_gradients.owners(ctx.weight))
         if put_off is not None:
-            put_off.rows(ctx.weight, lambda: (index, rows))
+            put_off.rows(ctx.weight, lambda: (tokens.reshape(-1), rows))
             return None, None
+        index = tokens.reshape(-1)
         beside: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "rows_beside", None)
         if beside is None:
             return None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)

@@ -124,7 +124,7 @@ def _later(rows: Rows, unit: str, owners: Owners, biased: bool, g: list[Tensor],
     for i, (handle, (here, *parts)) in enumerate(zip(arriving, rows.per_chunk(whole, *g), strict=True)):
         handle.wait()
         for d_weight, part in zip(d_weights, parts, strict=True):
-            d_weight.addmm_(part.t(), here, beta=min(i, 1))
+            torch.addmm(d_weight, part.t(), here, beta=min(i, 1), out=d_weight)
     del whole, here
     each = 1 + biased
     for i in reversed(range(len(g))):

@@ -17,6 +17,9 @@ brought together first. In place of the all-reduces of the stream:
     head     F   all-gather of its input, which is normed, before all else
              B   the same, and reduce-scatter of its gradient
 
+In a backward pass in two parts (runtime/weight_gradients.py) all is sent in I, but for what weights' gradients alone
+need: with sequence parallelism, in W, what was brought together forward once more, and the embedding's gradient.
+
 Where the forward pass is repeated, before all else of the backward pass comes what it sends but the last, of which
 nobody needs the result; where the core alone is, the core once more just before its backward pass.
 """
@@ -73,11 +76,11 @@ def sent(
     if s.sp:
         gather, scatter = _apart(s, compute, size, tokens)
         if unit == "embed":
-            return scatter if phase == "F" else gather
-        return gather + (scalars if phase == "F" else scatter)
+            return {"F": scatter, "B": gather, "I": (), "W": gather}[phase]
+        return {"F": gather + scalars, "B": gather + scatter, "I": scatter, "W": gather}[phase]
     if unit == "embed":
         return reduce if phase == "F" else ()
-    return scalars if phase == "F" else reduce
+    return {"F": scalars, "W": ()}.get(phase, reduce)
 
 
 def _apart(s: Strategy, dtype: DType, size: Any, tokens: Any) -> tuple[Sends, Sends]:
@@ -94,18 +97,21 @@ def _block(
     if repeat == "selective":
         back = there + back
     serial = spec.residual == "serial"
+    if phase == "W":
+        return gather * 2 if sp else ()
+    again = () if phase == "I" else gather  # what products have read
     if not sp:
         forward, last = (there + reduce, reduce) if serial else (there, reduce)
         backward = reduce + back + reduce
     elif serial:
         forward, last = gather + there + scatter + gather, scatter
-        backward = (gather + gather + scatter) + gather + back + (gather + scatter)
+        backward = (gather + again + scatter) + gather + back + (again + scatter)
     elif repeat == "selective":  # the core runs where its product is summed
         forward, last = gather + gather + there, scatter
-        backward = gather + back + (gather + scatter) * 2
+        backward = gather + back + (again + scatter) * 2
     else:
         forward, last = gather + there + gather, scatter
-        backward = gather + (gather + scatter) + back + (gather + scatter)
+        backward = gather + (again + scatter) + back + (again + scatter)
     if phase == "F":
         return forward + last
     return (forward if repeat == "full" else ()) + backward

@@ -1,15 +1,18 @@
 """The steady state of a pipeline's passes: of many micro-batches that do the same in a chunk, few are really run.
 
 The executor runs its whole list of actions, with every message. What the passes in it do (events, live bytes) is
-recorded where they are run, which is for the first micro-batches of a chunk, of which two must do the same one after
-the other, and for the last one; the passes between repeat the record, and hold as many bytes as those did.
+recorded where they are run, which is for the first micro-batches of a chunk (of each kind, where some have their
+backward pass in two parts), of which two must do the same one after the other, and for the last one; the passes
+between repeat the record, and hold as many bytes as those did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -22,6 +25,9 @@ from phalanx.schedule.pipeline import Action
 
 _COUNTERS = 64
 """Bytes by which an event of one micro-batch may differ from the next one's: sums that are made with the first."""
+
+
+_PASSES = ("F", "B", "I", "W")
 
 
 class Unsteady(Exception):
@@ -64,16 +70,14 @@ class Steady(Pipeline):
 
     def __init__(self, first: int, *given: Any) -> None:
         super().__init__(*given)
-        self.ran = min(first + 1, self.schedule.micro_batches)
+        self._real = _first(self.actions, first)
+        self.ran = len({m for _, m in self._real})
         self._known: dict[tuple[str, int], _Known] = {}
         self._repeated: dict[tuple[int, int], list[Tensor]] = {}  # what such a pass got, until its gradients are made
 
-    def _last(self, m: int) -> bool:
-        return m == self.schedule.micro_batches - 1
-
     def _forward(self, action: Action, batch: Tensor) -> Tensor | None:
         _, chunk, m = action
-        if m < self.ran - 1 or self._last(m):
+        if (chunk, m) in self._real:
             return self._run_and_record(action, lambda: super(Steady, self)._forward(action, batch))
         steady = self._steady(action)
         live = self._meter.live
@@ -82,6 +86,7 @@ class Steady(Pipeline):
         self._repeat(steady, m)
         last = chunk == self.schedule.chunks - 1
         if not last:
+            self._meter.live -= prod(self.shape) * self.dtype.itemsize  # it is there already
             self._here["F", chunk, m] = torch.empty(self.shape, dtype=self.dtype)
         self._repeated[chunk, m] = came
         self._meter.live = live + steady.change
@@ -143,7 +148,7 @@ class Steady(Pipeline):
         if at is not None:  # the last compute is still open
             began = recorder.began
             events[at] = replace(events[at], alloc=meter.highest - began, free=meter.highest - meter.live)
-        if not self._last(action.micro_batch):
+        if action.micro_batch < self.schedule.micro_batches - 1:  # the last one ends what others do not
             self._of(action).found.append(Pass(tuple(events), before[-1], meter.live - live))
         return out
 
@@ -186,3 +191,20 @@ class Steady(Pipeline):
         meter.highest = max(meter.highest, meter.live + most)
         meter.peak = max(meter.peak, meter.highest)
         meter.live += change
+
+
+def _first(actions: Sequence[Action], count: int) -> set[tuple[int, int]]:
+    """So many micro-batches of each chunk, of those with passes of the same kinds, and its last one."""
+    kinds: dict[tuple[int, int], str] = {}
+    for kind, chunk, m in actions:
+        if kind in _PASSES:
+            kinds[chunk, m] = kinds.get((chunk, m), "") + kind
+    found: set[tuple[int, int]] = set()
+    seen: Counter[tuple[int, str]] = Counter()
+    last: dict[int, int] = {}
+    for (chunk, m), passes in sorted(kinds.items()):
+        seen[chunk, passes] += 1
+        if seen[chunk, passes] <= count:
+            found.add((chunk, m))
+        last[chunk] = m
+    return found | set(last.items())

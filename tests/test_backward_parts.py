@@ -1,0 +1,237 @@
+"""Backward passes in two parts as they are predicted: memory, FLOPs and messages of every unit's passes against those
+of real ones, on ranks whose peers are nowhere."""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawn import models, shares, splits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks_split import Part, batches
+from torch import Tensor, nn
+
+from phalanx.cost import kernel, memory
+from phalanx.cost.backward_parts import Pass
+from phalanx.cost.core import Core
+from phalanx.cost.terms import repeat_of
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.instrument import instrument
+from phalanx.schedule import context_parallel, inside_layers
+from phalanx.schedule.context_parallel import Context, keys_per_query
+from phalanx.schedule.event import Phase
+from phalanx.spec.families import complete
+from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
+from phalanx.spec.jobfile import build
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec, units
+from phalanx.spec.split import local
+from phalanx.spec.strategy import Strategy
+from phalanx.verify.compare import SLACK_BYTES
+from phalanx.verify.imagined import Imagined
+
+PLACED: DType = "float32"
+Key = tuple[str, str]
+"""Phase and unit."""
+LAYOUTS = [
+    Strategy(),
+    Strategy(tp=2),
+    Strategy(tp=2, sp=True),
+    Strategy(cp=2),
+    Strategy(cp=2, ulysses=2),
+    Strategy(tp=2, sp=True, cp=2),
+    Strategy(tp=2, cp=4, ulysses=2),
+]
+
+
+@dataclass
+class Found:
+    passes: dict[Key, Pass]
+    flops: dict[Key, int]
+    sent: dict[Key, list[tuple[str, int]]]
+    peak: int = 0
+
+
+def measured(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> Found:
+    """One micro-batch forward, and backward in two parts or in one."""
+    comm = Comm(Imagined(rank, s.world, 0, 1), mesh(s), null=True)
+    part = Part(spec, job, s, comm)
+    part.splits()
+    (batch,) = batches(spec, job, s, part, 1)
+    if job.documents == "packed":
+        part.model.prepare(job.seq)
+
+    def deliver(p: nn.Parameter, gradient: Tensor | None, rows: list[tuple[Tensor, Tensor]]) -> None:
+        """As an engine does that puts gradients into memory of another type."""
+        while rows:
+            index, values = rows[-1]
+            values.to(torch.float32)
+            del index, values
+            rows.pop()
+
+    def hook(p: nn.Parameter) -> None:
+        deliver(p, None, p.rows_beside)  # type: ignore[attr-defined]
+        p.grad = None
+
+    for p in part.model.parameters():
+        p.rows_beside = []  # type: ignore[attr-defined]
+        p.register_post_accumulate_grad_hook(hook)
+    gc.collect()
+    with instrument(part.model.units(), comm.recorder, lambda: 0) as tracker:
+        loss = part.forward(batch)
+        if split:
+            left = part.inputs(loss)
+            del loss
+            for unit, gradients in left:
+                comm.recorder.compute("weight_grad", "W", unit, 0, "")
+                gradients(deliver)
+        else:
+            loss.backward()
+            del loss
+        comm.recorder.compute("over", "opt", "", None, "")
+    found = Found({}, {}, defaultdict(list), tracker.peak)
+    for e in comm.recorder.events:
+        if e.phase == "opt":
+            continue
+        if e.kind == "compute":
+            key = ("I" if split and e.phase == "B" else e.phase, e.unit)
+            found.passes[key], found.flops[key] = Pass(e.alloc, e.alloc - e.free), e.flops
+        else:
+            found.sent[e.phase, e.unit].append((e.op, e.bytes))
+    del part
+    return found
+
+
+def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> Found:
+    held, part = local(spec, s.tp), Context(job.seq, s.ring, s.ulysses)
+    t, e = s.micro_batch * part.tokens, DTYPE_BYTES[job.precision.compute]
+    core = Core(held, job, t, part, int(mesh(s).along("ring")[rank])) if part.parallel else None
+    keys = keys_per_query(job.seq, s.ring)
+    apart = memory.documents(held, job, t, part)
+    last_use = {f"blocks.{i}": size for i, size in apart.items()}
+    stream = t // (s.tp if s.sp else 1) * held.hidden * e
+    found = Found({}, {}, defaultdict(list))
+    phases: tuple[Phase, ...] = ("F", "I", "W") if split else ("F", "B")
+    for unit in units(spec):
+        kind, repeat = unit.split(".")[0], repeat_of(s, unit)
+        unit_held = memory.footprint(held, kind, t, job.seq, job, PLACED, s.tp, s.sp, repeat, core, in_parts=True)
+        made = held_back = 0
+        if kind == "embed" and job.documents == "separate":
+            held_back = sum(apart.values())
+            made = held_back + (t * job.seq if core is None else core.lowest_made())
+        forward = unit_held.kept + max(int(unit_held.forward), made)
+        freed = {"embed": -stream, "blocks": 0, "head": stream}[kind] + unit_held.kept
+        assert unit_held.parts is not None
+        passes = {
+            "F": Pass(forward, unit_held.kept + held_back),
+            "B": Pass(unit_held.backward, unit_held.leaves - freed, unit_held.masked),
+            "I": unit_held.parts.inputs,
+            "W": unit_held.parts.weights,
+        }
+        args = (held, kind, t, job.seq, e, keys)
+        again = kernel.repeated(held, repeat, t, job.seq, e, keys).flops if kind == "blocks" else 0
+        flops = {
+            "F": kernel.forward(*args).flops,
+            "B": kernel.backward(*args).flops + again,
+            "I": kernel.input_grad(*args).flops + again,
+            "W": kernel.weight_grad(held, kind, t, e).flops,
+        }
+        for phase in phases:
+            masks = last_use.get(unit, 0) if phase in "BI" else 0
+            p = passes[phase]
+            found.passes[phase, unit] = Pass(max(p.masked, p.highest - masks), p.change - masks)
+            found.flops[phase, unit] = flops[phase]
+            found.sent[phase, unit] = list(sends(spec, job, s, unit, phase, t))
+    return found
+
+
+def sends(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, t: int) -> Iterator[tuple[str, int]]:
+    for x in inside_layers.sent(spec, job, s, unit.split(".")[0], phase, t, repeat_of(s, unit)):
+        if isinstance(x, inside_layers.Core):
+            for y in context_parallel.sent(local(spec, s.tp), s, job.precision.compute, x.way, t):
+                yield y.op, y.bytes
+        else:
+            yield from [(x.op, x.bytes // x.count)] * x.count
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[ModelSpec, Job, Strategy, int]:
+    seq = 256
+    spec = draw(models().map(lambda m: replace(m, hidden=256)))
+    fitting = [s for s in LAYOUTS if splits(spec, s.tp) and shares(spec, seq, s)]
+    s = replace(
+        draw(st.sampled_from(fitting)),
+        micro_batch=draw(st.sampled_from([1, 2])),
+        recompute=draw(st.sampled_from(["none", "selective", "full", "every:2"])),
+    )
+    dtype = draw(st.sampled_from(["float32", "bfloat16", "float64"]))
+    job = Job(4, seq, Precision(dtype), documents=draw(st.sampled_from(["packed", "separate"])))
+    return spec, job, s, draw(st.integers(0, s.world - 1))
+
+
+def compare(case: Any, split: bool) -> None:
+    got, want = measured(*case, split), predicted(*case, split)
+    assert got.passes.keys() == want.passes.keys()
+    slack = SLACK_BYTES + 1e-5 * got.peak
+    for key, real in got.passes.items():
+        assert abs(real.highest - want.passes[key].highest) < slack, (key, real, want.passes[key])
+        assert abs(real.change - want.passes[key].change) < slack, (key, real, want.passes[key])
+    assert got.flops == want.flops
+    assert got.sent == {key: own for key, own in want.sent.items() if own}
+
+
+@given(cases())
+@settings(max_examples=25)
+def test_of_two_parts(case: tuple[ModelSpec, Job, Strategy, int]) -> None:
+    compare(case, split=True)
+
+
+@given(cases())
+@settings(max_examples=15)
+def test_of_one_part_of_layers_that_could_do_two(case: tuple[ModelSpec, Job, Strategy, int]) -> None:
+    compare(case, split=False)
+
+
+@given(cases())
+def test_what_is_kept_comes_and_goes(case: tuple[ModelSpec, Job, Strategy, int]) -> None:
+    """Forward and both parts leave a block as it was, and the work of the parts is that of the whole."""
+    spec, job, s, _ = case
+    e, t = DTYPE_BYTES[job.precision.compute], s.micro_batch * job.seq // s.cp
+    found = predicted(*case, split=True).passes
+    masks = memory.documents(local(spec, s.tp), job, t, Context(job.seq, s.ring, s.ulysses))
+    for i in range(spec.layers):
+        assert sum(found[phase, f"blocks.{i}"].change for phase in "FIW") == -masks.get(i, 0)
+    for unit in ("embed", "blocks", "head"):
+        whole = kernel.backward(spec, unit, t, job.seq, e)
+        parts = kernel.input_grad(spec, unit, t, job.seq, e) + kernel.weight_grad(spec, unit, t, e)
+        assert whole == parts
+
+
+@pytest.mark.parametrize("s", LAYOUTS, ids=str)
+def test_of_many_micro_batches_at_once(s: Strategy) -> None:
+    """The search's columns are their rows."""
+    sizes = {"family": "llama", "vocab": 300, "hidden": 64, "layers": 2, "heads": 8, "kv_heads": 4, "head_dim": 8}
+    spec = local(build(ModelSpec, complete(sizes | {"ffn": 96, "max_seq": 128}), "model"), s.tp)
+    job, part = Job(4, 128), Context(128, s.ring, s.ulysses)
+    rows = [part.tokens * n for n in (1, 2, 4)]
+    for unit in ("embed", "blocks", "head"):
+
+        def of(t: Any, unit: str = unit) -> memory.Footprint:
+            core = Core(spec, job, t, part, None) if part.parallel else None
+            return memory.footprint(spec, unit, t, 128, job, "float64", s.tp, s.sp, "none", core, in_parts=True)
+
+        together = of(np.array(rows)).parts
+        assert together is not None
+        for i, t in enumerate(rows):
+            alone = of(t).parts
+            assert alone is not None
+            for one, all_ in ((alone.inputs, together.inputs), (alone.weights, together.weights)):
+                for field in ("highest", "change", "masked"):
+                    assert np.broadcast_to(getattr(all_, field), 3)[i] == getattr(one, field)
