@@ -32,7 +32,15 @@ PRECISIONS = [
 QUANTISERS = ["fp16", "bf16", "int8", "int4", "int8:stochastic", "int4:nofeedback"]
 SPARSE = ["topk:0.1", "topk:0.01:nofeedback", "randk:0.1", "randk:0.3:nofeedback", "threshold:1e-4"]
 COMPRESSORS = [*QUANTISERS, *SPARSE, "powersgd:2", "powersgd:4:nofeedback"]
-SCHEDULES: list[tuple[Any, int]] = [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2)]
+SCHEDULES: list[tuple[Any, int]] = [
+    ("naive", 1),
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved", 2),
+    ("zb-h1", 1),
+    ("zb-v", 1),
+    ("dualpipe-v", 1),
+]
 TRANSPORTS = st.sampled_from(["native", "p2p", "shm"])
 
 
@@ -105,7 +113,7 @@ def cases(
     """A model, a job and a strategy of `ranks` ranks that fit each other."""
     model = draw(models(small=small))
     micro_batch = draw(st.sampled_from([1, 2, 3]))
-    accumulation = draw(st.sampled_from([1, 2, 3]))
+    accumulation = draw(st.sampled_from([1, 2, 3, 4]))
     zero = draw(st.sampled_from([0, 1, 2, 3]))
     pipeline = draw(st.sampled_from(pipelines(model, ranks, accumulation)))
     world, ranks = ranks, ranks // pipeline.pp

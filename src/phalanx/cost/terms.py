@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost import compression, kernel, memory
+from phalanx.cost.backward_parts import Pass
 from phalanx.cost.core import Core
 from phalanx.cost.kernel import NO_WORK, Column, Work
 from phalanx.schedule import context_parallel, inside_layers, stages
