@@ -66,9 +66,17 @@ def _priced(s: PipelineSchedule, costs: str, transfer: float) -> Priced:
     return price(without(s), Costs.equal(s.chunks, *(number * each for number in given), transfer))
 
 
+def _of_run(name: str) -> tuple[Priced, Priced]:
+    from phalanx.report.pipeline_measured import of_run
+
+    return of_run(Path(name))
+
+
 @pipeline.command("show")
 def pipeline_show(
-    names: Annotated[list[str], typer.Argument(help="1f1b, gpipe, interleaved, zb-v, ..., or CSV files.")],
+    names: Annotated[
+        list[str], typer.Argument(help="1f1b, gpipe, interleaved, zb-v, ..., CSV files, or folders of runs.")
+    ],
     ranks: Ranks = 4,
     micro_batches: MicroBatches = 8,
     virtual: Virtual = None,
@@ -76,23 +84,41 @@ def pipeline_show(
     transfer: Transfer = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Draw schedules over time, with bubble and live activations: several below each other, on one scale."""
+    """Draw schedules over time, with bubble and live activations: several below each other, on one scale; of a run
+    the step that was traced, as it was measured and as it was predicted."""
     with _refusals():
-        found = [_priced(_schedule(n, ranks, micro_batches, virtual), costs, transfer) for n in names]
+        runs = [name for name in names if Path(name).is_dir()]
+        found = [
+            _priced(_schedule(n, ranks, micro_batches, virtual), costs, transfer) for n in names if n not in runs
+        ]
+        measured = [_of_run(name) for name in runs]
         if as_json:
-            print_json({"schedules": [_figures(p) for p in found]})
+            of_runs = [
+                {"run": name, "measured": _figures(real), "predicted": _figures(predicted)}
+                for name, (real, predicted) in zip(runs, measured, strict=True)
+            ]
+            print_json({"schedules": [_figures(p) for p in found], "runs": of_runs})
             return
 
         from phalanx.report.pipeline import chart, said
 
         out = console()
-        longest = max(p.makespan for p in found)
-        for priced in found:
-            s = priced.schedule
-            out.print(f"{s.name}: {s.ranks} ranks, {s.micro_batches} micro-batches", style="bold", highlight=False)
-            out.print(chart(priced, out.width, longest))
-            out.print(said(priced), highlight=False)
-            out.print()
+        # Of runs times are seconds: each run has its own scale.
+        groups = [[("", p) for p in found]]
+        for name, pair in zip(runs, measured, strict=True):
+            words = (
+                f"{name}, {how} in {p.makespan:.3g} s" for how, p in zip(("measured", "predicted"), pair, strict=True)
+            )
+            groups.append(list(zip(words, pair, strict=True)))
+        for group in groups:
+            longest = max((p.makespan for _, p in group), default=0.0)
+            for of, priced in group:
+                s = priced.schedule
+                what = f"{s.name}: {s.ranks} ranks, {s.micro_batches} micro-batches"
+                out.print(what + (f"; {of}" if of else ""), style="bold", highlight=False)
+                out.print(chart(priced, out.width, longest))
+                out.print(said(priced), highlight=False)
+                out.print()
 
 
 @pipeline.command("table")

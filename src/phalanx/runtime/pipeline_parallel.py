@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -26,11 +27,15 @@ from phalanx.runtime.comm import DTYPE_NAMES, Comm
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.record import Now
+from phalanx.runtime.timeline import Span
 from phalanx.runtime.transport import Handle
 from phalanx.runtime.weight_gradients import Left, PutOff
 from phalanx.schedule.event import Phase
 from phalanx.schedule.pipeline import Action, PipelineSchedule, finished
 
+PASSES = ("F", "B", "I", "W")
+SCHEDULE = "schedule"
+"""The track of a timeline on which the schedule's passes are, as they were run."""
 Box = list[Tensor]
 """One gradient, on its way from one graph to another: whoever takes it out is the only one who has it."""
 Passed = Callable[[Tensor, Tensor | None, int], Tensor]
@@ -99,6 +104,7 @@ class Pipeline:
         self.actions = schedule.actions[place]
         self.chunks = tuple(c for c, rank in enumerate(schedule.rank_of) if rank == place)
         self.now = Now(0, "F")
+        self._started = 0.0  # the pass that runs, when all that it needs was there
         self._finished = finished(self.actions)
         self._anchor = torch.zeros((), requires_grad=True)
         self._clear()
@@ -129,6 +135,10 @@ class Pipeline:
                     self._weights(action, last=self._finished[action.chunk] == at)
                 case _:
                     self._message(action)
+            if action.kind in PASSES and self.comm.timeline.following and self.schedule.ranks > 1:
+                detail = {"kind": action.kind, "chunk": action.chunk, "micro_batch": action.micro_batch}
+                span = Span(str(action), SCHEDULE, self._started, perf_counter(), detail)
+                self.comm.timeline.passes.append(span)
         self.engine.finish()
         for way in list(self._leaving):
             self._sent(*way)
@@ -152,6 +162,7 @@ class Pipeline:
         x = None
         if chunk:
             x = _Begin.apply(self._arrived("F", chunk, m), self._anchor, opened.going)
+        self._started = perf_counter()
         out = self._run(batch, x, self.chunks.index(chunk))
         if chunk == self.schedule.chunks - 1:
             opened.end = out
@@ -167,6 +178,7 @@ class Pipeline:
         if chunk < self.schedule.chunks - 1:
             opened.coming.append(self._arrived("B", chunk, m))
             seed = 1.0
+        self._started = perf_counter()
         assert opened.end is not None
         if kind == "B":
             self.engine.backward(m, last, self.chunks.index(chunk))
@@ -188,6 +200,7 @@ class Pipeline:
         self._begins(action, "gradients of weights")
         self.engine.backward(m, last, self.chunks.index(chunk))
         left = self._left_over.pop((chunk, m))
+        self._started = perf_counter()
         while left:
             unit, gradients = left.pop(0)
             self.comm.recorder.compute("weight_grad", "W", unit, m, DTYPE_NAMES[self.dtype])

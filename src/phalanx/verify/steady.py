@@ -19,15 +19,12 @@ import torch
 from torch import Tensor
 
 from phalanx.runtime.instrument import Tracker
-from phalanx.runtime.pipeline_parallel import Pipeline
+from phalanx.runtime.pipeline_parallel import PASSES, Pipeline
 from phalanx.schedule.event import Event
 from phalanx.schedule.pipeline import Action
 
 _COUNTERS = 64
 """Bytes by which an event of one micro-batch may differ from the next one's: sums that are made with the first."""
-
-
-_PASSES = ("F", "B", "I", "W")
 
 
 class Unsteady(Exception):
@@ -197,7 +194,7 @@ def _first(actions: Sequence[Action], count: int) -> set[tuple[int, int]]:
     """So many micro-batches of each chunk, of those with passes of the same kinds, and its last one."""
     kinds: dict[tuple[int, int], str] = {}
     for kind, chunk, m in actions:
-        if kind in _PASSES:
+        if kind in PASSES:
             kinds[chunk, m] = kinds.get((chunk, m), "") + kind
     found: set[tuple[int, int]] = set()
     seen: Counter[tuple[int, str]] = Counter()
