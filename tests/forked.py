@@ -29,7 +29,8 @@ def phalanx(here: Path, *words: str, **how: Any) -> tuple[int, str, str]:
 
 class Launcher:
     """`phalanx words` under way. `environment` is added to this process's own. `instead`: the modules of ranks that
-    stand in for others. No file that it writes may be larger than `largest` bytes."""
+    stand in for others. No file that it writes may be larger than `largest` bytes. `grace_s`: how long ranks that are
+    asked to end may take."""
 
     def __init__(
         self,
@@ -38,11 +39,12 @@ class Launcher:
         environment: Mapping[str, str] | None = None,
         instead: Mapping[str, str] | None = None,
         largest: int = resource.RLIM_INFINITY,
+        grace_s: float | None = None,
     ) -> None:
         context = get_context("forkserver")
         context.set_forkserver_preload(["warm"])
         self._said = [here.parent / f"{here.name}.{name}" for name in ("stdout", "stderr")]
-        given = (here, words, os.environ | dict(environment or {}), dict(instead or {}), largest, self._said)
+        given = (here, words, os.environ | dict(environment or {}), dict(instead or {}), largest, grace_s, self._said)
         self._process: BaseProcess = context.Process(target=_launcher, args=given)
         with importing_as_here():
             self._process.start()
@@ -70,11 +72,14 @@ def _launcher(
     environment: dict[str, str],
     instead: dict[str, str],
     largest: int,
+    grace_s: float | None,
     said: Sequence[Path],
 ) -> NoReturn:
     import tempfile
 
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    from phalanx.runtime import agent
 
     def work() -> None:
         tempfile.tempdir = None  # TMPDIR may be another
@@ -86,6 +91,7 @@ def _launcher(
             _, _, module, *argv = command  # python -m module argument
             return _Rank(instead.get(module, module), argv, environment)
 
+        agent._GRACE_S = agent._GRACE_S if grace_s is None else grace_s
         SubprocessHandler._popen = start  # type: ignore[assignment, method-assign]
         from phalanx.cli import app
 

@@ -59,9 +59,9 @@ def words(name: str, *more: str) -> list[str]:
     ]
 
 
-def train(here: Path, name: str, strokes: tuple[Stroke, ...], *more: str) -> tuple[int, str]:
+def train(here: Path, name: str, strokes: tuple[Stroke, ...], *more: str, **how: Any) -> tuple[int, str]:
     """Exit code, and what it said on stderr, of a short run. It has ended within 30 s of the last stroke."""
-    code, _, err = begin(here, *words(name, *more), strokes=strokes).finish()
+    code, _, err = begin(here, *words(name, *more), strokes=strokes, **how).finish()
     if strokes and code:
         assert time.monotonic() - float((here / "struck").read_text()) < 30
     assert nothing_is_left(here)
@@ -111,6 +111,15 @@ def test_a_run_survives_what_kills_its_ranks(here: Path, straight: list[dict[str
     assert [row["step"] for row in struck] == list(range(1, 9))
     for key in ("loss", "grad_norm"):
         assert [row[key] for row in struck] == [row[key] for row in straight]
+
+
+def test_nobody_waits_for_a_rank_that_has_not_begun(here: Path) -> None:
+    """It would wait for the meeting, and then take the time that others are given to save what they have."""
+    code, err = train(
+        here, "early", (("SIGKILL", 0, "start-up", 1),), "--set", "train.timeout_s=1000", grace_s=1000.0
+    )
+    assert code == 1, err
+    assert err.strip().splitlines()[-1].startswith("error: rank 0 failed during start-up: ended with SIGKILL"), err
 
 
 @pytest.mark.parametrize("transport", ["native", "p2p", "shm"])
