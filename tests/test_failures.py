@@ -107,6 +107,8 @@ def test_a_run_survives_what_kills_its_ranks(here: Path, straight: list[dict[str
     # The step whose checkpoint was being written is lost, the one before it is not.
     assert froms[2] == "goes on from step 2"
     assert froms[2:] == sorted(froms[2:])
+    first = err.rsplit(froms[-1] + "\n", 1)[1].split()[:2]  # that the last attempt tells of
+    assert first == ["step", f"{int(froms[-1].split()[-1]) + 1}/8"]
     struck = rows(here / "runs" / "struck")
     assert [row["step"] for row in struck] == list(range(1, 9))
     for key in ("loss", "grad_norm"):
