@@ -81,7 +81,6 @@ def bench_mesh() -> Iterator[Result]:
 
 def bench_ddp() -> Iterator[Result]:
     """The quickstart's model at 2 ranks: our engine, torch's DistributedDataParallel, one process."""
-
     found = _told("ddp", 2)
     ours, theirs, alone = (found[key]["tokens_per_s"] for key in ("phalanx", "ddp", "one process"))
     for name, values in found.items():
@@ -98,7 +97,6 @@ def bench_ddp() -> Iterator[Result]:
 
 def bench_zero() -> Iterator[Result]:
     """Our ZeRO stages beside DistributedDataParallel and fully_shard, over Gloo and over shared memory."""
-
     for ranks in (2, 4):
         found = _told("zero", ranks)
         for name, values in found.items():
@@ -130,7 +128,6 @@ def bench_zero() -> Iterator[Result]:
 
 def bench_tensor() -> Iterator[Result]:
     """Tensor and sequence parallelism over Gloo and over shared memory, beside DTensor's parallelize_module."""
-
     for ranks in (2, 4):
         found = _told("tensor", ranks)
         for name, values in found.items():
@@ -178,7 +175,6 @@ def bench_context() -> Iterator[Result]:
 
 def bench_bound() -> Iterator[Result]:
     """A step that is mostly communication: the better of our stages 0 and 1 beside DistributedDataParallel."""
-
     theirs = "DistributedDataParallel"
     found = _told("bound", 2)
     best = 0.0

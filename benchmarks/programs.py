@@ -41,7 +41,7 @@ def fsdp(reshard: bool) -> Callable[[Decoder], nn.Module]:
     """fully_shard by blocks, which keeps parameters from the forward to the backward pass, or gathers them again."""
 
     def wrap(model: Decoder) -> nn.Module:
-        for block in model.blocks:
+        for block in model.blocks.values():
             fully_shard(block, reshard_after_forward=reshard)
         return fully_shard(model, reshard_after_forward=reshard)
 

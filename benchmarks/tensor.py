@@ -80,7 +80,7 @@ def dtensor_step(spec: ModelSpec, job: Job, ranks: int, sp: bool = False) -> Ste
         optimizer.zero_grad(set_to_none=True)
         tokens, targets = batch[:, :-1], batch[:, 1:]
         x = model.embed.token(tokens) + model.embed.position.weight[first : first + n]
-        for block in model.blocks:
+        for block in model.blocks.values():
             x = block(x)
         logits = model.head.linear(model.head.norm(x))  # (batch, seq, vocab), split over the vocabulary
         with loss_parallel():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
+from phalanx.schedule.stages import check
 from phalanx.spec.context import require_context
 from phalanx.spec.errors import InputError
 from phalanx.spec.families import complete
@@ -30,6 +32,7 @@ PRECISIONS = [
 QUANTISERS = ["fp16", "bf16", "int8", "int4", "int8:stochastic", "int4:nofeedback"]
 SPARSE = ["topk:0.1", "topk:0.01:nofeedback", "randk:0.1", "randk:0.3:nofeedback", "threshold:1e-4"]
 COMPRESSORS = [*QUANTISERS, *SPARSE, "powersgd:2", "powersgd:4:nofeedback"]
+SCHEDULES: list[tuple[Any, int]] = [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2)]
 TRANSPORTS = st.sampled_from(["native", "p2p", "shm"])
 
 
@@ -42,7 +45,7 @@ def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
         "family": family,
         "vocab": draw(st.sampled_from([61, 300] if small else [300, 1000, 5000])),
         "hidden": draw(st.sampled_from([16, 48] if small else [64, 128, 256])),
-        "layers": draw(st.sampled_from([1, 2, 3])),
+        "layers": draw(st.sampled_from([1, 2, 3, 4])),
         "heads": kv_heads * draw(st.sampled_from([1, 2, 3])),
         "kv_heads": kv_heads,
         "head_dim": head_dim,
@@ -81,6 +84,20 @@ def shares(model: ModelSpec, seq: int, strategy: Strategy) -> bool:
     return True
 
 
+def pipelines(model: ModelSpec, ranks: int, micro_batches: int) -> list[Strategy]:
+    """The pipelines of a model over some of the ranks, or none."""
+    found = [Strategy()]
+    for pp in divisors(ranks)[1:]:
+        for schedule, virtual in SCHEDULES:
+            try:
+                s = Strategy(pp=pp, schedule=schedule, virtual=virtual)
+                check(s, model, Job(global_batch=micro_batches, seq=8), None)
+            except InputError:
+                continue
+            found.append(s)
+    return found
+
+
 @st.composite
 def cases(
     draw: st.DrawFn, ranks: int, small: bool = True, compressed: bool = False
@@ -90,6 +107,8 @@ def cases(
     micro_batch = draw(st.sampled_from([1, 2, 3]))
     accumulation = draw(st.sampled_from([1, 2, 3]))
     zero = draw(st.sampled_from([0, 1, 2, 3]))
+    pipeline = draw(st.sampled_from(pipelines(model, ranks, accumulation)))
+    world, ranks = ranks, ranks // pipeline.pp
     tp = draw(st.sampled_from([n for n in divisors(ranks) if splits(model, n)]))
     seq = draw(st.sampled_from([8, 32] if small else [32, 128, 256]))
     # A ring of many ranks has as many steps in every block, each like the one before.
@@ -100,7 +119,8 @@ def cases(
     precision = draw(st.sampled_from(PRECISIONS))
     usable = QUANTISERS if zero == 3 else COMPRESSORS
     coarse = precision.accumulate_dtype not in ("float32", "float64")
-    strategy = Strategy(
+    strategy = replace(
+        pipeline,
         dp=dp,
         tp=tp,
         sp=draw(st.booleans()) and tp > 1 and micro_batch * seq // cp % tp == 0,
@@ -110,7 +130,7 @@ def cases(
         shard=draw(st.sampled_from([None, *divisors(dp)])) if zero else None,
         micro_batch=micro_batch,
         grad_sync=draw(st.sampled_from([None, "step"])) if zero == 2 else None,
-        reshard=draw(st.sampled_from([None, "action", "step"])) if zero == 3 else None,
+        reshard=draw(st.sampled_from([None, "step"] + ["action"] * (pipeline.pp == 1))) if zero == 3 else None,
         prefetch=draw(st.sampled_from([0, 1])),
         recompute=draw(st.sampled_from(["none", "selective", "full", "every:2"])),
         bucket=draw(st.sampled_from([0.002, 0.02, 0.5, "auto"])),
@@ -124,4 +144,5 @@ def cases(
         clip=draw(st.sampled_from([0.0, 0.5, 1.0])),
         documents=draw(st.sampled_from(["packed", "separate"])),
     )
+    check(strategy, model, job, world)
     return model, job, strategy

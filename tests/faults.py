@@ -45,7 +45,7 @@ def poison(training: Training, value: float, micro_batch: int, times: int) -> to
     left, this = [times], weakref.ref(training)  # a parameter holds its hooks outside of Python's sight
 
     def spoil(g: torch.Tensor) -> torch.Tensor:
-        if this().current != micro_batch or not left[0]:  # type: ignore[union-attr]
+        if this().current.micro_batch != micro_batch or not left[0]:  # type: ignore[union-attr]
             return g
         left[0] -= 1
         g = g.clone()

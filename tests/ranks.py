@@ -222,7 +222,7 @@ def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
     all_reduce = tensor_parallel.TensorParallel.all_reduce
 
     def bias_before_the_sum(
-        ctx: Any, tp: Any, unit: str, made: bool, y: torch.Tensor, *biases: torch.Tensor
+        ctx: Any, tp: Any, unit: str, owners: Any, made: bool, y: torch.Tensor, *biases: torch.Tensor
     ) -> torch.Tensor:
         if how == "bias on every rank" or tp.split.index == 0:
             for bias in biases:
@@ -234,7 +234,7 @@ def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
 
     def its_backward(ctx: Any, g: torch.Tensor) -> Any:
         d_bias = g.reshape(-1, g.shape[-1]).sum(0) * ctx.adds
-        return (None, None, None, g, *(d_bias for _ in range(ctx.biases)))
+        return (None, None, None, None, g, *(d_bias for _ in range(ctx.biases)))
 
     def forgets(self: Any, tensor: torch.Tensor, unit: str, phase: Any, reduction: Any = "sum") -> Any:
         if phase == "B" and unit == "blocks.0":

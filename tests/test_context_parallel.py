@@ -5,6 +5,7 @@ Parity, predicted = recorded and checkpoints of random strategies, cp among them
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
+from toy import model
 
 from phalanx.cost.predict import predict
 from phalanx.cost.program import expand
@@ -24,32 +26,13 @@ from phalanx.runtime.world import World
 from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.spec import cluster_presets as clusters
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import build
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy, check
 from phalanx.verify.compare import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
 from phalanx.verify.proof import verify
 from phalanx.verify.ranks import classes
-
-SIZES: dict[str, Any] = {
-    "family": "llama",
-    "vocab": 61,
-    "hidden": 16,
-    "layers": 2,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "ffn": 40,
-    "max_seq": 32,
-}
-
-
-def model(**sizes: Any) -> ModelSpec:
-    return build(ModelSpec, complete(SIZES | sizes), "model")
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.booleans(), st.booleans())
@@ -95,19 +78,20 @@ def test_no_rectangle_of_a_ring_is_half_empty() -> None:
     assert pairs == seq * keys_per_query(seq, ring)
 
 
+@pytest.mark.parametrize("forward", [attention.forward, attention.plain_forward])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-def test_results_over_blocks_of_keys_are_merged(dtype: torch.dtype, bound: float) -> None:
+def test_results_over_blocks_of_keys_are_merged(
+    forward: Callable[..., attention.Results], dtype: torch.dtype, bound: float
+) -> None:
     """Those of half of the queries, and over keys that are hidden as a whole. Of 16 bits every result is rounded."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 6, 8).to(dtype)
-    whole, lse = attention.forward(q, k, v)
-    out, sums = (
-        t.to(torch.promote_types(dtype, torch.float32)) for t in attention.forward(q, k[:, :, :2], v[:, :, :2])
-    )
+    whole, lse = forward(q, k, v)
+    out, sums = (t.to(torch.promote_types(dtype, torch.float32)) for t in forward(q, k[:, :, :2], v[:, :, :2]))
     hidden = torch.full((1, 1, 6, 4), -6e4, dtype=dtype)
-    merge(out, sums, *attention.forward(q, k[:, :, 2:], v[:, :, 2:], hidden))
+    merge(out, sums, *forward(q, k[:, :, 2:], v[:, :, 2:], hidden))
     for rows in (slice(0, 3), slice(3, 6)):
-        merge(out[:, :, rows], sums[:, :, rows], *attention.forward(q[:, :, rows], k[:, :, 2:], v[:, :, 2:]))
+        merge(out[:, :, rows], sums[:, :, rows], *forward(q[:, :, rows], k[:, :, 2:], v[:, :, 2:]))
     torch.testing.assert_close(out.to(dtype), whole, rtol=bound, atol=bound)
     torch.testing.assert_close(sums.to(lse.dtype), lse, rtol=bound, atol=bound)
 

@@ -103,7 +103,7 @@ def test_a_fault_that_does_not_come_again_is_said_to_be_one(pool: Pool, line: st
 
 def test_the_origin_in_the_forward_pass_is_named() -> None:
     state = training(nonfinite="stop")
-    handle = state.model.blocks[1].mlp.register_forward_hook(lambda m, args, out: out / 0)
+    handle = state.model.blocks["1"].mlp.register_forward_hook(lambda m, args, out: out / 0)
     with pytest.raises(
         FloatingPointError, match=r"^output of blocks.1 on rank 0 in micro-batch 0 .*elements: (nan|inf)"
     ):

@@ -183,6 +183,15 @@ def test_a_picture_with_one_backward_on_all_ranks_at_once_is_refused(tmp_path: P
     prove_slots(read(path), cells(path))
 
 
+@pytest.mark.parametrize(("names", "said"), [(["picture.csv", "1f1b"], "1f1b"), ([], "naive")])
+def test_slots_of_what_is_no_file_are_refused(names: list[str], said: str, tmp_path: Path) -> None:
+    """Before anything is proved: what nobody looked at is not said to be proved."""
+    (tmp_path / "picture.csv").write_text(PICTURE)
+    code, out, err = phalanx(tmp_path, "pipeline", "prove", *names, "--slots")
+    reason = f"only a CSV file's cells are slots of time, and {said} is no such file"
+    assert (code, out, err) == (2, "", f"error: --slots: {reason}; name files, or leave it out\n")
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_csv_goes_there_and_back(name: str, tmp_path: Path) -> None:
     path = tmp_path / "s.csv"

@@ -6,21 +6,22 @@ names."""
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import toy
 from pool import Pool
 from ranks import examine, examine_repeating
+from toy import order_of_gradients
 
 from phalanx.cost.program import expand, instants
 from phalanx.runtime import recompute
 from phalanx.runtime.comm import Comm
-from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.world import ALONE
-from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import build, make_strategy
+from phalanx.spec.jobfile import make_strategy
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
@@ -31,21 +32,7 @@ from phalanx.verify.parity import BOUNDS
 from phalanx.verify.proof import verify
 
 MODES = ["selective", "full", "every:2"]
-SIZES: dict[str, Any] = {
-    "family": "llama",
-    "vocab": 61,
-    "hidden": 16,
-    "layers": 3,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "ffn": 40,
-    "max_seq": 16,
-}
-
-
-def model(**sizes: Any) -> ModelSpec:
-    return build(ModelSpec, complete(SIZES | sizes), "model")
+model = partial(toy.model, layers=3)
 
 
 def training(spec: ModelSpec, job: Job, strategy: Strategy) -> Training:
@@ -130,22 +117,9 @@ def test_kept_is_a_block_s_input_and_its_inside_is_there_once() -> None:
 
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("sizes", [{}, {"family": "gpt2"}])
-def test_gradients_come_in_the_order_of_one_graph(
-    sizes: dict[str, Any], tp: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    came: list[str] = []
-    hook = DataParallel._hook
-
-    def noting(self: DataParallel, name: str, p: torch.nn.Parameter) -> None:
-        came.append(name)
-        hook(self, name, p)
-
-    monkeypatch.setattr(DataParallel, "_hook", noting)
-    orders = []
-    for mode in ("none", *MODES):
-        came.clear()
-        imagine(model(**sizes), Job(2, 8), Strategy(dp=2, tp=tp, zero=2, recompute=mode), 0)
-        orders.append([name for name in came if name.startswith("blocks")])
+def test_gradients_come_in_the_order_of_one_graph(sizes: dict[str, Any], tp: int) -> None:
+    strategies = [Strategy(dp=2, tp=tp, zero=2, recompute=mode) for mode in ("none", *MODES)]
+    orders = [order_of_gradients(model(**sizes), strategy) for strategy in strategies]
     assert orders[1:] == orders[:1] * len(MODES)
 
 

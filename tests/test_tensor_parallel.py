@@ -15,39 +15,20 @@ from drawn import models, splits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pool import Pool
+from toy import model, order_of_gradients
 
 from phalanx.cost.program import expand
 from phalanx.nn.initial import initial, of_rank
-from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.parallelize import spread
 from phalanx.runtime.world import World
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import build
 from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.split import Split
 from phalanx.spec.strategy import Strategy, check, require_runnable
 from phalanx.verify.compare import SLACK_BYTES
-from phalanx.verify.imagined import imagine
 from phalanx.verify.parity import BOUNDS
 from phalanx.verify.proof import verify
-
-SIZES: dict[str, Any] = {
-    "family": "llama",
-    "vocab": 61,
-    "hidden": 16,
-    "layers": 2,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "ffn": 40,
-    "max_seq": 16,
-}
-
-
-def model(**sizes: Any) -> ModelSpec:
-    return build(ModelSpec, complete(SIZES | sizes), "model")
 
 
 @settings(max_examples=15)
@@ -162,19 +143,7 @@ def test_textbook_bugs_are_caught(pool: Pool, how: str) -> None:
 
 
 @pytest.mark.parametrize("sizes", [{}, {"family": "gpt2"}, {"family": "qwen3"}, {"qkv_bias": True, "mlp_bias": True}])
-def test_gradients_come_in_the_order_of_one_process(sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_come_in_the_order_of_one_process(sizes: dict[str, Any]) -> None:
     """Those of several weights are made together; buckets fill in one order all the same."""
-    came: list[str] = []
-    hook = DataParallel._hook
-
-    def noting(self: DataParallel, name: str, p: torch.nn.Parameter) -> None:
-        came.append(name)
-        hook(self, name, p)
-
-    monkeypatch.setattr(DataParallel, "_hook", noting)
-    orders = []
-    for tp in (1, 2):
-        came.clear()
-        imagine(model(**sizes), Job(2, 8), Strategy(dp=2, tp=tp, zero=2), 0)
-        orders.append([name for name in came if name.startswith("blocks")])
-    assert orders[0] == orders[1]
+    alone, split = (order_of_gradients(model(**sizes), Strategy(dp=2, tp=tp, zero=2)) for tp in (1, 2))
+    assert alone == split

@@ -145,14 +145,19 @@ def pipeline_prove(
     from phalanx.schedule.pipeline_prove import prove, prove_slots
     from phalanx.schedule.pipeline_text import cells
     from phalanx.schedule.prove import Unproved
+    from phalanx.spec.errors import InputError
 
     refused = False
     with mistakes():
+        others = [name for name in names or SCHEDULES if not name.endswith(".csv")]
+        if slots and others:
+            reason = f"only a CSV file's cells are slots of time, and {others[0]} is no such file"
+            raise InputError("--slots", None, reason, "name files, or leave it out")
         for name in names or SCHEDULES:
             only = virtual if names or name == "interleaved" else None
             schedule = _schedule(name, ranks, micro_batches, only)
             try:
-                if slots and name.endswith(".csv"):
+                if slots:
                     prove_slots(schedule, cells(Path(name)))
                 proof = prove(schedule)
             except Unproved as error:

@@ -24,6 +24,7 @@ from phalanx.report.tables import Comparison
 from phalanx.resume import begun_by, goes_on, taken_up_by_others
 from phalanx.runs import RUNS, open_run
 from phalanx.schedule.event import Event
+from phalanx.schedule.stages import check
 from phalanx.spec import cluster_presets as clusters
 from phalanx.spec import jobfile, plan
 from phalanx.spec import model as models
@@ -33,7 +34,7 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Precision
 from phalanx.spec.jobfile import JobFile
 from phalanx.spec.plan import Plan
-from phalanx.spec.strategy import Strategy, check, require_runnable
+from phalanx.spec.strategy import Strategy, require_runnable
 from phalanx.verify.compare import differences
 
 if TYPE_CHECKING:

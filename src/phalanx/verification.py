@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from phalanx import session
-from phalanx.cost.program import expand
+from phalanx.cost.predict_pipeline import programs
 from phalanx.plan.bucket import has_buckets
 from phalanx.plan.choose import allowed
 from phalanx.plan.search import price
 from phalanx.schedule.event import Event
+from phalanx.schedule.stages import check
 from phalanx.spec import cluster_presets as clusters
 from phalanx.spec import jobfile
 from phalanx.spec import model as models
@@ -29,7 +30,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.jobfile import ClusterChoice, JobFile
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.quantity import write_bytes
-from phalanx.spec.strategy import Strategy, check, require_runnable
+from phalanx.spec.strategy import Strategy, require_runnable
 from phalanx.verify.compare import Difference, slack
 from phalanx.verify.proof import Verified, verify
 
@@ -99,14 +100,16 @@ def _stale(target: Target) -> Iterator[Difference]:
     """Where what a plan.json predicts is not what is predicted now: it was edited, or another Phalanx wrote it."""
     if target.prediction is None:
         return
-    program = expand(target.model, target.job, target.strategy)
+    first, *others = programs(target.model, target.job, target.strategy)
+    steps = (first, *others)
+    flops = sum(e.flops for step in steps for e in step.events) // len(steps)
     figures: dict[str, tuple[Any, Any]] = {
-        "flops": (sum(e.flops for e in program.events), target.prediction.get("flops")),
-        "bytes_per_axis": (program.bytes_per_axis(), target.prediction.get("bytes_per_axis")),
-        "memory_bytes": (program.peak_bytes, target.prediction.get("memory_bytes")),
+        "flops": (flops, target.prediction.get("flops")),
+        "bytes_per_axis": (first.bytes_per_axis(), target.prediction.get("bytes_per_axis")),
+        "memory_bytes": (max(step.peak_bytes for step in steps), target.prediction.get("memory_bytes")),
     }
     for name, (now, then) in figures.items():
-        near = name == "memory_bytes" and isinstance(then, int) and abs(now - then) <= slack(program)
+        near = name == "memory_bytes" and isinstance(then, int) and abs(now - then) <= slack(first)
         if now != then and not near:
             yield Difference(f"{name} of the plan", str(then), str(now), "made by another version, or edited")
 

@@ -68,9 +68,8 @@ class Block:
         self.dW_mlp, self.dW_q, self.dW_k = (n * h * e for n in (spec.ffn, spec.q_width, spec.kv_width))
         self.serial, self.one_norm = spec.residual == "serial", spec.residual == "parallel_one_norm"
         self.products = 2 if spec.gated else 1  # of the MLP's input
-        self.apart = (
-            core is not None and core.part.ulysses > 1
-        )  # the core's result is there as Ulysses gave it back too
+        # The core's result is there as Ulysses gave it back too.
+        self.apart = core is not None and core.part.ulysses > 1
 
     def passes(self) -> tuple[Walk, Walk]:
         """Forward and backward."""
@@ -171,11 +170,11 @@ class Block:
     def _product(self, walk: Walk, core: bool = False) -> None:
         """What is added to the stream. `core`: with sequence parallelism, where attention's is made again, it is made
         for this product alone."""
-        made = self.Q if core and self.sp and self.repeat == "selective" else 0
-        if core and self.sp and self.repeat == "selective":
+        again = core and self.sp and self.repeat == "selective"
+        if again:
             self._core_alone(walk)
         walk.take(self.S)
-        walk.touch(self.W + made if self.sp else 0)
+        walk.touch(self.W + self.Q * again if self.sp else 0)
 
     def _norm(self, walk: Walk) -> None:
         walk.take(self.statistics)
@@ -187,7 +186,7 @@ class Block:
         if self.e < 4:
             walk.touch(2 * elements * 4)
 
-    def _attention(self, walk: Walk, made: bool = True) -> None:
+    def _attention(self, walk: Walk) -> None:
         Q, K, spec = self.Q, self.K, self.spec
         self._columns(walk, Q, K, K)
         if spec.qk_norm:

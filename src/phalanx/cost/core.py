@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +36,7 @@ class Core:
         separate = job.documents == "separate"
         self.masked = separate or spec.masked(part.seq)
         self.sequences = t // part.tokens if separate else 1  # that have masks of their own
-        own = {spec.window_of(i) for i in range(spec.layers)}
+        own = {spec.window_of(i) for i in spec.held_blocks}
         self.windows = {w if w is not None and w < part.seq else None for w in own}
         self.blocks = part.ring - 1  # of keys and values that travel
 
@@ -142,12 +143,14 @@ class Core:
         return own * self.e
 
 
-def lowest(spec: ModelSpec, part: Context, sequences: Column, separate: bool) -> dict[int, Column]:
+def lowest(
+    spec: ModelSpec, part: Context, sequences: Column, separate: bool, blocks: Sequence[int] | None = None
+) -> dict[int, Column]:
     """Bytes of the first positions that queries see, by the block whose backward pass is the last to use them: of
-    every micro-batch, or where documents are not kept apart made once."""
+    every micro-batch, or where documents are not kept apart made once. `blocks`: of a chunk; else all."""
     last: dict[int | None, int] = {}
     if separate or spec.masked(part.seq):
-        for i in range(spec.layers):
+        for i in spec.held_blocks if blocks is None else blocks:
             window = spec.window_of(i)
             last.setdefault(window if window is not None and window < part.seq else None, i)
     return {i: sequences * part.tokens * part.ulysses * 8 for i in sorted(last.values())}

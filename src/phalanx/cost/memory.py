@@ -8,6 +8,7 @@ step's events adds them up.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,11 +18,11 @@ from phalanx.cost import compression
 from phalanx.cost.block import Block, normed, statistics
 from phalanx.cost.core import Core, lowest
 from phalanx.cost.kernel import Column
-from phalanx.schedule.buckets import buckets, slot_sizes
+from phalanx.schedule.buckets import buckets, lent, slot_sizes
 from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
-from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.model import ModelSpec, StageSpec, parameters, tied_apart
 from phalanx.spec.split import Split, local
 from phalanx.spec.strategy import Recompute, Strategy
 
@@ -112,17 +113,17 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
     if part_of.parallel:
         mask = 0 if separate else sum(lowest(spec, part_of, 1, False).values())
         mask += (part_of.tokens + job.seq) * 8  # positions
-    lent = sum(slot_sizes(padded)) * reduce if stage >= 2 else 0
+    on_their_way = sum(lent(spec, cut, s)[1]) * reduce if stage >= 2 else 0
     if stage == 3:
-        units = [b.padded(s) for b in reversed(cut) if b.unit != "model"]
+        gathered = [b.padded(s) for b in reversed(cut) if b.unit != "model"]
         shared = sum(b.padded(s) for b in cut if b.unit == "model")
-        lent += (shared + (sum(units) if s.reshard == "step" else sum(slot_sizes(units)))) * compute
+        on_their_way += (shared + (sum(gathered) if s.gathers_once else sum(slot_sizes(gathered)))) * compute
     return State(
         parameters=0 if stage == 3 else n * compute,
         master=part * master if stage == 3 or p.master_dtype != p.compute else 0,
         gradients=whole * (accumulate + reduce * narrow) if stage <= 1 else part * accumulate,
         optimizer=updated * moments * master + counters,
-        buffers=lent + copies(spec, job, s),
+        buffers=on_their_way + copies(spec, job, s),
         tables=rotary + mask,
         batch=job.global_batch // s.dp * prod(part_of.shape(1, separate)) * 8,
         compression=compression.held(c, cut, s, accumulate) if c else 0,
@@ -138,28 +139,40 @@ def copies(spec: ModelSpec, job: Job, s: Strategy) -> int:
     return elements * DTYPE_BYTES[job.precision.accumulate_dtype]
 
 
+def tied(spec: ModelSpec, job: Job, s: Strategy) -> int:
+    """Bytes of the gradient of a tied embedding, of which the first and the last pipeline rank have a part each."""
+    if not tied_apart(spec):
+        return 0
+    bucket = next(b for b in buckets(spec, job, s) if b.parameters[0].unit == "model")
+    return bucket.padded(s) // (s.shards if s.stage else 1) * DTYPE_BYTES[job.precision.accumulate_dtype]
+
+
 def cast_gradients(elements: int, job: Job) -> int:
     """So many gradients once more, in the master type, during the update; 0 where they are of it already."""
     p = job.precision
     return 0 if p.master_dtype == p.accumulate_dtype else elements * DTYPE_BYTES[p.master_dtype]
 
 
-def documents(spec: ModelSpec, job: Job, tokens: Column, part: Context | None = None) -> dict[int, Column]:
+def documents(
+    spec: ModelSpec, job: Job, tokens: Column, part: Context | None = None, blocks: Sequence[int] | None = None
+) -> dict[int, Column]:
     """What keeps the documents of a micro-batch apart: a mask for each window that blocks have, and every token's
     angles; over several ranks no masks, but what they are made of. By the block whose backward pass is the last to
-    use it."""
-    if job.documents != "separate":
+    use it. `blocks`: of a chunk, which makes its own; else all."""
+    blocks = spec.held_blocks if blocks is None else blocks
+    if job.documents != "separate" or not blocks:
         return {}
+    first = blocks[0]
     angles = tokens * (spec.rotary_width if spec.position == "rotary" else 0) * DTYPE_BYTES[job.precision.compute]
     if part is not None and part.parallel:
-        held = lowest(spec, part, tokens // part.tokens, True)
-        return held | {0: held[0] + angles}
+        held = lowest(spec, part, tokens // part.tokens, True, blocks)
+        return held | {first: held[first] + angles}
     last: dict[int | None, int] = {}
-    for i in range(spec.layers):
+    for i in blocks:
         last.setdefault(spec.window_of(i) if spec.masked(job.seq) else None, i)
     e = DTYPE_BYTES[job.precision.compute]
     held = {i: tokens * job.seq * e for i in last.values()}
-    held[0] = held[0] + angles
+    held[first] = held[first] + angles
     return held
 
 
@@ -186,7 +199,8 @@ def footprint(
     stream = own * h * e  # the residual stream, and its gradient
     together = t * h * e if sp else 0  # of all tokens, brought together or not yet scattered
     several = 0 if core is not None else _several(t, seq)
-    shared = v * h * e if spec.tied else 0  # the head's share of a tied weight's gradient waits for embed's
+    # In one backward pass the head's share of a tied weight's gradient waits for embed's.
+    shared = v * h * e if spec.tied and not isinstance(spec, StageSpec) else 0
     if unit == "embed":
         position = 0
         looked_up = core.part.tokens * h * e if core is not None else 0  # rows that are no slice

@@ -14,6 +14,7 @@ import numpy as np
 from phalanx.cost import collective, kernel, memory
 from phalanx.cost.kernel import NO_WORK, Column
 from phalanx.cost.link import link
+from phalanx.cost.predict_pipeline import pipelined, programs
 from phalanx.cost.terms import Columns, Term, columns, highest, terms, unit_classes
 from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import INSIDE
@@ -27,7 +28,8 @@ from phalanx.spec.strategy import Strategy
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one step on one rank; each field a number, or a column where columns were given."""
+    """Of one step on one rank; each field a number, or a column where columns were given. Of a pipeline: seconds of
+    the rank that computes longest, memory of the fullest, bytes of the first, FLOPs of all on average."""
 
     step_time_s: Column
     forward_s: Column
@@ -42,10 +44,14 @@ class Prediction:
     memory_bytes: Column
     activation_bytes: Column
     state_bytes: Column
+    bubble_fraction: Column = 0.0
+    """The share of all ranks' time between the first and the last pass of a pipeline in which they wait."""
 
 
 def predict(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> Prediction:
     """Price the terms. Raises InputError where the cluster has no rates for the job's compute type."""
+    if s.pp > 1:
+        return _of_pipeline(spec, cluster, job, s)
     return _price(spec, cluster, job, s, s)
 
 
@@ -55,8 +61,14 @@ def predict_all(spec: ModelSpec, cluster: ClusterSpec, job: Job, strategies: Seq
     names = [f.name for f in fields(Prediction) if f.name != "bytes_per_axis"]
     out = {name: np.zeros(rows) for name in names}
     traffic: dict[str, Column] = {}
-    for group, here in columns(strategies):
-        part = _price(spec, cluster, job, group, group.like)
+    whole = np.array([i for i, s in enumerate(strategies) if s.pp == 1], dtype=int)
+    found = [
+        (_price(spec, cluster, job, group, group.like), whole[own])
+        for group, own in columns([strategies[i] for i in whole])
+    ]
+    # A schedule is run, and not a formula.
+    found += [(predict(spec, cluster, job, s), np.array([i])) for i, s in enumerate(strategies) if s.pp > 1]
+    for part, here in found:
         for name in names:
             out[name][here] = getattr(part, name)
         for axis, column in part.bytes_per_axis.items():
@@ -121,6 +133,29 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         memory_bytes=peak,
         activation_bytes=peak - held,
         state_bytes=held,
+    )
+
+
+def _of_pipeline(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> Prediction:
+    found, steps = pipelined(spec, cluster, job, s), programs(spec, job, s)
+    busiest = max(range(s.pp), key=lambda rank: found.priced.work[rank])
+    fullest = max(steps, key=lambda step: step.peak_bytes)
+    actions = zip(found.priced.schedule.actions[busiest], found.priced.times[busiest], strict=True)
+    forward = sum(stop - start for action, (start, stop) in actions if action.kind == "F")
+    return Prediction(
+        step_time_s=found.step_time_s,
+        forward_s=forward,
+        backward_s=found.priced.work[busiest] - forward,
+        optimizer_s=max(found.optimizer_s),
+        communication_s=max(found.communication_s),
+        exposed_communication_s=max(found.exposed_s),
+        flops=sum(e.flops for step in steps for e in step.events) // s.pp,
+        model_flops=_model_flops(spec, job, s, s) // s.pp,
+        bytes_per_axis=steps[0].bytes_per_axis(),
+        memory_bytes=fullest.peak_bytes,
+        activation_bytes=fullest.peak_bytes - fullest.state.total,
+        state_bytes=fullest.state.total,
+        bubble_fraction=found.priced.bubble_fraction,
     )
 
 

@@ -7,21 +7,25 @@ What `verify` and the trainer's own check compare with the recorded step, event 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from phalanx.cost import memory
+from phalanx.cost.core import Core
 from phalanx.cost.issued import Issued
+from phalanx.cost.kernel import Column
 from phalanx.cost.terms import Term, highest, metrics, repeat_of, terms, unit_class
-from phalanx.schedule import context_parallel, inside_layers
-from phalanx.schedule.buckets import Bucket, buckets
+from phalanx.schedule import context_parallel, inside_layers, stages
+from phalanx.schedule.buckets import Bucket, buckets, of_chunks
 from phalanx.schedule.compression import Sent, sent, sent_across
 from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
 from phalanx.schedule.inside_layers import Way
+from phalanx.schedule.pipeline import finished
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, units
+from phalanx.spec.model import ModelSpec, blocks_among, chunks
 from phalanx.spec.split import local
 from phalanx.spec.strategy import Strategy
 
@@ -32,6 +36,10 @@ class StepProgram:
 
     events: tuple[Event, ...]
     state: memory.State
+    first: int = 0
+    """Bytes above the state when the first pass begins: what comes is received before."""
+    before: int = 0
+    """The most above the state until then."""
 
     def bytes_per_axis(self) -> dict[str, int]:
         found: Counter[str] = Counter()
@@ -47,7 +55,10 @@ class StepProgram:
     @property
     def peak_bytes(self) -> int:
         """The most live bytes at any instant."""
-        return max((i.highest for i in instants(self.events, self.state.total)), default=self.state.total)
+        return max((i.highest for i in self.instants()), default=self.state.total + self.before)
+
+    def instants(self) -> list[Instant]:
+        return instants(self.events, self.state.total + self.first)
 
 
 @dataclass(frozen=True)
@@ -80,78 +91,190 @@ def flops_per_unit(events: Iterable[Event]) -> dict[tuple[str, str], int]:
 
 def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = None) -> StepProgram:
     """Order the terms of a strategy into a step. `rank`: of a certain one, whose shard may hold padding; without one
-    no rank holds more, and peers are the first rank's."""
-    grid = mesh(strategy)
-    ring_index = None if rank is None else int(grid.along("ring")[rank])
-    by_template = {
-        (t.event.op, t.event.unit): t for t in terms(spec, job, strategy, ring_index) if t.event.axis not in INSIDE
-    }
-    stage, alone = strategy.stage, strategy.gradient_ranks == 1
-    cut = () if alone else buckets(spec, job, strategy)
-    order = [b.name for b in reversed(cut) if b.unit not in ("", "model")]  # units that gather, forward
-    events: list[Event] = []
-    last = strategy.accumulation(job) - 1
-    c, accumulate = strategy.compressor, job.precision.accumulate_dtype
-    ready = _completed(cut, spec)
-    part = Context(job.seq, strategy.ring, strategy.ulysses)
-    apart = memory.documents(spec, job, strategy.micro_batch * part.tokens, part)
-    last_use = {f"blocks.{i}": size for i, size in apart.items()}
+    no rank at the beginning of the pipeline holds more, and peers are the first rank's."""
+    return _Expansion(spec, job, strategy, rank).program()
 
-    def inside(unit: str, phase: Phase, m: int) -> Iterable[Event]:
-        return _inside(spec, job, strategy, rank or 0, unit, phase, m)
 
-    def gather(name: str, phase: Phase, m: int | None) -> Event:
-        bucket = next(b for b in cut if b.name == name)
-        return _bucket(by_template["all_gather", "parameters"], bucket, strategy, m, phase)
+class _Expansion:
+    """The step of a rank, action by action of its part of the pipeline."""
 
-    def reduction(bucket: Bucket, m: int) -> list[Event]:
-        if c is not None:
-            return [_sent(x, bucket, strategy, m) for x in sent(c, bucket, strategy, accumulate)]
-        op = "reduce_scatter" if stage else "all_reduce"
-        return [_bucket(by_template[op, "gradients"], bucket, strategy, m)]
+    def __init__(self, spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None) -> None:
+        self.job, self.strategy, self.rank = job, strategy, rank
+        self.grid = mesh(strategy)
+        self.place = 0 if rank is None else self.grid.place(rank)["pp"]
+        self.whole, self.spec = spec, stages.stage(spec, strategy, self.place)
+        ring_index = None if rank is None else int(self.grid.along("ring")[rank])
+        found = terms(spec, job, strategy, ring_index, self.place)
+        self.terms = {(t.event.op, t.event.unit): t for t in found if t.event.axis not in (*INSIDE, "pp")}
+        self.cut = () if strategy.gradient_ranks == 1 else buckets(self.spec, job, strategy)
+        self.schedule = stages.schedule(strategy, strategy.accumulation(job))
+        self.actions = self.schedule.actions[self.place]
+        self.held = stages.held_chunks(strategy, self.place)
+        self.finished = finished(self.actions)
+        order = [self.held.index(chunk) for chunk in self.finished]
+        early = strategy.stage >= 2
+        sets = of_chunks(buckets(self.spec, job, strategy), self.spec, order, early)
+        self.ready = [
+            _completed([self.cut[i] for i in own] if self.cut else [], units)
+            for own, units in zip(sets, chunks(self.spec), strict=True)
+        ]
+        self.issued = Issued(early)
+        self.whole_units: set[str] = set()
+        self.leaving: set[tuple[str, int]] = set()
+        self.part = Context(job.seq, strategy.ring, strategy.ulysses)
+        self.tokens = strategy.micro_batch * self.part.tokens
+        self.stream = prod(stages.stream(spec, job, strategy)) * DTYPE_BYTES[job.precision.compute]
+        held = local(self.spec, strategy.tp)
+        self.core = Core(held, job, self.tokens, self.part, ring_index) if self.part.parallel else None
+        self.steps = Steps()
 
-    def across(bucket: Bucket) -> list[Event]:
-        if c is not None:
-            return [_sent(x, bucket, strategy, last) for x in sent_across(c, bucket, strategy)]
-        if not stage or strategy.dp_replicate == 1:
-            return []
-        return [_bucket(by_template["all_reduce", "shards"], bucket, strategy, last)]
-
-    issued = Issued(early=stage >= 2)
-    for m in range(last + 1):
-        gathers = stage == 3 and (m == 0 or strategy.reshard != "step")
-        if gathers and cut[-1].unit == "model":
-            events.append(gather("model", "F", m))
-        for unit in units(spec):
-            if gathers:
-                events += (gather(name, "F", m) for name in _ahead(order, unit, +1, strategy.prefetch))
-            events.append(_compute(by_template["forward", unit_class(strategy, unit)], unit, m))
-            events += inside(unit, "F", m)
-        for unit in reversed(units(spec)):
-            if gathers and strategy.reshard != "step":
-                events += (gather(name, "B", m) for name in _ahead(order, unit, -1, strategy.prefetch))
-            events.append(
-                _compute(by_template["backward", unit_class(strategy, unit)], unit, m, last_use.get(unit, 0))
+    def program(self) -> StepProgram:
+        job, strategy, steps = self.job, self.strategy, self.steps
+        for at, action in enumerate(self.actions):
+            kind, chunk, m = action
+            if kind == "F":
+                self._forward(chunk, m)
+            elif kind == "B":
+                self._backward(chunk, m, last=self.finished[chunk] == at)
+            else:
+                self._message(kind, chunk, m)
+        steps.add(self.issued.finish())
+        steps.hold(-self.stream * len(self.leaving))
+        accumulate = job.precision.accumulate_dtype
+        if size := memory.tied(self.spec, job, strategy):
+            steps.add(
+                [Event("collective", "all_reduce", "opt", "embedding", "embed", 2, dtype=accumulate, bytes=size)]
             )
-            events += inside(unit, "B", m)
-            if alone or (stage <= 1 and m < last):
-                continue
-            for bucket in ready[unit]:
-                events += issued.issue(reduction(bucket, m), across(bucket) if m == last else [])
-        events += issued.flush()
-    events += issued.finish()
-    if size := memory.copies(spec, job, strategy):
-        events.append(
-            Event("collective", "all_reduce", "opt", "copies", "tp", strategy.tp, dtype=accumulate, bytes=size)
-        )
-    if strategy.world > 1:
-        event = by_template["all_reduce", "metrics"].event
-        events.append(replace(event, group_size=strategy.world, bytes=metrics(strategy) * 8))
-    shard = None if rank is None else grid.shard(rank)
-    events.append(_update(by_template["optimizer", ""], spec, job, strategy, shard))
-    if stage in (1, 2):
-        events += (_bucket(by_template["all_gather", "parameters"], b, strategy, None) for b in reversed(cut))
-    return StepProgram(tuple(events), memory.state(spec, job, strategy, shard))
+        if size := memory.copies(self.spec, job, strategy):
+            steps.add(
+                [Event("collective", "all_reduce", "opt", "copies", "tp", strategy.tp, dtype=accumulate, bytes=size)]
+            )
+        if strategy.world > 1:
+            event = self.terms["all_reduce", "metrics"].event
+            steps.add([replace(event, group_size=strategy.world, bytes=metrics(strategy) * 8)])
+        shard = None if self.rank is None else self.grid.shard(self.rank)
+        steps.compute(_update(self.terms["optimizer", ""], self.spec, job, strategy, shard))
+        if strategy.stage in (1, 2):
+            gathers = self.terms["all_gather", "parameters"]
+            steps.add(_bucket(gathers, b, strategy, None) for b in reversed(self.cut))
+        return StepProgram(steps.events(), memory.state(self.spec, job, strategy, shard), *steps.before)
+
+    def _forward(self, chunk: int, m: int) -> None:
+        of = chunks(self.spec)[self.held.index(chunk)]
+        if self.cut and self.cut[-1].unit == "model":
+            self.steps.add(self._gathered(["model"], "F", m))
+        if of[0] != "embed" and (apart := self._documents(chunk)):  # the embedding's own term has them
+            made = self.tokens * self.job.seq if self.core is None else int(self.core.lowest_made())
+            self.steps.hold(sum(apart.values()) + made)
+            self.steps.hold(-made)
+        for unit in of:
+            self.steps.add(self._gathered(self._needed(unit, "F"), "F", m))
+            self.steps.compute(_compute(self.terms["forward", unit_class(self.strategy, unit)], unit, m))
+            self.steps.add(self._inside(unit, "F", m))
+
+    def _backward(self, chunk: int, m: int, last: bool) -> None:
+        index, s = self.held.index(chunk), self.strategy
+        last_use = {f"blocks.{i}": size for i, size in self._documents(chunk).items()}
+        for unit in reversed(chunks(self.spec)[index]):
+            self.steps.add(self._gathered(self._needed(unit, "B"), "B", m))
+            term = self.terms["backward", unit_class(s, unit)]
+            self.steps.compute(_compute(term, unit, m, last_use.get(unit, 0)))
+            self.steps.add(self._inside(unit, "B", m))
+            for bucket in self.ready[index][unit] if last or s.stage >= 2 else ():
+                self.steps.add(self.issued.issue(self._reduction(bucket, m), self._across(bucket, m) if last else []))
+        if s.stage >= 2:
+            self.steps.add(self.issued.flush())
+
+    def _message(self, kind: str, chunk: int, m: int) -> None:
+        """Memory for what comes; what has left before is free when the next one does."""
+        op, _, way = kind.partition("_")
+        if op == "RECV":
+            self.steps.hold(self.stream)
+        elif (way, chunk) in self.leaving:
+            self.steps.hold(-self.stream)
+        else:
+            self.leaving.add((way, chunk))
+        onward = (1 if way == "F" else -1) * (1 if op == "SEND" else -1)
+        peer = self.grid.group_of(self.rank or 0, "pp")[self.schedule.rank_of[chunk + onward]]
+        event = Event("p2p", op.lower(), way, f"chunk.{chunk}", "pp", self.strategy.pp, peer)  # type: ignore[arg-type]
+        dtype = self.job.precision.compute
+        self.steps.add([replace(event, dtype=dtype, chunk=chunk, micro_batch=m, bytes=self.stream)])
+
+    def _documents(self, chunk: int) -> dict[int, Column]:
+        """What keeps the documents of a micro-batch apart in a chunk, by the block that is the last to need it."""
+        blocks = blocks_among(chunks(self.spec)[self.held.index(chunk)])
+        return memory.documents(self.spec, self.job, self.tokens, self.part, blocks)
+
+    def _inside(self, unit: str, phase: Phase, m: int) -> Iterable[Event]:
+        return _inside(self.whole, self.job, self.strategy, self.rank or 0, unit, phase, m)
+
+    def _needed(self, unit: str, phase: Phase) -> list[str]:
+        """Stage 3: what has to be whole, or on its way, when a pass of a unit begins."""
+        s = self.strategy
+        order = [b.name for b in reversed(self.cut) if b.unit not in ("", "model")]  # forward
+        if not s.gathers_once or unit not in order:
+            return _ahead(order, unit, 1 if phase == "F" else -1, s.prefetch)
+        after = order.index(unit) + 1
+        return [unit, *order[after : after + s.prefetch]] if phase == "F" else []
+
+    def _gathered(self, names: Iterable[str], phase: Phase, m: int) -> Iterable[Event]:
+        for name in names:
+            if name not in self.whole_units or not self.strategy.gathers_once:
+                self.whole_units.add(name)
+                bucket = next(b for b in self.cut if b.name == name)
+                yield _bucket(self.terms["all_gather", "parameters"], bucket, self.strategy, m, phase)
+
+    def _reduction(self, bucket: Bucket, m: int) -> list[Event]:
+        s, c = self.strategy, self.strategy.compressor
+        if c is not None:
+            return [_sent(x, bucket, s, m) for x in sent(c, bucket, s, self.job.precision.accumulate_dtype)]
+        op = "reduce_scatter" if s.stage else "all_reduce"
+        return [_bucket(self.terms[op, "gradients"], bucket, s, m)]
+
+    def _across(self, bucket: Bucket, m: int) -> list[Event]:
+        s, c = self.strategy, self.strategy.compressor
+        if c is not None:
+            return [_sent(x, bucket, s, m) for x in sent_across(c, bucket, s)]
+        if not s.stage or s.dp_replicate == 1:
+            return []
+        return [_bucket(self.terms["all_reduce", "shards"], bucket, s, m)]
+
+
+class Steps:
+    """Events in their order; memory that is held or let go between passes is the last one's that began."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._at: int | None = None  # the pass that began last
+        self._live = self._highest = 0  # above what was live when it did
+        self.before = (0, 0)
+        """Bytes above the state when the first pass begins, and the most before."""
+
+    def add(self, events: Iterable[Event]) -> None:
+        self._events += events
+
+    def hold(self, size: int) -> None:
+        """Memory is taken, or let go."""
+        self._live += size
+        self._highest = max(self._highest, self._live)
+
+    def compute(self, event: Event) -> None:
+        self._over()
+        self._at = len(self._events)
+        self._events.append(event)
+        self._live, self._highest = event.alloc - event.free, event.alloc
+
+    def _over(self) -> None:
+        if self._at is None:
+            self.before = self._live, self._highest
+            return
+        event, free = self._events[self._at], self._highest - self._live
+        if (event.alloc, event.free) != (self._highest, free):
+            self._events[self._at] = replace(event, alloc=self._highest, free=free)
+
+    def events(self) -> tuple[Event, ...]:
+        self._over()
+        return tuple(self._events)
 
 
 def _update(term: Term, spec: ModelSpec, job: Job, strategy: Strategy, shard: int | None) -> Event:
@@ -171,14 +294,16 @@ def _ahead(order: list[str], unit: str, way: int, prefetch: int) -> list[str]:
     return own + ([order[at + way]] if prefetch and 0 <= at + way <= last else [])
 
 
-def _completed(cut: tuple[Bucket, ...], spec: ModelSpec) -> dict[str, list[Bucket]]:
-    """Which buckets are full after the backward pass of each unit. They are issued in order, none overtaking."""
-    order = {unit: i for i, unit in enumerate(reversed(units(spec)))}
+def _completed(cut: Sequence[Bucket], own: tuple[str, ...]) -> dict[str, list[Bucket]]:
+    """Which buckets of a chunk are full after the backward pass of each of its units. They are issued in order, none
+    overtaking."""
+    order = {unit: i for i, unit in enumerate(reversed(own))}
     full: dict[str, list[Bucket]] = {unit: [] for unit in order}
     at = 0
     for bucket in cut:
-        # A shared parameter (unit `model`) is complete after the first unit's backward pass, the last to run.
-        at = max([at, *(order.get(p.unit, len(order) - 1) for p in bucket.parameters)])
+        # A shared parameter (unit `model`) is complete after the pass of the first unit that has it, the last to run.
+        shared = len(order) - 1 if "embed" in order else 0
+        at = max([at, *(order.get(p.unit, shared) for p in bucket.parameters)])
         full[list(order)[at]].append(bucket)
     return full
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from phalanx.cost import compression, kernel, memory
 from phalanx.cost.core import Core
 from phalanx.cost.kernel import NO_WORK, Column, Work
-from phalanx.schedule import context_parallel, inside_layers
+from phalanx.schedule import context_parallel, inside_layers, stages
 from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import sent, sent_across
 from phalanx.schedule.context_parallel import Context, keys_per_query
@@ -25,7 +25,7 @@ from phalanx.schedule.event import Event, Phase
 from phalanx.spec.compression import Compression
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, units
+from phalanx.spec.model import ModelSpec, blocks_among, chunks, units
 from phalanx.spec.split import local
 from phalanx.spec.strategy import Recompute, Strategy
 
@@ -35,7 +35,7 @@ Indices = npt.NDArray[np.int64]
 def metrics(s: Strategy) -> int:
     """Numbers in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag, flag of a rank that
     has something not finite, and where each rank has a part of the gradients the square of their norm."""
-    return 5 if s.stage or s.tp > 1 else 4
+    return 5 if s.stage or s.tp > 1 or s.pp > 1 else 4
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,15 @@ def repeat_of(s: Strategy, unit: str) -> Recompute:
     return s.recompute_of(int(index)) if kind == "blocks" else "none"
 
 
-def terms(spec: ModelSpec, job: Job, s: Strategy | Columns, ring_index: int | None = None) -> tuple[Term, ...]:
+def terms(
+    spec: ModelSpec, job: Job, s: Strategy | Columns, ring_index: int | None = None, place: int = 0
+) -> tuple[Term, ...]:
     """The terms of a step of one rank: units forward and backward for each micro-batch, the collectives inside of
-    layers, those of the ZeRO stage, the metrics, the optimizer. `ring_index`: of a rank at that place in the ring;
-    without one no rank holds more."""
+    layers, those of the ZeRO stage, the stream's messages, the metrics, the optimizer. `ring_index`: of a rank at
+    that place in the ring; without one no rank holds more. `place`: of a rank there in the pipeline."""
     like = s if isinstance(s, Strategy) else s.like
-    whole, spec = spec, local(spec, like.tp)
+    whole = stages.stage(spec, like, place)
+    spec = local(whole, like.tp)
     m = s.accumulation(job)
     # FLOPs of a step pass 2^63 for large models: columns go through float64, one strategy through exact ints.
     part = Context(job.seq, like.ring, like.ulysses)
@@ -139,7 +142,7 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns, ring_index: int | No
         apart: Column = 0
         made: Column = 0
         if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
-            apart = sum(memory.documents(spec, job, t, part).values())
+            apart = sum(memory.documents(spec, job, t, part, blocks_among(chunks(spec)[0])).values())
             made = apart + (t * job.seq if core is None else core.lowest_made())
         masked = kernel.mask(spec, unit, t, job.seq, e, keys) if job.documents == "separate" else NO_WORK
         found.append(
@@ -166,6 +169,7 @@ def terms(spec: ModelSpec, job: Job, s: Strategy | Columns, ring_index: int | No
         )
     found += _inside_terms(whole, job, s, like, t)
     found += _collective_terms(whole, job, s, like)
+    found += _messages(whole, job, s, like, place)
     active = int(like.world > 1)
     found.append(
         Term(
@@ -210,6 +214,27 @@ def _inside_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strate
         event = Event("collective", "all_reduce", "opt", "copies", "tp", dtype=job.precision.accumulate_dtype)
         found.append(Term(event, count=1, bytes=total))
     return found
+
+
+def _messages(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy, place: int) -> list[Term]:
+    """The stream from chunk to chunk where those are on different ranks, and its gradient."""
+    if like.pp == 1:
+        return []
+    rank_of, m, dtype = stages.rank_of(like), s.accumulation(job), job.precision.compute
+    tokens = s.micro_batch * job.seq // like.cp // (like.tp if like.sp else 1)
+    size = tokens * spec.hidden * DTYPE_BYTES[dtype]
+    found = []
+    for phase, onward in (("F", 1), ("B", -1)):
+        for op, way in (("send", onward), ("recv", -onward)):
+            n = sum(
+                rank == place and 0 <= c + way < len(rank_of) and rank_of[c + way] != place
+                for c, rank in enumerate(rank_of)
+            )
+            event = Event("p2p", op, phase, "stream", "pp", dtype=dtype)  # type: ignore[arg-type]
+            found.append(Term(event, count=n * m, bytes=size * n * m))
+    tied = memory.tied(spec, job, like)
+    event = Event("collective", "all_reduce", "opt", "embedding", "embed", dtype=job.precision.accumulate_dtype)
+    return [*found, Term(event, count=1, bytes=tied)] if tied else found
 
 
 def _placed(like: Strategy, job: Job) -> DType:
@@ -303,7 +328,7 @@ def _gathers(cut: Sequence[Bucket], like: Strategy, dtype: DType, m: Column) -> 
     kept = sum(b.padded(like) for b in cut if b.unit in ("head", "model"))  # from the forward to the backward pass
     kept_units = sum(b.unit in ("head", "model") for b in cut)
     event = Event("collective", "all_gather", "F", "parameters", mesh(like).shard_axis, dtype=dtype)
-    if like.reshard == "step":
+    if like.gathers_once:
         gathers, size = len(cut), whole
     else:
         gathers, size = (2 * len(cut) - kept_units) * m, (2 * whole - kept) * m

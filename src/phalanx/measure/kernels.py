@@ -113,7 +113,7 @@ class _Bench:
         self.x.grad = None
         m = self.model
         self._time("embed", lambda: m.embed(self.tokens[:, :-1]), self.g)
-        self._time("blocks", lambda: m.blocks[0](self.x, self.angles), self.g)
+        self._time("blocks", lambda: m.blocks["0"](self.x, self.angles), self.g)
         self.x.grad = None
         self._time("head", lambda: m.head(self.x, self.tokens[:, 1:]), None)
 
@@ -245,7 +245,7 @@ class Whole:
             _synchronize(device)
             start = time.perf_counter()
             self.engine.begin()
-            self.engine.micro_batch(0, last=True)
+            self.engine.backward(0, last=True)
             (self.model(self.tokens[:, :-1], self.tokens[:, 1:]) / self.tokens.numel()).backward()
             self.engine.finish()
             self.comm.barrier()

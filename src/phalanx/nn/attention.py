@@ -67,10 +67,7 @@ class Attention(nn.Module):
     ) -> Tensor | Factors:
         """`made`: whether anybody reads the result (runtime/recompute.py). With sequence parallelism that is the
         factors of what is added to the stream."""
-        if self.tp is None:
-            q, k, v = self.q(x), self.k(x), self.v(x)
-        else:
-            q, k, v = tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, (self.q, self.k, self.v))
+        q, k, v = tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, (self.q, self.k, self.v))
         shape = (*q.shape[:2], -1, self.head_dim)
         q, k, v = q.view(shape), k.view(shape), v.view(shape)
         if self.normed:

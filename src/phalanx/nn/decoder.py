@@ -8,7 +8,7 @@ Module paths are the parameter names of `spec.model.parameters`; the units are t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,12 @@ from phalanx.nn import functions, vocabulary
 from phalanx.nn.attention import Attention, Cache
 from phalanx.nn.norms import make_norm
 from phalanx.nn.rotary import rotary_table
-from phalanx.runtime import recompute, sequence_parallel, tensor_parallel
+from phalanx.runtime import recompute, sequence_parallel, tensor_parallel, weight_gradients
 from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.sequence_parallel import Factors, Rows
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model import ModelSpec, chunks, units
 from phalanx.spec.strategy import Recompute
 
 
@@ -39,15 +39,13 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, made: bool = True) -> Tensor | Factors:
         """As Attention's."""
-        if self.tp is not None:
-            layers = (self.gate, self.up) if self.gated else (self.up,)
-            x = self._activated(*tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, layers))
-            if self.tp.rows is not None:
-                return sequence_parallel.factors(x, self.down)
-            return tensor_parallel.rows(x, self.down, made)
-        if self.gated:
-            return recompute.linear(self.down, functions.swiglu(self.gate(x), self.up(x)), made)
-        return recompute.linear(self.down, F.gelu(self.up(x), approximate=self.approximate), made)
+        layers = (self.gate, self.up) if self.gated else (self.up,)
+        x = self._activated(*tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, layers))
+        if self.tp is None:
+            return recompute.linear(self.down, x, made)
+        if self.tp.rows is not None:
+            return sequence_parallel.factors(x, self.down)
+        return tensor_parallel.rows(x, self.down, made)
 
     def _activated(self, *into: Tensor) -> Tensor:
         return functions.swiglu(*into) if self.gated else F.gelu(*into, approximate=self.approximate)
@@ -130,7 +128,7 @@ class Embed(nn.Module):
         super().__init__()
         self.tp = tp
         self.token = _table(spec.vocab, spec.hidden)
-        if spec.position == "learned":
+        if spec.position == "learned" and "embed" in units(spec):
             self.position = _table(spec.max_seq, spec.hidden)
 
     def forward(self, tokens: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
@@ -141,6 +139,10 @@ class Embed(nn.Module):
         if hasattr(self, "position"):
             if self.tp is not None and self.tp.rows is not None:
                 return x + functions.embedding(_places(self.tp.rows, tokens, positions), self.position.weight)
+            if weight_gradients.owners(self.position.weight):
+                if positions is None:
+                    positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+                return x + functions.embedding(positions, self.position.weight)
             here = self.position.weight[start : start + tokens.shape[1]] if positions is None else None
             x = x + (self.position(positions) if here is None else here)
         return x
@@ -175,7 +177,7 @@ class Head(nn.Module):
             if targets is None:
                 return logits
             return vocabulary.cross_entropy(self.tp, logits.view(-1, logits.shape[-1]), targets.reshape(-1))
-        logits = self.linear(self.norm(x))  # (batch, seq, vocab)
+        logits = recompute.linear(self.linear, self.norm(x))  # (batch, seq, vocab)
         if targets is None:
             return logits
         return functions.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
@@ -186,7 +188,8 @@ class Decoder(nn.Module):
 
     With `tp`, one of several ranks' part of a model: `spec` is what it holds, logits are those of its own rows of the
     vocabulary, and the loss is whole (runtime/tensor_parallel.py). With `cp`, tokens, targets and loss are those of
-    this rank's part of the sequences (runtime/context_parallel.py)."""
+    this rank's part of the sequences (runtime/context_parallel.py). Of a pipeline rank it has some units, and runs a
+    chunk of them at a time: from the stream `x` that the chunk before it gave, to that which the next one gets."""
 
     cos: Tensor
     sin: Tensor
@@ -200,9 +203,16 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.tp, self.cp = spec, tp, cp
-        self.embed = Embed(spec, tp)
-        self.blocks = nn.ModuleList(Block(spec, i, tp, cp) for i in range(spec.layers))
-        self.head = Head(spec, self.embed.token.weight if spec.tied else None, tp)
+        self.chunks = chunks(spec)
+        held = units(spec)
+        if "embed" in held or (spec.tied and "head" in held):  # the head's own copy has the embedding's name
+            self.embed = Embed(spec, tp)
+        # By number, as in the whole model.
+        self.blocks = nn.ModuleDict(
+            {n: Block(spec, int(n), tp, cp) for n in (u.split(".")[1] for u in held if u.startswith("blocks"))}
+        )
+        if "head" in held:
+            self.head = Head(spec, self.embed.token.weight if spec.tied else None, tp)
         if spec.position == "rotary":
             cos, sin = rotary_table(spec)
             self.register_buffer("cos", cos.to(dtype), persistent=False)
@@ -214,18 +224,21 @@ class Decoder(nn.Module):
     def prepare(self, seq: int) -> None:
         """Make now what a forward pass over packed sequences of `seq` tokens would make and keep: the mask of a
         window."""
-        self._masks(self.embed.token.weight.new_empty(1, seq), 0, None)
+        self._masks(next(self.parameters()).new_empty(1, seq), 0, None, tuple(self._blocks().values()))
 
     def recompute(self, of: Callable[[int], Recompute], inner: Inner) -> None:
         """Which part of each block's forward pass is repeated in its backward pass, in place of being kept."""
-        for i, block in enumerate(self.blocks):
-            block.repeats = inner if of(i) == "full" else None
-            block.attention.repeats = inner if of(i) == "selective" else None
+        for unit, block in self._blocks().items():
+            repeat = of(int(unit.split(".")[1]))
+            block.repeats = inner if repeat == "full" else None
+            block.attention.repeats = inner if repeat == "selective" else None
+
+    def _blocks(self) -> dict[str, Block]:
+        return {f"blocks.{n}": block for n, block in self.blocks.items()}  # type: ignore[misc]
 
     def units(self) -> dict[str, nn.Module]:
         """The modules that run, by unit name, in forward order."""
-        blocks = {f"blocks.{i}": block for i, block in enumerate(self.blocks)}
-        return {"embed": self.embed, **blocks, "head": self.head}
+        return {unit: self.get_submodule(unit) for unit in units(self.spec)}
 
     def forward(
         self,
@@ -233,29 +246,37 @@ class Decoder(nn.Module):
         targets: Tensor | None = None,
         cache: Cache | None = None,
         positions: Tensor | None = None,
+        x: Tensor | None = None,
+        chunk: int = 0,
     ) -> Tensor:
         """`positions` (batch, seq): the place of each token in its document, from 0; attention does not leave it.
-        With `cp` (ulysses, batch, seq), of all ranks that share their heads."""
+        With `cp` (ulysses, batch, seq), of all ranks that share their heads. `chunk`: of those that are held."""
+        held = self.chunks[chunk]
         start = cache.length if cache is not None else 0
         if self.tp is not None:
             self.tp.begin(*tokens.shape)
         places = positions if self.cp is None else self.cp.places(positions)
-        x = self.embed(tokens, start, places)
+        if x is None:
+            x = self.embed(tokens, start, places)
         angles = None
         if self.spec.position == "rotary":
             here = slice(start, start + tokens.shape[1]) if positions is None else places
             # (seq, 1, rotary_width / 2), or with positions (batch, seq, 1, rotary_width / 2)
             angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
-        masks = self._masks(x.new_empty(()).expand(tokens.shape), start, positions)
-        for block in self.blocks:
+        blocks = [block for unit, block in self._blocks().items() if unit in held]
+        masks = self._masks(x.new_empty(()).expand(tokens.shape), start, positions, blocks)
+        for block in blocks:
             x = block(x, angles, masks[block.window], cache)
-        return self.head(x, targets)  # type: ignore[no-any-return]
+        return x if held[-1] != "head" else self.head(x, targets)  # type: ignore[no-any-return]
 
-    def _masks(self, x: Tensor, start: int, positions: Tensor | None) -> dict[int | None, Tensor | None]:
+    def _masks(
+        self, x: Tensor, start: int, positions: Tensor | None, blocks: Sequence[Block]
+    ) -> dict[int | None, Tensor | None]:
         """What the new tokens may see of all so far, by the window of a block; None where causality alone says it."""
-        windows, total = {block.window for block in self.blocks}, start + x.shape[1]
+        windows, total = {block.window for block in blocks}, start + x.shape[1]
         if self.cp is not None:
-            return self.cp.lowest(windows, positions)
+            everywhere = {block.window for block in self._blocks().values()} if positions is None else windows
+            return self.cp.lowest(everywhere, positions)
         hiding = {w: w if w is not None and w < total else None for w in windows}
         made = {w: self._mask(x, start, w, positions) for w in set(hiding.values())}
         return {w: made[hiding[w]] for w in windows}

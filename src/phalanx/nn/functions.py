@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.cost.memory import LOGITS_AT_ONCE
-from phalanx.runtime import seam
+from phalanx.runtime import seam, weight_gradients
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -28,13 +28,14 @@ class _RMSNorm(torch.autograd.Function):
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
         r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # (..., 1)
         ctx.save_for_backward(x, r, weight)
+        ctx.owners = weight_gradients.owners(weight)
         if x.dtype == wide:
             return (x * r).mul_(weight)
         return (x.to(wide) * r).to(x.dtype).mul_(weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, r, weight = ctx.saved_tensors
         h = x.shape[-1]
         unit = x.to(r.dtype) * r  # x / rms(x)
@@ -44,12 +45,47 @@ class _RMSNorm(torch.autograd.Function):
         mean = torch.mv(g_unit.reshape(-1, h), weight.to(r.dtype)).div_(-h).view(r.shape)
         unit.mul_(mean)
         del g_unit
-        return unit.add_(g * weight).mul_(r).to(x.dtype), d_weight, None
+        d_x = unit.add_(g * weight).mul_(r).to(x.dtype)
+        put_off = weight_gradients.now(ctx.owners)
+        if put_off is None:
+            return d_x, d_weight, None
+        put_off.made(*ctx.owners, d_weight)
+        return d_x, None, None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) * weight (Zhang & Sennrich 2019). Keeps x and one number per token."""
     return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return]
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        out, mean, r = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+        ctx.save_for_backward(x, mean, r, weight, bias)
+        ctx.owners = weight_gradients.owners(weight, bias)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        x, mean, r, weight, bias = ctx.saved_tensors
+        wanted = [True, True, bias is not None]
+        d_x, *d_given = torch.ops.aten.native_layer_norm_backward(
+            g.contiguous(), x, x.shape[-1:], mean, r, weight, bias, wanted
+        )
+        put_off = weight_gradients.now(ctx.owners)
+        if put_off is None:
+            return d_x, d_given[0], d_given[1], None
+        for owner, d in zip(ctx.owners, d_given[: len(ctx.owners)], strict=True):
+            put_off.made(owner, d)
+        return d_x, None, None, None
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016), by torch's kernels: for those who put the
+    parameters' gradients off. Keeps x and two numbers per token."""
+    return _LayerNorm.apply(x, weight, bias, eps)  # type: ignore[no-any-return]
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -118,6 +154,10 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None]:
         (tokens,) = ctx.saved_tensors
         index, rows = tokens.reshape(-1), g.reshape(-1, g.shape[-1])
+        put_off = weight_gradients.now(weight_gradients.owners(ctx.weight))
+        if put_off is not None:
+            put_off.rows(ctx.weight, lambda: (index, rows))
+            return None, None
         beside: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "rows_beside", None)
         if beside is None:
             return None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.nn import functions
+from phalanx.runtime import weight_gradients
 from phalanx.spec.model import ModelSpec
 
 
@@ -19,7 +20,14 @@ class RMSNorm(nn.Module):
         return functions.rms_norm(x, self.weight, self.eps)
 
 
+class LayerNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        if not weight_gradients.owners(self.weight):
+            return super().forward(x)
+        return functions.layer_norm(x, self.weight, self.bias, self.eps)
+
+
 def make_norm(spec: ModelSpec) -> nn.Module:
     if spec.norm == "rms":
         return RMSNorm(spec.hidden, spec.norm_eps)
-    return nn.LayerNorm(spec.hidden, spec.norm_eps, bias=spec.norm_bias)
+    return LayerNorm(spec.hidden, spec.norm_eps, bias=spec.norm_bias)

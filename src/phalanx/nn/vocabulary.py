@@ -7,6 +7,7 @@ Like nn/functions.py: what is kept is said, and cost/memory.py counts just that.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.nn.functions import accumulate_dtype, rows_at_once
-from phalanx.runtime import seam
+from phalanx.runtime import seam, weight_gradients
 from phalanx.runtime.sequence_parallel import Rows
 from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.schedule.event import Phase
 
 
 def _mine(tokens: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:
@@ -43,19 +45,27 @@ class _Embedding(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor | None]:
         (tokens,) = ctx.saved_tensors
-        index, elsewhere = _mine(tokens, ctx.tp)
-        if ctx.rows is None:
-            rows = g.reshape(-1, g.shape[-1]).masked_fill(elsewhere.unsqueeze(-1), 0)
-        else:
-            rows, arriving = ctx.rows.gather(g, "embed", "B")
-            for handle in arriving:
-                handle.wait()
-            rows.masked_fill_(elsewhere.unsqueeze(-1), 0)
+        put_off = weight_gradients.now(weight_gradients.owners(ctx.weight))
+        if put_off is not None:
+            put_off.rows(ctx.weight, partial(_gradient, ctx.tp, ctx.rows, tokens, g, "W"))
+            return None, None, None
+        index, rows = _gradient(ctx.tp, ctx.rows, tokens, g, "B")
         beside: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "rows_beside", None)
         if beside is None:
             return None, None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)
         beside.append((index, rows))
         return None, None, None  # the weight's hook is called all the same
+
+
+def _gradient(tp: TensorParallel, own: Rows | None, tokens: Tensor, g: Tensor, phase: Phase) -> tuple[Tensor, Tensor]:
+    """(index, values) of the rows of the weight's gradient."""
+    index, elsewhere = _mine(tokens, tp)
+    if own is None:
+        return index, g.reshape(-1, g.shape[-1]).masked_fill(elsewhere.unsqueeze(-1), 0)
+    rows, arriving = own.gather(g, "embed", phase)
+    for handle in arriving:
+        handle.wait()
+    return index, rows.masked_fill_(elsewhere.unsqueeze(-1), 0)
 
 
 def _scattered(rows: Rows, index: Tensor, elsewhere: Tensor, weight: Tensor) -> Tensor:

@@ -13,11 +13,12 @@ import numpy as np
 
 from phalanx.cost.predict import Prediction, predict, predict_all
 from phalanx.plan.bucket import resolve
+from phalanx.schedule.stages import check
 from phalanx.spec.cluster import GIB, ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy, check, divisors
+from phalanx.spec.strategy import Strategy, divisors
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal:
     """(out, lse)."""
     if q.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)  # type: ignore[no-any-return]
-    logits = _logits(q, k, mask, causal)
-    lse = logits.logsumexp(-1)
-    return _per_group(logits.sub_(lse.unsqueeze(-1)).exp_().to(v.dtype), v).view(q.shape), lse.view(q.shape[:-1])
+    return plain_forward(q, k, v, mask, causal)
 
 
 def backward(
@@ -48,13 +46,35 @@ def backward(
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
             g, q, k, v, out, lse, 0.0, causal, attn_mask=mask
         )
+    return plain_backward(g, q, k, v, out, lse, mask, causal)
+
+
+def plain_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Results:
+    """As `forward`, on any device: of products, with all logits at once."""
+    logits = _logits(q, k, mask, causal)
+    lse = logits.logsumexp(-1)
+    out = _per_group(logits.sub_(lse.unsqueeze(-1)).exp_().to(v.dtype), v)
+    return out.reshape(q.shape), lse.reshape(q.shape[:-1])
+
+
+def plain_backward(
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+) -> Gradients:
+    """As `backward`, on any device."""
     p = _logits(q, k, mask, causal).sub_(_grouped(lse, k).unsqueeze(-1)).exp_()
     g_grouped = _grouped(g, k)
     d_v = torch.einsum("bgrqk,bgrqd->bgkd", p.to(g.dtype), g_grouped)
     d_p = torch.einsum("bgrqd,bgkd->bgrqk", g_grouped, v).to(p.dtype)
     rows = (g * out).sum(-1, dtype=p.dtype)
     d_s = d_p.sub_(_grouped(rows, k).unsqueeze(-1)).mul_(p).mul_(q.shape[-1] ** -0.5).to(q.dtype)
-    return _per_group(d_s, k).view(q.shape), torch.einsum("bgrqk,bgrqd->bgkd", d_s, _grouped(q, k)), d_v
+    return _per_group(d_s, k).reshape(q.shape), torch.einsum("bgrqk,bgrqd->bgkd", d_s, _grouped(q, k)), d_v
 
 
 def _grouped(per_head: Tensor, k: Tensor) -> Tensor:
@@ -71,7 +91,7 @@ def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     s = torch.einsum("bgrqd,bgkd->bgrqk", _grouped(q, k), k).to(wide).mul_(q.shape[-1] ** -0.5)
     if mask is not None:
-        s = s + (mask if mask.dim() < 4 else mask.unsqueeze(2))
+        s = s + _grouped(mask.expand(*q.shape[:3], k.shape[2]), k)
     if causal:
         later = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu_(1)
         s = s.masked_fill_(later, -math.inf)

@@ -160,16 +160,15 @@ class Comm:
         unit: str,
         phase: Phase,
         micro_batch: int | None = None,
-        distance: int = 1,
     ) -> Handle:
-        """Start sending `source` to the rank that is `distance` places further on an axis, which is a ring, and
-        receiving in `target` what the rank as far before sends: two events. Always over torch's own sends."""
+        """Start sending `source` to the next rank of an axis, which is a ring, and receiving in `target` what the
+        one before sends: two events. Always over torch's own sends."""
         ranks = self.ranks(axis)
         p, me = len(ranks), ranks.index(self.world.rank)
         if p == 1:
             target.copy_(source)
             return DONE
-        to, of = (me + distance) % p, (me - distance) % p
+        to, of = (me + 1) % p, (me - 1) % p
         dtype = DTYPE_NAMES[source.dtype]
         sends, receives = (
             Event("p2p", op, phase, unit, axis, p, ranks[peer], dtype, micro_batch=micro_batch, bytes=source.nbytes)
@@ -184,6 +183,44 @@ class Comm:
         if self.null:
             return self._await(label, "exchange")
         handle: Handle = native.exchange(ranks, to, of, source.detach(), target.detach(), flight)
+        return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))
+
+    def send(self, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
+        """Start sending what a pass through a chunk has made to the rank at a place of the pipeline. Always over
+        torch's own sends."""
+        return self._message("send", tensor, peer, phase, chunk, micro_batch)
+
+    def receive(self, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
+        """Start receiving what a pass through a chunk needs."""
+        return self._message("recv", tensor, peer, phase, chunk, micro_batch)
+
+    def _message(self, op: str, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
+        ranks, sends = self.ranks("pp"), op == "send"
+        event = Event(
+            "p2p",
+            op,
+            phase,
+            f"chunk.{chunk}",
+            "pp",
+            len(ranks),
+            ranks[peer],
+            DTYPE_NAMES[tensor.dtype],
+            chunk=chunk,
+            micro_batch=micro_batch,
+            bytes=tensor.nbytes,
+        )
+        self.recorder.collective(event)
+        label = f"{phase} of chunk {chunk}, micro-batch {micro_batch}"
+        way = "to" if sends else "from"
+        ends = tuple(sorted((self.world.rank, ranks[peer])))
+        self.status.arrive(f"{op} of {label} ({tensor.nbytes} bytes, {way} rank {ranks[peer]})", "pp", ends)
+        flight = self.timeline.issue(event)
+        if self.null:
+            return self._await(label, op)
+        # A message's two ends name the same one: what the forward pass of a chunk needs is what the one before made.
+        source = chunk + (not sends) * (-1 if phase == "F" else 1)
+        tag = native.FREE_TAG + 2 * (micro_batch * 2**10 + source) + (phase == "F")
+        handle = native.message(ranks, peer, tensor.detach(), sends, tag, flight)
         return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))
 
     def _record(

@@ -14,7 +14,7 @@ lowest  (batch or 1, tokens of the group): the first position that a query sees,
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,16 +27,6 @@ from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import Phase
 
 Lowest = Tensor | None
-
-
-class Kept(NamedTuple):
-    """What the core keeps for its backward pass, heads apart: of its own tokens."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    out: Tensor
-    lse: Tensor
 
 
 class ContextParallel:
@@ -142,10 +132,17 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
 
 
 def _ring_backward(
-    cp: ContextParallel, unit: str, g: Tensor, kept: Kept, lowest: Lowest
+    cp: ContextParallel,
+    unit: str,
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    lowest: Lowest,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    q, k, v, out, lse = kept
     ring, own, tokens = cp.context.ring, cp.context.ring_index, q.shape[2]
     if ring > 1:
         block = torch.stack([k, v])
@@ -240,39 +237,24 @@ def _together(cp: ContextParallel, unit: str, phase: Phase, given: list[tuple[Te
     return found
 
 
-def forward(cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest) -> tuple[Tensor, Kept]:
-    """(out, what `backward` wants of it)."""
-    here = _apart(cp, unit, "F", q, k, v)
-    out, lse = _ring_forward(cp, unit, *here, lowest)
-    (result,) = _together(cp, unit, "F", [(out, q.shape[2])])
-    return result, Kept(*here, out, lse)
-
-
-def backward(
-    cp: ContextParallel, unit: str, g: Tensor, kept: Kept, kv_heads: int, lowest: Lowest
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v; `kv_heads`: how many k and v had."""
-    heads = g.shape[2]
-    (g,) = _apart(cp, unit, "B", g)
-    d_q, d_k, d_v = _ring_backward(cp, unit, g, kept, lowest)
-    del g
-    d_q, d_k, d_v = _together(cp, unit, "B", [(d_q, heads), (d_k, kv_heads), (d_v, kv_heads)])
-    return d_q, d_k, d_v
-
-
 class _Core(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest) -> Tensor:
-        out, kept = forward(cp, unit, q, k, v, lowest)
-        ctx.cp, ctx.unit, ctx.kv_heads = cp, unit, k.shape[2]
-        ctx.save_for_backward(*kept, lowest)
-        return out
+        here = _apart(cp, unit, "F", q, k, v)
+        out, lse = _ring_forward(cp, unit, *here, lowest)
+        (result,) = _together(cp, unit, "F", [(out, q.shape[2])])
+        ctx.cp, ctx.unit, ctx.heads, ctx.kv_heads = cp, unit, q.shape[2], k.shape[2]
+        ctx.save_for_backward(*here, out, lse, lowest)
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        *kept, lowest = ctx.saved_tensors
-        d_q, d_k, d_v = backward(ctx.cp, ctx.unit, g, Kept(*kept), ctx.kv_heads, lowest)
+        cp, unit, heads, kv_heads = ctx.cp, ctx.unit, ctx.heads, ctx.kv_heads
+        (g,) = _apart(cp, unit, "B", g)
+        d_q, d_k, d_v = _ring_backward(cp, unit, g, *ctx.saved_tensors)
+        del g
+        d_q, d_k, d_v = _together(cp, unit, "B", [(d_q, heads), (d_k, kv_heads), (d_v, kv_heads)])
         return None, None, d_q, d_k, d_v, None
 
 

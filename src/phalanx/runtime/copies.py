@@ -1,10 +1,12 @@
-"""Gradients of what several tp ranks hold alike: norms, biases that are added once, key heads that ranks share.
+"""Gradients of what several ranks hold alike: over tp norms, biases that are added once, key heads that ranks share;
+over a pipeline an embedding that is tied to the head.
 
 Of most, every holder computes the same gradient. Of some each computes its own part, from its own heads: the norms
 of queries and keys, and shared key heads; with sequence parallelism of all others too, from its own tokens. Their
 sums are made once a step, of the accumulated gradients:
 
-    end of backward   all-reduce over tp of a buffer in which every different part has its place
+    end of backward   all-reduce over embed, the first and the last pipeline rank, of the tied embedding's gradient
+                      all-reduce over tp of a buffer in which every different part has its place
 
 In the gradient's norm each logical parameter counts once.
 """
@@ -16,12 +18,13 @@ from torch import Tensor
 
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.schedule.tensor_parallel import summed_elements
+from phalanx.spec.model import second_tied, tied_apart
 from phalanx.spec.split import Split, partial
 
 
 class Copies:
-    """What an engine's gradients are to those of the other tp ranks. All of them hold the same pieces of the same
-    parameters, of the boxes that they have of them."""
+    """What an engine's gradients are to those of other ranks. All of tp hold the same pieces of the same parameters,
+    of the boxes that they have of them; and so do both of `embed` of the tied embedding: it has its own bucket."""
 
     def __init__(self, engine: DataParallel, split: Split) -> None:
         self._comm = engine.comm
@@ -29,9 +32,14 @@ class Copies:
         self._runs: dict[int, list[Tensor]] = {}  # neighbouring gradients, by how many ranks hold them
         sums: list[tuple[Tensor, int, int]] = []  # gradient, different ones among the ranks, which is this one
         boxes = partial(split)
+        self._tied: Tensor | None = None
         for b in engine.buckets:
             assert b.shard is not None
             begins, before = 0, 0
+            if tied_apart(split.spec) and b.bucket.parameters[0].unit == "model":
+                self._tied = b.shard
+                if second_tied(split.spec, b.bucket.parameters[0].fqn):  # which the first rank counts
+                    continue
             for piece in b.pieces():
                 fqn, here = piece.parameter.fqn, piece.of(b.shard)
                 held = split.held(fqn)
@@ -56,8 +64,15 @@ class Copies:
     @torch.no_grad()
     def add_up(self) -> None:
         """The end of the last backward pass: gradients that are sums over tp ranks are made whole."""
-        if not self._buffer.numel():
-            return
+        tied = None
+        if self._tied is not None:
+            tied = self._comm.all_reduce(self._tied, "embed", unit="embedding", phase="opt")
+        if self._buffer.numel():
+            self._add_up_parts()
+        if tied is not None:
+            tied.wait()
+
+    def _add_up_parts(self) -> None:
         self._buffer.zero_()
         for gradient, place in self._sums:
             place.copy_(gradient)

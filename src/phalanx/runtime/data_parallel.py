@@ -16,7 +16,7 @@ al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.compression import Compressor, Underway, compressor
 from phalanx.runtime.flat import Flat, Piece
-from phalanx.runtime.gathered import Gathered
+from phalanx.runtime.gathered import SHARED, Gathered
 from phalanx.runtime.transport import Call, same_place
 from phalanx.schedule.buckets import Bucket, slot_sizes, slots
 from phalanx.spec.job import Precision
@@ -63,9 +63,10 @@ def put(place: Tensor, grad: Tensor | None, rows: list[tuple[Tensor, Tensor]], a
 class DataParallel:
     """Sums the gradients of a module's parameters over the data axis. The caller divides by the token count.
 
-    Between `begin` and `finish` each micro-batch is announced by `micro_batch`; a plain backward pass calls
-    `grad_ready` through hooks. After `finish`, gradients are sums over all micro-batches and replicas: whole at
+    Between `begin` and `finish` each backward pass is announced by `backward`, and its end by `settle`; a plain one
+    calls `grad_ready` through hooks. After `finish`, gradients are sums over all micro-batches and replicas: whole at
     stage 0, else this rank's `pieces`. `units`: the modules that gather at once at stage 3, in forward order.
+    `chunks`: of a pipeline rank, the buckets that the backward passes of each chunk fill, in order; else all do.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class DataParallel:
         comm: Comm,
         strategy: Strategy,
         units: dict[str, nn.Module],
+        chunks: Sequence[Sequence[int]] | None = None,
+        lent: tuple[list[int], list[int]] | None = None,
     ) -> None:
         self.comm, self.stage, self.module, self.strategy = comm, strategy.stage, module, strategy
         self.axis = comm.mesh.gradient_axis if self.stage == 0 else comm.mesh.shard_axis
@@ -84,21 +87,24 @@ class DataParallel:
         self.shards, self.index = len(ranks), ranks.index(comm.world.rank)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.buckets = [Flat(b, strategy, self.index) for b in buckets]
-        self._place = {b.name: i for i, b in enumerate(self.buckets)}
+        self._chunks = [[self.buckets[i] for i in own] for own in chunks or (range(len(self.buckets)),)]
+        self._now = self._chunks[0]  # what the backward pass that runs fills
         self._bucket_of = {p.fqn: b for b in self.buckets for p in b.bucket.parameters}
         c = strategy.compressor
         # Codes are made from whole gradients: what travels is the compressor's affair.
         self._reduce = DTYPES[precision.accumulate_dtype if c else precision.reduce_dtype]
         self._last, self._open, self._micro_batch, self._next = False, False, 0, 0
+        self._aside = False  # gradients of inputs alone are computed: hooks have nothing to say
+        self._under_way: list[Flat] = []  # issued, and not complete
         self.watch: Watch | None = None  # is shown each gradient, and the rows beside it, before it is reduced
         self.unscale = 1.0  # on gradients before they are compressed: what is kept back must outlive a loss scale
-        self._allocate(precision)
+        self._allocate(precision, lent)
         self.compressor: Compressor | None = None
         if c is not None:
             self.compressor = compressor(c, strategy, self.buckets, comm, DTYPES[precision.accumulate_dtype])
         self.gathered = None
         if self.stage == 3:
-            keep = strategy.reshard == "step"
+            keep = strategy.gathers_once
             begins = weakref.WeakMethod(self._issue_before)
             self.gathered = Gathered(module, units, self.buckets, comm, strategy.prefetch, keep, begins)
         elif self.stage:
@@ -111,7 +117,7 @@ class DataParallel:
             p.register_post_accumulate_grad_hook(partial(_call, hook, name))
         weakref.finalize(self, _release, list(self.parameters.values())).atexit = False
 
-    def _allocate(self, precision: Precision) -> None:
+    def _allocate(self, precision: Precision, lent: tuple[list[int], list[int]] | None) -> None:
         buffer, compute, master = self.comm.buffer, DTYPES[precision.compute], DTYPES[precision.master_dtype]
         accumulate = DTYPES[precision.accumulate_dtype]
         for b in self.buckets:
@@ -133,8 +139,9 @@ class DataParallel:
         self._lent: dict[int, tuple[Tensor, Flat | None]] = {}
         if self.stage >= 2:
             sizes = [b.padded for b in self.buckets]
-            self._slot_of = {b.name: s for b, s in zip(self.buckets, slots(sizes), strict=True)}
-            self._lent = {s: (buffer(n, self._reduce), None) for s, n in enumerate(slot_sizes(sizes)) if n}
+            turns, largest = lent or (slots(sizes), slot_sizes(sizes))
+            self._slot_of = {b.name: s for b, s in zip(self.buckets, turns, strict=True)}
+            self._lent = {s: (buffer(n, self._reduce), None) for s, n in enumerate(largest) if n}
 
     def _await_parameters_in(self, units: dict[str, nn.Module]) -> None:
         """Stages 1, 2: a unit's forward pass waits for the buckets that hold its parameters."""
@@ -221,35 +228,51 @@ class DataParallel:
         for p in self.parameters.values():
             p.grad = None
             p.rows_beside.clear()  # type: ignore[attr-defined]
-        self._micro_batch = -1
-        self._reset()
+        self._micro_batch, self._open = -1, False
 
-    def _reset(self) -> None:
-        self._next, self._open = 0, False
-        for b in self.buckets:
+    def forward(self, micro_batch: int) -> None:
+        """Announce a forward pass."""
+        if self.gathered is not None:
+            self.gathered.micro_batch(micro_batch)
+
+    def backward(self, micro_batch: int, last: bool, chunk: int = 0) -> None:
+        """Announce the backward pass of a micro-batch through a chunk, its `last` one of the step or not."""
+        self._micro_batch, self._last, self._open = micro_batch, last, True
+        self._now, self._next = self._chunks[chunk], 0
+        for b in self._now:
             b.missing = len(b.bucket.parameters)
             b.arrived.clear()
-
-    def micro_batch(self, index: int, last: bool) -> None:
-        """Announce the micro-batch whose passes come next."""
-        self.settle()
-        self._open = True
-        self._micro_batch, self._last = index, last
         if self.gathered is not None:
-            self.gathered.micro_batch(index)
+            self.gathered.micro_batch(micro_batch)
+
+    def inputs(self, micro_batch: int) -> None:
+        """Announce a backward pass that leaves the gradients of weights for later: `backward`, and `take` of each."""
+        self._aside = True
+        if self.gathered is not None:
+            self.gathered.micro_batch(micro_batch)
+
+    def inputs_over(self) -> None:
+        """That pass is over."""
+        self._aside = False
 
     def _hook(self, name: str, parameter: nn.Parameter) -> None:
+        if self._aside:
+            return
         if not self._open:
             raise RuntimeError(f"{name} got a gradient in a backward pass that the engine was not told of")
-        bucket, grad = self._bucket_of[name], parameter.grad
         rows = parameter.rows_beside  # type: ignore[attr-defined]
+        self.take(name, parameter.grad, rows)
+        rows.clear()
+        parameter.grad = None
+
+    def take(self, name: str, grad: Tensor | None, rows: list[tuple[Tensor, Tensor]]) -> None:
+        """A parameter's gradient of this micro-batch: a dense part, if there is one, and rows of it."""
+        bucket = self._bucket_of[name]
         if self.watch is not None:
             self.watch(name, grad, rows)
         place = self._views[name] if self.stage <= 1 else self._view(bucket, name)
         put(place, grad, rows, add=self.stage <= 1 and name in bucket.touched)
         bucket.touched.add(name)
-        rows.clear()
-        parameter.grad = None
         self.grad_ready(name)
 
     def _view(self, bucket: Flat, name: str) -> Tensor:
@@ -272,28 +295,34 @@ class DataParallel:
         if not self._last and self.stage <= 1:
             return
         bucket = self._bucket_of[name]
+        if bucket not in self._now:  # of several chunks, another of which is the last to finish
+            return
         if name in bucket.arrived:
             raise RuntimeError(f"the gradient of {name} came twice in one backward pass (reentrant checkpointing?)")
         bucket.arrived.add(name)
         bucket.missing -= 1
-        while self._next < len(self.buckets) and self.buckets[self._next].missing == 0:
+        while self._next < len(self._now) and self._now[self._next].missing == 0:
             self._issue()
 
     def _issue_before(self, name: str) -> None:
         """Stage 3: a unit's backward pass begins, so those issued before it have had theirs. What has no gradient on
         this rank gets none; others may have had it earlier, but before the next gathering too."""
-        while self._open and self._next < self._place[name]:
+        order = [b.name for b in self._now]
+        before = order.index(name) if name in order else 0
+        if before and order[before - 1] == SHARED:  # which this unit uses
+            before -= 1
+        while self._open and self._next < before:
             self._issue()
 
     def _issue(self) -> None:
-        b = self.buckets[self._next]
+        b = self._now[self._next]
         if self.stage <= 1:
             for p in b.bucket.parameters:
                 if p.fqn not in b.touched:
                     self._views[p.fqn].zero_()
         else:
-            if self._next:
-                self._complete(self.buckets[self._next - 1])
+            for earlier in self._under_way[-1:]:
+                self._complete(earlier)
             for p in b.bucket.parameters:
                 if p.fqn not in b.arrived:
                     self._view(b, p.fqn).zero_()
@@ -305,7 +334,7 @@ class DataParallel:
         if self.compressor is not None:
             if self.unscale != 1.0:
                 b.sent.mul_(self.unscale)
-            for earlier in self.buckets[: self._next]:
+            for earlier in self._under_way:
                 if isinstance(earlier.handle, Underway):
                     earlier.handle.advance()
             b.handle = Underway(self.compressor.reduce(b, self._micro_batch))
@@ -316,6 +345,7 @@ class DataParallel:
                 b.own(b.sent), b.sent, self.axis, unit=b.name, phase="B", micro_batch=self._micro_batch
             )
         self._next += 1
+        self._under_way.append(b)
 
     def _complete(self, b: Flat) -> None:
         """Wait for a bucket's reduction, and put the result where it is accumulated."""
@@ -323,6 +353,7 @@ class DataParallel:
             return
         b.handle.wait()
         b.handle = None
+        self._under_way.remove(b)
         assert b.sent is not None
         assert b.shard is not None
         if self.stage == 0:
@@ -348,25 +379,24 @@ class DataParallel:
             )
 
     def settle(self) -> None:
-        """A micro-batch's backward pass is over. Stages 2, 3: reduce what is left, before anything is gathered again:
-        which gradients came is another on each rank."""
-        if self.stage >= 2 and self._open:
-            self._flush()
-            self._reset()
+        """A backward pass is over: reduce what is left, parameters without a gradient among it. Stages 2, 3: wait for
+        it, before anything is gathered again: which gradients came is another on each rank."""
+        if self._open and (self._last or self.stage >= 2):
+            while self._next < len(self._now):
+                self._issue()
+        if self.stage >= 2:
+            self._complete_all()
         self._open = False
 
-    def _flush(self) -> None:
-        """Reduce what is left, parameters without a gradient among it, and wait for everything."""
-        while self._next < len(self.buckets):
-            self._issue()
-        for b in self.buckets:
+    def _complete_all(self) -> None:
+        for b in list(self._under_way):
             self._complete(b)
 
     def finish(self) -> None:
         """The end of the last backward pass: gradients are complete. Weights that no forward pass has waited for are
         here, for the update writes where they are sent from, and the next ones arrive where they do."""
-        self._flush()
-        self._open = False
+        self.settle()
+        self._complete_all()
         self.wait_parameters(list(self.parameters))
         for b in self.buckets:
             if b.across is not None:

@@ -7,20 +7,23 @@ from torch import Tensor
 
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.transport import Handle
+from phalanx.runtime.weight_gradients import PutOff
 from phalanx.schedule.event import Phase, Reduction
 
 
 class Inner:
     """What layers communicate through. `micro_batch`: whose passes run. `again`: a forward pass is repeated, within
-    the backward pass, to which what it sends belongs."""
+    the backward pass, to which what it sends belongs. `put_off`: says whether a backward pass is of inputs alone."""
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
         self.micro_batch: int | None = None
         self.again = False
+        self.put_off: PutOff | None = None
 
     def _phase(self, phase: Phase) -> Phase:
-        return "B" if self.again else phase
+        back = "I" if self.put_off is not None and self.put_off.active else "B"
+        return back if self.again or phase == "B" else phase
 
     def all_to_all(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
         """As Comm.all_to_all, in equal parts."""
@@ -29,7 +32,7 @@ class Inner:
         )
 
     def exchange(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
-        """As Comm.exchange, one place on."""
+        """As Comm.exchange."""
         return self.comm.exchange(
             target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
         )

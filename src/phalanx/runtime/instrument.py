@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from phalanx.runtime import shm
 from phalanx.runtime.comm import DTYPE_NAMES
-from phalanx.runtime.record import Recorder
+from phalanx.runtime.record import Now, Recorder
 
 _ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
 
@@ -103,7 +103,7 @@ class Tracker(TorchDispatchMode):
 def instrument(
     units: dict[str, nn.Module],
     recorder: Recorder,
-    micro_batch: Callable[[], int],
+    now: Callable[[], Now],
     tracker: Callable[[Recorder], Tracker] = Tracker,
 ) -> Iterator[Tracker]:
     """Record a step: collectives and each unit's forward and backward pass with its FLOPs; track live bytes.
@@ -115,11 +115,15 @@ def instrument(
 
     def watch(unit: str, module: nn.Module) -> None:
         def before(_: nn.Module, args: tuple[Any, ...]) -> None:
-            recorder.compute("forward", "F", unit, micro_batch(), _dtype(module))
+            recorder.compute("forward", "F", unit, now().micro_batch, _dtype(module))
+
+        def back(_: Tensor) -> None:
+            m, phase = now()
+            recorder.compute("input_grad" if phase == "I" else "backward", phase, unit, m, _dtype(module))
 
         def after(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
             if out.requires_grad:
-                out.register_hook(lambda _: recorder.compute("backward", "B", unit, micro_batch(), _dtype(module)))
+                out.register_hook(back)
 
         hooks.append(module.register_forward_pre_hook(before))
         hooks.append(module.register_forward_hook(after))

@@ -21,6 +21,7 @@ from phalanx.runtime import checkpoint
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.part import Part, share, whole
 from phalanx.runtime.transport import Call
+from phalanx.spec.model import second_tied
 from phalanx.spec.split import Split
 
 OPTIONAL = "compression."
@@ -50,9 +51,11 @@ def _held(
     copies: bool = True,
 ) -> Iterator[tuple[bool, Part]]:
     """(Whether it is its parameter's first element and more, part) of this rank's masters and their optimizer states.
-    Without `copies` what a tp rank before this one holds too is left out."""
+    Without `copies` what a rank of tp or of the pipeline before this one holds too is left out."""
     pieces = {piece.parameter.fqn: piece for piece, _, _ in engine.pieces()} if engine.stage else {}
     for name, master in masters.items():
+        if not copies and split is not None and second_tied(split.spec, name):
+            continue
         shape, start, within = tuple(master.shape), 0, None
         if name in pieces:
             shape, start = pieces[name].parameter.shape, pieces[name].start
@@ -82,8 +85,17 @@ def _tensors(name: str, master: Tensor, optimizer: torch.optim.Optimizer) -> Ite
 
 @torch.no_grad()
 def gradients(engine: DataParallel, split: Split) -> dict[str, Tensor]:
-    """Every parameter's gradient, whole. Of what several tp ranks hold, that one which is farthest from the first's.
-    All ranks together."""
+    """Every parameter's gradient, whole. Of what several ranks hold, that one which is farthest from the first's. All
+    ranks together."""
+    found = _over_tp(engine, split)
+    for other in engine.comm.gather_objects(found, "pp"):
+        for name, gradient in other.items():
+            if name not in found or not torch.equal(found[name], gradient):  # of a tied embedding there are two
+                found[name] = gradient
+    return found
+
+
+def _over_tp(engine: DataParallel, split: Split) -> dict[str, Tensor]:
     if split.tp == 1:
         return dict(engine.gradients())
     comm, found = engine.comm, {}

@@ -34,6 +34,7 @@ class _OwnPart:
 
 
 _TAG = 8  # of exchanges; those of a pair of ranks arrive in the order in which they were sent
+FREE_TAG = 16  # and above: of single messages
 
 
 class _Exchange:
@@ -65,6 +66,19 @@ def exchange(ranks: tuple[int, ...], to: int, of: int, source: Tensor, target: T
             ]
         )
     )
+
+
+def message(ranks: tuple[int, ...], peer: int, tensor: Tensor, sends: bool, tag: int, watch: Watch | None) -> Handle:
+    """Issue one send or receive; `peer` is a place in the group. On CUDA there are no tags: those of a pair of ranks
+    must be issued in one order at both ends."""
+    if watch is not None:
+        watch.begins("native")
+    over = group(ranks)
+    if not tensor.is_cuda:
+        return _Exchange([(over.send if sends else over.recv)([tensor], peer, tag)])
+    issue = dist.isend if sends else dist.irecv
+    work = issue(tensor, group=over, group_dst=peer) if sends else issue(tensor, group=over, group_src=peer)
+    return _Exchange([work])
 
 
 def start(call: Call) -> Handle:

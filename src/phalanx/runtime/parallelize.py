@@ -193,7 +193,7 @@ class Parallel:
             engine.begin()
             self._micro_batch, self._complete = -1, False
         self._micro_batch += 1
-        engine.micro_batch(self._micro_batch, last)
+        engine.backward(self._micro_batch, last)
         self.comm.status.now(f"backward of micro-batch {self._micro_batch}")
         (loss * self._share if self._share != 1 else loss).backward()
         if last:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from phalanx.runtime.record import Now
 from phalanx.runtime.timeline import COMPUTE, Span, Timeline
 
 
@@ -45,19 +46,19 @@ class _Watch:
 
 @contextmanager
 def passes(
-    units: dict[str, nn.Module], optimizer: torch.optim.Optimizer, timeline: Timeline, micro_batch: Callable[[], int]
+    units: dict[str, nn.Module], optimizer: torch.optim.Optimizer, timeline: Timeline, now: Callable[[], Now]
 ) -> Iterator[None]:
     """Put the passes of a step on its timeline."""
     watch = _Watch(timeline)
 
     def forward(unit: str) -> Callable[..., None]:
-        return lambda *_: watch.begin("forward", unit, micro_batch())
+        return lambda *_: watch.begin("forward", unit, now().micro_batch)
 
     def over(unit: str) -> Callable[..., None]:
         def after(_: nn.Module, args: object, out: Tensor) -> None:
             watch.end()
             if out.requires_grad:
-                out.register_hook(lambda _: watch.begin_backward(unit, micro_batch()))
+                out.register_hook(lambda _: watch.begin_backward(unit, now().micro_batch))
 
         return after
 

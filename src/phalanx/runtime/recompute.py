@@ -18,10 +18,13 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from phalanx.runtime import weight_gradients
 from phalanx.runtime.inner import Inner
+from phalanx.runtime.weight_gradients import Owners
 
 Region = Callable[..., Tensor]
 """(made, *inputs) -> output."""
@@ -71,31 +74,38 @@ def nothing(like: Tensor, shape: Sequence[int]) -> Tensor:
     return like.new_empty_strided(shape, (0,) * len(shape))
 
 
-class _NoProduct(torch.autograd.Function):
+class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.biased = bias is not None
+    def forward(ctx: Any, owners: Owners, made: bool, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.owners, ctx.biased = owners, bias is not None
         ctx.save_for_backward(x, weight)
-        return nothing(x, (*x.shape[:-1], weight.shape[0]))
+        return F.linear(x, weight, bias) if made else nothing(x, (*x.shape[:-1], weight.shape[0]))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         g = g.reshape(-1, g.shape[-1])
-        d_x = g.mm(weight).view(x.shape)
-        return d_x, g.t().mm(x.view(-1, x.shape[-1])), g.sum(0) if ctx.biased else None
+        d_x, rows = g.mm(weight).view(x.shape), x.view(-1, x.shape[-1])
+        put_off = weight_gradients.now(ctx.owners)
+        if put_off is not None:
+            put_off.product(ctx.owners, g, rows)
+            return None, None, d_x, None, None
+        return None, None, d_x, g.t().mm(rows), g.sum(0) if ctx.biased else None
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b, not made. Keeps x and W."""
+def product(x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None, made: bool = False) -> Tensor:
+    """x Wᵀ + b, if `made`. Keeps x and W. Puts gradients off (weight_gradients.py)."""
     # Through views, as in tensor_parallel.columns: gradients come in order.
-    return _NoProduct.apply(x, weight.view_as(weight), None if bias is None else bias.view_as(bias))  # type: ignore[no-any-return]
+    views = weight.view_as(weight), None if bias is None else bias.view_as(bias)
+    return _Product.apply(weight_gradients.owners(weight, bias), made, x, *views)  # type: ignore[no-any-return]
 
 
-def linear(layer: nn.Linear, x: Tensor, made: bool) -> Tensor:
+def linear(layer: nn.Linear, x: Tensor, made: bool = True) -> Tensor:
     """x Wᵀ + b."""
-    return layer(x) if made else product(x, layer.weight, layer.bias)  # type: ignore[no-any-return]
+    if made and not weight_gradients.owners(layer.weight):
+        return layer(x)  # type: ignore[no-any-return]
+    return product(x, layer.weight, layer.bias, made)
 
 
 class _NoSum(torch.autograd.Function):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from phalanx.schedule.event import Event, Phase
 
@@ -16,6 +16,13 @@ class Meter(Protocol):
 
     live: int
     highest: int
+
+
+class Now(NamedTuple):
+    """What runs: the micro-batch, and whether forward, backward, or which part of it."""
+
+    micro_batch: int
+    phase: Phase
 
 
 @dataclass

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime import recompute
+from phalanx.runtime import recompute, weight_gradients
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.transport import Handle
+from phalanx.runtime.weight_gradients import Deliver, Owners
 from phalanx.schedule.event import Phase
 from phalanx.schedule.tensor_parallel import chunks
 
@@ -67,10 +69,10 @@ class Rows:
 
 class _Columns(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Rows, unit: str, x: Tensor, biased: bool, *given: Tensor) -> Any:
+    def forward(ctx: Any, rows: Rows, unit: str, owners: Owners, x: Tensor, biased: bool, *given: Tensor) -> Any:
         weights = given[::2] if biased else given
         biases = given[1::2] if biased else (None,) * len(weights)
-        ctx.rows, ctx.unit, ctx.biased = rows, unit, biased
+        ctx.rows, ctx.unit, ctx.owners, ctx.biased = rows, unit, owners, biased
         ctx.save_for_backward(x, *weights)
         whole, arriving = rows.gather(x, unit, "F")
         outs = [x.new_empty(rows.batch, rows.seq, len(w)) for w in weights]
@@ -90,7 +92,9 @@ class _Columns(torch.autograd.Function):
         rows: Rows = ctx.rows
         x, *weights = ctx.saved_tensors
         g = [part.reshape(-1, part.shape[-1]) for part in given]
-        whole, arriving = rows.gather(x, ctx.unit, "B")
+        put_off = weight_gradients.now(ctx.owners)
+        if put_off is None:
+            whole, arriving = rows.gather(x, ctx.unit, "B")
         d_x = torch.empty_like(x)
         underway = []
         terms = rows.memory(x.shape[-1], x)
@@ -99,20 +103,42 @@ class _Columns(torch.autograd.Function):
             for part, weight in zip(others, weights[1:], strict=True):
                 torch.addmm(term, part, weight, out=term)
             underway.append(rows.scatter(into, term, ctx.unit, "B"))
-        for handle in arriving:
-            handle.wait()
-        d_given = [
-            d for part in g for d in ((part.t().mm(whole), part.sum(0)) if ctx.biased else (part.t().mm(whole),))
-        ]
+        d_given: list[Tensor | None] = [None] * (len(weights) * (1 + ctx.biased))
+        if put_off is None:
+            for handle in arriving:
+                handle.wait()
+            d_given = [
+                d for part in g for d in ((part.t().mm(whole), part.sum(0)) if ctx.biased else (part.t().mm(whole),))
+            ]
+        else:
+            put_off.leave(ctx.owners[-1], partial(_later, rows, ctx.unit, ctx.owners, ctx.biased, g, x.detach()))
         for handle in underway:
             handle.wait()
-        return (None, None, d_x, None, *d_given)
+        return (None, None, None, d_x, None, *d_given)
 
 
-def columns(rows: Rows, unit: str, x: Tensor, biased: bool, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _later(rows: Rows, unit: str, owners: Owners, biased: bool, g: list[Tensor], x: Tensor, deliver: Deliver) -> None:
+    """The gradients that `columns` has put off."""
+    whole, arriving = rows.gather(x, unit, "W")
+    d_weights = [part.new_empty(part.shape[1], x.shape[1]) for part in g]
+    for i, (handle, (here, *parts)) in enumerate(zip(arriving, rows.per_chunk(whole, *g), strict=True)):
+        handle.wait()
+        for d_weight, part in zip(d_weights, parts, strict=True):
+            d_weight.addmm_(part.t(), here, beta=min(i, 1))
+    del whole, here
+    each = 1 + biased
+    for i in reversed(range(len(g))):
+        if biased:
+            deliver(owners[each * i + 1], g[i].sum(0), [])
+        deliver(owners[each * i], d_weights.pop(), [])
+
+
+def columns(
+    rows: Rows, unit: str, owners: Owners, x: Tensor, biased: bool, given: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
     """x Wᵀ + b of all tokens, each (batch, seq, out), of weights that stand in `given`, each before its bias; of x
     every rank has its own rows, (own, in)."""
-    return _Columns.apply(rows, unit, x, biased, *given)  # type: ignore[no-any-return]
+    return _Columns.apply(rows, unit, owners, x, biased, *given)  # type: ignore[no-any-return]
 
 
 Core = Callable[..., Tensor]
@@ -129,6 +155,7 @@ class Factors:
     bias: Tensor | None
     core: Core | None = None
     inner: Inner | None = None
+    owners: Owners = ()
 
     def x(self) -> Tensor:
         found = self.inputs[0] if self.core is None else self.core(*self.inputs)
@@ -139,8 +166,9 @@ class Factors:
 def factors(x: Tensor, layer: nn.Linear) -> Factors:
     """Of a layer that holds columns of W. Through views of the parameters, whose nodes in the graph are in order (see
     tensor_parallel.columns)."""
-    weight = layer.weight.view_as(layer.weight)
-    return Factors((x,), weight, None if layer.bias is None else layer.bias.view_as(layer.bias))
+    weight, bias = layer.weight.view_as(layer.weight), layer.bias
+    owners = weight_gradients.owners(layer.weight, bias)
+    return Factors((x,), weight, None if bias is None else bias.view_as(bias), owners=owners)
 
 
 def repeated(core: Core, inner: Inner, inputs: tuple[Tensor | None, ...], layer: nn.Linear) -> Factors:
@@ -159,6 +187,7 @@ class _Summed(torch.autograd.Function):
         ctx.save_for_backward(*given)
         # Without the tensors, which would be kept past the backward pass.
         ctx.terms = [(term.core, term.inner, len(term.inputs)) for term in terms]
+        ctx.owners = [term.owners for term in terms]
         width = len(terms[0].weight)
         if not made:
             return recompute.nothing(terms[0].weight, (rows.own, width))
@@ -198,7 +227,16 @@ class _Summed(torch.autograd.Function):
             for part, (_, _, weight, _) in zip(into, terms, strict=True):
                 torch.mm(here, weight, out=part)
         d_bias = g.sum(0) if any(bias is not None for *_, bias in terms) else None
-        d_weights = [whole.t().mm(x.detach().view(rows.tokens, -1)) for x, *_ in terms]
+        d_weights: list[Tensor | None] = [None] * len(terms)
+        put_off = weight_gradients.now(ctx.owners[0])
+        if put_off is None:
+            d_weights = [whole.t().mm(x.detach().view(rows.tokens, -1)) for x, *_ in terms]
+        else:
+            for owners, (x, *_) in zip(ctx.owners, terms, strict=True):
+                for bias in owners[1:]:
+                    put_off.made(bias, d_bias)
+                put_off.product(owners[:1], whole, x.detach().view(rows.tokens, -1))
+            d_bias = None
         del whole, here  # core passes need the room
         d_given: list[Tensor | None] = []
         for d, d_weight, (x, inputs, _, bias), (core, *_) in zip(d_x, d_weights, terms, ctx.terms, strict=True):

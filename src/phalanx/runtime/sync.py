@@ -46,9 +46,19 @@ def compare(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | 
     Raises ReplicasDiffer, on all of them alike.
     """
     comm = engine.comm
-    ranks = comm.ranks("world")
-    if len(ranks) == 1:
-        return
+    found = [] if comm.world.size == 1 else _found(engine, masters, split)
+    if comm.size("pp") > 1:
+        found = sorted({what for told in comm.gather_objects(found, "pp") for what in told})
+    if found:
+        more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        raise ReplicasDiffer(f"replicas hold different bits in {', '.join(found[:_NAMED])}{more}")
+
+
+def _found(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | None) -> list[str]:
+    """What differs among the ranks at one place of the pipeline, in words."""
+    comm = engine.comm
+    stage = comm.mesh.name("dp_replicate", "dp_shard", "cp", "tp")
+    ranks = comm.ranks(stage)
     whole, shards = _held(engine, masters)
     names = [*whole, *shards]
     nothing = torch.zeros((), dtype=torch.int64, device=comm.world.device)
@@ -58,23 +68,28 @@ def compare(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | 
     comm.start(Call("all_gather", ranks, ranks.index(comm.world.rank), own, table)).wait()
     table = table.view(len(ranks), len(names)).cpu()  # (ranks, tensors)
     found: list[str] = []
+
+    def groups(axis: str) -> list[list[int]]:
+        """Those among these ranks."""
+        return [group for group in comm.mesh.groups(axis).tolist() if group[0] in ranks] if axis else []
+
+    def rows(group: list[int]) -> list[int]:
+        return [ranks.index(rank) for rank in group]
+
     axis = comm.mesh.gradient_axis
-    for group in comm.mesh.groups(axis).tolist() if axis else ():
-        found += _differences(table[group, : len(whole)], names[: len(whole)], group)
+    for group in groups(axis):
+        found += _differences(table[rows(group), : len(whole)], names[: len(whole)], group)
     same = axis if engine.stage == 0 else "dp_replicate"
-    for group in comm.mesh.groups(same).tolist() if same else ():
-        found += _differences(table[group, len(whole) :], names[len(whole) :], group)
+    for group in groups(same):
+        found += _differences(table[rows(group), len(whole) :], names[len(whole) :], group)
     if split is not None and split.tp > 1:
-        for group in comm.mesh.groups("tp").tolist():
+        for group in groups("tp"):
             for i, name in enumerate(names):
                 n = _copies(name, split)
                 for first in range(0, split.tp, n) if n > 1 else ():
                     holders = group[first : first + n]
-                    found += _differences(table[holders, i : i + 1], [name], holders)
-    found = list(dict.fromkeys(found))
-    if found:
-        more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        raise ReplicasDiffer(f"replicas hold different bits in {', '.join(found[:_NAMED])}{more}")
+                    found += _differences(table[rows(holders), i : i + 1], [name], holders)
+    return list(dict.fromkeys(found))
 
 
 def _held(

@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime import recompute, sequence_parallel
+from phalanx.runtime import recompute, sequence_parallel, weight_gradients
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.sequence_parallel import Rows
-from phalanx.runtime.transport import Handle
+from phalanx.runtime.transport import DONE, Handle
+from phalanx.runtime.weight_gradients import Owners
 from phalanx.schedule.event import Phase, Reduction
 from phalanx.spec.split import Split
 
@@ -47,10 +48,12 @@ class TensorParallel:
 
 class _Columns(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, unit: str, x: Tensor, biased: bool, *given: Tensor) -> Any:
+    def forward(
+        ctx: Any, tp: TensorParallel | None, unit: str, owners: Owners, x: Tensor, biased: bool, *given: Tensor
+    ) -> Any:
         weights = given[::2] if biased else given
         biases = given[1::2] if biased else (None,) * len(weights)
-        ctx.tp, ctx.unit, ctx.biased = tp, unit, biased
+        ctx.tp, ctx.unit, ctx.owners, ctx.biased = tp, unit, owners, biased
         ctx.save_for_backward(x, *weights)
         return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
 
@@ -63,47 +66,66 @@ class _Columns(torch.autograd.Function):
         d_x = g[0].mm(weights[0])
         for part, weight in zip(g[1:], weights[1:], strict=True):
             torch.addmm(d_x, part, weight, out=d_x)
-        underway = ctx.tp.all_reduce(d_x, ctx.unit, "B")
-        d_given = [
-            d for part in g for d in ((part.t().mm(rows), part.sum(0)) if ctx.biased else (part.t().mm(rows),))
-        ]
+        underway = ctx.tp.all_reduce(d_x, ctx.unit, "B") if ctx.tp is not None else DONE
+        d_given: list[Tensor | None] = [None] * (len(weights) * (1 + ctx.biased))
+        put_off = weight_gradients.now(ctx.owners)
+        if put_off is not None:
+            put_off.products(ctx.owners, ctx.biased, g, rows)
+        else:
+            d_given = [
+                d for part in g for d in ((part.t().mm(rows), part.sum(0)) if ctx.biased else (part.t().mm(rows),))
+            ]
         underway.wait()
-        return (None, None, d_x.view(x.shape), None, *d_given)
+        return (None, None, None, d_x.view(x.shape), None, *d_given)
 
 
-def columns(tp: TensorParallel, unit: str, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
     """x Wᵀ + b of layers that hold rows of W and of b, and read one input x: (..., in), which all ranks have, or with
-    sequence parallelism own rows of it."""
+    sequence parallelism own rows of it. On one rank layers run on their own, but where they put gradients off."""
     biased = layers[0].bias is not None
+    parameters = [p for layer in layers for p in ((layer.weight, layer.bias) if biased else (layer.weight,))]
+    owners = weight_gradients.owners(*parameters)
+    if tp is None and not owners:
+        return tuple(layer(x) for layer in layers)
     # Through views, whose nodes in the graph are in order: so their gradients, which come together, reach the engine
     # in the order in which it fills its buckets.
-    given = [p.view_as(p) for layer in layers for p in ((layer.weight, layer.bias) if biased else (layer.weight,))]
-    if tp.rows is not None:
-        return sequence_parallel.columns(tp.rows, unit, x, biased, given)
-    return _Columns.apply(tp, unit, x, biased, *given)  # type: ignore[no-any-return]
+    given = [p.view_as(p) for p in parameters]
+    if tp is not None and tp.rows is not None:
+        return sequence_parallel.columns(tp.rows, unit, owners, x, biased, given)
+    return _Columns.apply(tp, unit, owners, x, biased, *given)  # type: ignore[no-any-return]
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, unit: str, made: bool, y: Tensor, *biases: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, tp: TensorParallel, unit: str, owners: Owners, made: bool, y: Tensor, *biases: Tensor
+    ) -> Tensor:
         if made:
             tp.all_reduce(y, unit, "F").wait()
             for bias in biases:
                 y.add_(bias)
-        ctx.biases = len(biases)
+        ctx.owners, ctx.biases = owners, len(biases)
         ctx.mark_dirty(y)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        d_bias = g.reshape(-1, g.shape[-1]).sum(0) if ctx.biases else None
-        return (None, None, None, g, *(d_bias for _ in range(ctx.biases)))
+        put_off = weight_gradients.now(ctx.owners)
+        d_bias = None
+        if put_off is not None:
+            for bias in ctx.owners:
+                put_off.sum(bias, g.reshape(-1, g.shape[-1]))
+        elif ctx.biases:
+            d_bias = g.reshape(-1, g.shape[-1]).sum(0)
+        return (None, None, None, None, g, *(d_bias for _ in range(ctx.biases)))
 
 
 def rows(x: Tensor, layer: nn.Linear, made: bool = True) -> Tensor:
     """This rank's term of x Wᵀ, whose sum over the ranks is `summed`: the layer holds columns of W, and all of b."""
-    return F.linear(x, layer.weight) if made else recompute.product(x, layer.weight)
+    if made and not weight_gradients.owners(layer.weight):
+        return F.linear(x, layer.weight)
+    return recompute.product(x, layer.weight, made=made)
 
 
 def summed(
@@ -117,4 +139,4 @@ def summed(
     for other in terms[1:]:
         y = y.add_(other) if made else recompute.add(y, other, made)
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    return _Sum.apply(tp, unit, made, y, *biases)  # type: ignore[no-any-return]
+    return _Sum.apply(tp, unit, weight_gradients.owners(*biases), made, y, *biases)  # type: ignore[no-any-return]

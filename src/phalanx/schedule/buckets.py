@@ -7,12 +7,12 @@ ready in a backward pass, cut where a bucket is full (Li et al. 2020, "PyTorch D
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from phalanx.spec.compression import BLOCK
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.model import ModelSpec, Parameter, parameters
+from phalanx.spec.model import ModelSpec, Parameter, StageSpec, chunks, parameters
 from phalanx.spec.split import local
 from phalanx.spec.strategy import Strategy
 
@@ -59,6 +59,9 @@ def backward_order(spec: ModelSpec) -> tuple[Parameter, ...]:
     The reverse of the forward order; what several units share (unit `model`) is finished last.
     """
     backward = tuple(reversed(parameters(spec)))
+    if isinstance(spec, StageSpec):  # a chunk after the other
+        order = {unit: at for at, chunk in enumerate(reversed(spec.chunks)) for unit in chunk}
+        backward = tuple(sorted(backward, key=lambda p: order.get(p.unit, 0)))
     own = tuple(p for p in backward if p.unit != "model")
     return own + tuple(p for p in backward if p.unit == "model")
 
@@ -97,8 +100,33 @@ def buckets(spec: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]
 
 @cache
 def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Buckets of any units, full at `bucket_bytes` of the type that is reduced."""
-    return fill(backward_order(spec), DTYPE_BYTES[job.precision.reduce_dtype], bucket_bytes)
+    """Buckets of any units, full at `bucket_bytes` of the type that is reduced. A pipeline rank's have units of one
+    chunk; and a tied embedding has its own, so that it is cut alike where its other copy is."""
+    found: list[Bucket] = []
+    order, e = backward_order(spec), DTYPE_BYTES[job.precision.reduce_dtype]
+    parts: list[Sequence[Parameter]] = [order]
+    if isinstance(spec, StageSpec):
+        own = [(*chunk,) for chunk in reversed(spec.chunks)] + [("model",)]
+        parts = [[p for p in order if p.unit in units] for units in own]
+    for part in parts:
+        found += [replace(b, index=len(found) + b.index) for b in fill(part, e, bucket_bytes)]
+    return tuple(found)
+
+
+def of_chunks(cut: Sequence[Bucket], spec: ModelSpec, finished: Sequence[int], early: bool) -> tuple[list[int], ...]:
+    """For each chunk that is held, the buckets that its backward passes fill, in the order in which they are issued.
+    `finished`: chunks in the order of their last backward passes. What chunks share is complete with the last of
+    them; or `early`, where every backward pass is reduced by itself, with each."""
+    held = chunks(spec)
+    shared = [b.index for b in cut if b.parameters[0].unit == "model"] if isinstance(spec, StageSpec) else []
+    users = [i for i in finished if "embed" in held[i] or "head" in held[i]]
+    found = []
+    for i, units in enumerate(held):
+        own = [b.index for b in cut if b.index not in shared and (len(held) == 1 or b.parameters[0].unit in units)]
+        if shared and i in (users if early else users[-1:]):
+            own = own + shared if "embed" in units else shared + own  # ready last; first
+        found.append(own)
+    return tuple(found)
 
 
 def slots(sizes: list[int]) -> list[int]:
@@ -106,6 +134,15 @@ def slots(sizes: list[int]) -> list[int]:
     first and the last, the largest as a rule, share one; those between take turns. Two have one each."""
     last = len(sizes) - 1
     return [0 if i in (0, last) and last > 1 else 1 + i % 2 for i in range(len(sizes))]
+
+
+def lent(spec: ModelSpec, cut: Sequence[Bucket], strategy: Strategy) -> tuple[list[int], list[int]]:
+    """(The buffer that each bucket uses for gradients on their way, the elements of each buffer.) A pipeline rank's
+    tied embedding, which is ready when its neighbours in the order are not, has its own."""
+    apart = isinstance(spec, StageSpec) and cut[-1].parameters[0].unit == "model"
+    sizes = [b.padded(strategy) for b in cut]
+    turns = sizes[:-1] if apart else sizes
+    return slots(turns) + [3] * apart, slot_sizes(turns) + sizes[-1:] * apart
 
 
 def slot_sizes(sizes: list[int]) -> list[int]:

@@ -69,6 +69,16 @@ def held(own: Sequence[Action]) -> list[int]:
     return found
 
 
+def finished(actions: Sequence[Action]) -> dict[int, int]:
+    """Where among a rank's actions the last gradients of weights of each chunk are made, in that order."""
+    found: dict[int, int] = {}
+    for at, action in enumerate(actions):
+        if action.kind in ("B", "W"):
+            found.pop(action.chunk, None)
+            found[action.chunk] = at
+    return found
+
+
 def round_robin(ranks: int, virtual: int = 1) -> tuple[int, ...]:
     """The rank of each chunk, dealt out in turns."""
     return tuple(chunk % ranks for chunk in range(ranks * virtual))

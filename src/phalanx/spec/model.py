@@ -150,9 +150,18 @@ class ModelSpec:
         """How many tokens a token sees in this layer; None: all before it."""
         return self.window if self.window_layers is None or layer in self.window_layers else None
 
+    @property
+    def held_blocks(self) -> tuple[int, ...]:
+        """The numbers of the blocks: all of them, or those of a pipeline rank."""
+        return tuple(range(self.layers))
+
     def masked(self, seq: int) -> bool:
         """Whether a sequence of this length is too long for some layer's window."""
-        return self.window is not None and self.window < seq and self.window_layers != ()
+        return (
+            self.window is not None
+            and self.window < seq
+            and any(self.window_of(i) is not None for i in self.held_blocks)
+        )
 
     @cached_property
     def parameter_count(self) -> int:
@@ -166,6 +175,25 @@ class ModelSpec:
 
 
 MODEL_FIELDS = tuple(f.name for f in fields(ModelSpec))
+
+
+@dataclass(frozen=True)
+class StageSpec(ModelSpec):
+    """What one pipeline rank holds of a model: the units of each of its chunks. The sizes are the whole model's."""
+
+    chunks: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def held_blocks(self) -> tuple[int, ...]:
+        return blocks_among(units(self))
+
+    @property
+    def model(self) -> ModelSpec:
+        return ModelSpec(**{name: getattr(self, name) for name in MODEL_FIELDS})
+
+    @classmethod
+    def of(cls, model: ModelSpec, chunks: tuple[tuple[str, ...], ...]) -> StageSpec:
+        return cls(**{name: getattr(model, name) for name in MODEL_FIELDS}, chunks=chunks)
 
 
 def require_runnable(spec: ModelSpec) -> None:
@@ -206,12 +234,29 @@ class Parameter:
 
 def units(spec: ModelSpec) -> tuple[str, ...]:
     """The units in forward order: what runs, and later what ZeRO-3 gathers, at once."""
+    if isinstance(spec, StageSpec):
+        return tuple(unit for chunk in spec.chunks for unit in chunk)
     return ("embed", *(f"blocks.{i}" for i in range(spec.layers)), "head")
+
+
+def blocks_among(units: tuple[str, ...]) -> tuple[int, ...]:
+    """The numbers of the blocks among some units."""
+    return tuple(int(unit.split(".")[1]) for unit in units if unit.startswith("blocks"))
+
+
+def chunks(spec: ModelSpec) -> tuple[tuple[str, ...], ...]:
+    """The units of each chunk that is held: a whole model is one."""
+    return spec.chunks if isinstance(spec, StageSpec) else (units(spec),)
 
 
 @cache
 def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
-    """Every logical parameter, in forward order."""
+    """Every logical parameter, in forward order; of a pipeline rank those of its units."""
+    if isinstance(spec, StageSpec):
+        held = set(units(spec))
+        if spec.tied and not held.isdisjoint(("embed", "head")):
+            held.add("model")
+        return tuple(p for p in parameters(spec.model) if p.unit in held)
     h = spec.hidden
     embedding = Parameter("embed.token.weight", (spec.vocab, h), "embedding", "model" if spec.tied else "embed")
     found = [embedding]
@@ -235,6 +280,17 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     if not spec.tied:
         found.append(Parameter("head.linear.weight", (spec.vocab, h), "head", "head"))
     return tuple(found)
+
+
+def tied_apart(spec: ModelSpec) -> bool:
+    """Whether a pipeline rank has one of the two copies of a tied embedding: the embedding's or the head's."""
+    held = units(spec)
+    return spec.tied and isinstance(spec, StageSpec) and ("embed" in held) != ("head" in held)
+
+
+def second_tied(spec: ModelSpec, fqn: str) -> bool:
+    """Whether this is a head's copy of a tied embedding, which another pipeline rank has as well."""
+    return isinstance(spec, StageSpec) and fqn == "embed.token.weight" and "embed" not in units(spec)
 
 
 _Rows = list[tuple[str, tuple[int, ...], Role]]

@@ -41,6 +41,7 @@ class Strategy:
     pp: int = 1
     virtual: int = 1
     schedule: Schedule = "1f1b"
+    layers: str = "auto"
     micro_batch: int = 1
     recompute: str = "none"
     compression: str = "none"
@@ -76,6 +77,10 @@ class Strategy:
             raise InputError(
                 "strategy.recompute", self.recompute, "is not known", "use none, selective, full or every:k"
             )
+        if not re.fullmatch(r"auto|\d+(/\d+)*", self.layers):
+            raise InputError(
+                "strategy.layers", self.layers, "is not the blocks of each chunk", "write 7/9/9/7, or use auto"
+            )
         compression.parse(self.compression)
         if sorted(self.order.split("/")) != sorted(AXES):
             raise InputError(
@@ -85,6 +90,11 @@ class Strategy:
     @property
     def world(self) -> int:
         return self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def split_backward(self) -> bool:
+        """Whether the schedule runs gradients of inputs and of weights apart."""
+        return self.pp > 1 and self.schedule in ("zb-h1", "zb-v", "dualpipe-v")
 
     @property
     def dp_shard(self) -> int:
@@ -117,6 +127,11 @@ class Strategy:
         if self.shards == 1:
             return 0
         return 1 if self.zero == 2 and self.grad_sync == "step" else self.zero
+
+    @property
+    def gathers_once(self) -> bool:
+        """Whether zero=3 keeps what it has gathered until the end of the step."""
+        return self.reshard == "step" or (self.reshard is None and self.pp > 1)
 
     def recompute_of(self, block: int) -> Recompute:
         """What of a block's forward pass is repeated in its backward pass: nothing, attention's core, all."""
@@ -243,9 +258,10 @@ _RUNNABLE: dict[str, set[Any] | None] = {
     "ulysses": None,
     "ep": {1},
     "etp": {1},
-    "pp": {1},
-    "virtual": {1},
-    "schedule": {"1f1b"},
+    "pp": None,
+    "virtual": None,
+    "schedule": None,
+    "layers": None,
     "micro_batch": None,
     "recompute": None,
     "compression": None,
@@ -271,6 +287,13 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
         )
     if strategy.reshard is not None and strategy.zero != 3:
         raise InputError("strategy.reshard", strategy.reshard, "only zero=3 gathers parameters", "leave it out")
+    if strategy.reshard == "action" and strategy.pp > 1:
+        raise InputError(
+            "strategy.reshard",
+            "action",
+            "is part of the grammar but not yet runnable with pp > 1",
+            "leave it out: each unit is gathered once a step",
+        )
     _require_compressible(strategy, p.accumulate_dtype)
     if strategy.tp > 1 and strategy.compressor is not None:
         raise InputError(

@@ -36,11 +36,16 @@ from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.optimizers import SGD, AdamW
 from phalanx.runtime.part import Part
+from phalanx.runtime.pipeline_parallel import Pipeline
+from phalanx.runtime.record import Now
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.schedule.buckets import buckets
+from phalanx.runtime.weight_gradients import PutOff
+from phalanx.schedule import stages
+from phalanx.schedule.buckets import buckets, lent, of_chunks
 from phalanx.schedule.context_parallel import context
+from phalanx.schedule.pipeline import finished
 from phalanx.spec.job import Job, Optimizer
-from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.model import ModelSpec, parameters, units
 from phalanx.spec.split import Split
 from phalanx.spec.strategy import Strategy
 from phalanx.train.loss_scale import LossScale
@@ -76,12 +81,14 @@ class Training:
         nonfinite: Literal["stop", "skip"] = "stop",
         weights: Weights | None = None,
     ) -> None:
-        self.spec, self.job, self.comm, self.nonfinite = spec, job, comm, nonfinite
+        self.spec, self.job, self.strategy, self.comm, self.nonfinite = spec, job, strategy, comm, nonfinite
         precision = job.precision
         device = comm.world.device
         stage = strategy.stage
         self.inner = Inner(comm)
-        self.split = Split(spec, strategy.tp, comm.mesh.place(comm.world.rank)["tp"], strategy.sp)
+        place = comm.mesh.place(comm.world.rank)
+        whole, spec = spec, stages.stage(spec, strategy, place["pp"])
+        self.split = Split(spec, strategy.tp, place["tp"], strategy.sp)
         self.tp = TensorParallel(self.inner, self.split) if strategy.tp > 1 else None
         held = self.split.local
         self.context = context(strategy, comm.mesh, comm.world.rank, job.seq)
@@ -93,7 +100,7 @@ class Training:
         self.weights: dict[str, Tensor] = dict(self.model.named_parameters()) if stage == 0 else {}
         separate = precision.master_dtype != precision.compute
         self.masters: dict[str, Tensor] = {}
-        first = of_rank(initial(spec, seed, weights), self.split)
+        first = of_rank(initial(whole, seed, weights), self.split)
         for p in parameters(held) if stage == 0 else ():
             values = first(p, 0, p.numel).view(p.shape)
             with torch.no_grad():
@@ -101,23 +108,44 @@ class Training:
             self.masters[p.fqn] = (
                 values.to(device, DTYPES[precision.master_dtype], copy=True) if separate else self.weights[p.fqn]
             )
+        schedule = stages.schedule(strategy, strategy.accumulation(job))
+        own = stages.held_chunks(strategy, place["pp"])
+        done = [own.index(chunk) for chunk in finished(schedule.actions[place["pp"]])]
+        cut = buckets(spec, job, strategy)
         self.engine = DataParallel(
-            self.model, buckets(spec, job, strategy), precision, comm, strategy, self.model.units()
+            self.model,
+            cut,
+            precision,
+            comm,
+            strategy,
+            self.model.units(),
+            of_chunks(cut, spec, done, stage >= 2),
+            lent(spec, cut, strategy),
         )
         self.engine.start(lambda piece: first(piece.parameter, piece.start, piece.stop))
-        self.copies = Copies(self.engine, self.split) if self.tp is not None else None
+        self.copies = Copies(self.engine, self.split) if strategy.tp > 1 or strategy.pp > 1 else None
+        shape, dtype = stages.stream(spec, job, strategy), DTYPES[precision.compute]
+        put_off = PutOff(self.model.units(), self.inner) if strategy.split_backward else None
+        self.pipeline = Pipeline(
+            comm, self.inner, schedule, place["pp"], shape, dtype, self.engine, self._run, put_off
+        )
         self._gradients = dict(self.engine.gradients()) if stage == 0 else {}
         if stage:
             for piece, master, gradient in self.engine.pieces():
                 self.masters[piece.parameter.fqn], self._gradients[piece.parameter.fqn] = master, gradient
         matrices = {p.fqn for p in parameters(held) if len(p.shape) > 1}
         self.optimizer = make_optimizer(job.optimizer, self.masters, matrices)
+        self._counts = self.split.index == 0 and "head" in units(spec)  # tp ranks have the same: one says it for all
         # A master of the gradients' own type reads them where they were reduced; another gets a cast copy.
         self._same = precision.accumulate_dtype == precision.master_dtype
-        self.current = 0  # micro-batch under way
         self.loss_scale = LossScale() if precision.compute == "float16" else None
         self.skipped = 0  # steps that have changed no weight
         self._in_a_row = 0  # of them, the last ones, that no loss scale mends
+
+    @property
+    def current(self) -> Now:
+        """What runs."""
+        return self.pipeline.now
 
     def step(self, micro_batches: list[Tensor], lr: float, stop: bool = False) -> StepResult:
         """Train on this rank's micro-batches, each (micro_batch, seq + 1) token ids on the device; of separate
@@ -129,13 +157,13 @@ class Training:
         """
         job, comm = self.job, self.comm
         expected = job.global_batch * job.seq
-        parts = self.engine.stage > 0 or self.tp is not None  # gradients: each rank has some
+        parts = self.engine.stage > 0 or self.copies is not None  # gradients: each rank has some
         divisor = self.loss_scale.divisor(expected) if self.loss_scale else float(expected)
         self.engine.unscale = divisor / expected
         loss_sum = self._passes(micro_batches, 1 / divisor)
         square_here = self.engine.norm_square() if self.copies is None else self.copies.norm_square()
         metrics = torch.zeros(4 + parts, dtype=torch.float64, device=comm.world.device)
-        if self.split.index == 0:  # tp ranks have the same: one says it for all
+        if self._counts:
             metrics[0] = loss_sum
             metrics[1] = sum(map(self._targets, micro_batches))
         metrics[2] = float(stop)
@@ -164,23 +192,9 @@ class Training:
     def _passes(self, micro_batches: list[Tensor], seed: float) -> Tensor:
         """Forward and backward passes from gradient `seed` of the loss; gradients are reduced. The sum of the losses,
         (), fp64."""
-        comm = self.comm
-        loss_sum: Tensor | None = None
-        self.engine.begin()
-        for i, batch in enumerate(micro_batches):
-            self.current = i
-            self.inner.micro_batch = i
-            self.engine.micro_batch(i, last=i == len(micro_batches) - 1)
-            comm.status.now(f"forward of micro-batch {i}")
-            loss = self._loss(batch)
-            comm.status.now(f"backward of micro-batch {i}")
-            loss.backward(torch.full_like(loss, seed))
-            loss_sum = loss.detach().double() if loss_sum is None else loss_sum + loss.detach()
-            del loss
-        self.engine.finish()
+        loss_sum = self.pipeline.step(micro_batches, seed)
         if self.copies is not None:
             self.copies.add_up()
-        assert loss_sum is not None
         return loss_sum
 
     def _skip(self, loss_is_finite: bool, micro_batches: list[Tensor], seed: float) -> str:
@@ -193,7 +207,7 @@ class Training:
             why = f"gradients overflow float16 at the loss scale {scale.scale:.0f}; it is {now:.0f} now"
         else:
             again = partial(self._passes, micro_batches, seed)
-            why = origin(self.engine, self.model.units(), lambda: self.current, again)
+            why = origin(self.engine, self.model.units(), lambda: self.pipeline.now.micro_batch, again)
             self._in_a_row += 1
             if scale and loss_is_finite:
                 raise FloatingPointError(f"at the loss scale {scale.scale:.0f}, the smallest: {why}")
@@ -210,16 +224,16 @@ class Training:
         """How many a micro-batch has."""
         return batch.shape[-2] * (self.context.tokens if self.cp is not None else batch.shape[-1] - 1)
 
-    def _loss(self, batch: Tensor) -> Tensor:
-        """Summed over the targets of a micro-batch."""
+    def _run(self, batch: Tensor, x: Tensor | None, chunk: int) -> Tensor:
+        """A micro-batch through a chunk of the model: the stream, or the loss summed over the targets."""
         if self.cp is not None:
             tokens, targets, *_ = batch
             places = None if self.cp.packed else batch[2:]
-            return self.model(tokens, targets, positions=places)  # type: ignore[no-any-return]
+            return self.model(tokens, targets, positions=places, x=x, chunk=chunk)  # type: ignore[no-any-return]
         if batch.dim() == 2:
-            return self.model(batch[:, :-1], batch[:, 1:])  # type: ignore[no-any-return]
-        tokens, places = batch
-        return self.model(tokens[:, :-1], tokens[:, 1:], positions=places[:, :-1])  # type: ignore[no-any-return]
+            return self.model(batch[:, :-1], batch[:, 1:], x=x, chunk=chunk)  # type: ignore[no-any-return]
+        tokens, places = batch[:, :, :-1]
+        return self.model(tokens, batch[0, :, 1:], positions=places, x=x, chunk=chunk)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _update(self, lr: float) -> None:
@@ -243,18 +257,21 @@ class Training:
         `passes`: the most batches that any has, for at stage 3 every rank takes part in every pass."""
         total = torch.zeros(2, dtype=torch.float64, device=self.comm.world.device)
         for batch in batches:
-            total[0] += self._loss(batch)
+            total[0] += self._evaluate(batch)
             total[1] += self._targets(batch)
         if self.engine.stage == 3:
             shape = (1, 2) if self.cp is None else self.context.shape(1, not self.cp.packed)
             nothing = torch.zeros(shape, dtype=torch.int64, device=self.comm.world.device)
             for _ in range(passes - len(batches)):
-                self._loss(nothing)
-        if self.split.index:  # tp ranks have the same
+                self._evaluate(nothing)
+        if not self._counts:
             total.zero_()
         self.comm.all_reduce(total, "world", unit="evaluation", phase="opt").wait()
         loss, tokens = total.tolist()
         return loss, int(tokens)
+
+    def _evaluate(self, batch: Tensor) -> Tensor:
+        return self.pipeline.evaluate(batch, stages.stream(self.spec, self.job, self.strategy, batch.shape[-2]))
 
     def compare_replicas(self) -> None:
         """Raises ReplicasDiffer where ranks that must hold the same bits do not; all ranks together."""

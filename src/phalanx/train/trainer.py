@@ -96,8 +96,9 @@ class Trainer:
         self._await_saved()
         record = self.folder / "recorded.json"
         # Ranks that were started again after the last step have nothing to say that is not there.
+        fullest = max(self.comm.gather_objects(self.memory, "pp"))  # pipeline ranks hold unlike parts
         if self.first and (self.saved > self.start or not record.exists()):
-            self._write_record(record, last_loss, interrupted)
+            self._write_record(record, last_loss, interrupted, fullest)
         self.comm.barrier()
         return interrupted
 
@@ -267,7 +268,7 @@ class Trainer:
         self.saver.save(step, self.training.owned(), about | self.training.numerics())
         self.saved = step
 
-    def _write_record(self, path: Path, last_loss: float | None, interrupted: bool) -> None:
+    def _write_record(self, path: Path, last_loss: float | None, interrupted: bool, fullest: int) -> None:
         """What this process measured, for the comparison with the prediction."""
         record = {
             "version": 1,
@@ -277,7 +278,7 @@ class Trainer:
             "eval_loss": last_loss,
             "step_time_s": median(self.step_times) if self.step_times else None,
             "best_step_time_s": min(self.step_times, default=None),
-            "memory_bytes": self.memory,
+            "memory_bytes": fullest,
             "timeline": self._timeline(),
             "events": [asdict(event) for event in self.events],
         }

@@ -111,13 +111,13 @@ def memory_differences(program: StepProgram, recorded: Sequence[Event], held: He
     most, state = slack(program), program.state.total
     for what, predicted, found in (
         ("live bytes when the step begins", state, held.state),
-        ("live bytes when the first pass begins", state, held.first),
-        ("the most live bytes before the first pass", state, held.before),
+        ("live bytes when the first pass begins", state + program.first, held.first),
+        ("the most live bytes before the first pass", state + program.before, held.before),
     ):
         if abs(found - predicted) > most:
             yield Difference(what, f"{predicted:,}", f"{found:,}")
             return
-    ours, theirs = instants(program.events, state), instants(recorded, held.first)
+    ours, theirs = program.instants(), instants(recorded, held.first)
     for name, value in _LIVE.items():
         pairs = enumerate(zip(ours, theirs, strict=True))
         wrong = next((i for i, (a, b) in pairs if abs(value(a) - value(b)) > most), None)
@@ -139,7 +139,7 @@ _LIVE: dict[str, Callable[[Instant], int]] = {"before": lambda i: i.live, "in": 
 
 def largest_deviation(program: StepProgram, recorded: Sequence[Event], held: Held) -> int:
     """Bytes by which predicted and recorded live bytes differ at most, over the passes of a step."""
-    pairs = zip(instants(program.events, program.state.total), instants(recorded, held.first), strict=True)
+    pairs = zip(program.instants(), instants(recorded, held.first), strict=True)
     return max(max(abs(a.live - b.live), abs(a.highest - b.highest)) for a, b in pairs)
 
 

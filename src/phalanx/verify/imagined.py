@@ -133,7 +133,7 @@ def imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int) -> Recorde
     """Take one training step as a rank of the strategy's world. Long accumulations are cut to their steady state: two
     micro-batches one after the other that do the same, and the last one. Raises Unverifiable."""
     count = strategy.accumulation(job)
-    for most in _CUTS:
+    for most in _CUTS if strategy.pp == 1 else (count,):
         recorded = _imagine(spec, job, strategy, rank, min(most, count))
         if recorded.ran == count:
             return recorded
@@ -147,7 +147,8 @@ def _imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, ran: int)
     with _without_content():
         comm = Comm(Imagined(rank, strategy.world, 0, 1), mesh(strategy), null=True)
         with _Guard():
-            training = Training(spec, job, strategy, comm, seed=0, weights=_Shapes())
+            cut = replace(job, global_batch=ran * strategy.micro_batch * strategy.dp)
+            training = Training(spec, cut, strategy, comm, seed=0, weights=_Shapes())
         whole = _micro_batches(job, strategy)  # all of them are held, as in a real step
         with instrument(training.model.units(), comm.recorder, lambda: training.current, _Watch) as follows:
             training.step([*whole[: ran - 1], whole[-1]], lr=1e-3)

@@ -1,0 +1,111 @@
+"""The price of a strategy with a pipeline: the terms of every pipeline rank, in the times of its schedule.
+
+    step = max over ranks (end of its last action + communication that is seen) + optimizer
+
+The schedule is run with each chunk's own seconds (pipeline.py); what is sent inside of layers is in them. Memory is
+that of the fullest rank, from its expanded step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.cost import collective, kernel
+from phalanx.cost.kernel import Column
+from phalanx.cost.link import link
+from phalanx.cost.pipeline import Costs, Priced, price
+from phalanx.cost.program import StepProgram, expand
+from phalanx.cost.terms import Term, terms, unit_class
+from phalanx.schedule import stages
+from phalanx.schedule.event import INSIDE
+from phalanx.schedule.pipeline_sends import without
+from phalanx.spec.cluster import ClusterSpec, KernelRates
+from phalanx.spec.job import Job
+from phalanx.spec.mesh import Mesh, mesh
+from phalanx.spec.model import ModelSpec, chunks
+from phalanx.spec.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Pipelined:
+    """`costs` of each chunk, `priced` with them; by pipeline rank its communication, the part of that which is seen,
+    and its optimizer, in seconds."""
+
+    costs: Costs
+    priced: Priced
+    communication_s: tuple[float, ...]
+    exposed_s: tuple[float, ...]
+    optimizer_s: tuple[float, ...]
+
+    @property
+    def step_time_s(self) -> float:
+        ends = [own[-1][1] if own else 0.0 for own in self.priced.times]
+        return max(end + seen for end, seen in zip(ends, self.exposed_s, strict=True)) + max(self.optimizer_s)
+
+
+def programs(spec: ModelSpec, job: Job, s: Strategy) -> tuple[StepProgram, ...]:
+    """The step of the first rank at each place of the pipeline."""
+    return tuple(expand(spec, job, s, rank) for rank in mesh(s).group_of(0, "pp"))
+
+
+def pipelined(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> Pipelined:
+    """Price every pipeline rank, and the schedule with all of them."""
+    grid, m = mesh(s), s.accumulation(job)
+    rates = cluster.rates(job.precision.compute, min(s.world, cluster.ranks_per_node))
+    seconds: dict[str, dict[int, float]] = {"F": {}, "I": {}, "W": {}}
+    communication, seen, optimizer = [], [], []
+    for place in range(s.pp):
+        found = terms(spec, job, s, place=place)
+        of_unit = _units(found, cluster, grid, rates, m)
+        for chunk, units in zip(stages.held_chunks(s, place), chunks(stages.stage(spec, s, place)), strict=True):
+            for phase in seconds:
+                seconds[phase][chunk] = sum(of_unit.get((phase, unit_class(s, unit)), 0.0) for unit in units)
+        over_ranks = sum(
+            float(collective.seconds(cluster, grid, t.event.op, t.event.axis, t.count, t.bytes))
+            for t in found
+            if t.event.kind == "collective" and t.event.axis not in INSIDE and t.count
+        )
+        communication.append(over_ranks)
+        last = sum(sum(seconds[p][c] for p in "IW") for c in stages.held_chunks(s, place))
+        hidden = last if cluster.device.own_communication_engine else 0.0  # behind the last micro-batch's passes
+        seen.append(max(over_ranks - hidden, 0.0))
+        update = next(t for t in found if t.event.op == "optimizer")
+        optimizer.append(kernel.optimizer_seconds(update.work, rates))
+    over = link(cluster, grid, "pp")
+    size = next(t.bytes / t.count for t in found if t.event.axis == "pp" and t.count)
+    forward, inputs, weights = ([seconds[p][c] for c in range(len(stages.rank_of(s)))] for p in "FIW")
+    costs = Costs(forward, inputs, weights, over.alpha_s + float(size) * over.beta_s_per_byte)
+    priced = price(without(stages.schedule(s, m)), costs)
+    return Pipelined(costs, priced, tuple(communication), tuple(seen), tuple(optimizer))
+
+
+_PHASES = {"forward": "F", "backward": "I", "input_grad": "I", "weight_grad": "W"}
+"""What a pass costs is counted under; a backward pass in one is all I."""
+
+
+def _units(
+    found: tuple[Term, ...], cluster: ClusterSpec, grid: Mesh, rates: KernelRates, m: int
+) -> dict[tuple[str, str], Column]:
+    """Seconds of a pass of one unit of each class, what is sent inside of it among them."""
+    of_unit: dict[tuple[str, str], Column] = {}
+    passes: dict[str, int] = {}
+    for t in found:
+        phase = _PHASES.get(t.event.op) if t.event.kind == "compute" else None
+        if phase is not None and t.count:
+            by = rates.forward if phase == "F" else rates.backward
+            again = t.again.seconds(rates.forward) - t.again.seconds(rates.backward)
+            whole = (t.work.seconds(by) + (again if phase != "F" else 0)) * rates.whole
+            passes[t.event.unit] = t.count
+            of_unit[phase, t.event.unit] = whole / t.count
+    for t in found:
+        if t.event.axis not in INSIDE or not t.count or t.event.op == "recv":
+            continue
+        unit = t.event.unit.removesuffix(", then")
+        phase = {"F": "F", "W": "W"}.get(t.event.phase, "I")
+        if t.event.kind == "p2p":
+            over = link(cluster, grid, t.event.axis)
+            sent = over.alpha_s * t.count + over.beta_s_per_byte * t.bytes
+        else:
+            sent = collective.seconds(cluster, grid, t.event.op, t.event.axis, t.count, t.bytes)
+        of_unit[phase, unit] = of_unit.get((phase, unit), 0.0) + sent / passes[unit]
+    return of_unit

@@ -1,0 +1,106 @@
+"""Which units of a model each pipeline rank holds, and the order in which it runs them.
+
+A strategy says how many blocks each chunk of the model has (`layers=7/9/9/7`), or leaves that to `auto`: then the
+slowest rank has as little as can be to multiply, which is nothing for the embedding and vocab x hidden for the head.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from phalanx.schedule.pipeline import V_SHAPED, PipelineSchedule, build, round_robin, v_shape
+from phalanx.schedule.pipeline_sends import inserted
+from phalanx.spec import strategy as strategies
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
+from phalanx.spec.model import ModelSpec, StageSpec
+from phalanx.spec.strategy import Strategy
+
+
+def rank_of(s: Strategy) -> tuple[int, ...]:
+    """The pipeline rank of each chunk."""
+    return v_shape(s.pp) if s.schedule in V_SHAPED else round_robin(s.pp, s.virtual)
+
+
+@cache
+def blocks_of(spec: ModelSpec, s: Strategy) -> tuple[int, ...]:
+    """How many blocks each chunk has."""
+    if s.layers != "auto":
+        return tuple(map(int, s.layers.split("/")))
+    n = len(rank_of(s))
+    return tuple(spec.layers // n + (c < spec.layers % n) for c in range(n))
+
+
+def chunks(spec: ModelSpec, s: Strategy) -> tuple[tuple[str, ...], ...]:
+    """The units of each chunk of the model, in order."""
+    found, at, counts = [], 0, blocks_of(spec, s)
+    for chunk, count in enumerate(counts):
+        own = [f"blocks.{i}" for i in range(at, at + count)]
+        at += count
+        first, last = ["embed"] * (chunk == 0), ["head"] * (chunk == len(counts) - 1)
+        found.append((*first, *own, *last))
+    return tuple(found)
+
+
+@cache
+def stage(spec: ModelSpec, s: Strategy, place: int) -> ModelSpec:
+    """What the pipeline rank at a place of its axis holds of a model."""
+    if s.pp == 1:
+        return spec
+    held = [units for units, rank in zip(chunks(spec, s), rank_of(s), strict=True) if rank == place]
+    return StageSpec.of(spec, tuple(held))
+
+
+def held_chunks(s: Strategy, place: int) -> tuple[int, ...]:
+    """The numbers of these chunks."""
+    return tuple(chunk for chunk, rank in enumerate(rank_of(s)) if rank == place)
+
+
+def stream(spec: ModelSpec, job: Job, s: Strategy, sequences: int | None = None) -> tuple[int, ...]:
+    """The shape of what travels from chunk to chunk, of a micro-batch or of so many sequences: with sequence
+    parallelism of own tokens, where they fall into equal parts."""
+    rows, tokens = sequences or s.micro_batch, job.seq // s.cp
+    if s.sp and rows * tokens % s.tp == 0:
+        return rows * tokens // s.tp, spec.hidden
+    return rows, tokens, spec.hidden
+
+
+def schedule(s: Strategy, micro_batches: int) -> PipelineSchedule:
+    """What every pipeline rank does, sends and receives among it; of one rank one micro-batch after the other."""
+    if s.pp == 1:
+        return _built("naive", 1, micro_batches, None)
+    return _built(s.schedule, s.pp, micro_batches, s.virtual if s.virtual > 1 else None)
+
+
+@cache
+def _built(name: str, ranks: int, micro_batches: int, virtual: int | None) -> PipelineSchedule:
+    return inserted(build(name, ranks, micro_batches, virtual))
+
+
+def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:
+    """That the strategy fits this model, batch and number of ranks. Raises InputError where it does not."""
+    strategies.check(strategy, model, job, world)
+    s = strategy
+    if s.pp == 1:
+        for name in ("virtual", "schedule", "layers"):
+            if getattr(s, name) != getattr(Strategy, name):
+                raise InputError(f"strategy.{name}", getattr(s, name), "is of pipelines, and pp = 1", "use pp >= 2")
+        return
+    if s.schedule == "interleaved" and s.virtual == 1:
+        raise InputError("strategy.virtual", 1, "interleaved has several chunks per rank", "use virtual=2, or 1f1b")
+    if s.schedule != "interleaved" and s.virtual > 1:
+        has = "two chunks per rank anyhow" if s.schedule in V_SHAPED else "one chunk per rank"
+        raise InputError("strategy.virtual", s.virtual, f"{s.schedule} has {has}", "leave it out, or use interleaved")
+    n = len(rank_of(s))
+    if model.layers < n:
+        raise InputError("strategy.pp", s.pp, f"makes {n} chunks of model.layers = {model.layers}", "use fewer")
+    if s.layers != "auto":
+        counts = blocks_of(model, s)
+        if len(counts) != n or sum(counts) != model.layers:
+            raise InputError(
+                "strategy.layers",
+                s.layers,
+                f"has {len(counts)} chunks of {sum(counts)} blocks; there are {n} chunks and {model.layers} blocks",
+                "give every chunk its blocks, or leave it out",
+            )
+    build(s.schedule, s.pp, s.accumulation(job), s.virtual if s.virtual > 1 else None)

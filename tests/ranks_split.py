@@ -1,0 +1,140 @@
+"""What ranks run for tests of backward passes in two parts (runtime/weight_gradients.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.nn.decoder import Decoder
+from phalanx.nn.initial import create, initial, of_rank
+from phalanx.runtime.comm import DTYPES, Comm
+from phalanx.runtime.context_parallel import ContextParallel
+from phalanx.runtime.inner import Inner
+from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.runtime.weight_gradients import Left, PutOff
+from phalanx.runtime.world import World
+from phalanx.schedule.context_parallel import context
+from phalanx.spec.job import Job
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.split import Split
+from phalanx.spec.strategy import Strategy
+
+
+class Part:
+    """One rank's part of a model without an engine."""
+
+    put_off: PutOff
+
+    def __init__(self, spec: ModelSpec, job: Job, s: Strategy, comm: Comm) -> None:
+        rank = comm.world.rank
+        self.job, self.inner = job, Inner(comm)
+        place = Split(spec, s.tp, comm.mesh.place(rank)["tp"], s.sp)
+        self.context = context(s, comm.mesh, rank, job.seq)
+        tp = TensorParallel(self.inner, place) if s.tp > 1 else None
+        cp = ContextParallel(self.inner, self.context, job.documents == "packed") if s.cp > 1 else None
+        self.model: Decoder = create(place.local, DTYPES[job.precision.compute], comm.world.device, tp=tp, cp=cp)
+        self.model.recompute(s.recompute_of, self.inner)
+        weights, first = dict(self.model.named_parameters()), of_rank(initial(spec, 0, None), place)
+        with torch.no_grad():
+            for p in parameters(place.local):  # norms and biases too are not all alike
+                drawn = first(p, 0, p.numel).view(p.shape)
+                noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(len(p.fqn)))
+                weights[p.fqn].copy_(drawn + 0.1 * noise)
+        self.names = {id(p): name for name, p in weights.items()}
+        self.gradients = {name: torch.zeros_like(p) for name, p in weights.items()}
+
+    def splits(self) -> None:
+        """From now on it may put gradients of weights off."""
+        self.put_off = PutOff(self.model.units(), self.inner)
+
+    def forward(self, batch: Tensor, micro_batch: int = 0) -> Tensor:
+        self.inner.micro_batch = micro_batch
+        if self.context.parallel:
+            tokens, targets, *_ = batch
+            places = None if self.job.documents == "packed" else batch[2:]
+            return self.model(tokens, targets, positions=places)
+        if batch.dim() == 2:
+            return self.model(batch[:, :-1], batch[:, 1:])
+        tokens, places = batch
+        return self.model(tokens[:, :-1], tokens[:, 1:], positions=places[:, :-1])
+
+    def backward(self, loss: Tensor, micro_batch: int = 0) -> None:
+        """Both parts in one."""
+        self.inner.micro_batch = micro_batch
+        loss.backward()
+        for name, p in self.model.named_parameters():
+            assert p.grad is not None
+            self.gradients[name] += p.grad
+            p.grad = None
+
+    def inputs(self, loss: Tensor, micro_batch: int = 0) -> Left:
+        self.inner.micro_batch = micro_batch
+        self.put_off.active = True
+        loss.backward()
+        self.put_off.active = False
+        assert all(p.grad is None for p in self.model.parameters())
+        return self.put_off.take()
+
+    def weights(self, left: Left, micro_batch: int = 0) -> list[str]:
+        """Which parameters' gradients came, in their order."""
+        self.inner.micro_batch = micro_batch
+        came: list[str] = []
+
+        def deliver(p: nn.Parameter, gradient: Tensor | None, rows: list[tuple[Tensor, Tensor]]) -> None:
+            name = self.names[id(p)]
+            came.append(name)
+            if gradient is not None:
+                self.gradients[name] += gradient
+            for index, values in rows:
+                self.gradients[name].index_add_(0, index, values)
+
+        for _, gradients in left:
+            gradients(deliver)
+        return came
+
+
+def batches(spec: ModelSpec, job: Job, s: Strategy, part: Part, count: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    found = torch.randint(spec.vocab, (count, s.micro_batch, job.seq + 1), generator=generator)
+    if job.documents == "packed":
+        return [part.context.cut(batch) for batch in found]
+    places = torch.arange(job.seq + 1) % (job.seq // 2 + 1)  # two documents in every sequence
+    return [part.context.cut(torch.stack([batch, places.expand_as(batch)])) for batch in found]
+
+
+def apart(world: World, spec: ModelSpec, job: Job, s: Strategy) -> dict[str, Any]:
+    """Three micro-batches by a plain backward pass, and in parts that others come between. The largest difference of
+    a parameter's gradients, by name; what was sent inside of layers, by micro-batch; the order of W."""
+    comm = Comm(world, mesh(s))
+    part = Part(spec, job, s, comm)
+    given = batches(spec, job, s, part, 3)
+    for batch in given:
+        part.backward(part.forward(batch))
+    whole = {name: g.clone() for name, g in part.gradients.items()}
+    part.splits()
+    comm.recorder.keeping = True
+    losses = [part.forward(given[i], i) for i in (0, 1)]
+    first = part.inputs(losses.pop(0), 0)
+    losses.append(part.forward(given[2], 2))
+    second = part.inputs(losses.pop(0), 1)
+    part.weights(first, 0)
+    part.backward(losses.pop(), 2)
+    came = part.weights(second, 1)
+    comm.recorder.keeping = False
+    comm.barrier()
+    return {
+        "differences": {
+            # of two sums: the plain passes', and those in parts after them
+            name: float((2 * g - part.gradients[name]).abs().max() / g.abs().max().clamp_min(1e-9))
+            for name, g in whole.items()
+        },
+        "events": [e for e in comm.recorder.events if e.axis],
+        "came": came,
+    }
+
+
+def all_apart(world: World, cases: list[tuple[ModelSpec, Job, Strategy]]) -> list[dict[str, Any]]:
+    return [apart(world, *case) for case in cases]

@@ -1,0 +1,48 @@
+"""The small model whose layers are split or repeated in tests, and the order in which its gradients come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from phalanx.runtime.data_parallel import DataParallel
+from phalanx.spec.families import complete
+from phalanx.spec.job import Job
+from phalanx.spec.jobfile import build
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+from phalanx.verify.imagined import imagine
+
+SIZES: dict[str, Any] = {
+    "family": "llama",
+    "vocab": 61,
+    "hidden": 16,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "ffn": 40,
+    "max_seq": 32,
+}
+
+
+def model(**sizes: Any) -> ModelSpec:
+    return build(ModelSpec, complete(SIZES | sizes), "model")
+
+
+def order_of_gradients(spec: ModelSpec, strategy: Strategy) -> list[str]:
+    """Of the blocks' parameters, as the first rank's engine is told of them."""
+    came: list[str] = []
+    hook = DataParallel._hook
+
+    def noting(self: DataParallel, name: str, p: torch.nn.Parameter) -> None:
+        came.append(name)
+        hook(self, name, p)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DataParallel, "_hook", noting)
+        imagine(spec, Job(2, 8), strategy, 0)
+    assert came
+    return [name for name in came if name.startswith("blocks")]
