@@ -373,7 +373,7 @@ WRONG = [
     (("train", "job.toml", "--set", "strategy.dp=4"), "cluster.ranks is 2"),
     (("train", "job.toml", "--set", "strategy.micro_batch=3"), "use one of 1, 2, 4"),
     (("train", "job.toml", "--set", "strategy.micro_bach=2"), "did you mean micro_batch?"),
-    (("train", "job.toml", "--set", "strategy.pp=2"), "not yet runnable"),
+    (("train", "job.toml", "--set", "strategy.ep=2"), "not yet runnable"),
     (("train", "job.toml", "--strategy", "dp=2;zero=1"), "strategy"),
     (("train", "job.toml", "--set", "nonsense"), "--set"),
     (("train", "job.toml", "--set", "modle.hidden=3"), "no such table"),
