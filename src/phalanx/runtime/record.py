@@ -38,7 +38,8 @@ class Recorder:
     before: tuple[int, int] = (0, 0)
     """Live bytes when the first compute began, and the most that there were since the step had."""
     _computes: int = -1  # the event of the compute that began last
-    _began: int = 0  # live bytes then
+    began: int = 0
+    """Live bytes when the last compute did."""
 
     def collective(self, event: Event) -> None:
         self.bytes_per_axis[event.axis] += event.bytes
@@ -59,10 +60,10 @@ class Recorder:
         live, highest = self.meter.live, self.meter.highest
         if self._computes >= 0:
             event = self.events[self._computes]
-            self.events[self._computes] = replace(event, alloc=highest - self._began, free=highest - live)
+            self.events[self._computes] = replace(event, alloc=highest - self.began, free=highest - live)
         else:
             self.before = live, highest
-        self._began = self.meter.highest = live
+        self.began = self.meter.highest = live
 
     @contextmanager
     def aside(self) -> Iterator[None]:

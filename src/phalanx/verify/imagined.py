@@ -12,8 +12,8 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -42,18 +42,15 @@ from phalanx.spec.job import Job
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
+from phalanx.train import step
 from phalanx.train.step import Training
 from phalanx.verify import quick
 from phalanx.verify.compare import Held
+from phalanx.verify.steady import Steady, Unsteady
 
 T = TypeVar("T")
 
 _PAST_COMM = ("c10d", "_c10d_functional", "_dtensor")
-_CUTS = (3, 4)
-"""How many micro-batches are run at most: the first, the next, the last; another one where the first two differ, for
-what only a step's first one does."""
-_COUNTERS = 64
-"""Bytes by which an event of one micro-batch may differ from the next one's: sums that are made with the first."""
 
 
 class Unverifiable(Exception):
@@ -62,8 +59,8 @@ class Unverifiable(Exception):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a rank's step did. `ran`: how many micro-batches really ran; where they are fewer than there are, those of
-    the one before the last stand for all between. `unawaited`: collectives that nobody has waited for."""
+    """What a rank's step did. `ran`: how many micro-batches really ran; where they are fewer than there are, that
+    before the last of them stands for all between. `unawaited`: collectives that nobody has waited for."""
 
     rank: int
     events: tuple[Event, ...]
@@ -131,37 +128,36 @@ class _Watch(Tracker):
 
 def imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int) -> Recorded:
     """Take one training step as a rank of the strategy's world. Long accumulations are cut to their steady state: two
-    micro-batches one after the other that do the same, and the last one. Raises Unverifiable."""
-    count = strategy.accumulation(job)
-    for most in _CUTS if strategy.pp == 1 else (count,):
-        recorded = _imagine(spec, job, strategy, rank, min(most, count))
-        if recorded.ran == count:
-            return recorded
-        events = _stretched(recorded.events, recorded.ran, count)
-        if events is not None:
-            return replace(recorded, events=events)
-    raise Unverifiable("micro-batches 1 and 2 do not do the same: there is no steady state that could be repeated")
+    micro-batches one after the other that do the same, and the last one (steady.py). Raises Unverifiable."""
+    try:
+        return _imagine(spec, job, strategy, rank, first=2)
+    except Unsteady:  # what only a step's first micro-batch does
+        pass
+    try:
+        return _imagine(spec, job, strategy, rank, first=3)
+    except Unsteady as error:
+        raise Unverifiable(str(error)) from None
 
 
-def _imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, ran: int) -> Recorded:
-    with _without_content():
+def _imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, first: int) -> Recorded:
+    with _without_content(first):
         comm = Comm(Imagined(rank, strategy.world, 0, 1), mesh(strategy), null=True)
         with _Guard():
-            cut = replace(job, global_batch=ran * strategy.micro_batch * strategy.dp)
-            training = Training(spec, cut, strategy, comm, seed=0, weights=_Shapes())
-        whole = _micro_batches(job, strategy)  # all of them are held, as in a real step
+            training = Training(spec, job, strategy, comm, seed=0, weights=_Shapes())
+        micro_batches = _micro_batches(job, strategy)
         with instrument(training.model.units(), comm.recorder, lambda: training.current, _Watch) as follows:
-            training.step([*whole[: ran - 1], whole[-1]], lr=1e-3)
+            training.step(micro_batches, lr=1e-3)
             training.engine.wait_parameters(list(training.engine.parameters))  # as the next step would
             end = follows.live
         unawaited = tuple(dict.fromkeys(handle.name for handle in comm.unawaited.values()))
         held = Held(follows.start, *comm.recorder.before, end, follows.peak)
-        return Recorded(rank, tuple(comm.recorder.events), held, ran, unawaited)
+        assert isinstance(training.pipeline, Steady)
+        return Recorded(rank, tuple(comm.recorder.events), held, training.pipeline.ran, unawaited)
 
 
 @contextmanager
-def _without_content() -> Iterator[None]:
-    """Everything inside happens to tensors that hold nothing."""
+def _without_content(first: int) -> Iterator[None]:
+    """Everything inside happens to tensors that hold nothing; the `first` micro-batches are run (steady.py)."""
     with ExitStack() as stack:
         if not gc.get_freeze_count():
             # Fake tensors are many small objects, which have collections run often: not over all that is imported.
@@ -175,6 +171,7 @@ def _without_content() -> Iterator[None]:
         stack.enter_context(patch.object(seam, "read", lambda tensor, otherwise: otherwise))
         stack.enter_context(patch.object(seam, "rounds", _first_and_last))
         stack.enter_context(patch.object(sparse, "_above", lambda size, bar, places: None))
+        stack.enter_context(patch.object(step, "Pipeline", partial(Steady, first)))
         try:
             stack.enter_context(FakeTensorMode())
             yield
@@ -205,29 +202,3 @@ def _micro_batches(job: Job, strategy: Strategy) -> list[Tensor]:
     part = Context(job.seq, strategy.ring, strategy.ulysses)
     shape = part.shape(strategy.micro_batch, job.documents == "separate")
     return [torch.empty(shape, dtype=torch.int64) for _ in range(strategy.accumulation(job))]
-
-
-def _stretched(events: tuple[Event, ...], ran: int, count: int) -> tuple[Event, ...] | None:
-    """The events of `ran` micro-batches as those of `count`: the one before the last stands for all between. None
-    where it does not do the same as the one before it."""
-    runs = [(m, list(own)) for m, own in groupby(events, key=lambda e: e.micro_batch)]
-    parts = dict(runs)
-    if [m for m, _ in runs if m is not None] != list(range(ran)):
-        return None  # they overlap
-    steady, earlier = parts[ran - 2], parts[ran - 3]
-    if len(steady) != len(earlier) or not all(map(_same, steady, earlier)):
-        return None
-    found: list[Event] = []
-    for m, own in runs:
-        if m == ran - 2:
-            for i in range(m, count - 1):
-                found += [replace(e, micro_batch=i) for e in own]
-        else:
-            found += [replace(e, micro_batch=count - 1) for e in own] if m == ran - 1 else own
-    return tuple(found)
-
-
-def _same(a: Event, b: Event) -> bool:
-    """Whether two micro-batches have this event in common, but for some counter."""
-    alike = replace(a, micro_batch=None).identity == replace(b, micro_batch=None).identity and a.flops == b.flops
-    return alike and max(abs(a.alloc - b.alloc), abs(a.free - b.free)) < _COUNTERS

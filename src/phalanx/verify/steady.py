@@ -1,0 +1,187 @@
+"""The steady state of a pipeline's passes: of many micro-batches that do the same in a chunk, few are really run.
+
+The executor runs its whole list of actions, with every message. What the passes in it do (events, live bytes) is
+recorded where they are run, which is for the first micro-batches of a chunk, of which two must do the same one after
+the other, and for the last one; the passes between repeat the record, and hold as many bytes as those did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.runtime.instrument import Tracker
+from phalanx.runtime.pipeline_parallel import Pipeline
+from phalanx.schedule.event import Event
+from phalanx.schedule.pipeline import Action
+
+_COUNTERS = 64
+"""Bytes by which an event of one micro-batch may differ from the next one's: sums that are made with the first."""
+
+
+class Unsteady(Exception):
+    """A pass cannot stand for those after it; the message says which."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a pass did: its events, the bytes of each compute its own, and (change, most) of live bytes before the
+    first and in all."""
+
+    events: tuple[Event, ...]
+    before: tuple[int, int]
+    change: int
+
+    def same(self, other: Pass) -> bool:
+        return len(self.events) == len(other.events) and all(map(_same, self.events, other.events))
+
+
+def _same(a: Event, b: Event) -> bool:
+    """Whether two micro-batches have this event in common, but for some counter."""
+    alike = replace(a, micro_batch=None).identity == replace(b, micro_batch=None).identity and a.flops == b.flops
+    return alike and max(abs(a.alloc - b.alloc), abs(a.free - b.free)) < _COUNTERS
+
+
+@dataclass
+class _Known:
+    """The passes of one kind through a chunk that were run last."""
+
+    found: list[Pass] = field(default_factory=list)
+
+    @property
+    def steady(self) -> Pass | None:
+        *_, a, b = (None, None, *self.found)
+        return b if a is not None and b is not None and b.same(a) else None
+
+
+class Steady(Pipeline):
+    """Runs the passes of the `first` micro-batches and of the last one, and repeats what they did for the others."""
+
+    def __init__(self, first: int, *given: Any) -> None:
+        super().__init__(*given)
+        self.ran = min(first + 1, self.schedule.micro_batches)
+        self._known: dict[tuple[str, int], _Known] = {}
+        self._repeated: dict[tuple[int, int], list[Tensor]] = {}  # what such a pass got, until its gradients are made
+
+    def _last(self, m: int) -> bool:
+        return m == self.schedule.micro_batches - 1
+
+    def _forward(self, action: Action, batch: Tensor) -> Tensor | None:
+        _, chunk, m = action
+        if m < self.ran - 1 or self._last(m):
+            return self._run_and_record(action, lambda: super(Steady, self)._forward(action, batch))
+        steady = self._steady(action)
+        live = self._meter.live
+        self._begins(action, "forward")
+        came = [self._arrived("F", chunk, m)] if chunk else []
+        self._repeat(steady, m)
+        last = chunk == self.schedule.chunks - 1
+        if not last:
+            self._here["F", chunk, m] = torch.empty(self.shape, dtype=self.dtype)
+        self._repeated[chunk, m] = came
+        self._meter.live = live + steady.change
+        return torch.zeros((), dtype=torch.float64) if last else None
+
+    def _backward(self, action: Action, seed: float, last: bool) -> None:
+        kind, chunk, m = action
+        if (chunk, m) not in self._repeated:
+            self._run_and_record(action, lambda: super(Steady, self)._backward(action, seed, last))
+            return
+        steady = self._steady(action)
+        live = self._meter.live
+        self._begins(action, "backward")
+        came = self._repeated.pop((chunk, m))
+        if chunk < self.schedule.chunks - 1:
+            came.append(self._arrived("B", chunk, m))
+        self._repeat(steady, m)
+        came.clear()  # the pass has freed them
+        if kind == "I":
+            self._left_over[chunk, m] = []
+        if chunk:
+            self._here["B", chunk, m] = torch.empty(self.shape, dtype=self.dtype)
+        self._meter.live = live + steady.change
+
+    def _weights(self, action: Action, last: bool) -> None:
+        _, chunk, m = action
+        if self._left_over[chunk, m]:
+            self._run_and_record(action, lambda: super(Steady, self)._weights(action, last))
+            return
+        del self._left_over[chunk, m]
+        steady = self._steady(action)
+        live = self._meter.live
+        self._begins(action, "gradients of weights")
+        self._repeat(steady, m)
+        self._meter.live = live + steady.change
+
+    @property
+    def _meter(self) -> Tracker:
+        meter = self.comm.recorder.meter
+        assert isinstance(meter, Tracker)
+        return meter
+
+    def _of(self, action: Action) -> _Known:
+        return self._known.setdefault((action.kind, action.chunk), _Known())
+
+    def _steady(self, action: Action) -> Pass:
+        found = self._of(action).steady
+        if found is None:
+            raise Unsteady(f"{action.kind} of chunk {action.chunk}: no two micro-batches do the same")
+        return found
+
+    def _run_and_record(self, action: Action, run: Callable[[], Any]) -> Any:
+        recorder, meter = self.comm.recorder, self._meter
+        begin, live = len(recorder.events), meter.live
+        with self._before() as before:
+            out = run()
+        events = list(recorder.events[begin:])
+        at = max((i for i, e in enumerate(events) if e.kind == "compute"), default=None)
+        if at is not None:  # the last compute is still open
+            began = recorder.began
+            events[at] = replace(events[at], alloc=meter.highest - began, free=meter.highest - meter.live)
+        if not self._last(action.micro_batch):
+            self._of(action).found.append(Pass(tuple(events), before[-1], meter.live - live))
+        return out
+
+    @contextmanager
+    def _before(self) -> Iterator[list[tuple[int, int]]]:
+        """(Change, most) of live bytes until the first compute of a pass begins. They are the last pass's too, whose
+        own most is not lost."""
+        recorder, meter = self.comm.recorder, self._meter
+        live, highest, compute = meter.live, meter.highest, recorder.compute
+        found: list[tuple[int, int]] = []
+        meter.highest = live
+
+        def first(*given: Any) -> None:
+            found.append((meter.live - live, meter.highest - live))
+            meter.highest = max(meter.highest, highest)
+            recorder.compute = compute  # type: ignore[method-assign]
+            compute(*given)
+
+        recorder.compute = first  # type: ignore[method-assign]
+        try:
+            yield found
+        finally:
+            recorder.compute = compute  # type: ignore[method-assign]
+
+    def _repeat(self, steady: Pass, m: int) -> None:
+        recorder, meter = self.comm.recorder, self._meter
+        self._hold(*steady.before)
+        for e in steady.events:
+            if e.kind != "compute":
+                recorder.collective(replace(e, micro_batch=m))
+                continue
+            recorder.compute(e.op, e.phase, e.unit, m, e.dtype)
+            recorder.flops(e.flops)
+            self._hold(e.alloc - e.free, e.alloc)
+        meter.peak = max(meter.peak, meter.highest)
+
+    def _hold(self, change: int, most: int) -> None:
+        meter = self._meter
+        meter.highest = max(meter.highest, meter.live + most)
+        meter.peak = max(meter.peak, meter.highest)
+        meter.live += change
