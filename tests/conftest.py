@@ -12,7 +12,8 @@ import pytest
 # Tensors here are small: a second thread computes nothing faster, and on a busy machine both wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
-from pool import Pool, importing_as_here
+from forked import phalanx
+from pool import Pool
 
 # Time limits belong to benchmarks: this machine may be busy.
 # CI says what failed and leaves it to a person to find the smallest such case.
@@ -50,14 +51,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def measured(cache: Path) -> None:
     """This machine with two ranks is in the cache: measured by real ranks, but briefly (little.py)."""
-    from phalanx.measure.local import local_cluster
-    from phalanx.runtime import launch
-
-    started, said = launch.launch, list[str]()
-    with pytest.MonkeyPatch.context() as patch, importing_as_here():
-        patch.setattr(launch, "launch", lambda module, *rest: started("little", *rest))
-        local_cluster(2, "float32", 1, announce=said.append)
-    assert said == ["measuring this machine (2 ranks, float32, 1 thread each) ..."]
+    code, _, err = phalanx(cache, "measure", "--ranks", "2", instead={"phalanx.measure.worker": "little"})
+    assert (code, err) == (0, "measuring this machine (2 ranks, float32, 1 thread each) ...\n")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,12 @@ from __future__ import annotations
 
 from phalanx.measure import kernels, links, worker
 
-if __name__ == "__main__":
+
+def main() -> None:
     kernels._FULL = kernels._SMALL
     links._SIZES, links._ROUNDS = tuple(2**k for k in (10, 14, 18)), 2
     worker.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,6 @@
 
 A stroke is [signal, rank, text, n]: the rank sends itself the signal when it says something that begins with the text
 for the n-th time. Attempts beyond the list go unharmed. Each stroke leaves its time in the file that STRUCK names.
-`python -c LAUNCHER train ...` is phalanx with such ranks; measuring stays whole.
 """
 
 from __future__ import annotations
@@ -11,26 +10,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from phalanx.runtime.launch import RESTARTS_VARIABLE
 from phalanx.runtime.status import StatusPage
 from phalanx.train import worker
-
-LAUNCHER = """
-from functools import partial
-from phalanx.runtime import launch
-from poison import launch_struck
-launch.launch = partial(launch_struck, launch.launch)
-from phalanx.cli import main
-main()
-"""
-
-
-def launch_struck(launch: Callable[..., None], module: str, *rest: object, **more: object) -> None:
-    """What stands in for `launch`."""
-    launch("poison" if module == "phalanx.train.worker" else module, *rest, **more)
 
 
 def _strike() -> None:
@@ -60,6 +44,10 @@ def _strike() -> None:
     StatusPage.now, StatusPage.arrive = now_and_strike, arrive_and_strike  # type: ignore[method-assign]
 
 
-if __name__ == "__main__":
+def main() -> None:
     _strike()
     worker.main()
+
+
+if __name__ == "__main__":
+    main()

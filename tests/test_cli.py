@@ -1,5 +1,6 @@
-"""The command line as a newcomer meets it: real runs, mistakes and interruptions. What depends on the process, and a
-whole run from job to text, happens in one of its own (`start`); the rest is called in this one (command.py)."""
+"""The command line as a newcomer meets it: real runs, mistakes and interruptions. A whole run, and one that is
+stopped, happen in new processes (`start`), other runs in forked ones (forked.py); what starts no rank is called in
+this one (command.py)."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ from typing import Any
 
 import pytest
 from command import phalanx
+from forked import Launcher
+from forked import phalanx as forked
 
 from phalanx import session
 from phalanx.resume import resumed
+from phalanx.runtime import status
 from phalanx.spec.errors import InputError
 
 JOB = """
@@ -74,16 +78,15 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def workers(here: Path, module: str = "phalanx.train.worker") -> list[int]:
-    """Processes that are ranks of a run in this folder: somebody else on this machine may have a run too."""
-    found = subprocess.run(["pgrep", "-f", module], capture_output=True, text=True, check=False)
-    return [pid for pid in map(int, found.stdout.split()) if _folder(pid) == here.resolve()]
+def at_work(here: Path) -> list[int]:
+    """Processes in this folder: launchers and ranks of its runs."""
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cwd") if _target(path) == here.resolve()]
 
 
-def _folder(pid: int) -> Path | None:
+def _target(link: Path) -> Path | None:
     try:
-        return Path(f"/proc/{pid}/cwd").readlink()
-    except OSError:  # it has ended meanwhile
+        return link.readlink()
+    except OSError:  # it has ended meanwhile, or is somebody else's
         return None
 
 
@@ -147,7 +150,7 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
     assert (nothing.comparisons, nothing.differences) == ((), ())
 
     words = ("generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")
-    code, text, err = finished(start(here, *words))
+    code, text, err = forked(here, *words)
     assert code == 0, err
     assert text.startswith("the quick")
     assert phalanx(here, *words)[1] == text
@@ -165,13 +168,13 @@ def test_interrupted_and_resumed_is_as_if_never_stopped(here: Path) -> None:
     else:
         assert "state saved" in err
         assert len(rows(run)) < 30
-        code, _, err = phalanx(here, "train", "--resume")
+        code, _, err = forked(here, "train", "--resume")
         assert code == 0, err
     straight, stopped = rows(here / "runs" / "whole"), rows(run)
     assert [r["step"] for r in stopped] == list(range(1, 31))
     for key in ("loss", "grad_norm"):
         assert [r[key] for r in stopped] == [r[key] for r in straight]
-    assert not workers(here)
+    assert not at_work(here)
 
 
 @pytest.mark.usefixtures("whole")
@@ -202,7 +205,7 @@ def test_little_text_and_a_long_prompt_still_end_well(here: Path) -> None:
     (here / "little.txt").write_text(TEXT[:900])
     words = ("--set", "train.name=little", "--set", "train.data=little.txt", "--set", "train.steps=4")
     long = "a truth " * 80
-    code, out, err = phalanx(here, "train", "job.toml", *words, "--set", f"train.prompt={long}", "--json")
+    code, out, err = forked(here, "train", "job.toml", *words, "--set", f"train.prompt={long}", "--json")
     assert code == 0, err
     result = json.loads(out)
     assert (result["eval_loss"], result["last_step"], result["sample"]) == (None, 4, "")
@@ -213,7 +216,7 @@ def test_a_run_of_one_step_has_no_timeline_and_goes_on_with_its_buckets(here: Pa
     """Its only step is the instrumented one, which is slow and says nothing. Buckets stay whatever another
     measurement of this machine would say."""
     words = ("--set", "train.name=short", "--set", "train.steps=1", "--set", "train.warmup=0")
-    code, out, err = phalanx(here, "train", "job.toml", *words)
+    code, out, err = forked(here, "train", "job.toml", *words)
     assert code == 0, err
     assert "buckets of " in out
     assert "a step of" not in out
@@ -224,7 +227,7 @@ def test_a_run_of_one_step_has_no_timeline_and_goes_on_with_its_buckets(here: Pa
     old["strategy"]["bucket"] = 0.0078125
     old["choices"]["bucket"] = {"bytes": 8192, "reason": "of another day"}
     (run / "plan.json").write_text(json.dumps(old))
-    code, out, err = phalanx(here, "train", "job.toml", *words, "--resume", "--set", "train.steps=3")
+    code, out, err = forked(here, "train", "job.toml", *words, "--resume", "--set", "train.steps=3")
     assert code == 0, err
     line = next(line for line in out.splitlines() if line.startswith("a step of"))
     assert line.endswith("; timeline in runs/short/trace.json")
@@ -236,28 +239,30 @@ def test_a_run_of_one_step_has_no_timeline_and_goes_on_with_its_buckets(here: Pa
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(here: Path) -> None:
-    process = start(here, "train", "job.toml", "--set", "train.name=mine", "--set", "train.steps=100000")
+    process = Launcher(here, "train", "job.toml", "--set", "train.name=mine", "--set", "train.steps=100000")
     wait_for_step(here / "runs" / "mine", 2)
     code, _, err = phalanx(here, "train", "job.toml", "--set", "train.name=mine")
-    process.send_signal(signal.SIGTERM)
-    _, other = process.communicate(timeout=60)
+    process.signal(signal.SIGTERM)
     assert (code, "another process" in err) == (2, True), err
-    assert process.returncode == 130, other
+    code, _, other = process.finish()
+    assert code == 130, other
     assert "state saved" in other
 
 
-def test_ctrl_c_during_parity_is_an_interruption(here: Path) -> None:
-    process = start(here, "parity", "job.toml", "--steps", "100000")
+def test_ctrl_c_during_parity_is_an_interruption(here: Path, tmp_path: Path) -> None:
+    words = ("parity", "job.toml", "--steps", "100000")
+    process = Launcher(here, *words, environment={"TMPDIR": str(tmp_path)})
     for _ in range(300):
-        if workers(here, "phalanx.verify.worker"):
+        pages = [page for attempt in tmp_path.glob("*/attempt-0") for page in status.read(attempt).values()]
+        if len(pages) == 2 and all("micro-batch" in page.doing for page in pages):
             break
         time.sleep(0.1)
-    time.sleep(3)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert len(at_work(here)) == 3
+    process.signal(signal.SIGINT)
+    code, _, err = process.finish()
+    assert code == 130, err
     assert "Traceback" not in err
-    assert not workers(here, "phalanx.verify.worker")
+    assert not at_work(here)
 
 
 def test_another_layout_reads_the_checkpoint(here: Path) -> None:
@@ -266,9 +271,9 @@ def test_another_layout_reads_the_checkpoint(here: Path) -> None:
     (here / "lines.jsonl").write_text("\n".join(lines))
     words = ("train", "job.toml", "--set", "train.name=moved", "--set", "train.data=lines.jsonl")
     words += ("--set", "job.documents=separate")
-    assert phalanx(here, *words)[0] == 0
+    assert forked(here, *words)[0] == 0
     longer = ("--resume", "--set", "train.steps=36", "--strategy", "dp=1,micro_batch=4")
-    code, _, err = phalanx(here, *words, *longer)
+    code, _, err = forked(here, *words, *longer)
     assert code == 0, err
     metrics = rows(here / "runs" / "moved")
     assert [r["step"] for r in metrics] == list(range(1, 37))
@@ -299,7 +304,7 @@ def test_torchrun_starts_the_same_file(here: Path) -> None:
 
 
 def test_parity_from_the_command_line(here: Path) -> None:
-    code, out, err = phalanx(here, "parity", "job.toml", "--strategy", "dp=2,micro_batch=4", "--steps", "3", "--json")
+    code, out, err = forked(here, "parity", "job.toml", "--strategy", "dp=2,micro_batch=4", "--steps", "3", "--json")
     assert code == 0, err
     result = json.loads(out)
     assert result["passed"] is True
@@ -310,7 +315,7 @@ def test_parity_from_the_command_line(here: Path) -> None:
 
 
 def test_parity_of_a_compressed_strategy_says_that_nothing_is_lost(here: Path) -> None:
-    code, out, err = phalanx(
+    code, out, err = forked(
         here, "parity", "job.toml", "--strategy", "dp=2,micro_batch=4,compression=int4", "--steps", "2"
     )
     assert code == 0, err
@@ -320,26 +325,41 @@ def test_parity_of_a_compressed_strategy_says_that_nothing_is_lost(here: Path) -
 
 def test_planning_for_a_preset_needs_no_torch(here: Path) -> None:
     """torch is hidden; the plan is arithmetic all the same."""
-    code = "import sys; sys.modules['torch'] = None; sys.modules['tokenizers'] = None\n"
-    code += "from phalanx.cli import main; sys.argv[1:] = ['plan', 'gpu.toml', '--json']; main()"
-    job = '[model]\npreset = "llama3-8b"\n[cluster]\npreset = "dgx-h100"\n'
-    (here / "gpu.toml").write_text(
-        job + '[job]\nglobal_batch = 64\nseq = 4096\nprecision = { compute = "bfloat16" }\n'
-    )
+    code = """
+import json, sys
+sys.modules["torch"] = sys.modules["tokenizers"] = None
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from phalanx.cli import main
+for name in ("8b", "70b", "xl"):
+    sys.argv[1:] = ["plan", name + ".toml", "--json"]
+    out, err, code = StringIO(), StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+    for name, model, job in (
+        ("8b", "llama3-8b", 'seq = 4096\nprecision = { compute = "bfloat16" }'),
+        ("70b", "llama3-70b", "seq = 4096"),
+        ("xl", "gpt2-xl", "seq = 1024"),
+    ):
+        text = f'[model]\npreset = "{model}"\n[cluster]\npreset = "dgx-h100"\n[job]\nglobal_batch = 64\n{job}\n'
+        (here / f"{name}.toml").write_text(text)
     done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    (fits, small, err), (fails, _, why), (fits_too, tiny, err_too) = map(json.loads, done.stdout.splitlines())
+    assert fits == 0, err
+    result = json.loads(small)
     # zero=0 keeps 18 bytes for each of 8 G parameters on every GPU; sharded over 8 of them the model fits.
     assert "zero=" in result["best"]["strategy"]
     assert all("GiB" in c["rejected"] for c in result["alternatives"] if "zero" not in c["strategy"])
-    (here / "gpu.toml").write_text(job.replace("llama3-8b", "llama3-70b") + "[job]\nglobal_batch = 64\nseq = 4096\n")
-    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert "nothing fits" in done.stderr
-    (here / "gpu.toml").write_text(job.replace("llama3-8b", "gpt2-xl") + "[job]\nglobal_batch = 64\nseq = 1024\n")
-    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    assert fails == 2, why
+    assert "nothing fits" in why
+    assert fits_too == 0, err_too
+    result = json.loads(tiny)
     assert result["best"]["strategy"].startswith("dp=8")
     assert len(result["alternatives"]) > 10
 
@@ -353,7 +373,7 @@ WRONG = [
     (("train", "job.toml", "--set", "strategy.dp=4"), "cluster.ranks is 2"),
     (("train", "job.toml", "--set", "strategy.micro_batch=3"), "use one of 1, 2, 4"),
     (("train", "job.toml", "--set", "strategy.micro_bach=2"), "did you mean micro_batch?"),
-    (("train", "job.toml", "--set", "strategy.pp=2"), "not yet runnable"),
+    (("train", "job.toml", "--set", "strategy.ep=2"), "not yet runnable"),
     (("train", "job.toml", "--strategy", "dp=2;zero=1"), "strategy"),
     (("train", "job.toml", "--set", "nonsense"), "--set"),
     (("train", "job.toml", "--set", "modle.hidden=3"), "no such table"),

@@ -29,6 +29,8 @@ from phalanx.verify.parity import BOUNDS
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
 MODEL = build(ModelSpec, complete(SIZES), "model")
+STEPS = 600
+"""So many show what error feedback is for: its want costs powersgd 4 % after 300 of them, 6 % after 500."""
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,7 @@ def text() -> bytes:
 
 @pytest.fixture(scope="module")
 def uncompressed(pool: Pool, text: bytes) -> float:
-    return float(pool.run(2, learning.learn, "none", 1000, 1.0, text)[0])
+    return float(pool.run(2, learning.learn, "none", STEPS, 1.0, text)[0])
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,7 @@ def uncompressed(pool: Pool, text: bytes) -> float:
 def test_a_compressed_run_learns_as_well(
     pool: Pool, text: bytes, uncompressed: float, compression: str, low: float, high: float
 ) -> None:
-    loss = pool.run(2, learning.learn, compression, 1000, 1.0, text)[0]
+    loss = pool.run(2, learning.learn, compression, STEPS, 1.0, text)[0]
     assert low <= loss / uncompressed - 1 <= high
 
 

@@ -4,28 +4,22 @@ it does (tests/poison.py), so every case is the same each time."""
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ranks
-from command import phalanx
+from forked import Launcher
 from hypothesis import given
 from hypothesis import strategies as st
-from poison import LAUNCHER, launch_struck
 from pool import Pool
-from test_cli import JOB, TEXT, rows, wait_for_step, workers
+from test_cli import JOB, TEXT, at_work, rows, start, wait_for_step
 
 from phalanx.resume import on_ranks
-from phalanx.runtime import launch, status, watchdog
+from phalanx.runtime import status, watchdog
 from phalanx.runtime.checkpoint import steps
 from phalanx.runtime.status import StatusPage
 from phalanx.spec.errors import InputError
@@ -45,20 +39,14 @@ def here(tmp_path_factory: pytest.TempPathFactory, measured: None) -> Path:
     return folder
 
 
-def environment(here: Path, strokes: tuple[Stroke, ...]) -> dict[str, str]:
-    return {
+def begin(here: Path, *words: str, strokes: tuple[Stroke, ...] = (), **how: Any) -> Launcher:
+    """`phalanx words`, whose ranks are struck."""
+    environment = {
         "POISON": json.dumps(strokes),
         "STRUCK": str(here / "struck"),
         "TMPDIR": str(here / "tmp"),  # all that is put aside for the run, status pages too
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
-
-
-def start(here: Path, *words: str, before: str = "") -> subprocess.Popen[str]:
-    """`phalanx words` with ranks that nothing strikes, in a process, after the shell commands `before`."""
-    command = ["bash", "-c", f'{before}\nexec "$@"', "bash", sys.executable, "-c", LAUNCHER, *words]
-    env, pipe = os.environ | environment(here, ()), subprocess.PIPE
-    return subprocess.Popen(command, cwd=here, env=env, stdout=pipe, stderr=pipe, text=True)
+    return Launcher(here, *words, environment=environment, instead={"phalanx.train.worker": "poison"}, **how)
 
 
 def words(name: str, *more: str) -> list[str]:
@@ -71,14 +59,9 @@ def words(name: str, *more: str) -> list[str]:
     ]
 
 
-def train(here: Path, name: str, strokes: tuple[Stroke, ...], *more: str) -> tuple[int, str]:
+def train(here: Path, name: str, strokes: tuple[Stroke, ...], *more: str, **how: Any) -> tuple[int, str]:
     """Exit code, and what it said on stderr, of a short run. It has ended within 30 s of the last stroke."""
-    with pytest.MonkeyPatch.context() as patch:
-        for variable, value in environment(here, strokes).items():
-            patch.setenv(variable, value)
-        patch.setattr(tempfile, "tempdir", None)  # which remembers another
-        patch.setattr(launch, "launch", partial(launch_struck, launch.launch))
-        code, _, err = phalanx(here, *words(name, *more))
+    code, _, err = begin(here, *words(name, *more), strokes=strokes, **how).finish()
     if strokes and code:
         assert time.monotonic() - float((here / "struck").read_text()) < 30
     assert nothing_is_left(here)
@@ -88,7 +71,7 @@ def train(here: Path, name: str, strokes: tuple[Stroke, ...], *more: str) -> tup
 def nothing_is_left(here: Path) -> bool:
     """No process of a run, hence no port and no shared memory, which has no name; and no file but torch's cache."""
     files = [path for path in (here / "tmp").iterdir() if not path.name.startswith("torchinductor")]
-    return not workers(here, "poison") and not files
+    return not at_work(here) and not files
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +107,21 @@ def test_a_run_survives_what_kills_its_ranks(here: Path, straight: list[dict[str
     # The step whose checkpoint was being written is lost, the one before it is not.
     assert froms[2] == "goes on from step 2"
     assert froms[2:] == sorted(froms[2:])
+    first = err.rsplit(froms[-1] + "\n", 1)[1].split()[:2]  # that the last attempt tells of
+    assert first == ["step", f"{int(froms[-1].split()[-1]) + 1}/8"]
     struck = rows(here / "runs" / "struck")
     assert [row["step"] for row in struck] == list(range(1, 9))
     for key in ("loss", "grad_norm"):
         assert [row[key] for row in struck] == [row[key] for row in straight]
+
+
+def test_nobody_waits_for_a_rank_that_has_not_begun(here: Path) -> None:
+    """It would wait for the meeting, and then take the time that others are given to save what they have."""
+    code, err = train(
+        here, "early", (("SIGKILL", 0, "start-up", 1),), "--set", "train.timeout_s=1000", grace_s=1000.0
+    )
+    assert code == 1, err
+    assert err.strip().splitlines()[-1].startswith("error: rank 0 failed during start-up: ended with SIGKILL"), err
 
 
 @pytest.mark.parametrize("transport", ["native", "p2p", "shm"])
@@ -143,9 +137,8 @@ def test_a_rank_that_dies_in_a_collective_is_named(here: Path, transport: str) -
 @pytest.mark.usefixtures("straight")
 def test_a_full_disk_costs_no_checkpoint(here: Path) -> None:
     more = words("straight", "--resume", "--set", "train.steps=12")
-    process = start(here, *more, before="ulimit -f 100")  # KiB; the checkpoint has more
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 1, err
+    code, _, err = begin(here, *more, largest=100 * 2**10).finish()  # the checkpoint has more
+    assert code == 1, err
     last = err.strip().splitlines()[-1]
     assert last.startswith("error: rank "), err
     assert "CheckpointError: the checkpoint of step 10 cannot be written: File too large" in last, err
@@ -156,21 +149,22 @@ def test_a_full_disk_costs_no_checkpoint(here: Path) -> None:
 
 def test_wrong_input_is_not_tried_again(here: Path) -> None:
     """What only a rank finds: the text changed between planning and reading."""
-    process = start(here, "train", "job.toml", "--set", "train.name=wrong", "--max-restarts", "3")
+    process = begin(here, "train", "job.toml", "--set", "train.name=wrong", "--max-restarts", "3")
     run = here / "runs" / "wrong"
     while not (run / "plan.json").exists():
-        assert process.poll() is None
+        assert process.running()
         time.sleep(0.01)
     (here / "text.txt").write_text(TEXT + "more")
-    _, err = process.communicate(timeout=100)
+    code, _, err = process.finish()
     (here / "text.txt").write_text(TEXT)
-    assert process.returncode == 2
+    assert code == 2
     assert "is not what this run was planned with" in err
     assert "restart" not in err
 
 
 def test_ranks_end_without_their_launcher(here: Path) -> None:
-    process = start(here, "train", "job.toml", "--set", "train.name=orphans", "--set", "train.steps=100000")
+    words = ("train", "job.toml", "--set", "train.name=orphans", "--set", "train.steps=100000")
+    process = start(here, *words, TMPDIR=str(here / "tmp"))
     run = here / "runs" / "orphans"
     wait_for_step(run, 2)
     process.send_signal(signal.SIGKILL)

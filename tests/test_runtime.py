@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,30 @@ def test_torchrun_and_slurm_say_who_we_are(monkeypatch: pytest.MonkeyPatch) -> N
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert world.external() == world.World(3, 4, 1, 2)
+
+
+STEPS = """
+import sys
+import torch
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.world import ALONE
+from phalanx.spec.families import complete
+from phalanx.spec.job import Job, Optimizer
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+from phalanx.train import worker
+from phalanx.train.step import Training
+
+sizes = {"vocab": 9, "hidden": 8, "layers": 1, "heads": 2, "ffn": 8, "max_seq": 8}
+for family, optimizer in (("llama", "adamw"), ("gpt2", "sgd")):
+    spec = ModelSpec(**complete({"family": family, **sizes}))
+    training = Training(spec, Job(1, 4, optimizer=Optimizer(optimizer)), Strategy(), Comm(ALONE, mesh(Strategy())), 0)
+    training.step([torch.zeros(1, 5, dtype=torch.int64)], 1e-2)
+print([m for m in ("torch._dynamo", "torch.distributed.checkpoint") if m in sys.modules])
+"""
+
+
+def test_a_rank_steps_without_what_takes_seconds_to_import() -> None:
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import ranks
 import torch
-from command import phalanx
+from forked import phalanx
 from hypothesis import given
 from hypothesis import strategies as st
 from pool import Pool
 
-from phalanx.runtime import launch
 from phalanx.runtime.sync import checksum
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
@@ -97,35 +96,15 @@ def test_a_checksum_does_not_depend_on_how_it_is_sliced(monkeypatch: pytest.Monk
     assert int(checksum(tensor)) == whole
 
 
-SPOILS = """
-import torch
-from phalanx.train import step, worker
-
-update = step.Training._update
-
-def and_spoil(self, lr):
-    update(self, lr)
-    self.done = getattr(self, "done", 0) + 1
-    if self.done == 3 and self.comm.world.rank == 1:
-        with torch.no_grad():
-            self.weights["head.norm.weight"].view(-1)[5] = float("nan")
-
-step.Training._update = and_spoil
-worker.main()
-"""
-
-
 @pytest.mark.usefixtures("measured")
-def test_a_run_ends_where_its_replicas_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_where_its_replicas_part(tmp_path: Path) -> None:
     from test_cli import JOB as TOML
     from test_cli import TEXT
 
     (tmp_path / "job.toml").write_text(TOML.replace("save_every = 10", "save_every = 2"))
     (tmp_path / "text.txt").write_text(TEXT)
-    (tmp_path / "spoils.py").write_text(SPOILS)
-    started = launch.launch
-    monkeypatch.setattr(launch, "launch", lambda _, *rest: started("spoils", *rest))
-    code, _, err = phalanx(tmp_path, "train", "job.toml", "--set", "train.check_sync=3")
+    words = ("train", "job.toml", "--set", "train.check_sync=3")
+    code, _, err = phalanx(tmp_path, *words, instead={"phalanx.train.worker": "spoils"})
     assert code == 1, err
     last = err.strip().splitlines()[-1]
     assert last.startswith("error: rank ")

@@ -46,6 +46,7 @@ SIZES = {
 }
 MODEL = build(ModelSpec, complete(SIZES), "model")
 JOB = Job(global_batch=128, seq=32)
+FEW = Job(global_batch=8, seq=32)
 
 
 def prove(model: ModelSpec, job: Job, strategy: Strategy) -> None:
@@ -236,7 +237,7 @@ def test_a_look_at_what_a_tensor_holds_fails_the_run_and_says_where() -> None:
 
 def test_nothing_is_left_behind() -> None:
     hook, frozen, reads = sys.excepthook, gc.get_freeze_count(), seam.read
-    verify(MODEL, JOB, Strategy(dp=2))
+    verify(MODEL, FEW, Strategy(dp=2))
     assert not dist.is_initialized()
     assert sys.excepthook is hook
     assert gc.get_freeze_count() == frozen
@@ -246,8 +247,8 @@ def test_nothing_is_left_behind() -> None:
 def test_memory_of_a_step_is_compared_over_time() -> None:
     """Less than the slack passes, more does not, at whatever instant."""
     strategy = Strategy(dp=2, zero=3)
-    recorded = imagine(MODEL, JOB, strategy, 0)
-    program = expand(MODEL, JOB, strategy, 0)
+    recorded = imagine(MODEL, FEW, strategy, 0)
+    program = expand(MODEL, FEW, strategy, 0)
     held = recorded.held
     assert not list(memory_differences(program, recorded.events, held))
     for i, event in enumerate(recorded.events):
@@ -300,7 +301,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
         ([str(plan)], "is not a plan.json"),
         ([str(plan), "--strategy", "dp=2"], "a plan is verified as it is"),
         ([str(job), "--strategy", "dp=60"], "does not divide job.global_batch"),
-        ([str(job), "--strategy", "dp=64,pp=2"], "not yet runnable"),
+        ([str(job), "--strategy", "dp=64,ep=2"], "not yet runnable"),
         ([str(job), "--strategy", "dp=64", "--cluster", "dgx-h10"], "did you mean dgx-h100"),
     ):
         code, _, err = phalanx(tmp_path, "verify", *arguments)
@@ -331,7 +332,7 @@ def test_the_command_shows_the_first_difference(tmp_path: Path, monkeypatch: pyt
 
 def test_precision_of_the_state_is_that_of_the_job() -> None:
     for compute in ("float32", "bfloat16"):
-        prove(MODEL, replace(JOB, precision=Precision(compute)), Strategy(dp=8, zero=2))  # type: ignore[arg-type]
+        prove(MODEL, replace(FEW, precision=Precision(compute)), Strategy(dp=4, zero=2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

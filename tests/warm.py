@@ -1,13 +1,21 @@
-"""What pool ranks import: done once, in the process that they are forked from."""
+"""What pool ranks and forked runs (forked.py) import: done once, in the process that they are forked from."""
 
 import gc
 
 import awkward
 import faults
+import forked
 import learning
+import poison
 import ranks
 import torch._dynamo  # torch's optimizers ask for it, when they are made
 
-__all__ = ["awkward", "faults", "learning", "ranks", "torch"]
+import phalanx.cli
+import phalanx.runtime.agent
+import phalanx.runtime.container
+import phalanx.session
+import phalanx.verify.worker
+
+__all__ = ["awkward", "faults", "forked", "learning", "phalanx", "poison", "ranks", "torch"]
 
 gc.freeze()  # what is imported stays: no collection in a rank need look at it, nor whoever counts live tensors there

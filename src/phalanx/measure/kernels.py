@@ -24,6 +24,7 @@ from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.data_parallel import DataParallel, put
+from phalanx.runtime.optimizers import AdamW
 from phalanx.schedule.buckets import gradient_buckets
 from phalanx.spec.cluster import CollectiveFit, Rates
 from phalanx.spec.families import complete
@@ -188,7 +189,7 @@ def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[],
     flat = torch.zeros(sum(m.numel() for m in masters), dtype=wide, device=device)
     for master, part in zip(masters, flat.split([m.numel() for m in masters]), strict=True):
         master.grad = part.view(master.shape)
-    optimizer = torch.optim.AdamW(masters, fused=True)
+    optimizer = AdamW(masters, fused=True)
     times = []
     for _ in range(6):
         barrier()

@@ -127,9 +127,9 @@ class Embed(nn.Module):
     def __init__(self, spec: ModelSpec, tp: TensorParallel | None = None) -> None:
         super().__init__()
         self.tp = tp
-        self.token = nn.Embedding(spec.vocab, spec.hidden)
+        self.token = _table(spec.vocab, spec.hidden)
         if spec.position == "learned" and "embed" in units(spec):
-            self.position = nn.Embedding(spec.max_seq, spec.hidden)
+            self.position = _table(spec.max_seq, spec.hidden)
 
     def forward(self, tokens: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
         if self.tp is None:
@@ -146,6 +146,11 @@ class Embed(nn.Module):
             here = self.position.weight[start : start + tokens.shape[1]] if positions is None else None
             x = x + (self.position(positions) if here is None else here)
         return x
+
+
+def _table(rows: int, width: int) -> nn.Embedding:
+    """Not yet filled: a draw by torch on the meta device would only import its compiler, nearly two seconds."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 def _places(rows: Rows, tokens: Tensor, positions: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,11 +16,13 @@ from phalanx.nn.hugging_face import files
 from phalanx.nn.hugging_face.container import FIELD
 from phalanx.nn.weights import Weights
 from phalanx.runtime import checkpoint
-from phalanx.runtime.container import Reader
 from phalanx.spec import plan
 from phalanx.spec.errors import InputError
 from phalanx.spec.jobfile import make_model
 from phalanx.spec.model import MODEL_FIELDS, ModelSpec, parameters
+
+if TYPE_CHECKING:
+    from phalanx.runtime.container import Reader
 
 RUN = "RUN"
 
@@ -64,6 +67,8 @@ def open_weights(path: Path, spec: ModelSpec, step: int | None = None) -> Weight
 def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWeights:
     """The parameters in a run's checkpoint of a step. None: of the newest that is not damaged, for which it is read
     as a whole. Raises InputError, CheckpointError."""
+    from phalanx.runtime.container import Reader
+
     saved = run / "checkpoint"
     done = checkpoint.steps(saved)
     if not done:

@@ -2,8 +2,8 @@
 
 It looks every 50 ms whether a rank has failed, and more rarely whether one keeps the others waiting
 (runtime/watchdog.py). Then one sentence names it, and all end: asked by SIGTERM, killed after a few seconds; a rank
-that did not arrive, or whose process is stopped, is killed at once. torch's agent starts them again while restarts
-are left; every attempt has status pages of its own. Wrong input mends itself in no restart.
+that did not arrive, has not begun, or whose process is stopped, is killed at once. torch's agent starts them again
+while restarts are left; every attempt has status pages of its own. Wrong input mends itself in no restart.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class Agent(LocalElasticAgent):
         for rank, pid in self._pids.items():
             if rank not in before:
                 hopeless = rank in late or watchdog.is_stopped(pid)
-                sent[rank] = signal.SIGKILL if hopeless else signal.SIGTERM
+                idle = rank not in pages or pages[rank].doing in (status.START_UP, status.MEETING)
+                sent[rank] = signal.SIGKILL if hopeless or idle else signal.SIGTERM
                 _signal_all(pid, sent[rank])
         if not self._all_end(_GRACE_S):
             for rank in self._pids.keys() - _codes(self._pids).keys():

@@ -196,8 +196,8 @@ def run_rank(world: World, timeout_s: float, work: Callable[[], object], orderly
     code = 0
     try:
         page = status.page(world.rank)
-        page.now("start-up")
-        page.arrive("the meeting of all ranks", "world", range(world.size))
+        page.now(status.START_UP)
+        page.arrive(status.MEETING, "world", range(world.size))
         worlds.join(world, timeout_s)
         work()
         worlds.leave()

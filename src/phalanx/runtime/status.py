@@ -28,6 +28,8 @@ _SLOT_BYTES = 256
 _ABOUT = (1 + _GROUPS) * _WORD.size + _SLOTS * _SLOT_BYTES
 _SIZE = 32768
 FOLDER_VARIABLE = "PHALANX_STATUS"
+START_UP, MEETING = "start-up", "the meeting of all ranks"
+"""What a rank says that has nothing to save yet."""
 
 
 class StatusPage:

@@ -34,6 +34,7 @@ from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.copies import Copies
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.inner import Inner
+from phalanx.runtime.optimizers import SGD, AdamW
 from phalanx.runtime.part import Part
 from phalanx.runtime.pipeline_parallel import Pipeline
 from phalanx.runtime.record import Now
@@ -313,9 +314,9 @@ def make_optimizer(given: Optimizer, masters: dict[str, Tensor], decayed: Collec
     groups = [g for g in groups if g["params"]] or groups[:1]  # of many ranks one may have padding alone
     optimizer: torch.optim.Optimizer
     if given.name == "sgd":
-        optimizer = torch.optim.SGD(groups, lr=0.0, momentum=given.betas[0], fused=True)
+        optimizer = SGD(groups, lr=0.0, momentum=given.betas[0], fused=True)
     else:
-        optimizer = torch.optim.AdamW(groups, lr=0.0, betas=given.betas, eps=given.eps, fused=True)
+        optimizer = AdamW(groups, lr=0.0, betas=given.betas, eps=given.eps, fused=True)
     for master in masters.values():
         state = optimizer.state[master]
         if given.name == "adamw":

@@ -1,0 +1,26 @@
+"""A training rank whose weights part from its replica's: `python -m spoils ARGUMENT`, on rank 1 after step 3."""
+
+from __future__ import annotations
+
+import torch
+
+from phalanx.train import step, worker
+
+update = step.Training._update
+
+
+def and_spoil(self: step.Training, lr: float) -> None:
+    update(self, lr)
+    self.done = getattr(self, "done", 0) + 1  # type: ignore[attr-defined]
+    if self.done == 3 and self.comm.world.rank == 1:  # type: ignore[attr-defined]
+        with torch.no_grad():
+            self.weights["head.norm.weight"].view(-1)[5] = float("nan")
+
+
+def main() -> None:
+    step.Training._update = and_spoil  # type: ignore[method-assign]
+    worker.main()
+
+
+if __name__ == "__main__":
+    main()
