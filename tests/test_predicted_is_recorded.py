@@ -36,11 +36,14 @@ def test_several_ranks(pool: Pool, world: int) -> None:
     @settings(max_examples=6)
     @given(cases(world, small=False, compressed=True), TRANSPORTS)
     def equal(case, transport) -> None:  # type: ignore[no-untyped-def]
-        verified = imagine(*case, rank=0)
-        for found in pool.run(world, ranks.instrumented_step, *case, transport):
+        every = pool.run(world, ranks.instrumented_step, *case, transport)
+        for found in every:
             assert found["differences"] == []
             assert found["events"] > 0
             assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.02), case
+        alike = every if case[2].pp == 1 else every[:1]  # pipeline ranks hold unlike parts
+        verified = imagine(*case, rank=0)
+        for found in alike:
             assert verified.held.peak == pytest.approx(found["measured_peak"], rel=0.02), case
 
     equal()

@@ -106,10 +106,8 @@ def pipeline_show(
         # Of runs times are seconds: each run has its own scale.
         groups = [[("", p) for p in found]]
         for name, pair in zip(runs, measured, strict=True):
-            words = (
-                f"{name}, {how} in {p.makespan:.3g} s" for how, p in zip(("measured", "predicted"), pair, strict=True)
-            )
-            groups.append(list(zip(words, pair, strict=True)))
+            both = zip(("measured", "predicted"), pair, strict=True)
+            groups.append([(f"{name}, {how} in {p.makespan:.3g} s", p) for how, p in both])
         for group in groups:
             longest = max((p.makespan for _, p in group), default=0.0)
             for of, priced in group:

@@ -36,7 +36,10 @@ def of_run(folder: Path) -> tuple[Priced, Priced]:
     predicted = pipelined(plan.model, plan.cluster, plan.job, s).priced
     schedule = without(stages.schedule(s, s.accumulation(plan.job)))
     try:
-        times = [[spans[rank][tuple(a)] for a in own] for rank, own in zip(ranks, schedule.actions, strict=True)]
+        times = [
+            [spans[rank][a.kind, a.chunk, a.micro_batch] for a in own]
+            for rank, own in zip(ranks, schedule.actions, strict=True)
+        ]
     except KeyError as error:
         raise InputError("run", str(folder), f"its trace lacks {error.args[0]}", "train it again") from None
     begin = min(own[0][0] for own in times)
