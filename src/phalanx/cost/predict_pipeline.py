@@ -44,8 +44,8 @@ class Pipelined:
 
 
 def programs(spec: ModelSpec, job: Job, s: Strategy) -> tuple[StepProgram, ...]:
-    """The step of the first rank at each place of the pipeline."""
-    return tuple(expand(spec, job, s, rank) for rank in mesh(s).group_of(0, "pp"))
+    """The step at each place of the pipeline, of a rank than which none there holds more."""
+    return tuple(expand(spec, job, s, place=place) for place in range(s.pp))
 
 
 def pipelined(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> Pipelined:

@@ -90,10 +90,10 @@ def flops_per_unit(events: Iterable[Event]) -> dict[tuple[str, str], int]:
     return dict(found)
 
 
-def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = None) -> StepProgram:
+def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = None, place: int = 0) -> StepProgram:
     """Order the terms of a strategy into a step. `rank`: of a certain one, whose shard may hold padding; without one
-    no rank at the beginning of the pipeline holds more, and peers are the first rank's."""
-    return _Expansion(spec, job, strategy, rank).program()
+    no rank at a `place` of the pipeline holds more, and peers are those of the first rank there."""
+    return _Expansion(spec, job, strategy, rank, place).program()
 
 
 _BACKWARD = {"B": "backward", "I": "input_grad", "W": "weight_grad"}
@@ -102,10 +102,12 @@ _BACKWARD = {"B": "backward", "I": "input_grad", "W": "weight_grad"}
 class _Expansion:
     """The step of a rank, action by action of its part of the pipeline."""
 
-    def __init__(self, spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None) -> None:
-        self.job, self.strategy, self.rank = job, strategy, rank
+    def __init__(self, spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None, place: int) -> None:
+        self.job, self.strategy = job, strategy
         self.grid = mesh(strategy)
-        self.place = 0 if rank is None else self.grid.place(rank)["pp"]
+        self.place = place if rank is None else self.grid.place(rank)["pp"]
+        self.rank = self.grid.group_of(0, "pp")[place] if rank is None else rank
+        self.shard = None if rank is None else self.grid.shard(rank)
         self.whole, self.spec = spec, stages.stage(spec, strategy, self.place)
         ring_index = None if rank is None else int(self.grid.along("ring")[rank])
         found = terms(spec, job, strategy, ring_index, self.place)
@@ -156,7 +158,7 @@ class _Expansion:
         if strategy.world > 1:
             event = self.terms["all_reduce", "metrics"].event
             steps.add([replace(event, group_size=strategy.world, bytes=metrics(strategy) * 8)])
-        shard = None if self.rank is None else self.grid.shard(self.rank)
+        shard = self.shard
         steps.compute(_update(self.terms["optimizer", ""], self.spec, job, strategy, shard))
         if strategy.stage in (1, 2):
             gathers = self.terms["all_gather", "parameters"]
@@ -201,7 +203,7 @@ class _Expansion:
         else:
             self.leaving.add((way, chunk))
         onward = (1 if way == "F" else -1) * (1 if op == "SEND" else -1)
-        peer = self.grid.group_of(self.rank or 0, "pp")[self.schedule.rank_of[chunk + onward]]
+        peer = self.grid.group_of(self.rank, "pp")[self.schedule.rank_of[chunk + onward]]
         event = Event("p2p", op.lower(), way, f"chunk.{chunk}", "pp", self.strategy.pp, peer)  # type: ignore[arg-type]
         dtype = self.job.precision.compute
         self.steps.add([replace(event, dtype=dtype, chunk=chunk, micro_batch=m, bytes=self.stream)])
@@ -212,7 +214,7 @@ class _Expansion:
         return memory.documents(self.spec, self.job, self.tokens, self.part, blocks)
 
     def _inside(self, unit: str, phase: Phase, m: int) -> Iterable[Event]:
-        return _inside(self.whole, self.job, self.strategy, self.rank or 0, unit, phase, m)
+        return _inside(self.whole, self.job, self.strategy, self.rank, unit, phase, m)
 
     def _needed(self, unit: str, phase: Phase) -> list[str]:
         """Stage 3: what has to be whole, or on its way, when a pass of a unit begins."""

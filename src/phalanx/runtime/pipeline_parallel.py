@@ -119,7 +119,12 @@ class Pipeline:
     def step(self, micro_batches: Sequence[Tensor], seed: float) -> Tensor:
         """The passes of a step, from the gradient `seed` of each loss. The sum of the losses, (), fp64: 0 on a rank
         that has none."""
-        self._clear()
+        try:
+            return self._step(micro_batches, seed)
+        finally:
+            self._clear()  # graphs of passes that had no backward pass would never be collected
+
+    def _step(self, micro_batches: Sequence[Tensor], seed: float) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
         self.engine.begin()
         for at, action in enumerate(self.actions):
@@ -188,9 +193,11 @@ class Pipeline:
             assert self._put_off is not None
             self.engine.inputs(m)
             self._put_off.active = True
-            opened.end.backward(torch.full_like(opened.end, seed))
-            self._put_off.active = False
-            self.engine.inputs_over()
+            try:
+                opened.end.backward(torch.full_like(opened.end, seed))
+            finally:
+                self._put_off.active = False
+                self.engine.inputs_over()
             self._left_over[chunk, m] = self._put_off.take()
         if chunk:
             self._here["B", chunk, m] = opened.going.pop()
