@@ -207,7 +207,9 @@ class Training:
             why = f"gradients overflow float16 at the loss scale {scale.scale:.0f}; it is {now:.0f} now"
         else:
             again = partial(self._passes, micro_batches, seed)
-            why = origin(self.engine, self.model.units(), lambda: self.pipeline.now.micro_batch, again)
+            why = origin(
+                self.engine, self.model.units(), units(self.spec), lambda: self.pipeline.now.micro_batch, again
+            )
             self._in_a_row += 1
             if scale and loss_is_finite:
                 raise FloatingPointError(f"at the loss scale {scale.scale:.0f}, the smallest: {why}")
