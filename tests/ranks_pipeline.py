@@ -42,10 +42,15 @@ def run_by_torch(world: World, files: Sequence[tuple[Path, Any, tuple[int, ...],
     error of a gradient against one process."""
     errors = []
     for file, form, rank_of, micro_batches in files:
-        x, target = torch.randn(2, micro_batches, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+        x, target = torch.randn(
+            2, micro_batches, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+        )
         truth, ours = _layers(len(rank_of)), _layers(len(rank_of))
         _loss(nn.Sequential(*truth)(x), target).backward()
-        shape, group = torch.zeros(1, WIDTH, dtype=torch.float64, requires_grad=True), worlds.group(tuple(range(world.size)))
+        shape, group = (
+            torch.zeros(1, WIDTH, dtype=torch.float64, requires_grad=True),
+            worlds.group(tuple(range(world.size))),
+        )
         stages = [
             PipelineStage(ours[c], c, len(rank_of), world.device, input_args=shape, output_args=shape, group=group)
             for c, rank in enumerate(rank_of)
@@ -145,7 +150,7 @@ def origins(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> list
     training = Training(spec, job, strategy, comm, 0, "skip")
     found = []
     for n in range(spec.layers):
-        block: Any = training.model.blocks[str(n)] if str(n) in training.model.blocks else None
+        block: Any = dict(training.model.blocks.items()).get(str(n))
         handle = block and block.mlp.register_forward_hook(lambda _, args, out: out / 0)
         output = training.step(_batches(spec, job, strategy), 0.0).skipped
         if block:

@@ -4,6 +4,7 @@ says, and a rank that fails is named."""
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,8 +50,11 @@ THEIRS: list[tuple[str, str]] = [
 ]
 
 
-def strategy(pp: int, schedule: Any) -> Strategy:
-    return Strategy(pp=pp, schedule=schedule, virtual=2 if schedule == "interleaved" else 1)
+def strategy(pp: int, schedule: Any, layers: int) -> Strategy:
+    """Every chunk has as many blocks."""
+    s = Strategy(pp=pp, schedule=schedule, virtual=2 if schedule == "interleaved" else 1)
+    chunks = len(stages.rank_of(s))
+    return replace(s, layers="/".join([str(layers // chunks)] * chunks))
 
 
 @pytest.mark.parametrize(("name", "like"), THEIRS)
@@ -66,7 +70,7 @@ def test_we_execute_torchs_schedules(pool: Pool, tmp_path: Path, name: str, like
         s = inserted(s)
     prove(s)
     job, spec = Job(m, 8, Precision("float64")), toy.model(layers=2 * ranks, tied=True)
-    assert max(pool.run(ranks, ranks_pipeline.run_by_us, spec, job, strategy(ranks, like), s)) < 1e-12
+    assert max(pool.run(ranks, ranks_pipeline.run_by_us, spec, job, strategy(ranks, like, 2 * ranks), s)) < 1e-12
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -74,13 +78,11 @@ def test_what_lives_is_what_the_schedule_holds(pool: Pool, name: str) -> None:
     """Memory itself, after every action: never more activations than were proved, inputs free after I, what was sent
     when the next message goes, and nothing is left."""
     ranks, m = 2, 6
-    s = strategy(ranks, name)
+    s = strategy(ranks, name, 4)
     spec, job = toy.model(layers=4), Job(m, 8)
     schedule = stages.schedule(s, m)
     bound = prove(schedule).peak
-    for rank, (*found, (_, left)) in enumerate(
-        pool.run(ranks, ranks_pipeline.live_memory, spec, job, s)
-    ):
+    for rank, (*found, (_, left)) in enumerate(pool.run(ranks, ranks_pipeline.live_memory, spec, job, s)):
         own = schedule.actions[rank]
         assert tuple(action for action, _ in found) == own
         inputs: set[tuple[int, int]] = set()
@@ -103,7 +105,7 @@ def test_what_lives_is_what_the_schedule_holds(pool: Pool, name: str) -> None:
 def test_what_is_not_finite_is_named_where_it_arose(pool: Pool, name: str) -> None:
     """On whichever rank it is, and not where it spread to: every rank has it in the end."""
     spec, job = toy.model(layers=4, tied=True), Job(4, 8)
-    said = pool.run(2, ranks_pipeline.origins, spec, job, strategy(2, name))
+    said = pool.run(2, ranks_pipeline.origins, spec, job, strategy(2, name, 4))
     assert said[0] == said[1]
     for n, (output, weight, rank) in enumerate(said[0]):
         at = f"on rank {rank} (pp {rank}) in micro-batch 0 is not finite"
