@@ -92,6 +92,11 @@ class Strategy:
         return self.pp * self.dp * self.cp * self.tp
 
     @property
+    def split_backward(self) -> bool:
+        """Whether the schedule runs gradients of inputs and of weights apart."""
+        return self.pp > 1 and self.schedule in ("zb-h1", "zb-v", "dualpipe-v")
+
+    @property
     def dp_shard(self) -> int:
         """Replicas of the data axis that share a model state: 1 at zero=0, `shard` (default dp) otherwise."""
         return 1 if self.zero == 0 else (self.shard or self.dp)
