@@ -14,7 +14,7 @@ import ranks_pipeline
 import toy
 from pool import Pool
 from test_cli import rows, wait_for_step
-from test_failures import Stroke, folder_of_runs, nothing_is_left, start, train, words
+from test_failures import Stroke, begin, folder_of_runs, nothing_is_left, train, words
 from torch.distributed.pipelining import schedules as torchs
 
 from phalanx.schedule import stages
@@ -119,25 +119,29 @@ def here(tmp_path_factory: pytest.TempPathFactory, measured: None) -> Path:
 
 
 def test_a_stage_that_fails_is_named_and_the_run_goes_on(here: Path) -> None:
-    """One raises, one is killed: rank, place and action are said. The run goes on, is interrupted, and goes on over
-    another layout."""
+    """One raises, one is killed, one is stopped: rank, place and action are said. The run goes on, is interrupted,
+    and goes on over another layout."""
     strokes: tuple[Stroke, ...] = (
         ("raise", 1, "forward of chunk 1 of micro-batch 2", 4),
-        ("SIGKILL", 0, "backward of chunk 0 of micro-batch 1", 2),
+        ("SIGKILL", 0, "gradients of weights of chunk 0 of micro-batch 1", 2),
+        ("SIGSTOP", 1, "gradients of inputs of chunk 1 of micro-batch 3", 1),
     )
-    pipeline = ("--strategy", "pp=2,micro_batch=2")
-    code, err = train(here, "struck", strokes, *pipeline, "--max-restarts", "1")
+    pipeline = ("--strategy", "pp=2,schedule=zb-h1,micro_batch=2")
+    code, err = train(here, "struck", strokes, *pipeline, "--max-restarts", "2")
     assert code == 1, err
-    first, last = (line for line in err.splitlines() if line.startswith(("restart ", "error: ")))
+    first, second, last = (line for line in err.splitlines() if line.startswith(("restart ", "error: ")))
     assert f"rank 1 (pp 1) failed during {strokes[0][2]}: RuntimeError: struck; the run goes on from step 2" in first
-    assert last.startswith(f"error: rank 0 (pp 0) failed during {strokes[1][2]}: ended with SIGKILL"), err
+    assert f"rank 0 (pp 0) failed during {strokes[1][2]}: ended with SIGKILL" in second
+    missed = "message B of chunk 1, micro-batch 3 (8192 bytes, rank 1 to rank 0)"
+    assert last.startswith(f"error: rank 1 (pp 1) has not arrived at {missed}: last seen in {strokes[2][2]}, "), err
+    assert last.count("(its process is stopped); rank 0 waits for ") == 1
 
-    process = start(here, *words("struck", *pipeline, "--resume", "--set", "train.steps=100000"))
+    process = begin(here, *words("struck", *pipeline, "--resume", "--set", "train.steps=100000"))
     run = here / "runs" / "struck"
     wait_for_step(run, 6)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    process.signal(signal.SIGINT)
+    code, _, err = process.finish()
+    assert code == 130, err
     assert "state saved" in err
     assert nothing_is_left(here)
     steps = rows(run)[-1]["step"] + 2
