@@ -1,7 +1,8 @@
 """A training rank that is struck: `python -m poison ARGUMENT`, with POISON, JSON, a list of strokes, one per attempt.
 
 A stroke is [signal, rank, text, n]: the rank sends itself the signal when it says something that begins with the text
-for the n-th time. Attempts beyond the list go unharmed. Each stroke leaves its time in the file that STRUCK names.
+for the n-th time; "raise" in place of a signal lets it fail there. Attempts beyond the list go unharmed. Each stroke
+leaves its time in the file that STRUCK names.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def _strike() -> None:
         seen += text.startswith(begins)
         if text.startswith(begins) and seen == nth:
             Path(os.environ["STRUCK"]).write_text(str(time.monotonic()))
+            if name == "raise":
+                raise RuntimeError("struck")
             os.kill(os.getpid(), signal.Signals[name])
 
     now, arrive = StatusPage.now, StatusPage.arrive

@@ -51,12 +51,15 @@ def load(folder: Path, step: int, name: str, shape: tuple[int, ...]) -> torch.Te
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Strategy:
-    tp = draw(st.sampled_from([1, 1, 2, 4]))
-    dp = draw(st.sampled_from([dp for dp in (1, 2, 3, 4) if dp * tp <= 6]))
+    pp = draw(st.sampled_from([1, 1, 2]))
+    tp = draw(st.sampled_from([tp for tp in (1, 1, 2, 4) if tp * pp <= 6]))
+    dp = draw(st.sampled_from([dp for dp in (1, 2, 3, 4) if dp * tp * pp <= 6]))
     zero = draw(st.sampled_from([0, 1, 2, 3]))
     return Strategy(
         dp=dp,
         tp=tp,
+        pp=pp,
+        schedule=draw(st.sampled_from(["1f1b", "gpipe", "zb-h1"])) if pp > 1 else "1f1b",
         zero=zero,
         shard=draw(st.sampled_from(divisors(dp))) if zero else None,
         micro_batch=draw(st.sampled_from(divisors(12 // dp))),

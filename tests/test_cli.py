@@ -364,6 +364,23 @@ for name in ("8b", "70b", "xl"):
     assert len(result["alternatives"]) > 10
 
 
+WRONG_PIPELINES = [  # a model of two layers, on two ranks
+    ("pp=3", "needs 3 ranks"),
+    ("pp=2,schedule=zbv", "strategy.schedule = 'zbv': should be 'naive', "),
+    ("pp=2,schedule=interleaved", "strategy.virtual = 1: interleaved has several chunks per rank; use virtual=2"),
+    ("pp=2,virtual=2", "strategy.virtual = 2: 1f1b has one chunk per rank"),
+    ("pp=2,schedule=zb-v,virtual=2", "zb-v has two chunks per rank anyhow"),
+    ("pp=2,schedule=interleaved,virtual=3", "pp = 2: makes 6 chunks with 3 per rank of model.layers = 2; use fewer"),
+    (
+        "pp=2,schedule=dualpipe-v,micro_batch=4",
+        "strategy.micro_batch = 4: makes 2 micro-batches, and dualpipe-v needs",
+    ),
+    ("pp=2,layers=1/2", "'1/2': gives 3 blocks to 2 chunks; there are 2 blocks and 2 chunks"),
+    ("pp=2,layers=1/1/0", "gives 2 blocks to 3 chunks"),
+    ("pp=2,schedule=zb-v,layers=1/0/1/0", "leaves a chunk without blocks that has neither"),
+    ("layers=2", "strategy.layers = '2': is of pipelines, and pp = 1"),
+    ("schedule=gpipe", "is of pipelines, and pp = 1; use pp >= 2"),
+]
 WRONG = [
     (("train", "none.toml"), "no such file"),
     (("train",), "JOB.toml"),
@@ -374,6 +391,8 @@ WRONG = [
     (("train", "job.toml", "--set", "strategy.micro_batch=3"), "use one of 1, 2, 4"),
     (("train", "job.toml", "--set", "strategy.micro_bach=2"), "did you mean micro_batch?"),
     (("train", "job.toml", "--set", "strategy.ep=2"), "not yet runnable"),
+    (("train", "job.toml", "--set", "strategy.pp=2"), "needs 4 ranks, cluster.ranks is 2"),
+    *((("train", "job.toml", "--strategy", line), said) for line, said in WRONG_PIPELINES),
     (("train", "job.toml", "--strategy", "dp=2;zero=1"), "strategy"),
     (("train", "job.toml", "--set", "nonsense"), "--set"),
     (("train", "job.toml", "--set", "modle.hidden=3"), "no such table"),

@@ -32,7 +32,11 @@ Stroke = tuple[str, int, str, int]
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory, measured: None) -> Path:
-    folder = tmp_path_factory.mktemp("failures")
+    return folder_of_runs(tmp_path_factory.mktemp("failures"))
+
+
+def folder_of_runs(folder: Path) -> Path:
+    """With a job, its text and a place for all that runs put aside."""
     (folder / "job.toml").write_text(JOB)
     (folder / "text.txt").write_text(TEXT)
     (folder / "tmp").mkdir()
@@ -206,6 +210,21 @@ def test_who_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (late.ranks, late.waiting) == ((1,), (0,))
     one.arrive("all_reduce of a", "dp", (0, 1))
     assert watchdog.late(status.read(tmp_path), now_s, 9.0) is None  # all have met, and compute
+
+
+def test_who_is_waited_for_in_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are numbered by the two that exchange them: what went to one rank is not what another waits for."""
+    first, second, last = pages(tmp_path, 3, monkeypatch)
+    for to, page in ((1, second), (2, last), (1, second)):
+        for end in (first, page):
+            end.arrive(f"message to {to}", "pp", (0, to))
+    first.arrive("message to 2, again", "pp", (0, 2))
+    second.now("forward of chunk 1 of micro-batch 2")
+    last.now("forward of chunk 2 of micro-batch 1")
+    now_s = time.monotonic() + 10
+    late = watchdog.late(status.read(tmp_path), now_s, 9.0)
+    assert late is not None
+    assert (late.ranks, late.what.text, late.waiting) == ((2,), "message to 2, again", (0,))
 
 
 def test_ranks_of_torchrun_say_who_did_not_come(pool: Pool) -> None:

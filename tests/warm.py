@@ -8,6 +8,7 @@ import forked
 import learning
 import poison
 import ranks
+import ranks_pipeline
 import torch._dynamo  # torch's optimizers ask for it, when they are made
 
 import phalanx.cli
@@ -16,6 +17,6 @@ import phalanx.runtime.container
 import phalanx.session
 import phalanx.verify.worker
 
-__all__ = ["awkward", "faults", "forked", "learning", "phalanx", "poison", "ranks", "torch"]
+__all__ = ["awkward", "faults", "forked", "learning", "phalanx", "poison", "ranks", "ranks_pipeline", "torch"]
 
 gc.freeze()  # what is imported stays: no collection in a rank need look at it, nor whoever counts live tensors there

@@ -210,15 +210,15 @@ class Comm:
             bytes=tensor.nbytes,
         )
         self.recorder.collective(event)
-        label = f"{phase} of chunk {chunk}, micro-batch {micro_batch}"
-        way = "to" if sends else "from"
-        ends = tuple(sorted((self.world.rank, ranks[peer])))
-        self.status.arrive(f"{op} of {label} ({tensor.nbytes} bytes, {way} rank {ranks[peer]})", "pp", ends)
+        # A message's two ends name the same one: what the forward pass of a chunk needs is what the one before made.
+        source = chunk + (not sends) * (-1 if phase == "F" else 1)
+        label = f"{phase} of chunk {source}, micro-batch {micro_batch}"
+        ends = (self.world.rank, ranks[peer]) if sends else (ranks[peer], self.world.rank)
+        what = f"message {label} ({tensor.nbytes} bytes, rank {ends[0]} to rank {ends[1]})"
+        self.status.arrive(what, "pp", sorted(ends))
         flight = self.timeline.issue(event)
         if self.null:
             return self._await(label, op)
-        # A message's two ends name the same one: what the forward pass of a chunk needs is what the one before made.
-        source = chunk + (not sends) * (-1 if phase == "F" else 1)
         tag = native.FREE_TAG + 2 * (micro_batch * 2**10 + source) + (phase == "F")
         handle = native.message(ranks, peer, tensor.detach(), sends, tag, flight)
         return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))

@@ -44,7 +44,7 @@ class StatusPage:
         self._page: mmap.mmap | None = None
         self._count = 0
         self._place = ""
-        self._groups: dict[tuple[str, int, int], int] = {}
+        self._groups: dict[tuple[str, int, int, int], int] = {}
         self._ranks: list[str] = []
         self._arrived: list[int] = []
         folder = os.environ.get(FOLDER_VARIABLE)
@@ -72,7 +72,7 @@ class StatusPage:
         self.doing, self.among = text, tuple(ranks)
         if self._page is None:
             return
-        key = axis, len(ranks), ranks[0]
+        key = axis, len(ranks), ranks[0], ranks[-1]  # of two that exchange a message either may have others
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = self._open_group(ranks)

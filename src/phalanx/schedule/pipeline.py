@@ -79,6 +79,11 @@ def finished(actions: Sequence[Action]) -> dict[int, int]:
     return found
 
 
+def splits(s: PipelineSchedule) -> bool:
+    """Whether it runs gradients of inputs and of weights apart."""
+    return any(action.kind == "I" for own in s.actions for action in own)
+
+
 def round_robin(ranks: int, virtual: int = 1) -> tuple[int, ...]:
     """The rank of each chunk, dealt out in turns."""
     return tuple(chunk % ranks for chunk in range(ranks * virtual))

@@ -98,14 +98,20 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         raise InputError("strategy.virtual", s.virtual, f"{s.schedule} has {has}", "leave it out, or use interleaved")
     n = len(rank_of(s))
     if model.layers < n - 2:  # embed and head may be alone
-        raise InputError("strategy.pp", s.pp, f"makes {n} chunks of model.layers = {model.layers}", "use fewer")
+        of = f" with {n // s.pp} per rank" if n > s.pp else ""
+        raise InputError("strategy.pp", s.pp, f"makes {n} chunks{of} of model.layers = {model.layers}", "use fewer")
     if s.layers != "auto":
         counts = blocks_of(model, s)
         if len(counts) != n or sum(counts) != model.layers or 0 in counts[1:-1]:
-            raise InputError(
-                "strategy.layers",
-                s.layers,
-                f"has {len(counts)} chunks of {sum(counts)} blocks; there are {n} chunks and {model.layers} blocks",
-                "give every chunk its blocks, or leave it out",
+            reason = (
+                f"gives {sum(counts)} blocks to {len(counts)} chunks; there are {model.layers} blocks and {n} chunks"
             )
-    build(s.schedule, s.pp, s.accumulation(job), s.virtual if s.virtual > 1 else None)
+            if (len(counts), sum(counts)) == (n, model.layers):
+                reason = "leaves a chunk without blocks that has neither the embedding nor the head"
+            mend = f"give {n} chunks {model.layers} blocks in all, or leave it out"
+            raise InputError("strategy.layers", s.layers, reason, mend)
+    try:
+        build(s.schedule, s.pp, s.accumulation(job), s.virtual if s.virtual > 1 else None)
+    except InputError as wrong:  # of the number of micro-batches, which nobody writes
+        reason = f"makes {wrong.value} micro-batches, and {wrong.reason}"
+        raise InputError("strategy.micro_batch", s.micro_batch, reason, wrong.mend) from None

@@ -178,7 +178,7 @@ def parse(line: str) -> dict[str, Any]:
             raise InputError(f"strategy.{name}", text, "no such field", nearest(name, FIELDS))
         if name in table:
             raise InputError(f"strategy.{name}", text, "given twice")
-        table[name] = value(text)
+        table[name] = text if FIELDS[name].type == "str" else value(text)
     return table
 
 

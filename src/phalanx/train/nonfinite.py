@@ -7,13 +7,15 @@ and this time every number is looked at where it arises:
     backward    each parameter's own gradient when it is ready, before it is reduced
     reduction   the sums over the ranks, of the first run and of the second
 
-The first in this order is the origin: from there NaN and Inf spread through activations to all that comes later. A
-step that goes well is never looked at, and pays nothing.
+The first in this order is the origin, of the lowest micro-batch: forward through the units of the whole model, then
+back. From there NaN and Inf spread through activations to all that comes later. When a rank came to it says nothing:
+of a pipeline a later stage has fewer units, and micro-batches overtake each other. A step that goes well is never
+looked at, and pays nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,18 +25,36 @@ from torch import Tensor, nn
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.data_parallel import DataParallel
 
+Place = tuple[int, ...]
+"""Where on a micro-batch's way through the model something is: less is earlier."""
+
+
+class Way:
+    """The places of what units have. `whole`: the model's, in forward order; `held`: this rank's."""
+
+    def __init__(self, whole: Sequence[str], held: Sequence[str]) -> None:
+        self._at = {unit: i for i, unit in enumerate(whole)}
+        self._held = held
+
+    def forward(self, unit: str, after: bool) -> Place:
+        return 0, self._at[unit], int(after)
+
+    def gradient(self, parameter: str) -> Place:
+        own = (unit for unit in self._held if parameter.startswith(f"{unit}."))
+        return 1, -self._at[next(own, "head")]  # which has the embedding's name for what is tied to it
+
 
 @dataclass(frozen=True)
 class Found:
-    """`what` is not finite; `place`: how many things were looked at before in its micro-batch."""
+    """`what` is not finite."""
 
     what: str
     elements: str
     micro_batch: int = 0
-    place: int = 0
+    place: Place = ()
 
 
-def faulty(what: str, tensors: list[Tensor], micro_batch: int = 0, place: int = 0) -> Found | None:
+def faulty(what: str, tensors: list[Tensor], micro_batch: int = 0, place: Place = ()) -> Found | None:
     """What is not finite in the tensors, if anything."""
     nan = inf = total = 0
     for t in tensors:
@@ -50,39 +70,39 @@ def faulty(what: str, tensors: list[Tensor], micro_batch: int = 0, place: int = 
 
 
 class _Watch:
-    """Looks at everything that comes, until something is not finite."""
+    """Looks at all that could come before the first that it has found so far."""
 
     def __init__(self, micro_batch: Callable[[], int]) -> None:
         self.found: Found | None = None
-        self._micro_batch, self._at, self._place = micro_batch, -1, 0
+        self._micro_batch = micro_batch
 
-    def see(self, what: str, *tensors: Tensor) -> None:
-        if self.found is not None:
-            return
-        if self._at != self._micro_batch():
-            self._at, self._place = self._micro_batch(), 0
-        self.found = faulty(what, list(tensors), self._at, self._place)
-        self._place += 1
+    def see(self, what: str, place: Place, *tensors: Tensor) -> None:
+        at = self._micro_batch()
+        if self.found is None or (at, place) < (self.found.micro_batch, self.found.place):
+            self.found = faulty(what, list(tensors), at, place) or self.found
 
 
 @contextmanager
-def _watching(engine: DataParallel, units: dict[str, nn.Module], micro_batch: Callable[[], int]) -> Iterator[_Watch]:
+def _watching(
+    engine: DataParallel, units: dict[str, nn.Module], way: Way, micro_batch: Callable[[], int]
+) -> Iterator[_Watch]:
     watch = _Watch(micro_batch)
     hooks = []
 
     def follow(unit: str, module: nn.Module) -> None:
         def before(_: nn.Module, args: object) -> None:  # behind the engine's own hook: weights are gathered
             for name, p in module.named_parameters(prefix=unit):
-                watch.see(f"weight {name}", p)
+                watch.see(f"weight {name}", way.forward(unit, after=False), p)
 
         def after(_: nn.Module, args: object, out: Tensor) -> None:
-            watch.see(f"output of {unit}" if out.dim() else "loss", out)
+            watch.see(f"output of {unit}" if out.dim() else "loss", way.forward(unit, after=True), out)
 
         hooks.append(module.register_forward_pre_hook(before))
         hooks.append(module.register_forward_hook(after))
 
     def gradient(name: str, grad: Tensor | None, rows: list[tuple[Tensor, Tensor]]) -> None:
-        watch.see(f"gradient of {name}", *([] if grad is None else [grad]), *(values for _, values in rows))
+        dense = [] if grad is None else [grad]
+        watch.see(f"gradient of {name}", way.gradient(name), *dense, *(values for _, values in rows))
 
     for unit, module in units.items():
         follow(unit, module)
@@ -95,7 +115,7 @@ def _watching(engine: DataParallel, units: dict[str, nn.Module], micro_batch: Ca
             hook.remove()
 
 
-def _sums(engine: DataParallel) -> Found | None:
+def _sums(engine: DataParallel, way: Way) -> Found | None:
     """The first of the reduced gradients on this rank that is not finite."""
     for b in engine.buckets:
         assert b.shard is not None
@@ -104,7 +124,7 @@ def _sums(engine: DataParallel) -> Found | None:
         else:
             held = {piece.parameter.fqn: piece.of(b.shard) for piece in b.pieces()}
         for name, gradient in held.items():
-            found = faulty(name, [gradient])
+            found = faulty(name, [gradient], place=way.gradient(name))
             if found is not None:
                 return found
     return None
@@ -113,16 +133,19 @@ def _sums(engine: DataParallel) -> Found | None:
 def origin(
     engine: DataParallel,
     units: dict[str, nn.Module],
+    whole: Sequence[str],
     micro_batch: Callable[[], int],
     again: Callable[[], object],
 ) -> str:
-    """Where the numbers of a step that were not finite came from, in words, the same on all ranks. `again` runs the
-    step's passes once more, `micro_batch` says which is under way; all ranks together."""
-    before = _sums(engine)
-    with _watching(engine, units, micro_batch) as watch:
+    """Where the numbers of a step that were not finite came from, in words, the same on all ranks. `units`: what this
+    rank has of the `whole` model's. `again` runs the step's passes once more, `micro_batch` says which is under way;
+    all ranks together."""
+    way = Way(whole, list(units))
+    before = _sums(engine, way)
+    with _watching(engine, units, way, micro_batch) as watch:
         again()
     engine.comm.status.now("the search for what is not finite")
-    told = engine.comm.gather_objects((watch.found, before, _sums(engine)), "world")
+    told = engine.comm.gather_objects((watch.found, before, _sums(engine, way)), "world")
     return _said(engine.comm, *(list(column) for column in zip(*told, strict=True)))
 
 

@@ -43,7 +43,7 @@ from phalanx.runtime.weight_gradients import PutOff
 from phalanx.schedule import stages
 from phalanx.schedule.buckets import buckets, lent, of_chunks
 from phalanx.schedule.context_parallel import context
-from phalanx.schedule.pipeline import finished
+from phalanx.schedule.pipeline import PipelineSchedule, finished, splits
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model import ModelSpec, parameters, units
 from phalanx.spec.split import Split
@@ -69,7 +69,8 @@ class StepResult:
 
 class Training:
     """The state of a run on one rank. It begins with `weights`, or else with those that `seed` draws. `nonfinite`:
-    what becomes of a step whose loss or gradient is not finite."""
+    what becomes of a step whose loss or gradient is not finite. `schedule`: a pipeline's, with sends and receives,
+    over the chunks of `strategy`, in place of its own."""
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Training:
         seed: int,
         nonfinite: Literal["stop", "skip"] = "stop",
         weights: Weights | None = None,
+        schedule: PipelineSchedule | None = None,
     ) -> None:
         self.spec, self.job, self.strategy, self.comm, self.nonfinite = spec, job, strategy, comm, nonfinite
         precision = job.precision
@@ -108,7 +110,7 @@ class Training:
             self.masters[p.fqn] = (
                 values.to(device, DTYPES[precision.master_dtype], copy=True) if separate else self.weights[p.fqn]
             )
-        schedule = stages.schedule(strategy, strategy.accumulation(job))
+        schedule = schedule or stages.schedule(strategy, strategy.accumulation(job))
         own = stages.held_chunks(strategy, place["pp"])
         done = [own.index(chunk) for chunk in finished(schedule.actions[place["pp"]])]
         cut = buckets(spec, job, strategy)
@@ -125,7 +127,7 @@ class Training:
         self.engine.start(lambda piece: first(piece.parameter, piece.start, piece.stop))
         self.copies = Copies(self.engine, self.split) if strategy.tp > 1 or strategy.pp > 1 else None
         shape, dtype = stages.stream(spec, job, strategy), DTYPES[precision.compute]
-        put_off = PutOff(self.model.units(), self.inner) if strategy.split_backward else None
+        put_off = PutOff(self.model.units(), self.inner) if splits(schedule) else None
         self.pipeline = Pipeline(
             comm, self.inner, schedule, place["pp"], shape, dtype, self.engine, self._run, put_off
         )
@@ -207,7 +209,9 @@ class Training:
             why = f"gradients overflow float16 at the loss scale {scale.scale:.0f}; it is {now:.0f} now"
         else:
             again = partial(self._passes, micro_batches, seed)
-            why = origin(self.engine, self.model.units(), lambda: self.pipeline.now.micro_batch, again)
+            why = origin(
+                self.engine, self.model.units(), units(self.spec), lambda: self.pipeline.now.micro_batch, again
+            )
             self._in_a_row += 1
             if scale and loss_is_finite:
                 raise FloatingPointError(f"at the loss scale {scale.scale:.0f}, the smallest: {why}")
