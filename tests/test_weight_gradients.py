@@ -75,7 +75,7 @@ CASES = [
         ]
     )
     for sp in (False, True)
-    for mode, documents in ((MODES[i % 4], "packed"), (MODES[(i + 1 + 2 * sp) % 4], "separate"))
+    for mode, documents in [(MODES[(i + 2 * sp) % 4], "separate" if (i + sp) % 3 == 1 else "packed")]
 ]
 
 
@@ -136,7 +136,8 @@ def test_memory_is_free_gradient_by_gradient() -> None:
         before = tracker.highest = tracker.live
         lives = []
         for _, gradients in left:
-            gradients(lambda _, g, __: lives.append(tracker.live - (0 if g is None else g.nbytes)))
+            # Without what is made now: a product, or a copy of token ids.
+            gradients(lambda _, g, rows: lives.append(tracker.live - (rows[0][0] if g is None else g).nbytes))
         assert lives == sorted(lives, reverse=True)
         assert tracker.live - tracker.start < 4096
         assert tracker.highest <= before + 99 * 64 * 4
