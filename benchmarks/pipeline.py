@@ -1,10 +1,10 @@
 """A benchmark rank: our pipeline executor beside torch.distributed.pipelining: one model, partition and schedule.
 
-A llama of the published baselines' size (zero.py), 8 micro-batches of one sequence. Whole steps on both sides: passes,
-one all-reduce of loss and norm, clipping, fused AdamW; torch is told every shape beforehand. First both must agree on
-loss and gradients; then rounds are interleaved, so that whatever else the machine does falls on all alike. Last, each
-program alone: when our ranks are idle, beside what the schedule's price says for the passes' own seconds; and the
-most live bytes of either side. One thread per rank.
+A llama of the published baselines' size (zero.py), 8 micro-batches of one sequence. Whole steps on both sides:
+passes, one all-reduce of loss and norm, clipping, fused AdamW; torch is told every shape beforehand. First both must
+agree on loss and gradients; then rounds are interleaved, so that whatever else the machine does falls on all alike.
+Last, each program alone: when our ranks are idle, beside what the schedule's price says for the passes' own seconds;
+and the most live bytes of either side. One thread per rank.
 """
 
 from __future__ import annotations
