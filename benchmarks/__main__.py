@@ -152,6 +152,35 @@ def bench_tensor() -> Iterator[Result]:
             )
 
 
+def bench_pipeline() -> Iterator[Result]:
+    """Our pipeline executor beside torch.distributed.pipelining: the same model, partition and schedule."""
+    from benchmarks.pipeline import CASES, MICRO_BATCHES
+
+    for ranks in (2, 4):
+        found = _told("pipeline", ranks)
+        alone = ranks <= (os.cpu_count() or 1)  # every rank has a core of its own
+        for case in CASES:
+            name = f"{case}, {ranks} ranks, M = {MICRO_BATCHES}"
+            both = found[f"{case}, ours"], found[f"{case}, torch"]
+            for who, figures in zip(("ours", "torch"), both, strict=True):
+                speed, cpu = figures["tokens_per_s"], median(figures["cpu_s_per_step"])
+                shown = f"{median(speed):,.0f} tokens/s (best {max(speed):,.0f}), {cpu:.2f} CPU-s per step"
+                yield Result(f"  {name}, {who}", shown)
+            ratios = sorted(a / b for a, b in zip(*(b["tokens_per_s"] for b in both), strict=True))
+            shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
+            yield Result(f"phalanx / torch's pipelining, {name}", shown, "at least 1.05", median(ratios) >= 1.05)
+            shares = sorted(a / b for a, b in zip(*(b["cpu_s_per_step"] for b in both), strict=True))
+            shown = f"{median(shares):.3f} (rounds {shares[0]:.3f} to {shares[-1]:.3f})"
+            yield Result(f"  CPU-seconds of the same, {name}", shown)
+            own, theirs = found[f"{case}, peak"]
+            shown = f"{own:,} of {theirs:,} B, {own / theirs:.3f}"
+            yield Result(f"  peak memory of the fullest rank, {name}", shown, "no more", own <= theirs)
+            measured, predicted = found[f"{case}, idle"]
+            shown = f"{measured:.1%}, predicted {predicted:.1%}"
+            kept = not alone or abs(measured - predicted) <= 0.05
+            yield Result(f"  idle share of ours, {name}", shown, "5 points" * alone, kept)
+
+
 def bench_context() -> Iterator[Result]:
     """Ring attention, Ulysses and both over 4 ranks beside one process, on one sequence of 16 k tokens."""
     found = _told("context", 4)
@@ -355,6 +384,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "ddp": bench_ddp,
     "zero": bench_zero,
     "tensor": bench_tensor,
+    "pipeline": bench_pipeline,
     "context": bench_context,
     "bound": bench_bound,
     "peak": bench_peak,

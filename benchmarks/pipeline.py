@@ -1,0 +1,275 @@
+"""A benchmark rank: our pipeline executor beside torch.distributed.pipelining: one model, partition and schedule.
+
+A llama of the published baselines' size (zero.py), 8 micro-batches of one sequence. Whole steps on both sides:
+passes, one all-reduce of loss and norm, clipping, fused AdamW; torch is told every shape beforehand. First both must
+agree on loss and gradients; then rounds are interleaved, so that whatever else the machine does falls on all alike.
+Last, each program alone: when our ranks are idle, beside what the schedule's price says for the passes' own seconds;
+and the most live bytes of either side. One thread per rank.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as torchs
+
+from benchmarks.interleaved import Step, rounds
+from phalanx.nn import functions
+from phalanx.nn.decoder import Decoder
+from phalanx.nn.initial import create, draw
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.instrument import Tracker
+from phalanx.runtime.launch import run_rank
+from phalanx.runtime.pipeline_parallel import Pipeline
+from phalanx.runtime.record import Recorder
+from phalanx.runtime.world import ALONE, World
+from phalanx.schedule import stages
+from phalanx.schedule.pipeline import Action
+from phalanx.schedule.pipeline_run import run
+from phalanx.schedule.pipeline_sends import without
+from phalanx.spec.families import complete
+from phalanx.spec.job import Job
+from phalanx.spec.jobfile import build
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec, StageSpec, parameters
+from phalanx.spec.plan import write_json
+from phalanx.spec.strategy import Strategy
+from phalanx.train.step import Training
+
+ROUNDS, STEPS = 5, 2
+WATCHED = 5
+"""Steps in which idle time is measured."""
+SIZES = {"family": "llama", "vocab": 4096, "hidden": 256, "layers": 8, "heads": 8, "ffn": 768, "max_seq": 256}
+SEQ, MICRO_BATCHES = 256, 8
+CASES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "zb-v": "ScheduleZBVZeroBubble",
+    "dualpipe-v": "ScheduleDualPipeV",
+}
+
+
+def spec_of() -> ModelSpec:
+    return build(ModelSpec, complete(SIZES), "model")
+
+
+def strategy_of(name: str, ranks: int) -> Strategy:
+    return Strategy(pp=ranks, schedule=name, virtual=2 if name == "interleaved" else 1)  # type: ignore[arg-type]
+
+
+class Chunk(nn.Module):
+    """Some units of our decoder, as a stage of torch's."""
+
+    def __init__(self, spec: ModelSpec, units: tuple[str, ...]) -> None:
+        super().__init__()
+        held = StageSpec.of(spec, (units,))
+        self.decoder: Decoder = create(held, torch.float32, torch.device("cpu"))
+        self.first, self.last = "embed" in units, "head" in units
+        own = dict(self.decoder.named_parameters())
+        with torch.no_grad():
+            for p in parameters(held):
+                own[p.fqn].copy_(torch.from_numpy(draw(spec, p, 0, 0, p.numel)).view(p.shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens or the stream the stream or the logits."""
+        if self.first:
+            return self.decoder(x)  # type: ignore[no-any-return]
+        return self.decoder(x[..., 0], x=x)  # type: ignore[no-any-return]
+
+
+class Ours:
+    def __init__(self, name: str, world: World) -> None:
+        strategy = strategy_of(name, world.size)
+        self.comm = Comm(world, mesh(strategy))
+        self.training = Training(spec_of(), Job(MICRO_BATCHES, SEQ), strategy, self.comm, 0)
+
+    def step(self, batch: Tensor) -> float:
+        return self.training.step(list(batch.split(1)), 1e-3).loss
+
+    def gradients(self) -> dict[str, Tensor]:
+        return dict(self.training.engine.gradients())
+
+
+class Theirs:
+    """The same step as torch's tutorial and torchtitan write it."""
+
+    def __init__(self, name: str, world: World) -> None:
+        spec, strategy, self.job = spec_of(), strategy_of(name, world.size), Job(MICRO_BATCHES, SEQ)
+        cut, rank_of = stages.chunks(spec, strategy), stages.rank_of(strategy)
+        tokens = torch.empty(1, SEQ, dtype=torch.int64, device="meta")
+        stream = torch.empty(1, SEQ, spec.hidden, device="meta", requires_grad=True)
+        logits = torch.empty(1, SEQ, spec.vocab, device="meta", requires_grad=True)
+        self.chunks = {i: Chunk(spec, cut[i]) for i, rank in enumerate(rank_of) if rank == world.rank}
+        held = [
+            PipelineStage(
+                chunk,
+                i,
+                len(cut),
+                torch.device("cpu"),
+                input_args=tokens if chunk.first else stream,
+                output_args=logits if chunk.last else stream,
+            )
+            for i, chunk in self.chunks.items()
+        ]
+        make: Callable[..., Any] = getattr(torchs, CASES[name])
+        single = issubclass(make, torchs.PipelineScheduleSingle)  # type: ignore[arg-type]
+        self.schedule = make(held[0] if single else held, MICRO_BATCHES, loss_fn=self._loss, scale_grads=False)
+        self.parameters = [p for chunk in self.chunks.values() for p in chunk.parameters()]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-3, weight_decay=0.1, fused=True)
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        summed = functions.cross_entropy(logits.flatten(0, 1), targets.reshape(-1))
+        return summed / (self.job.global_batch * SEQ)
+
+    def step(self, batch: Tensor) -> float:
+        self.optimizer.zero_grad(set_to_none=True)
+        given = [batch[:, :-1]] if any(c.first for c in self.chunks.values()) else []
+        targets = batch[:, 1:] if any(c.last for c in self.chunks.values()) else None
+        losses: list[Tensor] = []
+        self.schedule.step(*given, target=targets, losses=losses, return_outputs=False)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        square = torch.stack(torch._foreach_norm(gradients)).square().sum()
+        told = torch.stack([sum(losses, torch.zeros(())).detach(), square])
+        dist.all_reduce(told)
+        loss, square_there = told.tolist()
+        torch._foreach_mul_(gradients, min(1.0, self.job.clip / (square_there**0.5 + 1e-6)))
+        self.optimizer.step()
+        return float(loss)
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {
+            n: p.grad for c in self.chunks.values() for n, p in c.decoder.named_parameters() if p.grad is not None
+        }
+
+
+Program = Ours | Theirs
+
+
+def agree(ours: Program, theirs: Program, batch: Tensor) -> None:
+    """A step of both from the same weights: losses are the same, and all gradients but for the one factor by which
+    both are clipped. Torch's norm in fp32 is right to so many digits only, fewer of longer tensors."""
+    losses = ours.step(batch), theirs.step(batch)
+    assert abs(losses[0] - losses[1]) < 1e-5 * losses[0], losses
+    own, others = ours.gradients(), theirs.gradients()
+    assert own.keys() == others.keys()
+    factors = [float(g.double().norm() / others[name].double().norm()) for name, g in own.items()]
+    assert all(abs(f - 1) < 1e-3 and abs(f / factors[0] - 1) < 1e-5 for f in factors), factors
+    for g, name, factor in zip(own.values(), own, factors, strict=True):
+        off = (g - factor * others[name]).double().norm() / g.double().norm()
+        assert off < 1e-5, (name, float(off))
+
+
+class Watched:
+    """When each pass of our executor runs, without what it waits for."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.spans: list[tuple[Action, float, float, float]] = []  # begins, ends, and how long it has waited
+        self._waited = 0.0
+        for name in ("_forward", "_backward", "_weights"):
+            setattr(pipeline, name, self._pass(getattr(pipeline, name)))
+        pipeline._arrived = self._wait(pipeline._arrived)  # type: ignore[method-assign]
+
+    def _pass(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(action: Action, *given: Any, **named: Any) -> Any:
+            start, self._waited = time.perf_counter(), 0.0
+            out = work(action, *given, **named)
+            self.spans.append((action, start, time.perf_counter(), self._waited))
+            return out
+
+        return watched
+
+    def _wait(self, work: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def watched(*given: Any) -> Tensor:
+            start = time.perf_counter()
+            out = work(*given)
+            self._waited += time.perf_counter() - start
+            return out
+
+        return watched
+
+
+def idle(ours: Ours, batch: Tensor) -> tuple[float, float]:
+    """The share of the passes of a step in which ranks are idle, and what the schedule's price says, with the passes'
+    own seconds: those of this run."""
+    pipeline, world = ours.training.pipeline, ours.comm.world
+    watched = Watched(pipeline)
+    shares = []
+    seconds: dict[str, list[list[float]]] = {k: [[] for _ in pipeline.schedule.rank_of] for k in "FBIW"}
+    for _ in range(WATCHED):
+        watched.spans.clear()
+        ours.comm.barrier()
+        ours.step(batch)
+        told: list[Any] = [None] * world.size
+        dist.all_gather_object(told, watched.spans)
+        spans = [span for own in told for span in own]
+        busy = sum(stop - start - waited for _, start, stop, waited in spans)
+        makespan = max(stop for _, _, stop, _ in spans) - min(start for _, start, _, _ in spans)
+        shares.append(1 - busy / (world.size * makespan))
+        for (kind, chunk, _), start, stop, waited in spans:
+            seconds[kind][chunk].append(stop - start - waited)
+    typical = {kind: [median(times or [0.0]) for times in own] for kind, own in seconds.items()}
+    times = run(without(pipeline.schedule), typical)
+    busy = sum(stop - start for own in times for start, stop in own)
+    return median(shares), 1 - busy / (world.size * max(own[-1][1] for own in times))
+
+
+def peak(program: Program, batch: Tensor) -> int:
+    """The most live bytes of the fullest rank in a warm step of a program, of which nothing else is there."""
+    program.step(batch)
+    gc.collect()
+    with Tracker(Recorder()) as tracker:
+        program.step(batch)
+    most = torch.tensor(tracker.peak)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return int(most)
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    world = worlds.external() or ALONE
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    cases: list[str] = given.get("cases") or list(CASES)
+
+    def work() -> None:
+        comm = Comm(world, mesh(Strategy(dp=world.size)))
+        batch = torch.randint(SIZES["vocab"], (MICRO_BATCHES, SEQ + 1))  # type: ignore[call-overload]
+        runs: dict[str, tuple[Step, int]] = {}
+        for name in cases:
+            ours, theirs = Ours(name, world), Theirs(name, world)
+            agree(ours, theirs, batch)
+            runs[f"{name}, ours"], runs[f"{name}, torch"] = (ours.step, world.size), (theirs.step, world.size)
+        found: dict[str, Any] = dict(rounds(runs, batch, comm, ROUNDS, STEPS))
+        for figures in found.values():  # all ranks of a step see the same sequences
+            figures["tokens_per_s"] = [n / world.size for n in figures["tokens_per_s"]]
+        runs.clear()
+        del ours, theirs
+        for name in cases:
+            gc.collect()
+            program = Ours(name, world)
+            most = peak(program, batch)
+            found[f"{name}, idle"] = idle(program, batch)
+            del program
+            gc.collect()
+            found[f"{name}, peak"] = most, peak(Theirs(name, world), batch)
+        if world.rank == 0:
+            write_json(Path(given["out"]), found)
+
+    run_rank(world, 300, work)
+
+
+if __name__ == "__main__":
+    main()
