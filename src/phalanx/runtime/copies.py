@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from phalanx.runtime.data_parallel import DataParallel
+from phalanx.runtime.data_parallel import DataParallel, square
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.model import second_tied, tied_apart
 from phalanx.spec.split import Split, partial
@@ -82,7 +82,7 @@ class Copies:
 
     def norm_square(self) -> Tensor:
         """This rank's share of the square of the gradients' 2-norm over the world, fp64."""
-        square = torch.zeros((), dtype=torch.float64, device=self._comm.world.device)
+        total = torch.zeros((), dtype=torch.float64, device=self._comm.world.device)
         for copies, runs in self._runs.items():
-            square += torch.stack(torch._foreach_norm(runs)).double().square_().sum() / copies
-        return square / self._replicas
+            total += torch.stack([square(run) for run in runs]).sum() / copies
+        return total / self._replicas
