@@ -78,6 +78,7 @@ def plan(
                 {
                     "best": {"strategy": str(decision.chosen.asked), **decision.plan.prediction},
                     "bucket": decision.plan.choices["bucket"],
+                    "chunks": decision.plan.choices["chunks"],
                     "collectives": decision.plan.choices["collectives"],
                     "alternatives": [
                         {
@@ -298,6 +299,12 @@ def _show_decision(decision: Decision, rows: int) -> None:
     if bucket and bucket["reason"] != GIVEN:
         size = write_bytes(bucket["bytes"])
         out.print(f"buckets of {size}: {bucket['reason']}", highlight=False, soft_wrap=True)
+    pieces = p.choices["chunks"]
+    if pieces:
+        from phalanx.report.pipeline import parts
+
+        out.print(f"chunks: {pieces['reason']}; imbalance {pieces['imbalance']:.1%}", highlight=False, soft_wrap=True)
+        out.print(parts(pieces["chunks"]))
 
 
 def _show_choices(decision: Decision) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.cost.program import expand
 from phalanx.measure.local import cache_folder, default_ranks, fingerprint, local_cluster
 from phalanx.origin import begun, come_along
-from phalanx.plan import choose
+from phalanx.plan import choose, layers
 from phalanx.plan.bucket import GIVEN, has_buckets
 from phalanx.plan.choose import allowed
 from phalanx.plan.search import Candidate, price, search
@@ -124,6 +124,7 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
         "optimizer_s": float(p.optimizer_s),
         "communication_s": float(p.communication_s),
         "exposed_communication_s": float(p.exposed_communication_s),
+        "bubble_fraction": float(p.bubble_fraction),
         "flops": int(p.flops),
         "model_flops": int(p.model_flops),
         "memory_bytes": int(p.memory_bytes),
@@ -137,12 +138,23 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
         "bucket": {"bytes": chosen.strategy.bucket_bytes, "reason": chosen.bucket_reason or GIVEN}
         if has_buckets(chosen.strategy)
         else None,
+        "chunks": _chunks(file, cluster, chosen) if chosen.strategy.pp > 1 else None,
         "peak_flops_per_s": rates.peak_flops_per_s,
         "rates_origin": rates.origin,
         "tokens": tokens,
         "cluster": asdict(file.cluster),
     }
     return Plan(file.model, cluster, file.job, chosen.strategy, file.train, choices, prediction)
+
+
+def _chunks(file: JobFile, cluster: ClusterSpec, chosen: Candidate) -> dict[str, Any]:
+    """What each chunk of a pipeline holds and costs, for a micro-batch."""
+    found = layers.shares(file.model, cluster, file.job, chosen.strategy)
+    return {
+        "reason": chosen.layers_reason or GIVEN,
+        "imbalance": found.imbalance,
+        "chunks": [asdict(chunk) for chunk in found.chunks],
+    }
 
 
 def prepare_data(file: JobFile, announce: Announce) -> TokenSet:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.cost.collective import ring_seconds
 from phalanx.cost.link import link
+from phalanx.schedule import stages
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.mesh import Mesh, mesh
@@ -70,7 +71,8 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy
         return strategy, ""
     grid = mesh(strategy)
     op, axis = ("reduce_scatter", grid.shard_axis) if strategy.stage else ("all_reduce", grid.gradient_axis)
-    total = local(model, strategy.tp).parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
+    stage = stages.stage(model, strategy, 0)  # of a pipeline; the others hold about as much
+    total = local(stage, strategy.tp).parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
     line = _line(cluster, grid, op, axis, total)
     beside = cluster.device.own_communication_engine
     default = DEFAULT_BUCKET_MIB * 2**20

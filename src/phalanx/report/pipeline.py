@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from phalanx.cost.pipeline import Priced
+from phalanx.report.tables import seconds, size
 
 # Okabe and Ito's colours, which colour-blind people can tell; later chunks of a rank are underlined.
 _COLOURS = {"F": "on #56b4e9", "B": "on #e69f00", "I": "on #e69f00", "W": "on #009e73"}
@@ -61,6 +63,23 @@ def said(priced: Priced) -> str:
         f"bubble fraction {priced.bubble_fraction:.1%} of the step, bubble overhead {priced.bubble_overhead:.1%} "
         f"over the ideal; at most {max(priced.peak)} {of}; {priced.messages} messages"
     )
+
+
+def parts(chunks: Sequence[Mapping[str, Any]]) -> Table:
+    """What each chunk holds and costs, as a plan has it (schedule/partition.py, ChunkShare)."""
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("chunk", "rank"):
+        table.add_column(name, justify="right")
+    table.add_column("holds")
+    for name in ("micro-batch", "memory"):
+        table.add_column(name, justify="right")
+    for chunk in chunks:
+        first, last = chunk["first"], chunk["last"]
+        blocks = [] if first is None else [f"blocks {first} to {last}" if last > first else f"block {first}"]
+        holds = ["embed"] * chunk["embed"] + blocks + ["head"] * chunk["head"]
+        memory = "" if chunk["bytes"] is None else size(chunk["bytes"])
+        table.add_row(str(chunk["chunk"]), str(chunk["rank"]), ", ".join(holds), seconds(chunk["seconds"]), memory)
+    return table
 
 
 def compared(found: Sequence[Priced]) -> Table:

@@ -37,6 +37,9 @@ def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: 
     table = _table("strategies, predicted")
     for name in ("", "strategy", "accum.", "step", "tokens/s", "exposed", "memory"):
         table.add_column(name, justify="left" if name in ("", "strategy") else "right", no_wrap=True)
+    piped = any(c.strategy.pp > 1 for c in found)
+    if piped:
+        table.add_column("bubble", justify="right")
     if any(c.reason for c in found):
         table.add_column("rejected")
     shown = list(found[:rows])
@@ -53,6 +56,7 @@ def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: 
             f"{job.global_batch * job.seq / p.step_time_s:,.0f}",
             seconds(exposed) if exposed else "none",
             size(p.memory_bytes),
+            *([f"{p.bubble_fraction:.0%}"] if piped else []),
             *([c.reason] if c.reason else []),
             style="bold" if c is chosen else ("dim" if c.reason else ""),
         )
