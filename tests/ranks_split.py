@@ -125,10 +125,12 @@ def apart(world: World, spec: ModelSpec, job: Job, s: Strategy) -> dict[str, Any
     came = part.weights(second, 1)
     comm.recorder.keeping = False
     comm.barrier()
+    # A bias of keys has no gradient but rounding.
+    floor = 1e-3 * max(float(g.abs().max()) for g in whole.values())
     return {
         "differences": {
             # of two sums: the plain passes', and those in parts after them
-            name: float((2 * g - part.gradients[name]).abs().max() / g.abs().max().clamp_min(1e-9))
+            name: float((2 * g - part.gradients[name]).abs().max() / g.abs().max().clamp_min(floor))
             for name, g in whole.items()
         },
         "events": [e for e in comm.recorder.events if e.axis],

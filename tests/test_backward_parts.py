@@ -24,6 +24,7 @@ from phalanx.cost.core import Core
 from phalanx.cost.terms import repeat_of
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import instrument
+from phalanx.runtime.record import Now
 from phalanx.schedule import context_parallel, inside_layers
 from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.schedule.event import Phase
@@ -84,7 +85,7 @@ def measured(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> 
         p.rows_beside = []  # type: ignore[attr-defined]
         p.register_post_accumulate_grad_hook(hook)
     gc.collect()
-    with instrument(part.model.units(), comm.recorder, lambda: 0) as tracker:
+    with instrument(part.model.units(), comm.recorder, lambda: Now(0, "B")) as tracker:
         loss = part.forward(batch)
         if split:
             left = part.inputs(loss)

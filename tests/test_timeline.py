@@ -18,6 +18,7 @@ from phalanx.report.tables import step_times
 from phalanx.runtime import trace
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.passes import passes
+from phalanx.runtime.record import Now
 from phalanx.runtime.timeline import COMPUTE, WAITING, Span, common, length
 from phalanx.runtime.trace import RankTimeline
 from phalanx.runtime.world import ALONE
@@ -167,8 +168,9 @@ def test_hosts_are_aligned_by_the_time_of_day(tmp_path: Path) -> None:
 
 
 def test_hooks_go_and_nothing_is_kept() -> None:
-    comm = Comm(ALONE, mesh(Strategy()))
-    state = Training(SPEC, Job(2, 8), Strategy(), comm, seed=0)
+    strategy = Strategy(micro_batch=2)
+    comm = Comm(ALONE, mesh(strategy))
+    state = Training(SPEC, Job(2, 8), strategy, comm, seed=0)
     batch = [torch.zeros(2, 9, dtype=torch.int64)]
 
     def hooks() -> int:
@@ -181,7 +183,7 @@ def test_hooks_go_and_nothing_is_kept() -> None:
     state.step(batch, 1e-3)
     before = hooks(), live()
     comm.timeline.begin()
-    with passes(state.model.units(), state.optimizer, comm.timeline, lambda: 0):
+    with passes(state.model.units(), state.optimizer, comm.timeline, lambda: Now(0, "F")):
         state.step(batch, 1e-3)
     seconds, times = comm.timeline.end(), comm.timeline.times()
     assert times is not None

@@ -125,6 +125,8 @@ class Pipeline:
             self._clear()  # graphs of passes that had no backward pass would never be collected
 
     def _step(self, micro_batches: Sequence[Tensor], seed: float) -> Tensor:
+        if len(micro_batches) != self.schedule.micro_batches:
+            raise ValueError(f"{len(micro_batches)} micro-batches, the schedule is of {self.schedule.micro_batches}")
         total = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
         self.engine.begin()
         for at, action in enumerate(self.actions):

@@ -38,7 +38,7 @@ def classes(spec: ModelSpec, job: Job, s: Strategy) -> tuple[RankClass, ...]:
     in_ring = np.sign(grid.along("ring")) + (grid.along("ring") == s.ring - 1) * (s.ring > 1)
     found = []
     for place in range(s.pp):
-        full = s.shards  # shards without padding
+        full = s.world  # shards without padding
         if s.stage:
             held = buckets(stage(spec, s, place), job, s)
             full = min(b.numel // (b.padded(s) // s.shards) for b in held)
