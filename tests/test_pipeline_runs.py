@@ -17,8 +17,9 @@ from test_cli import rows, wait_for_step
 from test_failures import Stroke, begin, folder_of_runs, nothing_is_left, train, words
 from torch.distributed.pipelining import schedules as torchs
 
+from phalanx.report.pipeline_measured import of_run
 from phalanx.schedule import stages
-from phalanx.schedule.pipeline import SCHEDULES, build, held
+from phalanx.schedule.pipeline import SCHEDULES, Action, build, held
 from phalanx.schedule.pipeline_prove import prove
 from phalanx.schedule.pipeline_sends import inserted
 from phalanx.schedule.pipeline_text import read, written
@@ -144,6 +145,15 @@ def test_a_stage_that_fails_is_named_and_the_run_goes_on(here: Path) -> None:
     assert code == 130, err
     assert "state saved" in err
     assert nothing_is_left(here)
+    measured, predicted = of_run(run)
+    assert measured.schedule == predicted.schedule
+    assert 0 <= measured.bubble_fraction < 1
+    ran: dict[Action, tuple[float, float]] = {}
+    for own, times in zip(measured.schedule.actions, measured.times, strict=True):
+        ran |= zip(own, times, strict=True)
+    for (kind, chunk, m), (start, _) in ran.items():
+        if kind == "F" and chunk:
+            assert start >= ran[Action("F", chunk - 1, m)][1] - 1e-3  # another process looks at the clock
     steps = rows(run)[-1]["step"] + 2
     other = ("--resume", "--strategy", "dp=2,micro_batch=2", "--set", f"train.steps={steps}")
     code, err = train(here, "struck", (), *other)

@@ -28,8 +28,13 @@ from phalanx.spec.strategy import Strategy
 @given(st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
 def test_sums_of_the_expansion_are_the_terms(case: tuple[ModelSpec, Job, Strategy]) -> None:
     model, job, strategy = case
-    events = expand(model, job, strategy).events
-    found = terms(model, job, strategy)
+    for place in range(strategy.pp):
+        _sums_are_the_terms(model, job, strategy, place)
+
+
+def _sums_are_the_terms(model: ModelSpec, job: Job, strategy: Strategy, place: int) -> None:
+    events = expand(model, job, strategy, place=place).events
+    found = terms(model, job, strategy, place=place)
     for term in found:
         unit, kind = term.event.unit, term.event.kind
         if kind != "compute":

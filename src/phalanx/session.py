@@ -138,23 +138,13 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
         "bucket": {"bytes": chosen.strategy.bucket_bytes, "reason": chosen.bucket_reason or GIVEN}
         if has_buckets(chosen.strategy)
         else None,
-        "chunks": _chunks(file, cluster, chosen) if chosen.strategy.pp > 1 else None,
+        "chunks": layers.explained(file.model, cluster, file.job, chosen.strategy, chosen.layers_reason or GIVEN),
         "peak_flops_per_s": rates.peak_flops_per_s,
         "rates_origin": rates.origin,
         "tokens": tokens,
         "cluster": asdict(file.cluster),
     }
     return Plan(file.model, cluster, file.job, chosen.strategy, file.train, choices, prediction)
-
-
-def _chunks(file: JobFile, cluster: ClusterSpec, chosen: Candidate) -> dict[str, Any]:
-    """What each chunk of a pipeline holds and costs, for a micro-batch."""
-    found = layers.shares(file.model, cluster, file.job, chosen.strategy)
-    return {
-        "reason": chosen.layers_reason or GIVEN,
-        "imbalance": found.imbalance,
-        "chunks": [asdict(chunk) for chunk in found.chunks],
-    }
 
 
 def prepare_data(file: JobFile, announce: Announce) -> TokenSet:

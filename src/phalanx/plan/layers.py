@@ -7,13 +7,14 @@ the one whose slowest rank is fastest among those that fit.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from phalanx.cost import memory
 from phalanx.cost.predict_pipeline import unit_seconds
 from phalanx.cost.terms import terms, unit_class
 from phalanx.schedule import stages
-from phalanx.schedule.partition import Explained, Limits, Units, explain, partition
+from phalanx.schedule.partition import Limits, Units, explain, partition
 from phalanx.schedule.pipeline import held
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -37,10 +38,13 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tu
     return replace(s, layers="/".join(map(str, found.blocks))), reason
 
 
-def shares(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> Explained:
-    """What each chunk and each rank of a strategy costs."""
+def explained(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, reason: str) -> dict[str, Any] | None:
+    """What each chunk of a pipeline holds and costs for a micro-batch, and why it is cut so; None without one."""
+    if s.pp == 1:
+        return None
     seconds, limits = costs(model, cluster, job, s)
-    return explain(seconds, stages.rank_of(s), stages.blocks_of(model, s), limits)
+    found = explain(seconds, stages.rank_of(s), stages.blocks_of(model, s), limits)
+    return {"reason": reason, "imbalance": found.imbalance, "chunks": [asdict(chunk) for chunk in found.chunks]}
 
 
 def costs(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tuple[Units, Limits]:

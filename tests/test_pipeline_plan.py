@@ -1,0 +1,88 @@
+"""A pipeline on a cluster: which blocks in which chunk, what the schedule then costs, and that the plan says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.cost.pipeline import Costs, price
+from phalanx.cost.predict import predict, predict_all
+from phalanx.cost.predict_pipeline import pipelined, programs
+from phalanx.plan import layers, search
+from phalanx.schedule.pipeline import build
+from phalanx.spec import cluster_presets as clusters
+from phalanx.spec.families import complete
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.jobfile import build as make
+from phalanx.spec.jobfile import make_strategy
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.presets import preset
+from phalanx.spec.strategy import Strategy
+
+LLAMA = make(ModelSpec, complete(preset("llama3-8b")), "model")
+JOB = Job(64, 4096, Precision("bfloat16"))
+CLUSTER = clusters.dgx_h100(nodes=8)
+
+
+def _strategy(line: str) -> Strategy:
+    found = make_strategy(line)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("line", ["pp=4,tp=2", "pp=8", "pp=4,schedule=interleaved,virtual=2", "pp=4,schedule=zb-v"])
+def test_the_slowest_rank_is_as_fast_as_may_be(line: str) -> None:
+    """No block moved from one chunk to a neighbour's makes it faster."""
+    s, why = layers.resolve(LLAMA, CLUSTER, JOB, _strategy(line))
+    blocks = [int(n) for n in s.layers.split("/")]
+    assert sum(blocks) == LLAMA.layers
+    assert "slowest rank" in why
+    slowest = max(pipelined(LLAMA, CLUSTER, JOB, s).priced.work)
+    for i in range(len(blocks)):
+        for j in range(len(blocks)):
+            moved = [n + (c == j) - (c == i) for c, n in enumerate(blocks)]
+            if i != j and min(moved) >= 1:
+                other = replace(s, layers="/".join(map(str, moved)))
+                assert max(pipelined(LLAMA, CLUSTER, JOB, other).priced.work) >= slowest * (1 - 1e-9)
+
+
+def test_memory_limits_move_blocks_to_where_there_is_room() -> None:
+    """The first rank of 1f1b holds the most micro-batches: on a device that is full it gets fewer blocks."""
+    s = _strategy("pp=4,tp=4,micro_batch=2")
+    wide, _ = layers.resolve(LLAMA, CLUSTER, JOB, s)
+    need = predict(LLAMA, CLUSTER, JOB, wide).memory_bytes
+    device = replace(CLUSTER.device, usable_bytes=int(need * 0.95))
+    tight, _ = layers.resolve(LLAMA, replace(CLUSTER, device=device), JOB, s)
+    assert int(tight.layers.split("/")[0]) < int(wide.layers.split("/")[0])
+    assert predict(LLAMA, CLUSTER, JOB, tight).memory_bytes < need
+
+
+@pytest.mark.parametrize("line", ["pp=4,schedule=gpipe", "pp=2,tp=2,schedule=zb-h1", "pp=4,schedule=dualpipe-v,dp=2"])
+def test_the_step_is_the_schedules(line: str) -> None:
+    s, _ = layers.resolve(LLAMA, CLUSTER, JOB, _strategy(line))
+    found = pipelined(LLAMA, CLUSTER, JOB, s)
+    schedule = build(s.schedule, s.pp, s.accumulation(JOB))
+    assert price(schedule, found.costs).times == found.priced.times
+    alike = price(schedule, Costs.equal(schedule.chunks)).bubble_fraction
+    assert found.priced.bubble_fraction == pytest.approx(alike, abs=0.08)  # chunks are nearly alike
+    prediction = predict(LLAMA, CLUSTER, JOB, s)
+    assert prediction.step_time_s > found.priced.makespan
+    assert prediction.bubble_fraction == found.priced.bubble_fraction
+    assert prediction.memory_bytes == max(p.peak_bytes for p in programs(LLAMA, JOB, s))
+    columns = predict_all(LLAMA, CLUSTER, JOB, [s, Strategy(dp=2), s])
+    assert list(columns.step_time_s[[0, 2]]) == [prediction.step_time_s] * 2
+    assert columns.bubble_fraction[1] == 0
+
+
+def test_the_plan_says_what_each_chunk_costs() -> None:
+    found = search.price(LLAMA, CLUSTER, JOB, _strategy("pp=4,tp=2"))
+    assert found.strategy.layers != "auto"
+    assert found.asked == replace(_strategy("pp=4,tp=2"), bucket=found.asked.bucket)
+    said = layers.explained(LLAMA, CLUSTER, JOB, found.strategy, found.layers_reason)
+    assert said is not None
+    chunks = said["chunks"]
+    assert [c["rank"] for c in chunks] == [0, 1, 2, 3]
+    assert chunks[0]["embed"]
+    assert chunks[3]["head"]
+    assert chunks[0]["bytes"] == pytest.approx(predict(LLAMA, CLUSTER, JOB, found.strategy).memory_bytes, rel=0.1)
