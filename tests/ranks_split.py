@@ -13,7 +13,7 @@ from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.runtime.weight_gradients import Left, PutOff
+from phalanx.runtime.weight_gradients import Left, Product, PutOff
 from phalanx.runtime.world import World
 from phalanx.schedule.context_parallel import context
 from phalanx.spec.job import Job
@@ -83,10 +83,12 @@ class Part:
         self.inner.micro_batch = micro_batch
         came: list[str] = []
 
-        def deliver(p: nn.Parameter, gradient: Tensor | None, rows: list[tuple[Tensor, Tensor]]) -> None:
+        def deliver(p: nn.Parameter, gradient: Tensor | Product | None, rows: list[tuple[Tensor, Tensor]]) -> None:
             name = self.names[id(p)]
             came.append(name)
-            if gradient is not None:
+            if isinstance(gradient, Product):
+                gradient.put(self.gradients[name], add=True)
+            elif gradient is not None:
                 self.gradients[name] += gradient
             for index, values in rows:
                 self.gradients[name].index_add_(0, index, values)

@@ -38,11 +38,13 @@ class Parts:
 
 
 class SplitBlock(Block):
-    """The same tensors; on one rank too, all products of one input have their backward pass together."""
+    """The same tensors; on one rank too, all products of one input have their backward pass together. `in_place`:
+    gradients are put into memory of their own type, where products are made right there."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *given: Any, in_place: bool, **named: Any) -> None:
         super().__init__(*given, **named)
         self.joint = True
+        self.made = int(not in_place)
 
     def parts(self) -> Parts:
         inputs, weights = Walk(), Walk()
@@ -153,7 +155,7 @@ class SplitBlock(Block):
     def _weights(self, walk: Walk) -> None:
         spec, S, A, Q, K = self.spec, self.S, self.A, self.Q, self.K
         g = self.W if self.sp else S  # of what is added to the stream
-        walk.touch(self.dW_mlp)
+        walk.touch(self.dW_mlp * self.made)
         walk.give(A)  # activated
         if self.serial:
             walk.give(g)
@@ -162,7 +164,7 @@ class SplitBlock(Block):
             walk.give(S, norm_weights(spec, self.e))
         if spec.qk_norm:
             walk.give(2 * spec.head_dim * self.e)
-        walk.touch(self.dW_q)
+        walk.touch(self.dW_q * self.made)
         walk.give(Q, g)
         self._columns_weights(walk, (K, self.dW_k), (K, self.dW_k), (Q, self.dW_q))
         walk.give(S, norm_weights(spec, self.e))
@@ -173,8 +175,19 @@ class SplitBlock(Block):
             walk.touch(self.W + sum(weight for _, weight in parts))
             walk.give(*(size for size, _ in parts))
             return
+        self._one_by_one(walk, *parts)
+
+    def _columns_backward(self, walk: Walk, *parts: tuple[Column, int]) -> None:
+        if self.tp > 1:
+            super()._columns_backward(walk, *parts)
+            return
+        walk.take(self.S)
+        self._one_by_one(walk, *parts)
+
+    def _one_by_one(self, walk: Walk, *parts: tuple[Column, int]) -> None:
+        """Whoever takes the gradients of weights makes each when its turn comes."""
         for size, weight in parts:
-            walk.touch(weight)
+            walk.touch(weight * self.made)
             walk.give(size)
 
 
@@ -212,9 +225,12 @@ def embed(
     return Parts(Pass.of(inputs), Pass.of(weights))
 
 
-def head(spec: ModelSpec, t: Column, own: Column, e: int, stream: Column, together: Column) -> Parts:
-    """The gradient of the logits lies in their memory."""
-    logits, weight = t * spec.vocab * e, spec.vocab * spec.hidden * e
+def head(
+    spec: ModelSpec, t: Column, own: Column, e: int, stream: Column, together: Column, weight: int
+) -> Parts:
+    """The gradient of the logits lies in their memory. `weight`: the bytes of that of the projection's, where it has
+    any before it is put."""
+    logits = t * spec.vocab * e
     inputs, weights = Walk(), Walk()
     inputs.take(stream)
     inputs.touch(together)

@@ -69,6 +69,7 @@ class Block:
         self.serial, self.one_norm = spec.residual == "serial", spec.residual == "parallel_one_norm"
         self.products = 2 if spec.gated else 1  # of the MLP's input
         self.joint = tp > 1  # products of one input have their backward pass together
+        self.made = 1  # 0 where the gradient of a product's weight is made right where it is put, without a copy
         # The core's result is there as Ulysses gave it back too.
         self.apart = core is not None and core.part.ulysses > 1
 
@@ -244,7 +245,7 @@ class Block:
             self._product_backward(walk, mlp=True, attention=not self.serial)
         else:
             walk.take(A)
-            walk.touch(self.dW_mlp)
+            walk.touch(self.dW_mlp * self.made)
         walk.give(A)  # what the second product read
         if self.spec.gated:
             walk.take(3 * A)
@@ -253,8 +254,7 @@ class Block:
             walk.take(A)
             walk.give(2 * A)
         if self.joint:  # gradients of all weights that read one input are made beside its own, which travels
-            self._columns_backward(walk, self.products * self.dW_mlp)
-            walk.give(self.products * A)
+            self._columns_backward(walk, *[(A, self.dW_mlp)] * self.products)
             self._read(walk)
             return
         walk.take(S)
@@ -268,13 +268,13 @@ class Block:
         if self.spec.gated:
             self._add(walk, self.dW_mlp, self.spec.mlp_bias)
 
-    def _columns_backward(self, walk: Walk, weights: Column) -> None:
+    def _columns_backward(self, walk: Walk, *parts: tuple[Column, int]) -> None:
         """Over tp ranks: with sequence parallelism the input is brought together once more, and its gradient is there
-        of all tokens before it is of own ones."""
+        of all tokens before it is of own ones. `parts`: the gradients of results, which go, and of weights."""
         together = 2 * self.W if self.sp else 0
         walk.take(self.S, together)
-        walk.touch(weights)
-        walk.give(together)
+        walk.touch(sum(weight for _, weight in parts))
+        walk.give(together, *(size for size, _ in parts))
 
     def _product_backward(self, walk: Walk, mlp: bool, attention: bool) -> None:
         """With sequence parallelism, of the MLP's second product and of attention's, together where they are of one
@@ -337,7 +337,7 @@ class Block:
             if selective:
                 self._core_again(walk)
             walk.take(Q)
-            walk.touch(self.dW_q)
+            walk.touch(self.dW_q * self.made)
             if self.apart:
                 walk.give(Q)
         if self.repeat == "none" or (self.sp and selective):
@@ -354,8 +354,7 @@ class Block:
                 walk.touch(rms_temporaries(self.t * heads, spec.head_dim, self.e))
                 walk.give(size, sums)
         if self.joint:
-            self._columns_backward(walk, self.dW_q + 2 * self.dW_k)
-            walk.give(Q + 2 * K)
+            self._columns_backward(walk, (K, self.dW_k), (K, self.dW_k), (Q, self.dW_q))
             walk.give(S)
             if self.one_norm:
                 self._add(walk, 0, bias=True)

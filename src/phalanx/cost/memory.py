@@ -195,7 +195,8 @@ def footprint(
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch. `placed`: the type of
     the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds; with `sp` the
     stream is of this rank's own tokens. `repeat`: what a block repeats. With several ranks that share sequences
-    `core` is that of attention."""
+    `core` is that of attention. `in_parts`: layers may put gradients of weights off, and do not make the others where
+    whoever takes them can."""
     t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
@@ -205,6 +206,7 @@ def footprint(
     several = 0 if core is not None else _several(t, seq)
     # In one backward pass the head's share of a tied weight's gradient waits for embed's.
     shared = v * h * e if spec.tied and not isinstance(spec, StageSpec) else 0
+    in_place = in_parts and placed == job.precision.compute  # products are made right where gradients are put
     if unit == "embed":
         position = 0
         looked_up = core.part.tokens * h * e if core is not None else 0  # rows that are no slice
@@ -260,11 +262,14 @@ def footprint(
         return Footprint(
             kept=kept,
             forward=np.maximum(np.maximum(several + loss, norm), together),
-            backward=np.maximum(stream + 2 * together + v * h * e, last + shared),
+            backward=np.maximum(stream + 2 * together + v * h * e * (tp > 1 or not in_place), last + shared),
             leaves=stream + shared,
-            parts=backward_parts.head(spec, t, own, e, stream, together) if in_parts else None,
+            parts=backward_parts.head(spec, t, own, e, stream, together, v * h * e * (sp or not in_place))
+            if in_parts
+            else None,
         )
-    block = (SplitBlock if in_parts else Block)(spec, t, e, tp, sp, repeat, core)
+    given = (spec, t, e, tp, sp, repeat, core)
+    block = SplitBlock(*given, in_place=in_place) if in_parts else Block(*given)
     there, back = block.passes()
     return Footprint(
         kept=there.live,

@@ -141,8 +141,8 @@ def terms(
     found = []
     for name, alike in unit_classes(spec, like).items():
         unit, repeat = name.split(",")[0], repeat_of(like, alike[0])
-        placed, split = _placed(like, job), like.split_backward
-        held = memory.footprint(spec, unit, t, job.seq, job, placed, like.tp, like.sp, repeat, core, split)
+        placed, in_parts = _placed(like, job), like.pp > 1  # layers of every pipeline are such, one part or two
+        held = memory.footprint(spec, unit, t, job.seq, job, placed, like.tp, like.sp, repeat, core, in_parts)
         apart: Column = 0
         made: Column = 0
         if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
@@ -175,14 +175,14 @@ def terms(
             before=apart,
             masked=held.masked,
         )
-        if held.parts is None:
+        if held.parts is None or not like.split_backward:
             found.append(backward)
             continue
-        in_parts: tuple[tuple[Phase, str, Work, Work, Pass], ...] = (
+        halves: tuple[tuple[Phase, str, Work, Work, Pass], ...] = (
             ("I", "input_grad", inputs, again, held.parts.inputs),
             ("W", "weight_grad", weights, NO_WORK, held.parts.weights),
         )
-        for phase, op, work, repeated, of_part in in_parts:
+        for phase, op, work, repeated, of_part in halves:
             n = often[phase, name]
             found.append(
                 Term(

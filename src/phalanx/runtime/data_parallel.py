@@ -27,6 +27,7 @@ from phalanx.runtime.compression import Compressor, Underway, compressor
 from phalanx.runtime.flat import Flat, Piece
 from phalanx.runtime.gathered import SHARED, Gathered
 from phalanx.runtime.transport import Call, same_place
+from phalanx.runtime.weight_gradients import Product
 from phalanx.schedule.buckets import Bucket, slot_sizes, slots
 from phalanx.spec.job import Precision
 from phalanx.spec.strategy import Strategy
@@ -46,11 +47,15 @@ def _release(parameters: list[nn.Parameter]) -> None:
     """The engine is gone: layers give whole gradients again."""
     for p in parameters:
         p.__dict__.pop("rows_beside", None)
+        p.__dict__.pop("products_beside", None)
 
 
-def put(place: Tensor, grad: Tensor | None, rows: list[tuple[Tensor, Tensor]], add: bool) -> None:
+def put(place: Tensor, grad: Tensor | Product | None, rows: list[tuple[Tensor, Tensor]], add: bool) -> None:
     """A gradient to where it is reduced: the dense part, if there is one, and rows of it."""
-    if grad is None or grad.is_sparse:
+    if isinstance(grad, Product):
+        grad.put(place, add)
+        grad = None
+    elif grad is None or grad.is_sparse:
         if not add:
             place.zero_()
     else:
@@ -125,6 +130,7 @@ class DataParallel:
         for name, p in self.parameters.items():
             # Rows of a gradient that a layer adds beside the dense one, or in its place (nn/functions.py).
             p.rows_beside = []  # type: ignore[attr-defined]
+            p.products_beside = []  # type: ignore[attr-defined]
             p.register_post_accumulate_grad_hook(partial(_call, hook, name))
         weakref.finalize(self, _release, list(self.parameters.values())).atexit = False
 
@@ -239,6 +245,7 @@ class DataParallel:
         for p in self.parameters.values():
             p.grad = None
             p.rows_beside.clear()  # type: ignore[attr-defined]
+            p.products_beside.clear()  # type: ignore[attr-defined]
         self._micro_batch, self._open = -1, False
 
     def forward(self, micro_batch: int) -> None:
@@ -271,15 +278,16 @@ class DataParallel:
             return
         if not self._open:
             raise RuntimeError(f"{name} got a gradient in a backward pass that the engine was not told of")
-        rows = parameter.rows_beside  # type: ignore[attr-defined]
-        self.take(name, parameter.grad, rows)
+        rows, products = parameter.rows_beside, parameter.products_beside  # type: ignore[attr-defined]
+        self.take(name, products.pop() if products else parameter.grad, rows)
         rows.clear()
         parameter.grad = None
 
-    def take(self, name: str, grad: Tensor | None, rows: list[tuple[Tensor, Tensor]]) -> None:
+    def take(self, name: str, grad: Tensor | Product | None, rows: list[tuple[Tensor, Tensor]]) -> None:
         """A parameter's gradient of this micro-batch: a dense part, if there is one, and rows of it."""
         bucket = self._bucket_of[name]
         if self.watch is not None:
+            grad = grad.made() if isinstance(grad, Product) else grad
             self.watch(name, grad, rows)
         place = self._views[name] if self.stage <= 1 else self._view(bucket, name)
         put(place, grad, rows, add=self.stage <= 1 and name in bucket.touched)

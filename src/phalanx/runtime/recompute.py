@@ -91,7 +91,7 @@ class _Product(torch.autograd.Function):
         if put_off is not None:
             put_off.product(ctx.owners, g, rows)
             return None, None, d_x, None, None
-        return None, None, d_x, g.t().mm(rows), g.sum(0) if ctx.biased else None
+        return None, None, d_x, weight_gradients.beside(ctx.owners, g, rows), g.sum(0) if ctx.biased else None
 
 
 def product(x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None, made: bool = False) -> Tensor:

@@ -72,9 +72,12 @@ class _Columns(torch.autograd.Function):
         if put_off is not None:
             put_off.products(ctx.owners, ctx.biased, g, rows)
         else:
-            d_given = [
-                d for part in g for d in ((part.t().mm(rows), part.sum(0)) if ctx.biased else (part.t().mm(rows),))
-            ]
+            # While the sum over the ranks travels; one rank alone has whoever takes gradients make them.
+            each, alone = 1 + ctx.biased, () if ctx.tp is not None else ctx.owners
+            for i, part in enumerate(g):
+                d_given[each * i] = weight_gradients.beside(alone[each * i :], part, rows)
+                if ctx.biased:
+                    d_given[each * i + 1] = part.sum(0)
         underway.wait()
         return (None, None, None, d_x.view(x.shape), None, *d_given)
 

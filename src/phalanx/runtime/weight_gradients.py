@@ -24,12 +24,34 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+
+class Product(NamedTuple):
+    """A gradient gᵀ x that is not made yet, of g (tokens, out) and x (tokens, in): whoever accumulates it multiplies
+    right into its memory, in place of writing it, reading it and adding it."""
+
+    g: Tensor
+    x: Tensor
+
+    def made(self) -> Tensor:
+        return self.g.t().mm(self.x)
+
+    def put(self, place: Tensor, add: bool) -> None:
+        """Into `place`, or to what is there."""
+        if place.dtype != self.g.dtype:
+            place.add_(self.made()) if add else place.copy_(self.made())
+        elif add:
+            torch.addmm(place, self.g.t(), self.x, out=place)
+        else:
+            torch.mm(self.g.t(), self.x, out=place)
+
+
 Rows = list[tuple[Tensor, Tensor]]
-Deliver = Callable[[nn.Parameter, Tensor | None, Rows], None]
+Deliver = Callable[[nn.Parameter, Tensor | Product | None, Rows], None]
 """Takes a parameter's gradient: a dense one; or (index, values) of rows of it, as an embedding's."""
 Pay = Callable[[Deliver], None]
 Owners = tuple[nn.Parameter, ...]
@@ -121,7 +143,17 @@ def _rows(embedding: nn.Parameter, make: Callable[[], tuple[Tensor, Tensor]], de
 
 
 def _product(weight: nn.Parameter, g: Tensor, x: Tensor, deliver: Deliver) -> None:
-    deliver(weight, g.t().mm(x), [])
+    deliver(weight, Product(g, x), [])
+
+
+def beside(owner: Sequence[nn.Parameter], g: Tensor, x: Tensor) -> Tensor | None:
+    """The gradient of a weight, if it has an owner; nothing where the data-parallel engine takes products, which it
+    then finds at the owner. The hook of that is called all the same."""
+    products: list[Product] | None = getattr(owner[0], "products_beside", None) if owner else None
+    if products is None:
+        return Product(g, x).made()
+    products.append(Product(g, x))
+    return None
 
 
 def owners(*parameters: nn.Parameter | None) -> Owners:

@@ -127,7 +127,8 @@ class Training:
         self.engine.start(lambda piece: first(piece.parameter, piece.start, piece.stop))
         self.copies = Copies(self.engine, self.split) if strategy.tp > 1 or strategy.pp > 1 else None
         shape, dtype = stages.stream(spec, job, strategy), DTYPES[precision.compute]
-        put_off = PutOff(self.model.units(), self.inner) if splits(schedule) else None
+        parts = strategy.pp > 1 or splits(schedule)
+        put_off = PutOff(self.model.units(), self.inner) if parts else None
         self.pipeline = Pipeline(
             comm, self.inner, schedule, place["pp"], shape, dtype, self.engine, self._run, put_off
         )
