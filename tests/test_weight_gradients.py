@@ -136,7 +136,9 @@ def test_memory_is_free_gradient_by_gradient() -> None:
         before = tracker.highest = tracker.live
         lives = []
 
-        def deliver(_: object, g: torch.Tensor | Product | None, rows: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        def deliver(
+            _: object, g: torch.Tensor | Product | None, rows: list[tuple[torch.Tensor, torch.Tensor]]
+        ) -> None:
             made = g.made() if isinstance(g, Product) else rows[0][0] if g is None else g
             lives.append(tracker.live - made.nbytes)  # without what is made now: a product, or a copy of token ids
 

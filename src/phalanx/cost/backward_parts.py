@@ -225,9 +225,7 @@ def embed(
     return Parts(Pass.of(inputs), Pass.of(weights))
 
 
-def head(
-    spec: ModelSpec, t: Column, own: Column, e: int, stream: Column, together: Column, weight: int
-) -> Parts:
+def head(spec: ModelSpec, t: Column, own: Column, e: int, stream: Column, together: Column, weight: int) -> Parts:
     """The gradient of the logits lies in their memory. `weight`: the bytes of that of the projection's, where it has
     any before it is put."""
     logits = t * spec.vocab * e
