@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pool import Pool
 from test_verify import prove
 
+from phalanx.cost.predict_pipeline import programs
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job
 from phalanx.spec.jobfile import build
@@ -77,3 +78,8 @@ def test_an_embedding_that_is_tied_over_a_pipeline(pool: Pool, schedule: str, ze
     for found in pool.run(4, ranks.examine, model, Job(8, 8), strategy, "float64", 2)[0]:
         assert found.loss_rel_max <= BOUNDS["float64"], found
         assert found.grad_rel_max <= BOUNDS["float64"], found
+    over_replicas = replace(strategy, cp=2, shard=1) if zero else strategy
+    prove(model, Job(8, 8), over_replicas)
+    for step in programs(model, Job(8, 8), over_replicas):
+        across = [e.unit for e in step.events if e.axis == "dp_replicate" and zero]
+        assert len(across) == len(set(across))  # each shard goes over the replicas once

@@ -125,6 +125,7 @@ class _Expansion:
             for own, units in zip(sets, chunks(self.spec), strict=True)
         ]
         self.issued = Issued(early)
+        self.left = Counter(self.cut[i].name for own in sets for i in own if self.cut)  # reductions until complete
         self.whole_units: set[str] = set()
         self.leaving: set[tuple[str, int]] = set()
         self.part = Context(job.seq, strategy.ring, strategy.ulysses)
@@ -189,7 +190,9 @@ class _Expansion:
             self.steps.compute(_compute(term, unit, m, last_use.get(unit, 0)))
             self.steps.add(self._inside(unit, phase, m))
             for bucket in self.ready[index][unit] if reduced else ():
-                self.steps.add(self.issued.issue(self._reduction(bucket, m), self._across(bucket, m) if last else []))
+                self.left[bucket.name] -= last
+                across = [] if self.left[bucket.name] else self._across(bucket, m)
+                self.steps.add(self.issued.issue(self._reduction(bucket, m), across))
         if reduced and s.stage >= 2:
             self.steps.add(self.issued.flush())
 

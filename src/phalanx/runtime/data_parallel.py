@@ -238,6 +238,7 @@ class DataParallel:
         """Start a step: nothing has arrived, nothing is issued."""
         for b in self.buckets:
             b.touched.clear()
+            b.left = sum(b in own for own in self._chunks)
             if b.whole is not None:
                 b.whole[b.bucket.numel :].zero_()
             elif b.shard is not None:
@@ -335,6 +336,7 @@ class DataParallel:
 
     def _issue(self) -> None:
         b = self._now[self._next]
+        b.left -= self._last
         if self.stage <= 1:
             for p in b.bucket.parameters:
                 if p.fqn not in b.touched:
@@ -388,7 +390,7 @@ class DataParallel:
                 self._lent[slot] = (self._lent[slot][0], None)
         elif not same_place(own, b.shard):
             b.shard.copy_(own)
-        if not self._last or self.replicas == 1:
+        if b.left or self.replicas == 1:
             return
         self._across.append(b)
         if self.compressor is not None:

@@ -52,6 +52,7 @@ class Flat:
         self.master: Tensor | None = None
         self.places: dict[str, Tensor] = {}  # the parameters' gradients in `sent`, where that is lent
         self.missing = 0
+        self.left = 0  # reductions until its gradients are complete: one, or of a bucket of several chunks more
         self.arrived: set[str] = set()  # parameters with a gradient in this micro-batch
         self.touched: set[str] = set()  # in this step
         self.handle: Handle | None = None  # of the reduction under way
