@@ -17,7 +17,7 @@ from pool import Pool
 from phalanx import session
 from phalanx.runtime import checkpoint
 from phalanx.runtime.comm import Comm
-from phalanx.runtime.data_parallel import square
+from phalanx.runtime.gradients import square
 from phalanx.runtime.parallelize import spread
 from phalanx.runtime.world import ALONE
 from phalanx.spec import jobfile, plan

@@ -109,7 +109,7 @@ def _stale(target: Target) -> Iterator[Difference]:
         "memory_bytes": (max(step.peak_bytes for step in steps), target.prediction.get("memory_bytes")),
     }
     for name, (now, then) in figures.items():
-        near = name == "memory_bytes" and isinstance(then, int) and abs(now - then) <= slack(first)
+        near = name == "memory_bytes" and isinstance(then, int) and abs(now - then) <= max(map(slack, steps))
         if now != then and not near:
             yield Difference(f"{name} of the plan", str(then), str(now), "made by another version, or edited")
 

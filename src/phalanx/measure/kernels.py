@@ -23,7 +23,8 @@ from phalanx.measure.fit import nonnegative_fit
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create
 from phalanx.runtime.comm import DTYPES, Comm
-from phalanx.runtime.data_parallel import DataParallel, put
+from phalanx.runtime.data_parallel import DataParallel
+from phalanx.runtime.gradients import put
 from phalanx.runtime.optimizers import AdamW
 from phalanx.schedule.buckets import gradient_buckets
 from phalanx.spec.cluster import CollectiveFit, Rates

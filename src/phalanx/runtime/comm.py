@@ -75,8 +75,32 @@ class Comm:
         shared = any(c.transport == "shm" for c in self.choices) and world.device.type == "cpu"
         self._shm = shm.attach() if shared else None
         self._p2p = P2P()
+        if not null and world.size > 1 and self.size("pp") > 1:
+            self._create_groups()
         self.unawaited: dict[int, _NotIssued] = {}
         """Over the null transport: collectives that nobody has waited for."""
+
+    def _create_groups(self) -> None:
+        """All groups of a pipeline, in one order. Made when they are first used, each rank would have its own order:
+        one begins with a message, another with what its layers send."""
+        m = self.mesh
+        every = m.name("dp_replicate", "dp_shard", "cp", "tp")
+        for axis in (
+            m.gradient_axis,
+            m.shard_axis,
+            "dp_replicate",
+            "cp",
+            "ring",
+            "ulysses",
+            "tp",
+            "pp",
+            every,
+            "embed",
+        ):
+            ranks = self.ranks(axis)
+            # Ranks between the first and the last of a pipeline have no group of `embed`: one of their own instead.
+            if len(ranks) > 1 or axis == "embed":
+                worlds.group(ranks)
 
     def ranks(self, axis: str) -> tuple[int, ...]:
         """This rank's group along an axis; alone where the name is empty: an axis that dropped out."""

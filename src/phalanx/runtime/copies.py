@@ -16,7 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from phalanx.runtime.data_parallel import DataParallel, square
+from phalanx.runtime.data_parallel import DataParallel
+from phalanx.runtime.gradients import square
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.model import second_tied, tied_apart
 from phalanx.spec.split import Split, partial

@@ -4,6 +4,7 @@
     masters           of a type of their own, or at stage 3, where weights rest in them: equal on all that
                       hold the same shard
     module buffers    all data-parallel ranks
+    a tied embedding    the first and the last rank of a pipeline
     what tp ranks hold copies of: weights, or where those are sharded the masters of the same pieces
 
 A shard that nobody else holds (dp_replicate = 1) has nothing to be compared with.
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.transport import Call
+from phalanx.spec.model import tied_apart
 from phalanx.spec.split import Split
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -89,6 +91,16 @@ def _found(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | N
                 for first in range(0, split.tp, n) if n > 1 else ():
                     holders = group[first : first + n]
                     found += _differences(table[rows(holders), i : i + 1], [name], holders)
+    if split is not None and tied_apart(split.spec):
+        ends = comm.ranks("embed")
+        both = [
+            t
+            for name, t in (*whole.items(), *shards.items())
+            if name.endswith("embed.token.weight") and t is not None
+        ]
+        told = comm.gather_objects([int(checksum(t)) for t in both], "embed")
+        if told[0] != told[1]:
+            found.append(f"embed.token.weight (rank {ends[0]} against rank {ends[1]}, where it is the head)")
     return list(dict.fromkeys(found))
 
 

@@ -170,7 +170,7 @@ def group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     """The process group of these ranks, created once.
 
     torch names a group by its ranks and by how many groups its maker had: so every rank must ask for its groups
-    in the same order of axes.
+    in the same order of axes (Comm does for those of a pipeline).
     """
     if ranks not in _groups:
         if ranks == tuple(range(dist.get_world_size())):

@@ -265,7 +265,10 @@ class Training:
             total[0] += self._evaluate(batch)
             total[1] += self._targets(batch)
         if self.engine.stage == 3:
-            shape = (1, 2) if self.cp is None else self.context.shape(1, not self.cp.packed)
+            # As little as can be; of a pipeline, and of ranks that share sequences, a whole one.
+            shape = (1, 2)
+            if self.cp is not None or self.strategy.pp > 1:
+                shape = self.context.shape(1, self.job.documents == "separate")
             nothing = torch.zeros(shape, dtype=torch.int64, device=self.comm.world.device)
             for _ in range(passes - len(batches)):
                 self._evaluate(nothing)
