@@ -202,15 +202,6 @@ def test_of_two_parts(case: tuple[ModelSpec, Job, Strategy, int]) -> None:
 
 
 @given(cases())
-@settings(max_examples=15)
-def test_of_one_part_of_layers_that_could_do_two(case: tuple[ModelSpec, Job, Strategy, int]) -> None:
-    """Where a weight is tied the pipeline's stages have it once in a pass: the whole model's head would wait for
-    the embedding."""
-    spec, *others = case
-    compare((replace(spec, tied=False), *others), split=False)
-
-
-@given(cases())
 def test_what_is_kept_comes_and_goes(case: tuple[ModelSpec, Job, Strategy, int]) -> None:
     """Forward and both parts leave a block as it was, and the work of the parts is that of the whole."""
     spec, job, s, _ = case
