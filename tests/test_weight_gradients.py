@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
 from ranks_split import Part, all_apart, apart, batches
+from toy import model
 
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import Tracker
@@ -20,9 +21,7 @@ from phalanx.runtime.record import Recorder
 from phalanx.runtime.weight_gradients import Product, PutOff
 from phalanx.runtime.world import ALONE
 from phalanx.schedule.buckets import backward_order
-from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import build
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
@@ -30,21 +29,6 @@ from phalanx.spec.strategy import Strategy
 FP64 = Precision("float64")
 EXACT = 1e-12
 MODES = ["none", "selective", "full", "every:2"]
-
-
-def model(**sizes: Any) -> ModelSpec:
-    usual: dict[str, Any] = {
-        "family": "llama",
-        "vocab": 61,
-        "hidden": 16,
-        "layers": 2,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 8,
-        "ffn": 40,
-        "max_seq": 16,
-    }
-    return build(ModelSpec, complete(usual | sizes), "model")
 
 
 @given(models(small=True), st.sampled_from(MODES), st.sampled_from(["packed", "separate"]), st.sampled_from([1, 2]))
