@@ -53,7 +53,19 @@ class RopeScaling:
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of the MLP: each token goes to `top_k` of `count` experts of width `ffn`, and
-    through one of width `shared_ffn` that all tokens share. In `dense_layers` the MLP stays."""
+    through one of width `shared_ffn` that all tokens share. In `dense_layers` the MLP stays.
+
+    `score`: of an expert for a token, from the router's logits. `normalized`: the scores of those chosen are divided
+    by their sum; then multiplied by `scale`. With `groups`, a token's experts come from its `top_groups` best ones,
+    by their best expert's score or the sum of their best two (DeepSeek-V2, V3). `chooser`: tokens choose experts, or
+    experts choose tokens (Zhou et al. 2022). `capacity`: of a sequence of S tokens an expert takes at most capacity
+    x top_k x S / count, the first ones (none: all that come).
+
+    `balance_loss`, `z_loss`: the coefficients of the loss that evens out the load (Fedus et al. 2021, over each
+    sequence) and of that on large logits (Zoph et al. 2022). `balance_bias`: what is added to each expert's score
+    where it is chosen changes by so much a step, against its load (Wang et al. 2024); none: there is no such bias.
+    `held`: how many of them one of several ranks has.
+    """
 
     count: int
     top_k: int
@@ -62,13 +74,54 @@ class Experts:
     dense_layers: tuple[int, ...] = ()
     bias: bool = False
     router_bias: bool = False
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalized: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    chooser: Literal["tokens", "experts"] = "tokens"
+    capacity: float | None = None
+    balance_loss: float = 0.0
+    z_loss: float = 0.0
+    balance_bias: float | None = None
+    held: int | None = None
 
     def __post_init__(self) -> None:
-        at_least_one("model.experts", self, "count", "top_k", "ffn")
-        if self.shared_ffn < 0:
-            raise InputError("model.experts.shared_ffn", self.shared_ffn, "must not be negative")
+        where = "model.experts"
+        at_least_one(where, self, "count", "top_k", "ffn", "groups", "top_groups", "held")
+        for name in ("shared_ffn", "balance_loss", "z_loss", "balance_bias"):
+            if (getattr(self, name) or 0) < 0:
+                raise InputError(f"{where}.{name}", getattr(self, name), "must not be negative")
+        for name in ("scale", "capacity"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise InputError(f"{where}.{name}", getattr(self, name), "must be positive")
         if self.top_k > self.count:
-            raise InputError("model.experts.top_k", self.top_k, f"is more than count = {self.count}")
+            raise InputError(f"{where}.top_k", self.top_k, f"is more than count = {self.count}")
+        if self.count % self.groups:
+            raise InputError(f"{where}.groups", self.groups, f"does not divide count = {self.count}")
+        within = self.count // self.groups
+        if self.top_groups > self.groups or self.top_k > self.top_groups * within:
+            raise InputError(
+                f"{where}.top_groups",
+                self.top_groups,
+                f"is not between top_k / experts of a group = {self.top_k} / {within} and groups = {self.groups}",
+            )
+        if self.group_score == "top2" and self.groups > 1 and within < 2:
+            raise InputError(f"{where}.group_score", "top2", "needs two experts in a group", "use max")
+        if self.chooser == "experts":
+            for name, off in (("groups", self.groups == 1), ("balance_loss", not self.balance_loss)):
+                if not off:
+                    reason = "is for tokens that choose; experts that choose tokens are balanced"
+                    raise InputError(f"{where}.{name}", getattr(self, name), reason, "leave it out")
+            if self.balance_bias is not None or self.normalized:
+                name = "normalized" if self.normalized else "balance_bias"
+                raise InputError(f"{where}.{name}", getattr(self, name), "is for tokens that choose", "leave it out")
+
+    @property
+    def here(self) -> int:
+        """How many experts a rank has."""
+        return self.count if self.held is None else self.held
 
 
 @dataclass(frozen=True)

@@ -341,10 +341,10 @@ def _mlp(spec: ModelSpec, name: str, f: int) -> _Rows:
 
 
 def _experts(spec: ModelSpec, x: Experts, name: str) -> _Rows:
-    h, n = spec.hidden, x.count
-    rows: _Rows = [(f"{name}.router.weight", (n, h), "router")]
+    h, n = spec.hidden, x.here
+    rows: _Rows = [(f"{name}.router.weight", (x.count, h), "router")]
     if x.router_bias:
-        rows.append((f"{name}.router.bias", (n,), "router_bias"))
+        rows.append((f"{name}.router.bias", (x.count,), "router_bias"))
     for part in ("gate", "up") if spec.gated else ("up",):
         rows.append((f"{name}.experts.{part}.weight", (n, x.ffn, h), "expert_column"))
         if x.bias:
