@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.nn.decoder import Decoder
+from phalanx.nn.functions import accumulate_dtype
 from phalanx.nn.rotary import rotary_table
 from phalanx.nn.weights import Weights
 from phalanx.runtime.context_parallel import ContextParallel
+from phalanx.runtime.expert_parallel import ExpertParallel
+from phalanx.runtime.sequence_tokens import SequenceTokens
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec.model import ModelSpec, Parameter
 from phalanx.spec.split import Held, Split
@@ -67,9 +70,9 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
     """
     if p.role == "norm":
         return np.full(stop - start, 1.0 if p.fqn.endswith("weight") else 0.0, dtype=np.float32)
-    if p.role in ("column_bias", "row_bias"):
+    if p.role.endswith("_bias"):
         return np.zeros(stop - start, dtype=np.float32)
-    std = STD / (2 * spec.layers) ** 0.5 if p.role == "row" else STD
+    std = STD / (2 * spec.layers) ** 0.5 if p.role in ("row", "expert_row") else STD
     out = np.empty(stop - start, dtype=np.float32)
     for block in range(start // BLOCK, -(-stop // BLOCK)):
         key = hashlib.sha256(f"{seed}/{p.fqn}/{block}".encode()).digest()
@@ -88,12 +91,14 @@ def create(
     parameters: bool = True,
     tp: TensorParallel | None = None,
     cp: ContextParallel | None = None,
+    ep: ExpertParallel | None = None,
+    tokens: SequenceTokens | None = None,
 ) -> Decoder:
     """A Decoder on a device, parameters allocated and not yet filled; without `parameters` they have their shapes and
     no memory. With `tp`, `spec` is what this rank holds; with `cp` of packed sequences, angles are those of
     its own positions."""
     with torch.device("meta"):
-        model = Decoder(spec, tp=tp, cp=cp)
+        model = Decoder(spec, tp=tp, cp=cp, ep=ep, tokens=tokens)
     made: dict[nn.Parameter, nn.Parameter] = {}  # a tied one has several users
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False)):
@@ -102,7 +107,10 @@ def create(
                 made[p] = nn.Parameter(memory if parameters else memory.expand(p.shape))
             setattr(module, name, made[p])
         for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, torch.empty(buffer.shape, dtype=dtype, device=device))
+            if name == "balance":  # of experts: small sums of small steps
+                setattr(module, name, torch.zeros(buffer.shape, dtype=accumulate_dtype(dtype), device=device))
+            else:
+                setattr(module, name, torch.empty(buffer.shape, dtype=dtype, device=device))
     if spec.position == "rotary":
         cos, sin = rotary_table(spec)
         if cp is not None and cp.packed:  # another's on every rank: no buffers, which are everybody's

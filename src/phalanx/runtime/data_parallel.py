@@ -28,7 +28,7 @@ from phalanx.runtime.flat import Flat, Piece
 from phalanx.runtime.gathered import SHARED, Gathered
 from phalanx.runtime.gradients import put, square
 from phalanx.runtime.transport import Call, same_place
-from phalanx.runtime.weight_gradients import Product
+from phalanx.runtime.weight_gradients import Grouped, Product
 from phalanx.schedule.buckets import Bucket, slot_sizes, slots
 from phalanx.spec.job import Precision
 from phalanx.spec.strategy import Strategy
@@ -259,11 +259,11 @@ class DataParallel:
         rows.clear()
         parameter.grad = None
 
-    def take(self, name: str, grad: Tensor | Product | None, rows: list[tuple[Tensor, Tensor]]) -> None:
+    def take(self, name: str, grad: Tensor | Product | Grouped | None, rows: list[tuple[Tensor, Tensor]]) -> None:
         """A parameter's gradient of this micro-batch: a dense part, if there is one, and rows of it."""
         bucket = self._bucket_of[name]
         if self.watch is not None:
-            grad = grad.made() if isinstance(grad, Product) else grad
+            grad = grad.made() if isinstance(grad, Product | Grouped) else grad
             self.watch(name, grad, rows)
         place = self._views[name] if self.stage <= 1 else self._view(bucket, name)
         put(place, grad, rows, add=self.stage <= 1 and name in bucket.touched)

@@ -98,6 +98,25 @@ def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn
     return _Columns.apply(tp, unit, owners, x, biased, *given)  # type: ignore[no-any-return]
 
 
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, unit: str, x: Tensor) -> Tensor:
+        ctx.tp, ctx.unit = tp, unit
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor]:
+        g = g.contiguous()
+        ctx.tp.all_reduce(g, ctx.unit, "B").wait()
+        return None, None, g
+
+
+def copied(tp: TensorParallel, unit: str, x: Tensor) -> Tensor:
+    """x, which all ranks have, for each to make something else of: the gradient is summed over the ranks."""
+    return _Copied.apply(tp, unit, x)  # type: ignore[no-any-return]
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(

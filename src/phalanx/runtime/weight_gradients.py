@@ -50,8 +50,30 @@ class Product(NamedTuple):
             torch.mm(self.g.t(), self.x, out=place)
 
 
+class Grouped(NamedTuple):
+    """The same of several experts: of rows, in g (rows, out) and x (rows, in), that lie expert by expert, so many are
+    `held` of each. The gradient is (experts, out, in)."""
+
+    g: Tensor
+    x: Tensor
+    held: tuple[int, ...]
+
+    def made(self) -> Tensor:
+        gradient = self.g.new_empty(len(self.held), self.g.shape[1], self.x.shape[1])
+        self.put(gradient, add=False)
+        return gradient
+
+    def put(self, place: Tensor, add: bool) -> None:
+        parts = zip(place.view(len(self.held), -1), self.g.split(self.held), self.x.split(self.held), strict=True)
+        for into, g, x in parts:
+            if len(g):
+                Product(g, x).put(into.view(g.shape[1], -1), add)
+            elif not add:
+                into.zero_()
+
+
 Rows = list[tuple[Tensor, Tensor]]
-Deliver = Callable[[nn.Parameter, Tensor | Product | None, Rows], None]
+Deliver = Callable[[nn.Parameter, Tensor | Product | Grouped | None, Rows], None]
 """Takes a parameter's gradient: a dense one; or (index, values) of rows of it, as an embedding's."""
 Pay = Callable[[Deliver], None]
 Owners = tuple[nn.Parameter, ...]
@@ -93,8 +115,8 @@ class PutOff:
         unit, place = self._places[id(parameter)][0 if rows else -1]
         self._left.setdefault(unit, []).append((place, pay))
 
-    def made(self, parameter: nn.Parameter, gradient: Tensor | None) -> None:
-        """A gradient that is there already; or none."""
+    def made(self, parameter: nn.Parameter, gradient: Tensor | Grouped | None) -> None:
+        """A gradient that is there already, or that whoever takes it makes; or none."""
         if gradient is not None:
             self.leave(parameter, partial(_deliver, parameter, gradient))
 
@@ -130,7 +152,7 @@ def _last_first(left: tuple[int, Pay]) -> int:
     return -left[0]
 
 
-def _deliver(parameter: nn.Parameter, gradient: Tensor, deliver: Deliver) -> None:
+def _deliver(parameter: nn.Parameter, gradient: Tensor | Grouped, deliver: Deliver) -> None:
     deliver(parameter, gradient, [])
 
 
@@ -149,10 +171,15 @@ def _product(weight: nn.Parameter, g: Tensor, x: Tensor, deliver: Deliver) -> No
 def beside(owner: Sequence[nn.Parameter], g: Tensor, x: Tensor) -> Tensor | None:
     """The gradient of a weight, if it has an owner; nothing where the data-parallel engine takes products, which it
     then finds at the owner. The hook of that is called all the same."""
-    products: list[Product] | None = getattr(owner[0], "products_beside", None) if owner else None
+    return taken(owner, Product(g, x))
+
+
+def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor | None:
+    """As `beside`."""
+    products: list[Product | Grouped] | None = getattr(owner[0], "products_beside", None) if owner else None
     if products is None:
-        return Product(g, x).made()
-    products.append(Product(g, x))
+        return gradient.made()
+    products.append(gradient)
     return None
 
 

@@ -114,6 +114,10 @@ class ModelSpec:
             raise InputError("model.window_layers", list(self.window_layers), "needs model.window")
         self._check_layers("window_layers", self.window_layers or ())
         self._check_layers("experts.dense_layers", self.experts.dense_layers if self.experts else ())
+        if self.experts and self.residual != "serial":
+            raise InputError("model.residual", self.residual, "experts follow attention", "use serial")
+        if self.experts and not self.gated:
+            raise InputError("model.activation", self.activation, "experts are gated", "use swiglu")
         if self.latent and self.latent.nope_dim + self.latent.rope_dim != self.head_dim:
             raise InputError(
                 "model.head_dim",

@@ -33,11 +33,13 @@ from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.copies import Copies
 from phalanx.runtime.data_parallel import DataParallel
+from phalanx.runtime.expert_parallel import ExpertParallel
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.optimizers import SGD, AdamW
 from phalanx.runtime.part import Part
 from phalanx.runtime.pipeline_parallel import Pipeline
 from phalanx.runtime.record import Now
+from phalanx.runtime.sequence_tokens import SequenceTokens
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.runtime.weight_gradients import PutOff
 from phalanx.schedule import stages
@@ -70,7 +72,7 @@ class StepResult:
 class Training:
     """The state of a run on one rank. It begins with `weights`, or else with those that `seed` draws. `nonfinite`:
     what becomes of a step whose loss or gradient is not finite. `schedule`: a pipeline's, with sends and receives,
-    over the chunks of `strategy`, in place of its own."""
+    over the chunks of `strategy`, in place of its own. `balanced`: experts are chosen in turn."""
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class Training:
         nonfinite: Literal["stop", "skip"] = "stop",
         weights: Weights | None = None,
         schedule: PipelineSchedule | None = None,
+        balanced: bool = False,
     ) -> None:
         self.spec, self.job, self.strategy, self.comm, self.nonfinite = spec, job, strategy, comm, nonfinite
         precision = job.precision
@@ -95,7 +98,9 @@ class Training:
         held = self.split.local
         self.context = context(strategy, comm.mesh, comm.world.rank, job.seq)
         self.cp = ContextParallel(self.inner, self.context, job.documents == "packed") if strategy.cp > 1 else None
-        self.model: Decoder = create(held, DTYPES[precision.compute], device, stage < 3, self.tp, self.cp)
+        ep = ExpertParallel(self.inner, held.experts, strategy.ep, strategy.etp, balanced) if held.experts else None
+        tokens = SequenceTokens(self.inner, self.tp, self.context)
+        self.model: Decoder = create(held, DTYPES[precision.compute], device, stage < 3, self.tp, self.cp, ep, tokens)
         self.model.recompute(strategy.recompute_of, self.inner)
         if job.documents == "packed":
             self.model.prepare(job.seq)  # memory is the same in every step
