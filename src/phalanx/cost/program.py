@@ -158,7 +158,7 @@ class _Expansion:
             )
         if strategy.world > 1:
             event = self.terms["all_reduce", "metrics"].event
-            steps.add([replace(event, group_size=strategy.world, bytes=metrics(strategy) * 8)])
+            steps.add([replace(event, group_size=strategy.world, bytes=metrics(self.whole, strategy) * 8)])
         shard = self.shard
         steps.compute(_update(self.terms["optimizer", ""], self.spec, job, strategy, shard))
         if strategy.stage in (1, 2):

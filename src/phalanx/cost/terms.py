@@ -27,17 +27,19 @@ from phalanx.schedule.event import Event, Phase
 from phalanx.spec.compression import Compression
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, blocks_among, chunks, units
+from phalanx.spec.model import ModelSpec, blocks_among, chunks, expert_layers, units
 from phalanx.spec.split import local
 from phalanx.spec.strategy import Recompute, Strategy
 
 Indices = npt.NDArray[np.int64]
 
 
-def metrics(s: Strategy) -> int:
+def metrics(spec: ModelSpec, s: Strategy) -> int:
     """Numbers in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag, flag of a rank that
-    has something not finite, and where each rank has a part of the gradients the square of their norm."""
-    return 5 if s.stage or s.tp > 1 or s.pp > 1 else 4
+    has something not finite; where each rank has a part of the gradients the square of their norm; and for each layer
+    with experts the load of each, what was dropped, and two losses."""
+    loads = len(expert_layers(spec)) * (spec.experts.count + 3) if spec.experts else 0
+    return 4 + bool(s.stage or s.tp > 1 or s.pp > 1 or s.ep * s.etp > 1) + loads
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def terms(
         Term(
             Event("collective", "all_reduce", "opt", "metrics", "world", dtype="float64"),
             count=active,
-            bytes=active * metrics(like) * 8,
+            bytes=active * metrics(whole, like) * 8,
         )
     )
     shards = like.shards

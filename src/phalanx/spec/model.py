@@ -236,6 +236,12 @@ class Parameter:
         return self.role.startswith("expert")
 
 
+def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
+    """The numbers of the blocks that have experts in place of an MLP: of the whole model."""
+    x = spec.experts
+    return tuple(i for i in range(spec.layers) if i not in x.dense_layers) if x else ()
+
+
 def units(spec: ModelSpec) -> tuple[str, ...]:
     """The units in forward order: what runs, and later what ZeRO-3 gathers, at once."""
     if isinstance(spec, StageSpec):

@@ -4,7 +4,7 @@ The trainer, the parity examiner and the benchmarks all run this same step.
 
     micro-batches: forward, backward (gradients leave with the last one)
     metrics:       one fused fp64 all-reduce: loss sum, target tokens, stop flag, flag of a rank whose loss or
-                   gradient is not finite; sharded gradients: the square of their norm
+                   gradient is not finite; sharded gradients: the square of their norm; loads of experts
     finish:        gradients are sums over the global batch; divided by its token count, clipped
     optimizer:     on the masters; weights are cast down from them
 
@@ -50,6 +50,7 @@ from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model import ModelSpec, parameters, units
 from phalanx.spec.split import Split
 from phalanx.spec.strategy import Strategy
+from phalanx.train.loads import LayerLoad, Loads
 from phalanx.train.loss_scale import LossScale
 from phalanx.train.nonfinite import origin
 
@@ -60,13 +61,14 @@ SKIPS_IN_A_ROW = 10
 @dataclass(frozen=True)
 class StepResult:
     """`loss` in nats per token; `grad_norm` before clipping; `stop`: some rank was asked to stop; `skipped`: why the
-    step has changed nothing, empty where it has."""
+    step has changed nothing, empty where it has; `loads`: of each layer's experts."""
 
     loss: float
     grad_norm: float
     tokens: int
     stop: bool
     skipped: str = ""
+    loads: tuple[LayerLoad, ...] = ()
 
 
 class Training:
@@ -137,6 +139,7 @@ class Training:
         self.pipeline = Pipeline(
             comm, self.inner, schedule, place["pp"], shape, dtype, self.engine, self._run, put_off
         )
+        self.loads = Loads(self.spec, self.model) if ep is not None else None
         self._gradients = dict(self.engine.gradients()) if stage == 0 else {}
         if stage:
             for piece, master, gradient in self.engine.pieces():
@@ -168,9 +171,15 @@ class Training:
         parts = self.engine.stage > 0 or self.copies is not None  # gradients: each rank has some
         divisor = self.loss_scale.divisor(expected) if self.loss_scale else float(expected)
         self.engine.unscale = divisor / expected
+        loads = self.loads
+        if loads is not None:
+            loads.begin()
         loss_sum = self._passes(micro_batches, 1 / divisor)
         square_here = self.engine.norm_square() if self.copies is None else self.copies.norm_square()
-        metrics = torch.zeros(4 + parts, dtype=torch.float64, device=comm.world.device)
+        counted = loads.size if loads is not None else 0
+        metrics = torch.zeros(4 + parts + counted, dtype=torch.float64, device=comm.world.device)
+        if loads is not None:
+            loads.end(metrics[4 + parts :])
         if self._counts:
             metrics[0] = loss_sum
             metrics[1] = sum(map(self._targets, micro_batches))
@@ -180,18 +189,22 @@ class Training:
             metrics[4] = square_here
         comm.all_reduce(metrics, "world", unit="metrics", phase="opt").wait()
         # The step's one read of device memory by the host.
-        read = metrics if parts else torch.cat([metrics, square_here[None]])
-        loss, tokens, stops, faulty, square = seam.read(read, [0.0, float(expected), 0.0, 0.0, 1.0])
+        read = metrics if parts else torch.cat([metrics[:4], square_here[None], metrics[4:]])
+        alike = [0.0, float(expected), 0.0, 0.0, 1.0, *[1.0] * counted]
+        loss, tokens, stops, faulty, square, *told_loads = seam.read(read, alike)
         # The loss was divided by something else than the true number of target tokens.
         factor = (expected if self.engine.compressor else divisor) / tokens
         norm = math.sqrt(square) * factor if square >= 0 else math.nan
-        told = StepResult(loss / tokens, norm, int(tokens), stops > 0)
+        spread = loads.read(told_loads, int(tokens)) if loads is not None else ()
+        told = StepResult(loss / tokens, norm, int(tokens), stops > 0, loads=spread)
         if faulty or not math.isfinite(norm):
             return replace(told, skipped=self._skip(math.isfinite(loss), micro_batches, 1 / divisor))
         clip = min(1.0, job.clip / (norm + 1e-6)) if job.clip else 1.0
         self.engine.scale(factor * clip)
         comm.status.now("optimizer")
         self._update(lr)
+        if loads is not None:
+            loads.update(metrics[4 + parts :])
         self._in_a_row = 0
         if self.loss_scale:
             self.loss_scale = self.loss_scale.after(overflow=False)
