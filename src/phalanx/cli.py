@@ -230,6 +230,9 @@ def parity(
                     f"{found['optimizer']:5}  loss {found['loss_rel_max']:.1e}"
                     f"  gradients {found['grad_rel_max']:.1e}{worst}"
                 )
+                if found["near_tie"]:
+                    compared = f"compared are the {found['steps']} steps before it"
+                    print(f"{'':7}a router's near-tie in {found['near_tie']}; {compared} (float64 has none)")
             if result["compression"]:
                 _show_compression(result)
             verdict = "holds" if result["passed"] else "DOES NOT HOLD"

@@ -47,6 +47,8 @@ class _Bank(nn.Module):
 class MoE(nn.Module):
     balance: Tensor | None
     """(count,): added to scores where experts are chosen."""
+    noted: list[tuple[Tensor, Tensor | None]] | None = None
+    """Where somebody wants to know what choices were made of: scores, balance."""
 
     def __init__(
         self,
@@ -137,6 +139,8 @@ class MoE(nn.Module):
     def _by_tokens(self, p: Tensor, shape: Shape, losses: Losses) -> tuple[Tensor, Tensor]:
         """(The experts of own tokens, (tokens, top_k); the same flat, with `count` for those that are dropped.)"""
         x, seq = self.x, self.tokens.seq(shape)
+        if self.noted is not None:
+            self.noted.append((p, None if self.balance is None else self.balance.clone()))
         chosen = routing.evenly(len(p), x, p.device) if self._even else routing.choose(p, x, self.balance)
         limit = routing.most(x, seq)
         if limit is None and not x.balance_loss:
