@@ -129,7 +129,7 @@ def test_a_bucket_too_many_is_named() -> None:
     def mend(original: Any) -> Any:
         def finish(self: Any) -> None:
             b = self.buckets[0]
-            self.comm.all_reduce(b.sent, self.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
+            self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
             original(self)
 
         return finish
@@ -319,7 +319,7 @@ def test_the_command_shows_the_first_difference(tmp_path: Path, monkeypatch: pyt
         original(self)
         if self._next == 2:
             b = self.buckets[0]
-            self.comm.all_reduce(b.sent, self.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
+            self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
 
     monkeypatch.setattr(data_parallel.DataParallel, "_issue", twice)
     line = ["verify", str(job), "--strategy", "dp=64", "--cluster", "dgx-h100", "--set", "job.seq=512"]

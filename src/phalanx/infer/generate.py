@@ -76,7 +76,7 @@ def generate(folder: Path, prompt: str, how: Sampling, comm: Comm | None = None)
     tensor-parallel world together. Raises InputError, CheckpointError."""
     spec = plans.model_of(folder)
     split = Split(spec) if comm is None else Split(spec, comm.world.size, comm.world.rank)
-    require_split(spec, split.tp)
+    require_split(spec, split)
     if not (folder / "tokenizer.json").exists():
         raise InputError(
             "run", str(folder), "holds no tokenizer.json: it was trained on token ids", "copy the tokenizer's there"

@@ -41,8 +41,8 @@ def initial(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
 
 
 def of_rank(first: Initial, split: Split) -> Initial:
-    """The same, of the tensors that one tensor-parallel rank holds: zeros where they go beyond the logical ones."""
-    if split.tp == 1:
+    """The same, of the tensors that one rank of tp, ep and etp holds: zeros where they go beyond the logical ones."""
+    if split.whole:
         return first
     return lambda p, start, stop: _held(first, split.held(p.fqn), start, stop)
 
@@ -55,10 +55,13 @@ def _held(first: Initial, held: Held, start: int, stop: int) -> Tensor:
         begins = held.offsets[0] * math.prod(p.shape[1:])
         values = first(p, begins + start, begins + inside)
     else:
-        width, whole, left = held.sizes[1], p.shape[1], held.offsets[1]
-        low, high = start // width, -(-inside // width)  # rows
-        drawn = first(p, low * whole, high * whole).view(high - low, whole)
-        values = drawn[:, left : left + width].reshape(-1)[start - low * width : inside - low * width]
+        row, whole = math.prod(held.sizes[1:]), math.prod(p.shape[1:])
+        low, high = start // row, -(-inside // row)
+        at = held.offsets[0] + low
+        drawn = first(p, at * whole, (at + high - low) * whole).view(high - low, *p.shape[1:])
+        for dim in range(1, len(p.shape)):
+            drawn = drawn.narrow(dim, held.offsets[dim], held.sizes[dim])
+        values = drawn.reshape(-1)[start - low * row : inside - low * row]
     return torch.cat([values, values.new_zeros(stop - inside)]) if inside < stop else values
 
 

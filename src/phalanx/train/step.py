@@ -95,7 +95,7 @@ class Training:
         self.inner = Inner(comm)
         place = comm.mesh.place(comm.world.rank)
         whole, spec = spec, stages.stage(spec, strategy, place["pp"])
-        self.split = Split(spec, strategy.tp, place["tp"], strategy.sp)
+        self.split = Split.of(spec, strategy, place["tp"], comm.index("ep"), comm.index("etp"))
         self.tp = TensorParallel(self.inner, self.split) if strategy.tp > 1 else None
         held = self.split.local
         self.context = context(strategy, comm.mesh, comm.world.rank, job.seq)
@@ -132,7 +132,7 @@ class Training:
             lent(spec, cut, strategy),
         )
         self.engine.start(lambda piece: first(piece.parameter, piece.start, piece.stop))
-        self.copies = Copies(self.engine, self.split) if strategy.tp > 1 or strategy.pp > 1 else None
+        self.copies = Copies(self.engine, self.split) if strategy.pp > 1 or not self.split.whole else None
         shape, dtype = stages.stream(spec, job, strategy), DTYPES[precision.compute]
         parts = strategy.pp > 1 or splits(schedule)
         put_off = PutOff(self.model.units(), self.inner) if parts else None
@@ -168,7 +168,7 @@ class Training:
         """
         job, comm = self.job, self.comm
         expected = job.global_batch * job.seq
-        parts = self.engine.stage > 0 or self.copies is not None  # gradients: each rank has some
+        parts = self.strategy.unlike  # gradients: each rank has some
         divisor = self.loss_scale.divisor(expected) if self.loss_scale else float(expected)
         self.engine.unscale = divisor / expected
         loads = self.loads
@@ -322,7 +322,8 @@ class Training:
         self.skipped = about.get("skipped", 0)
         if self.loss_scale and about.get("loss_scale"):
             self.loss_scale = LossScale(**about["loss_scale"])
-        logical.load(self.engine, self.masters, self.optimizer, folder, step, split=self.split)
+        rest = logical.buffers(self.model)
+        logical.load(self.engine, self.masters, self.optimizer, folder, step, rest, split=self.split)
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.copy_(self.masters[name])
