@@ -301,7 +301,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
         ([str(plan)], "is not a plan.json"),
         ([str(plan), "--strategy", "dp=2"], "a plan is verified as it is"),
         ([str(job), "--strategy", "dp=60"], "does not divide job.global_batch"),
-        ([str(job), "--strategy", "dp=64,ep=2"], "not yet runnable"),
+        ([str(job), "--strategy", "dp=64,ep=2"], "the model has no experts"),
         ([str(job), "--strategy", "dp=64", "--cluster", "dgx-h10"], "did you mean dgx-h100"),
     ):
         code, _, err = phalanx(tmp_path, "verify", *arguments)

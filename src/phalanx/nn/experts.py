@@ -69,7 +69,7 @@ class MoE(nn.Module):
         if shared is not None:
             self.shared = shared
         balance = None if x.balance_bias is None else torch.zeros(x.count)
-        self.register_buffer("balance", balance, persistent=False)
+        self.register_buffer("balance", balance)
 
     def forward(self, x: Tensor, made: bool = True) -> Tensor:
         """What is added to the stream: of x (batch, seq, hidden); with sequence parallelism, of own rows (own,

@@ -153,12 +153,16 @@ class Gathered:
         """That a unit is whole now."""
         self.start(name, phase)
         for bucket in self._names[name]:
-            unit = self.units[bucket]
-            self._arrive(unit)
-            if not unit.whole:
-                for fqn, view in unit.views.items():
-                    unit.parameters[fqn].data = view
-                unit.whole = True
+            self._need(bucket, phase)
+
+    def _need(self, bucket: str, phase: Phase) -> None:
+        self._start(bucket, phase)
+        unit = self.units[bucket]
+        self._arrive(unit)
+        if not unit.whole:
+            for fqn, view in unit.views.items():
+                unit.parameters[fqn].data = view
+            unit.whole = True
 
     def _arrive(self, unit: _Unit) -> None:
         if unit.flat.gathering is not None:
@@ -233,7 +237,8 @@ class Gathered:
             if isinstance(noted, Tensor):
                 return noted
             unit, size, stride, offset = noted
-            self.need(name, "B")  # another may have got the memory, where units do not run in their order
+            # Another may have got the memory, where units do not run in their order. Of experts it may be done already.
+            self._need(unit.flat.name, "B")
             return torch.as_strided(unit.memory, size, stride, offset)
 
         return saved_tensors_hooks(pack, unpack)
