@@ -105,7 +105,7 @@ class ModelSpec:
                 f"does not divide heads = {self.heads}",
                 f"use a divisor of {self.heads}",
             )
-        turning = "head_dim" if self.rotary_dim is None else "rotary_dim"
+        turning = "latent.rope_dim" if self.latent else "head_dim" if self.rotary_dim is None else "rotary_dim"
         if self.position == "rotary" and self.rotary_width % 2:
             raise InputError(f"model.{turning}", self.rotary_width, "rotary positions turn pairs", "use an even one")
         if self.rotary_dim is not None and not 2 <= self.rotary_dim <= self.head_dim:
@@ -124,6 +124,13 @@ class ModelSpec:
                 self.head_dim,
                 f"is not latent.nope_dim + rope_dim = {self.latent.nope_dim} + {self.latent.rope_dim}",
             )
+        if self.latent:
+            for name, needed in (("kv_heads", self.heads), ("position", "rotary"), ("qk_norm", False)):
+                if getattr(self, name) != needed:
+                    raise InputError(f"model.{name}", getattr(self, name), f"latent attention has {needed}")
+        elif self.rope_scaling is not None and self.rope_scaling.mscale_all_dim:
+            reason = "is of latent attention, which this model does not have"
+            raise InputError("model.rope_scaling.mscale_all_dim", self.rope_scaling.mscale_all_dim, reason)
 
     def _check_layers(self, name: str, given: tuple[int, ...]) -> None:
         outside = [i for i in given if not 0 <= i < self.layers]
@@ -143,6 +150,8 @@ class ModelSpec:
     @property
     def rotary_width(self) -> int:
         """How many dimensions of a head turn with the position."""
+        if self.latent is not None:
+            return self.latent.rope_dim
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     @property
@@ -335,9 +344,12 @@ def _latent(spec: ModelSpec, a: Latent, name: str) -> _Rows:
         rows = _linear(f"{name}.q", spec.q_width, h, "column", False)
     else:
         rows = _linear(f"{name}.q_down", a.q_rank, h, "latent", bias)
+    rows += _linear(
+        f"{name}.kv_down", a.kv_rank + a.rope_dim, h, "latent", bias
+    )  # whose gradient comes with q_down's
+    if a.q_rank is not None:
         rows += [(f"{name}.q_norm.weight", (a.q_rank,), "norm")]
         rows += _linear(f"{name}.q_up", spec.q_width, a.q_rank, "column", False)
-    rows += _linear(f"{name}.kv_down", a.kv_rank + a.rope_dim, h, "latent", bias)
     rows += [(f"{name}.kv_norm.weight", (a.kv_rank,), "norm")]
     rows += _linear(f"{name}.kv_up", heads * (a.nope_dim + a.v_dim), a.kv_rank, "column", False)
     return rows + _linear(f"{name}.o", h, heads * a.v_dim, "row", spec.out_bias)
