@@ -42,8 +42,8 @@ Angles = tuple[Tensor, Tensor] | None
 
 
 class Core(nn.Module):
-    """Causal self-attention, but for where queries, keys and values come from: `heads` makes them, and values may have
-    `v_dim` dimensions in tensors of the keys' width. A window is a mask: it is computed over the full square."""
+    """Causal self-attention, but for where queries, keys and values come from: `heads` makes them, and values may be
+    `v_dim` numbers in tensors of the keys' width. A window is a mask: it is computed over the full square."""
 
     o: nn.Linear
     v_dim: int | None = None
