@@ -13,7 +13,7 @@ import torch
 
 from phalanx.nn import vocabulary
 from phalanx.nn.decoder import Cache, Decoder
-from phalanx.nn.initial import create, initial, of_rank
+from phalanx.nn.initial import create, fill_buffers, initial, of_rank
 from phalanx.nn.stored import of_run, widest
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.inner import Inner
@@ -94,5 +94,6 @@ def generate(folder: Path, prompt: str, how: Sampling, comm: Comm | None = None)
     own, first = dict(model.named_parameters()), of_rank(initial(spec, 0, weights), split)
     for p in parameters(split.local):
         own[p.fqn].copy_(first(p, 0, p.numel).view(p.shape))
+    fill_buffers(model, weights)
     whole = tokenizer.decode(ids + sample(model, ids, how))
     return prompt + whole[len(tokenizer.decode(ids)) :]  # alone, what follows would lose the space before it

@@ -32,6 +32,7 @@ Role = Literal[
     "expert_row",
     "expert_row_bias",
     "head",
+    "balance",  # of buffers: what is added to experts' scores where they are chosen
 ]
 
 
@@ -209,13 +210,14 @@ class StageSpec(ModelSpec):
         return cls(**{name: getattr(model, name) for name in MODEL_FIELDS}, chunks=chunks)
 
 
-def require_runnable(spec: ModelSpec) -> None:
-    """Refuse a model of which only the shape is known."""
+def require_runnable(spec: ModelSpec, priced: bool = True) -> None:
+    """Refuse a model of which only the shape is known; not `priced`: which the decoder does not run."""
     for name, unknown, what in (
-        ("experts", spec.experts is not None, "mixture of experts"),
-        ("latent", spec.latent is not None, "latent attention"),
+        ("experts", priced and spec.experts is not None, "mixture of experts"),
+        ("latent", priced and spec.latent is not None, "latent attention"),
         ("sinks", spec.sinks, "attention sinks"),
         ("activation", spec.activation == "swiglu_clamped", "gpt_oss's activation"),
+        ("experts.bias", spec.experts is not None and spec.experts.bias, "experts with biases"),
     ):
         if unknown:
             reason = f"{what}: its shape is known, its step is not priced or run yet"
@@ -299,6 +301,15 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     if not spec.tied:
         found.append(Parameter("head.linear.weight", (spec.vocab, h), "head", "head"))
     return tuple(found)
+
+
+@cache
+def buffers(spec: ModelSpec) -> tuple[Parameter, ...]:
+    """What a model learns without gradients, as if it were a parameter; of a pipeline rank that of its units."""
+    if spec.experts is None or spec.experts.balance_bias is None:
+        return ()
+    held = [i for i in expert_layers(spec) if i in spec.held_blocks]
+    return tuple(Parameter(f"blocks.{i}.mlp.balance", (spec.experts.count,), "balance", f"blocks.{i}") for i in held)
 
 
 def tied_apart(spec: ModelSpec) -> bool:
