@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
-from ranks import first_loss
 from saved_models import ROUTED, TINY, logits, save, spec_of
 from test_models import configs
 from torch import Tensor
@@ -70,6 +70,27 @@ def test_our_logits_are_those_of_transformers(family: str, theirs) -> None:  # t
     assert (ours - reference).abs().max() <= 1e-5 * max(1.0, float(reference.abs().max()))
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(tp=2),
+        Strategy(tp=2, sp=True, ep=2),
+        Strategy(dp=2, ep=2),
+        Strategy(dp=2, etp=2),
+        Strategy(dp=2, tp=2, ep=2, etp=2),
+        Strategy(dp=2, tp=2, sp=True, ep=2),
+    ],
+    ids=str,
+)
+def test_so_they_are_where_ranks_share_layers_and_experts(strategy: Strategy, theirs, pool: Pool) -> None:  # type: ignore[no-untyped-def]
+    tokens = torch.randint(97, (2, 40), generator=torch.Generator().manual_seed(0))
+    for family in ROUTED:
+        reference = logits(theirs(family), tokens).view(strategy.dp, -1, *tokens.shape[1:], 97)
+        for rank, ours in enumerate(pool.run(strategy.world, ranks.logits_of, theirs(family), strategy, tokens)):
+            wanted = reference[rank // strategy.tp]
+            assert (ours - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.abs().max())), family
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "mixtral", "deepseek_v3"])
 def test_a_slice_is_that_of_the_whole_and_reads_no_more(  # type: ignore[no-untyped-def]
     family: str, theirs, monkeypatch: pytest.MonkeyPatch
@@ -114,7 +135,7 @@ def test_ranks_start_at_the_loss_of_transformers(  # type: ignore[no-untyped-def
 ) -> None:
     folder = theirs(family)
     tokens = torch.randint(97, (2, 33), generator=torch.Generator().manual_seed(2))
-    found = pool.run(strategy.world, first_loss, spec_of(folder), Job(2, 32), strategy, folder, tokens)
+    found = pool.run(strategy.world, ranks.first_loss, spec_of(folder), Job(2, 32), strategy, folder, tokens)
     flat = logits(folder, tokens[:, :-1]).flatten(0, 1)
     expected = torch.nn.functional.cross_entropy(flat.double(), tokens[:, 1:].flatten())
     assert found == pytest.approx([float(expected)] * strategy.world, rel=1e-5)
