@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
 from ranks_split import all_apart, apart
+from test_weight_gradients import live
 from toy import model, order_of_gradients
 
 from phalanx.nn import latent
@@ -114,3 +116,20 @@ def test_gradients_come_in_the_order_of_one_process(spec: ModelSpec) -> None:
     strategies = Strategy(dp=2, zero=2), Strategy(dp=2, tp=2, zero=2), Strategy(dp=2, tp=2, sp=True, zero=2)
     alone, *split = (order_of_gradients(spec, strategy) for strategy in strategies)
     assert alone == split[0] == split[1]
+
+
+def test_what_stands_with_a_star_is_kept_and_nothing_else() -> None:
+    """The table of nn/latent.py, by a block more in the same model."""
+    job, tokens = Job(2, 128), 256
+    for spec in (small(max_seq=128), small(q_rank=None, v_dim=16, max_seq=128), small(v_dim=12, max_seq=128)):
+        one, two = (
+            live(replace(spec, layers=n), job, Strategy(micro_batch=2), lambda part, loss: loss) for n in (1, 2)
+        )
+        a = spec.latent
+        assert a is not None
+        heads, width = spec.heads, max(spec.head_dim, a.v_dim)
+        into = spec.hidden + (2 * a.q_rank + 1 if a.q_rank else 0)  # x, down, normed q; numbers of norms
+        into += a.kv_rank + a.rope_dim + 1 + a.kv_rank
+        core = 4 * heads * width + heads + (heads * a.v_dim if a.v_dim < width else 0)
+        others = 2 * (spec.hidden + 1) + spec.hidden + 3 * spec.ffn  # both norms and the MLP
+        assert two - one == 4 * tokens * (into + core + others)
