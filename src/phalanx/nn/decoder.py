@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from phalanx.nn import functions, vocabulary
 from phalanx.nn.attention import Attention, Cache
 from phalanx.nn.experts import MoE
+from phalanx.nn.latent import LatentAttention
 from phalanx.nn.mlp import MLP
 from phalanx.nn.norms import make_norm
 from phalanx.nn.rotary import rotary_table
@@ -44,7 +45,7 @@ class Block(nn.Module):
         self.residual, self.window = spec.residual, spec.window_of(index)
         self.unit, self.tp = f"blocks.{index}", tp
         self.norm1 = make_norm(spec)
-        self.attention = Attention(spec, index, tp, cp)
+        self.attention = (Attention if spec.latent is None else LatentAttention)(spec, index, tp, cp)
         if self.residual != "parallel_one_norm":
             self.norm2 = make_norm(spec)
         self.mlp: MLP | MoE

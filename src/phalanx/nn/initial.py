@@ -23,7 +23,7 @@ from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.expert_parallel import ExpertParallel
 from phalanx.runtime.sequence_tokens import SequenceTokens
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.spec.model import ModelSpec, Parameter
+from phalanx.spec.model import ModelSpec, Parameter, buffers
 from phalanx.spec.split import Held, Split
 
 BLOCK = 2**20
@@ -38,6 +38,13 @@ def initial(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
     if weights is not None:
         return lambda p, start, stop: weights.slice(p.fqn, start, stop)
     return lambda p, start, stop: torch.from_numpy(draw(spec, p, seed, start, stop))
+
+
+@torch.no_grad()
+def fill_buffers(model: Decoder, weights: Weights) -> None:
+    """What a model learns without gradients, as given weights have it."""
+    for b in buffers(model.spec):
+        model.get_buffer(b.fqn).copy_(weights.slice(b.fqn, 0, b.numel))
 
 
 def of_rank(first: Initial, split: Split) -> Initial:

@@ -127,11 +127,10 @@ class PutOff:
             self.sum(bias[0], g)
         self.leave(weight, partial(_product, weight, g, x.detach()))
 
-    def products(self, owners: Owners, biased: bool, g: Sequence[Tensor], x: Tensor) -> None:
-        """Those of several that read one x; `owners`: each weight before its bias, if they have any."""
-        each = 1 + biased
-        for i, part in enumerate(g):
-            self.product(owners[each * i : each * (i + 1)], part, x)
+    def products(self, layers: Sequence[Owners], g: Sequence[Tensor], x: Tensor) -> None:
+        """Those of several that read one x."""
+        for owners, part in zip(layers, g, strict=True):
+            self.product(owners, part, x)
 
     def sum(self, bias: nn.Parameter, g: Tensor) -> None:
         """That of a bias alone."""
@@ -187,6 +186,15 @@ def owners(*parameters: nn.Parameter | None) -> Owners:
     """Of a layer's parameters those that it has, for its backward function to put gradients off; none in a model that
     does not."""
     return tuple(p for p in parameters if hasattr(p, "put_off"))
+
+
+def by_layer(owners: Owners, biased: Sequence[bool]) -> list[Owners]:
+    """Those of layers that follow each other, each weight before its bias, if it has one; or none of any."""
+    found, at = [], 0
+    for bias in biased:
+        found.append(owners[at : at + 1 + bias])
+        at += 1 + bias
+    return found
 
 
 def now(owners: Owners) -> PutOff | None:

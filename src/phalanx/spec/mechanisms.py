@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -23,7 +24,8 @@ class RopeScaling:
     linear: all divided by `factor` (Chen et al. 2023). llama3: those that turn less than `low_freq_factor` times
     in `original_max_seq` tokens (Meta's `apply_scaling`). yarn: those that turn less than `beta_slow` times, and cos
     and sin are scaled by `attention_factor`, by default 0.1 ln(factor) + 1 (Peng et al. 2023); `truncate`: between
-    whole dimensions.
+    whole dimensions. `mscale_all_dim`, of latent attention: its logits, of what turns and of what does not, are
+    multiplied by (0.1 mscale_all_dim ln(factor) + 1)².
     """
 
     factor: float
@@ -35,6 +37,7 @@ class RopeScaling:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     truncate: bool = True
+    mscale_all_dim: float = 0.0
 
     def __post_init__(self) -> None:
         where = "model.rope_scaling"
@@ -48,6 +51,13 @@ class RopeScaling:
             raise InputError(
                 f"{where}.low_freq_factor", self.low_freq_factor, "must lie between 0 and high_freq_factor"
             )
+        if self.mscale_all_dim < 0:
+            raise InputError(f"{where}.mscale_all_dim", self.mscale_all_dim, "must not be negative")
+
+    @property
+    def logits(self) -> float:
+        """What latent attention's logits are multiplied by."""
+        return float((0.1 * self.mscale_all_dim * math.log(max(self.factor, 1.0)) + 1) ** 2)
 
 
 @dataclass(frozen=True)
@@ -128,13 +138,14 @@ class Experts:
 class Latent:
     """Latent attention (DeepSeek-V2, 2024): keys and values come from `kv_rank` numbers per token, queries from
     `q_rank` (none: from the token). A head compares `nope_dim` dimensions without and `rope_dim` with positions, and
-    returns `v_dim`."""
+    returns `v_dim`. `interleaved`: neighbouring dimensions turn together, not those half a head apart."""
 
     kv_rank: int
     nope_dim: int
     rope_dim: int
     v_dim: int
     q_rank: int | None = None
+    interleaved: bool = True
 
     def __post_init__(self) -> None:
-        at_least_one("model.latent", self, *(f.name for f in fields(self)))
+        at_least_one("model.latent", self, *(f.name for f in fields(self) if f.name != "interleaved"))

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.initial import create, initial, of_rank
+from phalanx.nn.initial import create, fill_buffers, initial, of_rank
 from phalanx.nn.weights import Weights
 from phalanx.runtime import checkpoint, logical, seam, sync
 from phalanx.runtime.comm import DTYPES, Comm
@@ -106,6 +106,8 @@ class Training:
         self.model.recompute(strategy.recompute_of, self.inner)
         if job.documents == "packed":
             self.model.prepare(job.seq)  # memory is the same in every step
+        if weights is not None:
+            fill_buffers(self.model, weights)
         self.weights: dict[str, Tensor] = dict(self.model.named_parameters()) if stage == 0 else {}
         separate = precision.master_dtype != precision.compute
         self.masters: dict[str, Tensor] = {}
