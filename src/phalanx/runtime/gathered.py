@@ -237,7 +237,7 @@ class Gathered:
             if isinstance(noted, Tensor):
                 return noted
             unit, size, stride, offset = noted
-            # Another may have got the memory, where units do not run in their order. Of experts it may be done already.
+            # Another may have got the memory, where units do not run in their order; experts may be done already.
             self._need(unit.flat.name, "B")
             return torch.as_strided(unit.memory, size, stride, offset)
 
