@@ -209,7 +209,14 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
         else:
             original(self)
 
-    engine._issue = {"mean": mean_instead_of_sum, "forgets": forgets_last_bucket}[how]  # type: ignore[method-assign]
+    def forgets_experts(self: Any) -> None:
+        if self._now[self._next].bucket.experts:
+            self._next += 1
+        else:
+            original(self)
+
+    broken = {"mean": mean_instead_of_sum, "forgets": forgets_last_bucket, "experts": forgets_experts}
+    engine._issue = broken[how]  # type: ignore[method-assign]
     try:
         return examine(world, *case)
     finally:

@@ -86,7 +86,7 @@ class MoE(nn.Module):
         x = tensor_parallel.copied(tp, self.unit, x)
         own = self.tokens.part(x.view(-1, hidden), tp)
         routed, term = self._routed(own, (batch, seq), self._shared(x), made)
-        whole = self.tokens.placed(routed, batch * seq, tp, made).view(x.shape)
+        whole = self.tokens.placed(routed, (batch, seq), tp, made)
         term = whole if term is None else recompute.add(whole, term, made)
         layers = (self.shared.down,) if hasattr(self, "shared") else ()
         return tensor_parallel.summed(tp, self.unit, (term,), layers, made)

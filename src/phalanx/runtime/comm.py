@@ -98,6 +98,7 @@ class Comm:
             "ep",
             "etp",
             "ep+etp",
+            m.name("cp", "tp"),
             every,
             "embed",
         ):

@@ -102,23 +102,23 @@ class SequenceTokens:
         """An equal part of what all tp ranks have, (tokens, hidden)."""
         return x.tensor_split(tp.split.tp)[tp.split.index]
 
-    def placed(self, part: Tensor, tokens: int, tp: TensorParallel, made: bool) -> Tensor:
-        """The same part among `tokens` rows, of which the others are zeros."""
-        each, over = divmod(tokens, tp.split.tp)
-        return _Placed.apply(part, tp.split.index * each + min(tp.split.index, over), tokens, made)  # type: ignore[no-any-return]
+    def placed(self, part: Tensor, shape: Shape, tp: TensorParallel, made: bool) -> Tensor:
+        """The same part among all (batch, seq, hidden), of which the others are zeros."""
+        each, over = divmod(shape[0] * shape[1], tp.split.tp)
+        return _Placed.apply(part, tp.split.index * each + min(tp.split.index, over), shape, made)  # type: ignore[no-any-return]
 
 
 class _Placed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, begins: int, tokens: int, made: bool) -> Tensor:
+    def forward(ctx: Any, part: Tensor, begins: int, shape: Shape, made: bool) -> Tensor:
         ctx.here = slice(begins, begins + len(part))
         if not made:
-            return recompute.nothing(part, (tokens, part.shape[-1]))
-        out = part.new_zeros(tokens, part.shape[-1])
-        out[ctx.here] = part
+            return recompute.nothing(part, (*shape, part.shape[-1]))
+        out = part.new_zeros(*shape, part.shape[-1])
+        out.flatten(0, 1)[ctx.here] = part
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
-        return g[ctx.here], None, None, None
+        return g.flatten(0, 1)[ctx.here], None, None, None
