@@ -42,8 +42,8 @@ def initial(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
 
 @torch.no_grad()
 def fill_buffers(model: Decoder, weights: Weights) -> None:
-    """What a model learns without gradients, as given weights have it."""
-    for b in buffers(model.spec):
+    """What a model learns without gradients, as given weights have it, if they do."""
+    for b in (b for b in buffers(model.spec) if weights.has(b.fqn)):
         model.get_buffer(b.fqn).copy_(weights.slice(b.fqn, 0, b.numel))
 
 
