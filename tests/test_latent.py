@@ -133,3 +133,24 @@ def test_what_stands_with_a_star_is_kept_and_nothing_else() -> None:
         core = 4 * heads * width + heads + (heads * a.v_dim if a.v_dim < width else 0)
         others = 2 * (spec.hidden + 1) + spec.hidden + 3 * spec.ffn  # both norms and the MLP
         assert two - one == 4 * tokens * (into + core + others)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(tp=2, sp=True, dp=2, ep=4, zero=1),
+        Strategy(tp=2, dp=2, ep=2, etp=2, zero=3, recompute="selective"),
+        Strategy(cp=2, tp=2, ep=4, sp=True, recompute="full"),
+        Strategy(pp=2, tp=2, ep=2, schedule="zb-h1", micro_batch=2),
+    ],
+    ids=str,
+)
+def test_so_does_all_of_deepseek_v3(pool: Pool, strategy: Strategy) -> None:
+    """With its experts, chosen in groups by sigmoids and balance biases."""
+    routed = {"count": 8, "top_k": 3, "ffn": 24, "shared_ffn": 16, "dense_layers": [0], "balance_loss": 0.01}
+    groups = {"groups": 4, "top_groups": 2, "scale": 2.5}
+    spec = small(family="deepseek_v3", layers=3, experts=routed | groups)
+    job = Job(2 * strategy.dp * strategy.micro_batch, 16)
+    for found in pool.run(4, ranks.examine, spec, job, strategy, "float64", 3)[0]:
+        assert found.loss_rel_max <= BOUNDS["float64"], found
+        assert found.grad_rel_max <= BOUNDS["float64"], found
