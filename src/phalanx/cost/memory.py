@@ -18,9 +18,11 @@ from phalanx.cost import backward_parts, compression
 from phalanx.cost.backward_parts import Parts, SplitBlock
 from phalanx.cost.block import Block, normed, statistics
 from phalanx.cost.core import Core, lowest
+from phalanx.cost.experts import ExpertsBlock, SplitExpertsBlock
 from phalanx.cost.kernel import Column
 from phalanx.schedule.buckets import buckets, layout, lent, slot_sizes
 from phalanx.schedule.context_parallel import Context
+from phalanx.schedule.experts import Routed
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model import ModelSpec, StageSpec, parameters, tied_apart
@@ -203,12 +205,13 @@ def footprint(
     repeat: Recompute = "none",
     core: Core | None = None,
     in_parts: bool = False,
+    rows: Routed | None = None,
 ) -> Footprint:
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch. `placed`: the type of
     the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds; with `sp` the
     stream is of this rank's own tokens. `repeat`: what a block repeats. With several ranks that share sequences
     `core` is that of attention. `in_parts`: layers may put gradients of weights off, and do not make the others where
-    whoever takes them can."""
+    whoever takes them can. `rows`: of a block that has experts."""
     t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
@@ -281,7 +284,10 @@ def footprint(
             else None,
         )
     given = (spec, t, e, tp, sp, repeat, core)
-    block = SplitBlock(*given, in_place=in_place) if in_parts else Block(*given)
+    if spec.experts is not None and rows is not None:
+        block: Block = SplitExpertsBlock(*given, rows=rows, in_place=in_place) if in_parts else ExpertsBlock(*given, rows=rows)
+    else:
+        block = SplitBlock(*given, in_place=in_place) if in_parts else Block(*given)
     there, back = block.passes()
     return Footprint(
         kept=there.live,

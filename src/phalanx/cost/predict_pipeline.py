@@ -59,7 +59,7 @@ def pipelined(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> P
         of_unit = _units(found, cluster, grid, rates, m)
         for chunk, units in zip(stages.held_chunks(s, place), chunks(stages.stage(spec, s, place)), strict=True):
             for phase in seconds:
-                seconds[phase][chunk] = sum(of_unit.get((phase, unit_class(s, unit)), 0.0) for unit in units)
+                seconds[phase][chunk] = sum(of_unit.get((phase, unit_class(spec, s, unit)), 0.0) for unit in units)
         over_ranks = sum(
             float(collective.seconds(cluster, grid, t.event.op, t.event.axis, t.count, t.bytes))
             for t in found

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.nn.functions import accumulate_dtype
+from phalanx.schedule.experts import most
 from phalanx.spec.mechanisms import Experts
 
 
@@ -45,12 +46,6 @@ def choose(p: Tensor, x: Experts, balance: Tensor | None) -> Tensor:
         out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, best.topk(x.top_groups, -1).indices, False)
         by = grouped.masked_fill(out.unsqueeze(-1), -math.inf).flatten(-2)
     return by.topk(x.top_k, -1).indices
-
-
-def most(x: Experts, seq: int) -> int | None:
-    """How many tokens of a sequence an expert takes; None: all that come."""
-    capacity = 1.0 if x.capacity is None and x.chooser == "experts" else x.capacity
-    return None if capacity is None else min(seq, math.ceil(capacity * x.top_k * seq / x.count))
 
 
 def fits(chosen: Tensor, count: int, most: int) -> Tensor:
@@ -135,17 +130,8 @@ def losses(logits: Tensor, p: Tensor, given: Losses, x: Experts) -> Tensor:
     return found
 
 
-def balanced(tokens: int, x: Experts) -> list[int]:
-    """How many of `tokens` tokens' choices each expert gets where all are even: what verification assumes."""
-    limit = most(x, tokens)
-    if x.chooser == "experts":
-        return [limit or 0] * x.count
-    each, over = divmod(tokens * x.top_k, x.count)
-    return [min(each + (e < over), tokens if limit is None else limit) for e in range(x.count)]
-
-
 def evenly(tokens: int, x: Experts, device: torch.device) -> Tensor:
-    """The choices of that: token t's are t top_k, t top_k + 1, ... modulo the number of experts; (tokens, top_k)."""
+    """Choices that are balanced: token t's are t top_k, t top_k + 1, ... modulo the number of experts; (tokens, top_k)."""
     return torch.arange(tokens * x.top_k, device=device).remainder_(x.count).view(tokens, x.top_k)
 
 

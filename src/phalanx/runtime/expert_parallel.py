@@ -15,7 +15,7 @@ they are put in order of experts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -31,6 +31,7 @@ from phalanx.spec.mechanisms import Experts
 
 Rows = list[tuple[int, ...]]
 """Of every rank, and there of each of its experts."""
+Otherwise = Callable[[int | None], Sequence[int]]
 
 
 @dataclass
@@ -76,17 +77,23 @@ class ExpertParallel:
         told = torch.cat([load.double(), dropped.double()[None], losses])
         self.loads[block] = self.loads[block] + told if block in self.loads else told
 
-    def exchanged(self, unit: str, counts: Tensor, otherwise: Sequence[int]) -> tuple[Rows, Rows]:
+    def exchanged(self, unit: str, counts: Tensor, otherwise: Otherwise) -> tuple[Rows, Rows]:
         """Rows that leave for the experts of every rank, and that come from each for own ones."""
         ranks, here = self.ranks, self.experts.here
         sent = counts.view(self.ep, 1, here).expand(-1, self.etp, -1).flatten()
         got = torch.empty_like(sent)
         self.inner.all_to_all(got, sent, self.axis, unit, "F").wait()
-        place = self.inner.comm.ranks(self.axis).index(self.inner.comm.world.rank)
-        even = [self._of(otherwise, rank) for rank in range(ranks)]
-        told = seam.read(torch.cat([sent, got]), [*(n for of in even for n in of), *even[place] * ranks])
+        told = seam.read(torch.cat([sent, got]), lambda: self._even(otherwise))
         leaving, coming = (_table(part, here) for part in (told[: ranks * here], told[ranks * here :]))
         return leaving, coming
+
+    def _even(self, otherwise: Otherwise) -> list[int]:
+        """What is exchanged where tensors hold nothing: counts that leave, and that come."""
+        group = self.inner.comm.ranks(self.axis)
+        place = group.index(self.inner.comm.world.rank)
+        leaving = [self._of(otherwise(None), rank) for rank in range(self.ranks)]
+        coming = [self._of(otherwise(rank), place) for rank in group]
+        return [n for of in (*leaving, *coming) for n in of]
 
     def _of(self, counts: Sequence[int], rank: int) -> list[int]:
         """Of the counts of all experts those of the group's `rank`."""
@@ -109,14 +116,14 @@ def route(
     width: int,
     tokens: int,
     counts: Tensor,
-    otherwise: Sequence[int],
+    otherwise: Otherwise,
     experts: Experts,
 ) -> Route:
     """`slots`: those of all choices, by expert, of which the first sum(counts) are rows; `counts` (count,): rows of
-    each expert; `otherwise`: the same where tensors hold nothing."""
+    each expert; `otherwise`: the same of a rank where tensors hold nothing, None: of this one."""
     chosen = experts.chooser == "tokens"
     if ep is None or ep.ranks == 1:
-        held = seam.read(counts, list(otherwise))
+        held = seam.read(counts, lambda: otherwise(None))
         rows = sum(held)
         return Route(tokens, width, slots[:rows], _places(slots, rows, tokens, width, chosen), tuple(held))
     leaving, coming = ep.exchanged(unit, counts, otherwise)

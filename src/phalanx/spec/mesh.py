@@ -57,8 +57,10 @@ class Mesh:
         """All groups of an axis, (groups, ranks per group).
 
         `axis` is a mesh axis, several joined by `+` (`dp_shard+cp`), `ring`, `ulysses`, `ep`, `etp`, `ep+etp`,
-        `edp`, `embed` (first and last pipeline rank) or `world`.
+        `edp`, `tokens` (all that have parts of the same sequences), `embed` (first and last pipeline rank) or `world`.
         """
+        if axis == "tokens":
+            axis = "cp+tp"
         if axis == "world":
             return self._ranks.reshape(1, -1)
         if axis in ("edp", "ep", "etp"):

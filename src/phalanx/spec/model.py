@@ -7,7 +7,7 @@ parameter counts) reads `parameters(spec)`; nobody keeps a second list.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import Literal
 
@@ -251,6 +251,19 @@ def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
     """The numbers of the blocks that have experts in place of an MLP: of the whole model."""
     x = spec.experts
     return tuple(i for i in range(spec.layers) if i not in x.dense_layers) if x else ()
+
+
+def seen_from(spec: ModelSpec, unit: str) -> ModelSpec:
+    """The model of which all blocks are as a certain one: without experts where that one has none."""
+    kind, _, index = unit.partition(".")
+    if spec.experts is None or kind != "blocks" or int(index) not in spec.experts.dense_layers:
+        return spec
+    return _all_dense(spec)
+
+
+@cache
+def _all_dense(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, experts=None)
 
 
 def units(spec: ModelSpec) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ class Loads:
         ep = self.model.ep
         assert ep is not None
         ep.counting = False
-        rows = into.view(len(self.blocks), -1)
+        rows = into.view(len(self.blocks), self.experts.count + 3)
         for i, block in enumerate(self.blocks):
             if block in ep.loads:
                 rows[i] = ep.loads[block]
