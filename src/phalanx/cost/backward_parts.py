@@ -153,13 +153,9 @@ class SplitBlock(Block):
         self._columns_inputs(walk)
 
     def _weights(self, walk: Walk) -> None:
-        spec, S, A, Q, K = self.spec, self.S, self.A, self.Q, self.K
+        spec, S, Q, K = self.spec, self.S, self.Q, self.K
         g = self.W if self.sp else S  # of what is added to the stream
-        walk.touch(self.dW_mlp * self.made)
-        walk.give(A)  # activated
-        if self.serial:
-            walk.give(g)
-        self._columns_weights(walk, *[(A, self.dW_mlp)] * self.products)
+        self._mlp_weights(walk, g)
         if not self.one_norm:
             walk.give(S, norm_weights(spec, self.e))
         if spec.qk_norm:
@@ -168,6 +164,13 @@ class SplitBlock(Block):
         walk.give(Q, g)
         self._columns_weights(walk, (K, self.dW_k), (K, self.dW_k), (Q, self.dW_q))
         walk.give(S, norm_weights(spec, self.e))
+
+    def _mlp_weights(self, walk: Walk, g: Column) -> None:
+        walk.touch(self.dW_mlp * self.made)
+        walk.give(self.A)  # activated
+        if self.serial:
+            walk.give(g)
+        self._columns_weights(walk, *[(self.A, self.dW_mlp)] * self.products)
 
     def _columns_weights(self, walk: Walk, *parts: tuple[Column, int]) -> None:
         """Of products that read one input: the gradients of their results, and the weights'."""

@@ -96,6 +96,9 @@ class Block:
             walk.touch(self.S)  # + the input
         if not self.one_norm:
             self._norm(walk)
+        self._mlp(walk, made)
+
+    def _mlp(self, walk: Walk, made: bool) -> None:
         self._columns(walk, self.products * self.A)
         walk.take(self.A)  # activated
         if made:
@@ -105,7 +108,7 @@ class Block:
 
     def forward_alone(self, walk: Walk) -> None:
         """Without a graph: nothing is kept but the output."""
-        S, A, Q, K = self.S, self.A, self.Q, self.K
+        S, Q, K = self.S, self.Q, self.K
         self._norm(walk)
         walk.give(self.statistics)
         self._columns(walk, Q, K, K)
@@ -130,6 +133,10 @@ class Block:
             walk.give(S)  # the norm's result
         if self.serial or self.tp == 1:
             walk.touch(S)  # + the input
+        self._mlp_alone(walk)
+
+    def _mlp_alone(self, walk: Walk) -> None:
+        S, A = self.S, self.A
         self._activated_alone(walk)
         walk.take(S)
         walk.give(A + (0 if self.one_norm else S))
@@ -147,12 +154,16 @@ class Block:
 
     def _sum_alone(self, walk: Walk) -> None:
         """With sequence parallelism, from attention's result on: products are made when they are summed."""
-        S, A, Q = self.S, self.A, self.Q
+        S, Q = self.S, self.Q
         if self.serial:
             walk.give(S)  # the norm's result
             self._product(walk)
             walk.touch(S)  # + the input
             walk.give(Q)
+        self._mlp_sum_alone(walk)
+
+    def _mlp_sum_alone(self, walk: Walk) -> None:
+        S, A, Q = self.S, self.A, self.Q
         self._activated_alone(walk)
         if not self.one_norm:
             walk.give(S)

@@ -22,10 +22,10 @@ from phalanx.cost.experts import ExpertsBlock, SplitExpertsBlock
 from phalanx.cost.kernel import Column
 from phalanx.schedule.buckets import buckets, layout, lent, slot_sizes
 from phalanx.schedule.context_parallel import Context
-from phalanx.schedule.experts import Routed
+from phalanx.schedule.experts import Routed, looks_around, own_tokens
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
-from phalanx.spec.model import ModelSpec, StageSpec, parameters, tied_apart
+from phalanx.spec.model import ModelSpec, StageSpec, parameters, seen_from, tied_apart, units
 from phalanx.spec.split import Split, local
 from phalanx.spec.strategy import Recompute, Strategy
 
@@ -141,11 +141,24 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = None) ->
         gradients=whole * (accumulate + reduce * narrow) if stage <= 1 else part * accumulate,
         optimizer=updated * moments * master + counters,
         buffers=on_their_way + copies(spec, job, s),
-        tables=rotary + mask,
+        tables=rotary + mask + _of_experts(spec, job, s),
         batch=job.global_batch // s.dp * prod(part_of.shape(1, separate)) * 8,
         compression=compression.held(c, cut, s, accumulate) if c else 0,
         scratch=compression.scratch(c, cut, accumulate) if c else 0,
     )
+
+
+def _of_experts(spec: ModelSpec, job: Job, s: Strategy) -> int:
+    """What is counted of experts in each layer, their balance biases, and which tokens are a rank's."""
+    x = spec.experts
+    if x is None:
+        return 0
+    layers = sum(seen_from(spec, unit).experts is not None for unit in units(spec) if unit.startswith("blocks"))
+    tables = layers * ((x.count + 3) * 8 + x.count * 4 * (x.balance_bias is not None))
+    if looks_around(x, s):
+        tokens = s.micro_batch * job.seq
+        tables += (tokens + own_tokens(tokens // s.cp, s.tp, 0)) * 8
+    return tables
 
 
 def copies(spec: ModelSpec, job: Job, s: Strategy) -> int:

@@ -88,7 +88,9 @@ class MoE(nn.Module):
         own = self.tokens.part(x.view(-1, hidden), tp)
         routed, term = self._routed(own, (batch, seq), self._shared(x, made), made)
         whole = self.tokens.placed(routed, (batch, seq), tp, made)
+        del routed
         term = whole if term is None else recompute.add(whole, term, made)
+        del whole
         layers = (self.shared.down,) if hasattr(self, "shared") else ()
         return tensor_parallel.summed(tp, self.unit, (term,), layers, made)
 
@@ -113,9 +115,9 @@ class MoE(nn.Module):
         beside = None if shared is None else shared()
         rows = expert_parallel.come(self.ep, self.unit, route, rows)
         bank = self.experts
-        y = grouped.swiglu(rows, route.held, bank.gate.weight, bank.up.weight, bank.down.weight)
-        y = expert_parallel.give_back(self.ep, self.unit, route, y)
-        return expert_parallel.combine(route, y, weights, made), beside
+        rows = grouped.swiglu(rows, route.held, bank.gate.weight, bank.up.weight, bank.down.weight)
+        rows = expert_parallel.give_back(self.ep, self.unit, route, rows)
+        return expert_parallel.combine(route, rows, weights, made), beside
 
     def _chosen(self, logits: Tensor, shape: Shape) -> tuple[Tensor, Route]:
         """The weights of own tokens' experts, and where their rows go."""

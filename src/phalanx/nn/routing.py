@@ -79,7 +79,7 @@ class Losses:
 class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, p: Tensor, chosen: Tensor | None, x: Experts, losses: Losses) -> Tensor:
-        ctx.x, ctx.losses, ctx.dtype = x, losses, logits.dtype
+        ctx.x, ctx.z, ctx.seed, ctx.dtype = x, losses.z, losses.seed, logits.dtype
         lse = None
         if losses.z:
             lse = logits.to(p.dtype).logsumexp(-1, keepdim=True)
@@ -94,7 +94,6 @@ class _Weights(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
         p, chosen, lse, even = ctx.saved_tensors
         x: Experts = ctx.x
-        losses: Losses = ctx.losses
         d_w = g * x.scale
         if x.normalized:  # w = p / Σ p over those chosen
             own = p.gather(-1, chosen)
@@ -102,15 +101,15 @@ class _Weights(torch.autograd.Function):
             d_w = (d_w - (d_w * own).sum(-1, keepdim=True).div_(total)).div_(total)
         d_p = d_w if chosen is None else torch.zeros_like(p).scatter_(-1, chosen, d_w)
         if even is not None and x.score == "softmax":
-            d_p = d_p.add(even, alpha=losses.seed)
+            d_p = d_p.add(even, alpha=ctx.seed)
         elif even is not None:  # of p / Σ p
             total = p.sum(-1, keepdim=True)
             mean = (even * p).sum(-1, keepdim=True).div_(total)
-            d_p = d_p.add((even - mean).div_(total), alpha=losses.seed)
+            d_p = d_p.add((even - mean).div_(total), alpha=ctx.seed)
         d_z = p * (d_p - (d_p * p).sum(-1, keepdim=True) if x.score == "softmax" else d_p * (1 - p))
         if lse is not None:
             soft = p if x.score == "softmax" else (p.log() - (-p).log1p()).sub_(lse).exp_()
-            d_z = d_z.addcmul_(soft, lse, value=2 * losses.z * losses.seed)
+            d_z = d_z.addcmul_(soft, lse, value=2 * ctx.z * ctx.seed)
         return d_z.to(ctx.dtype), None, None, None, None
 
 

@@ -49,13 +49,17 @@ class Route:
     receives: tuple[int, ...] = ()
     order: Tensor | None = None
     copies: int = 1
-    underway: list[tuple[Tensor, Handle]] = field(default_factory=list)
-    """What travels while something else is computed."""
+    underway: list[tuple[Tensor, Tensor, Handle]] = field(default_factory=list)
+    """What leaves and what comes, while something else is computed."""
 
     @property
     def token(self) -> Tensor:
         """(rows,): whose rows they are."""
         return self.slots.div(self.width, rounding_mode="floor")
+
+    def forget(self) -> None:
+        """The rows' gradients are home: the nodes of the graph have this until the whole backward pass is over."""
+        self.slots, self.places, self.order = self.slots.new_empty(0), None, None
 
 
 class ExpertParallel:
@@ -74,8 +78,7 @@ class ExpertParallel:
     def count(self, block: int, load: Tensor, dropped: Tensor, losses: Tensor) -> None:
         """Of own tokens: how many choose each expert of a block, (count,), how many choices it dropped, and its own
         losses, (2,)."""
-        told = torch.cat([load.double(), dropped.double()[None], losses])
-        self.loads[block] = self.loads[block] + told if block in self.loads else told
+        self.loads[block] += torch.cat([load.double(), dropped.double()[None], losses])
 
     def exchanged(self, unit: str, counts: Tensor, otherwise: Otherwise) -> tuple[Rows, Rows]:
         """Rows that leave for the experts of every rank, and that come from each for own ones."""
@@ -169,6 +172,13 @@ def _by_expert(coming: Sequence[Sequence[int]], device: torch.device) -> Tensor 
     return shifts.add_(torch.arange(total, device=device))
 
 
+def _arrived(route: Route) -> Tensor:
+    """What was under way is here, and what has left is not needed any more."""
+    _, target, handle = route.underway.pop()
+    handle.wait()
+    return target
+
+
 class _Leave(torch.autograd.Function):
     """Tokens' rows set out; their gradients come back."""
 
@@ -183,7 +193,7 @@ class _Leave(torch.autograd.Function):
                 [part for part in rows.split(list(route.sends[:: route.copies])) for _ in range(route.copies)]
             )
         target, handle = ep.all_to_all(route, rows, False, unit, "F")
-        route.underway.append((rows, handle))
+        route.underway.append((rows, target, handle))
         return target
 
     @staticmethod
@@ -191,9 +201,10 @@ class _Leave(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, None, Tensor]:
         route: Route = ctx.route
         if route.sends:
-            g, handle = route.underway.pop()
-            handle.wait()
-        return None, None, None, _summed(route, g, None)
+            g = _arrived(route)
+        d_x = _summed(route, g, None)
+        route.forget()
+        return None, None, None, d_x
 
 
 class _Come(torch.autograd.Function):
@@ -202,15 +213,15 @@ class _Come(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ep: ExpertParallel, unit: str, route: Route, rows: Tensor) -> Tensor:
         ctx.ep, ctx.unit, ctx.route = ep, unit, route
-        route.underway.pop()[1].wait()
+        _arrived(route)
         return rows.view_as(rows) if route.order is None else rows.index_select(0, route.order)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, None, Tensor]:
         route: Route = ctx.route
-        target, handle = ctx.ep.all_to_all(route, _as_they_came(route, g), True, ctx.unit, "B")
-        route.underway.append((target, handle))
+        rows = _as_they_came(route, g)
+        route.underway.append((rows, *ctx.ep.all_to_all(route, rows, True, ctx.unit, "B")))
         return None, None, None, recompute.nothing(g, g.shape)
 
 

@@ -39,6 +39,12 @@ class SequenceTokens:
         """The gradient of the loss of one token."""
         return 1.0 if self.inner is None else self.inner.seed
 
+    def prepare(self, shape: Shape, device: torch.device) -> None:
+        """Passes will be over so many tokens: memory is the same in every step."""
+        if self.tp is not None:
+            self.tp.begin(*shape)
+        self._ids(shape, device)
+
     def _apart(self) -> bool:
         return self.tp is not None and self.tp.rows is not None
 
@@ -59,7 +65,7 @@ class SequenceTokens:
             for rank, ids in enumerate(each):
                 where[ids] = rank * longest + torch.arange(len(ids))
             index = 0 if self.inner is None else self.inner.comm.ranks("tokens").index(self.inner.comm.world.rank)
-            self._known[key] = each[index].to(device), where.to(device)
+            self._known[key] = each[index].clone().to(device), where.to(device)
         return self._known[key]
 
     def _parts(self, tokens: Tensor) -> list[Tensor]:

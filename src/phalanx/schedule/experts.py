@@ -45,6 +45,12 @@ def balanced(tokens: Column, x: Experts) -> list[Column]:
     return [min(n, limit) if isinstance(n, int) else np.minimum(n, limit) for n in even]
 
 
+def looks_around(x: Experts, s: Strategy) -> bool:
+    """Whether a choice depends on those of the sequence's other tokens, or how it is weighed; and needs to know which
+    those are."""
+    return bool(x.balance_loss) or (s.cp * s.tp > 1 and (x.chooser == "experts" or x.capacity is not None))
+
+
 def own_tokens(tokens: Column, tp: int, index: int) -> Column:
     """Of `tokens` that `tp` ranks share, those that the one with this `index` routes."""
     return tokens // tp + (index < tokens % tp)

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from phalanx.schedule.event import Phase
-from phalanx.schedule.experts import Routed
+from phalanx.schedule.experts import Routed, looks_around
 from phalanx.schedule.tensor_parallel import chunks
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.mechanisms import Experts
@@ -154,7 +154,7 @@ def _experts(spec: ModelSpec, x: Experts, job: Job, s: Strategy, tokens: Any, ro
     compute = job.precision.compute
     e, ranks = DTYPE_BYTES[compute] * spec.hidden, s.ep * s.etp
     leave: Sends = ()
-    if s.cp * s.tp > 1 and (x.chooser == "experts" or x.capacity is not None or x.balance_loss):
+    if s.cp * s.tp > 1 and looks_around(x, s):
         # What each token chooses; or where experts choose, its scores.
         wide: DType = "float64" if compute == "float64" else "float32"
         dtype, n = ("int32", 4 * x.top_k) if x.chooser == "tokens" else (wide, DTYPE_BYTES[wide] * x.count)
