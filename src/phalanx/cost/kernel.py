@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.cost import kernel_latent
 from phalanx.spec.cluster import KernelRates, Rates
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec
@@ -80,13 +81,19 @@ def _linears(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
     """(out, in) of the matrix products of a block."""
     h, q, kv, f = spec.hidden, spec.q_width, spec.kv_width, spec.ffn
     mlp = ((f, h), (f, h), (h, f)) if spec.gated else ((f, h), (h, f))
-    return ((q, h), (kv, h), (kv, h), (h, q), *mlp)
+    attention = ((q, h), (kv, h), (kv, h)) if spec.latent is None else kernel_latent.linears(spec, spec.latent)
+    return (*attention, (h, result_width(spec)), *mlp)
+
+
+def result_width(spec: ModelSpec) -> int:
+    """Width of attention's result, of all query heads together."""
+    return spec.heads * (spec.head_dim if spec.latent is None else spec.latent.v_dim)
 
 
 def forward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
     """Work of one forward pass of a unit class (`embed`, `blocks`, `head`) over `tokens` tokens, of which attention
     shows each so many `keys`: those of its sequence, or over several ranks those of its rectangles."""
-    t, h, q, kv, f = tokens, spec.hidden, spec.q_width, spec.kv_width, spec.ffn
+    t, h, f = tokens, spec.hidden, spec.ffn
     norm = _memory(5 * t * h, e, 7) if spec.norm == "rms" else _memory(3 * t * h, e, 1)
     if unit == "embed":
         return _memory(2 * t * h, e, 1) + (_memory(3 * t * h, e, 1) if spec.position == "learned" else NO_WORK)
@@ -96,10 +103,13 @@ def forward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: 
     for n, k in _linears(spec):
         work += _gemm(t, n, k, e)
     if spec.qk_norm:
-        work += _memory(5 * t * (q + kv), e, 14)
+        work += _memory(5 * t * (spec.q_width + spec.kv_width), e, 14)
+    if spec.latent is not None:
+        elements, kernels = kernel_latent.moved(spec, spec.latent)
+        work += _memory(t * elements, e, kernels)
     if spec.position == "rotary":
         work += _rotary(spec, t, e, 8)
-    work += Work(0, 4 * t * (keys or seq) * q, (2 * t * (q + kv) + _mask(spec, t, seq, keys)) * e, 1)
+    work += _core(spec, t, seq, e, keys)
     return work + (_memory(5 * t * f, e, 2) if spec.gated else _memory(2 * t * f, e, 1))
 
 
@@ -124,7 +134,7 @@ def weight_grad(spec: ModelSpec, unit: str, tokens: Column, e: int) -> Work:
 
 def input_grad(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
     """And what may not."""
-    t, h, q, kv, f = tokens, spec.hidden, spec.q_width, spec.kv_width, spec.ffn
+    t, h, f = tokens, spec.hidden, spec.ffn
     if unit == "embed":
         return NO_WORK
     norm = _memory(16 * t * h, e, 12) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
@@ -134,25 +144,35 @@ def input_grad(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, key
     for n, k in _linears(spec):
         work += _gemm(t, k, n, e)
     if spec.qk_norm:
-        work += _memory(16 * t * (q + kv), e, 24)
+        work += _memory(16 * t * (spec.q_width + spec.kv_width), e, 24)
+    if spec.latent is not None:
+        elements, kernels = kernel_latent.moved_back(spec, spec.latent)
+        work += _memory(t * elements, e, kernels)
     if spec.position == "rotary":
         work += _rotary(spec, t, e, 10)
-    work += Work(0, 8 * t * (keys or seq) * q, (4 * t * (q + kv) + _mask(spec, t, seq, keys)) * e, 1)
+    work += _core(spec, t, seq, e, keys, 2)
     return work + (_memory(11 * t * f, e, 4) if spec.gated else _memory(3 * t * f, e, 1))
 
 
 def repeated(spec: ModelSpec, repeat: Recompute, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
     """What of a block's forward pass its backward pass does again (runtime/recompute.py): all but the products whose
     results nobody needs; or attention's core."""
-    t, q = tokens, spec.q_width
+    t = tokens
     if repeat == "none":
         return NO_WORK
     if repeat == "selective":
-        return Work(0, 4 * t * (keys or seq) * q, (2 * t * (q + spec.kv_width) + _mask(spec, t, seq, keys)) * e, 1)
+        return _core(spec, t, seq, e, keys)
     unneeded = _gemm(t, spec.hidden, spec.ffn, e) + _memory(3 * t * spec.hidden, e, 1)
     if spec.residual != "serial":
-        unneeded += _gemm(t, spec.hidden, q, e) + _memory(3 * t * spec.hidden, e, 1)
+        unneeded += _gemm(t, spec.hidden, result_width(spec), e) + _memory(3 * t * spec.hidden, e, 1)
     return forward(spec, "blocks", t, seq, e, keys) + unneeded * -1
+
+
+def _core(spec: ModelSpec, t: Column, seq: int, e: int, keys: int | None, passes: int = 1) -> Work:
+    """Attention's core forward, or backward, which is two such passes."""
+    q, kv = spec.heads * spec.core_dim, spec.kv_heads * spec.core_dim
+    traffic = 2 * passes * t * (q + kv) + _mask(spec, t, seq, keys)
+    return Work(0, 4 * passes * t * (keys or seq) * q, traffic * e, 1)
 
 
 def _norms(spec: ModelSpec) -> int:
@@ -164,6 +184,8 @@ def _rotary(spec: ModelSpec, t: Column, e: int, kernels: int) -> Work:
     """Queries and keys turned by their position; what of a head does not turn is copied."""
     turned = spec.rotary_width
     copied = spec.head_dim - turned
+    if spec.latent is not None:  # one key for all heads, and nothing else of it
+        return _memory(((5 * turned + 2 * copied) * spec.heads + 5 * turned) * t, e, kernels + 1)
     return _memory((5 * turned + 2 * copied) * t * (spec.heads + spec.kv_heads), e, kernels + 2 * (copied > 0))
 
 

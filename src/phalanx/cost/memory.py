@@ -19,6 +19,7 @@ from phalanx.cost.backward_parts import Parts, SplitBlock
 from phalanx.cost.block import Block, normed, statistics
 from phalanx.cost.core import Core, lowest
 from phalanx.cost.kernel import Column
+from phalanx.cost.latent import LatentBlock, SplitLatentBlock
 from phalanx.schedule.buckets import buckets, layout, lent, slot_sizes
 from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.tensor_parallel import summed_elements
@@ -281,7 +282,11 @@ def footprint(
             else None,
         )
     given = (spec, t, e, tp, sp, repeat, core)
-    block = SplitBlock(*given, in_place=in_place) if in_parts else Block(*given)
+    of_latents = spec.latent is not None
+    if in_parts:
+        block: Block = (SplitLatentBlock if of_latents else SplitBlock)(*given, in_place=in_place)
+    else:
+        block = (LatentBlock if of_latents else Block)(*given)
     there, back = block.passes()
     return Footprint(
         kept=there.live,
