@@ -8,7 +8,6 @@ import numpy as np
 
 from phalanx.cost.backward_parts import SplitBlock
 from phalanx.cost.block import Block, Walk
-from phalanx.cost.kernel import Column
 from phalanx.schedule.experts import Routed
 
 if TYPE_CHECKING:
@@ -47,7 +46,9 @@ class _Mixture(Block):
         """Rows that come are laid out anew."""
         self.order = 0 if self.in_order == 0 else rows.came * 8
         self.kept_choice = (rows.tokens * x.top_k * 8 if self.chosen else 0) + self.P
-        self.kept_choice = self.kept_choice + (rows.tokens * wide if x.z_loss else 0) + (self.P if x.balance_loss else 0)
+        self.kept_choice = (
+            self.kept_choice + (rows.tokens * wide if x.z_loss else 0) + (self.P if x.balance_loss else 0)
+        )
 
     def _choose(self, walk: Walk, kept: bool) -> None:
         """From the router's product to where rows go; `kept`: for the backward pass of the weights."""

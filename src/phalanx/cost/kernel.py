@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.cost import kernel_experts
+from phalanx.cost import kernel_experts, kernel_latent
 from phalanx.cost.work import NO_WORK as NO_WORK
 from phalanx.cost.work import Column as Column
 from phalanx.cost.work import Work as Work
@@ -33,7 +33,13 @@ def _linears(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
     """(out, in) of the matrix products of a block that all tokens go through."""
     h, q, kv, f = spec.hidden, spec.q_width, spec.kv_width, mlp_width(spec)
     mlp = ((f, h), (f, h), (h, f)) if spec.gated else ((f, h), (h, f))
-    return ((q, h), (kv, h), (kv, h), (h, q), *(mlp if f else ()))
+    attention = ((q, h), (kv, h), (kv, h)) if spec.latent is None else kernel_latent.linears(spec, spec.latent)
+    return (*attention, (h, result_width(spec)), *(mlp if f else ()))
+
+
+def result_width(spec: ModelSpec) -> int:
+    """Width of attention's result, of all query heads together."""
+    return spec.heads * (spec.head_dim if spec.latent is None else spec.latent.v_dim)
 
 
 def mlp_width(spec: ModelSpec) -> int:
@@ -59,7 +65,7 @@ def forward(
     """Work of one forward pass of a unit class (`embed`, `blocks`, `head`) over `tokens` tokens, of which attention
     shows each so many `keys`: those of its sequence, or over several ranks those of its rectangles. `routed`: of
     these tokens' rows, where the model has experts (none: one rank has all)."""
-    t, h, q, kv, f = tokens, spec.hidden, spec.q_width, spec.kv_width, mlp_width(spec)
+    t, h, f = tokens, spec.hidden, mlp_width(spec)
     norm = _memory(5 * t * h, e, 7) if spec.norm == "rms" else _memory(3 * t * h, e, 1)
     if unit == "embed":
         return _memory(2 * t * h, e, 1) + (_memory(3 * t * h, e, 1) if spec.position == "learned" else NO_WORK)
@@ -69,10 +75,13 @@ def forward(
     for n, k in _linears(spec):
         work += _gemm(t, n, k, e)
     if spec.qk_norm:
-        work += _memory(5 * t * (q + kv), e, 14)
+        work += _memory(5 * t * (spec.q_width + spec.kv_width), e, 14)
+    if spec.latent is not None:
+        elements, kernels = kernel_latent.moved(spec, spec.latent)
+        work += _memory(t * elements, e, kernels)
     if spec.position == "rotary":
         work += _rotary(spec, t, e, 8)
-    work += Work(0, 4 * t * (keys or seq) * q, (2 * t * (q + kv) + _mask(spec, t, seq, keys)) * e, 1)
+    work += _core(spec, t, seq, e, keys)
     if spec.experts is not None:
         work += kernel_experts.forward(spec, spec.experts, _routed(spec, t, routed), e)
     return work + _activation(t * f, e, (5, 2) if spec.gated else (2, 1))
@@ -122,7 +131,7 @@ def input_grad(
     routed: Routed | None = None,
 ) -> Work:
     """And what may not."""
-    t, h, q, kv, f = tokens, spec.hidden, spec.q_width, spec.kv_width, mlp_width(spec)
+    t, h, f = tokens, spec.hidden, mlp_width(spec)
     if unit == "embed":
         return NO_WORK
     norm = _memory(16 * t * h, e, 12) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
@@ -132,10 +141,13 @@ def input_grad(
     for n, k in _linears(spec):
         work += _gemm(t, k, n, e)
     if spec.qk_norm:
-        work += _memory(16 * t * (q + kv), e, 24)
+        work += _memory(16 * t * (spec.q_width + spec.kv_width), e, 24)
+    if spec.latent is not None:
+        elements, kernels = kernel_latent.moved_back(spec, spec.latent)
+        work += _memory(t * elements, e, kernels)
     if spec.position == "rotary":
         work += _rotary(spec, t, e, 10)
-    work += Work(0, 8 * t * (keys or seq) * q, (4 * t * (q + kv) + _mask(spec, t, seq, keys)) * e, 1)
+    work += _core(spec, t, seq, e, keys, 2)
     if spec.experts is not None:
         work += kernel_experts.input_grad(spec, spec.experts, _routed(spec, t, routed), e)
     return work + _activation(t * f, e, (11, 4) if spec.gated else (3, 1))
@@ -152,19 +164,26 @@ def repeated(
 ) -> Work:
     """What of a block's forward pass its backward pass does again (runtime/recompute.py): all but the products whose
     results nobody needs; or attention's core."""
-    t, q = tokens, spec.q_width
+    t = tokens
     if repeat == "none":
         return NO_WORK
     if repeat == "selective":
-        return Work(0, 4 * t * (keys or seq) * q, (2 * t * (q + spec.kv_width) + _mask(spec, t, seq, keys)) * e, 1)
+        return _core(spec, t, seq, e, keys)
     unneeded = _memory(3 * t * spec.hidden, e, 1)
     if mlp_width(spec):
         unneeded += _gemm(t, spec.hidden, mlp_width(spec), e)
     if spec.experts is not None:
         unneeded += kernel_experts.combined(spec, spec.experts, _routed(spec, t, routed), e)
     if spec.residual != "serial":
-        unneeded += _gemm(t, spec.hidden, q, e) + _memory(3 * t * spec.hidden, e, 1)
+        unneeded += _gemm(t, spec.hidden, result_width(spec), e) + _memory(3 * t * spec.hidden, e, 1)
     return forward(spec, "blocks", t, seq, e, keys, routed) + unneeded * -1
+
+
+def _core(spec: ModelSpec, t: Column, seq: int, e: int, keys: int | None, passes: int = 1) -> Work:
+    """Attention's core forward, or backward, which is two such passes."""
+    q, kv = spec.heads * spec.core_dim, spec.kv_heads * spec.core_dim
+    traffic = 2 * passes * t * (q + kv) + _mask(spec, t, seq, keys)
+    return Work(0, 4 * passes * t * (keys or seq) * q, traffic * e, 1)
 
 
 def _norms(spec: ModelSpec) -> int:
@@ -176,6 +195,8 @@ def _rotary(spec: ModelSpec, t: Column, e: int, kernels: int) -> Work:
     """Queries and keys turned by their position; what of a head does not turn is copied."""
     turned = spec.rotary_width
     copied = spec.head_dim - turned
+    if spec.latent is not None:  # one key for all heads, and nothing else of it
+        return _memory(((5 * turned + 2 * copied) * spec.heads + 5 * turned) * t, e, kernels + 1)
     return _memory((5 * turned + 2 * copied) * t * (spec.heads + spec.kv_heads), e, kernels + 2 * (copied > 0))
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from phalanx.cost.block import Block, normed, statistics
 from phalanx.cost.core import Core, lowest
 from phalanx.cost.experts import ExpertsBlock, SplitExpertsBlock
 from phalanx.cost.kernel import Column
+from phalanx.cost.latent import LatentBlock, SplitLatentBlock
 from phalanx.schedule.buckets import buckets, layout, lent, slot_sizes
 from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.experts import Routed, looks_around, own_tokens
@@ -296,11 +299,12 @@ def footprint(
             if in_parts
             else None,
         )
-    given = (spec, t, e, tp, sp, repeat, core)
-    if spec.experts is not None and rows is not None:
-        block: Block = SplitExpertsBlock(*given, rows=rows, in_place=in_place) if in_parts else ExpertsBlock(*given, rows=rows)
-    else:
-        block = SplitBlock(*given, in_place=in_place) if in_parts else Block(*given)
+    named: dict[str, Any] = {} if rows is None or spec.experts is None else {"rows": rows}
+    if in_parts:
+        named["in_place"] = in_place
+    block: Block = _kind(spec.latent is not None, "rows" in named, in_parts)(
+        spec, t, e, tp, sp, repeat, core, **named
+    )
     there, back = block.passes()
     return Footprint(
         kept=there.live,
@@ -310,6 +314,16 @@ def footprint(
         masked=back.masked,
         parts=block.parts() if isinstance(block, SplitBlock) else None,
     )
+
+
+@cache
+def _kind(latent: bool, experts: bool, in_parts: bool) -> type[Block]:
+    """The class of a block with latent attention, or experts, or both."""
+    of_mlp = (SplitExpertsBlock if in_parts else ExpertsBlock) if experts else (SplitBlock if in_parts else Block)
+    if not latent:
+        return of_mlp
+    of_attention = SplitLatentBlock if in_parts else LatentBlock
+    return type("LatentExpertsBlock", (of_attention, of_mlp), {}) if experts else of_attention
 
 
 def _places(t: Column) -> Column:

@@ -136,7 +136,6 @@ class MoE(nn.Module):
             self._count(p, chosen, counts, logits, losses)
         weights = routing.weights(logits, p, chosen, x, losses)
 
-
         def otherwise(rank: int | None) -> list[int]:
             return balanced(tokens if rank is None else self.tokens.of(shape, rank), x)
 

@@ -149,6 +149,11 @@ class ModelSpec:
         return self.kv_heads * self.head_dim
 
     @property
+    def core_dim(self) -> int:
+        """Width of a head in attention's core: of keys or of values, which of them are wider."""
+        return self.head_dim if self.latent is None else max(self.head_dim, self.latent.v_dim)
+
+    @property
     def rotary_width(self) -> int:
         """How many dimensions of a head turn with the position."""
         if self.latent is not None:
