@@ -81,6 +81,9 @@ class Imagined(World):
 class _Shapes:
     """Weights without content."""
 
+    def has(self, fqn: str) -> bool:
+        return True
+
     def slice(self, fqn: str, start: int, stop: int) -> Tensor:
         return torch.empty(stop - start)
 
