@@ -68,7 +68,7 @@ class SplitBlock(Block):
         if self.serial:
             walk.give(S)  # between attention and MLP
         if not self.one_norm:
-            self._added(walk, held=not self.sp or self.repeat == "full")
+            self._added(walk, held=self._output_left or self.repeat == "full")
         self._attention_inputs(walk)
         if self.one_norm:
             self._add(walk, 0, bias=True)
@@ -79,9 +79,14 @@ class SplitBlock(Block):
             self._added(walk, held=not self.sp or self.repeat == "full")
         else:
             walk.give(S)
-        if self.sp and self.repeat == "full":
+        if self.repeat == "full" and not self._output_left:
             walk.give(S)  # the gradient of the output
         walk.give(S)  # the input
+
+    @property
+    def _output_left(self) -> bool:
+        """Whether W needs the gradient of the output."""
+        return not self.sp
 
     def _added(self, walk: Walk, held: bool) -> None:
         """A gradient, `held` or not, and another one become their sum."""

@@ -242,19 +242,12 @@ class _Mixture(Block):
         walk.give(self.P if cast else 0)
         walk.give(self.w + self.kept_choice)
 
-    def _own_added(self, walk: Walk) -> None:
-        """The gradients of own tokens from the router and from their rows, one."""
-        walk.take(self.N)
-        walk.take(self.N)
-        walk.give(2 * self.N)
-
     def _experts_inside(self, walk: Walk) -> None:
         """The gradients of what gate and up have made."""
         walk.take(4 * self.F)
         walk.give(self.F)
 
 
-class ExpertsBlock(_Mixture):
     def _mlp_backward(self, walk: Walk) -> None:
         if self.sp and self.shared:
             walk.take(self.W)
@@ -266,29 +259,42 @@ class ExpertsBlock(_Mixture):
         self._return_backward(walk)
         self._experts_backward(walk)
         self._come_backward(walk)
-        self._shared_backward(walk)
+        if self.shared:
+            self._shared_backward(walk)
         self._leave_backward(walk)
-        shared = self.shared
-        if shared and self.sp:
-            walk.touch(self.S)
+        self._router_backward(walk)
+        walk.give(self.S)  # the norm's result
+
+    def _router_backward(self, walk: Walk) -> None:
+        """From the gradient of the rows' weights to that of the norm's result."""
+        if self.shared and self.sp:  # one of them is there from what all share
+            walk.touch(self.N)
             walk.give(self.N)
         self._weights_backward(walk)
         walk.give(self.I * (1 + self.chosen) + self.order)
-        walk.take(self.dW_router)
-        self._own_added(walk) if not (shared and self.sp) else walk.touch(2 * self.N)
-        walk.give(self.Z, self.dW_router)
+        walk.take(self.dW_router * self.made)
+        walk.touch(2 * self.N)  # from the router, and the sum
+        walk.give(self.Z, self.dW_router * self.made)
         self._whole(walk)
 
     def _whole(self, walk: Walk) -> None:
-        """Of all tokens, from own ones; the norm's result goes."""
-        S = self.S
+        """Of all tokens, from own ones."""
         if self.tp > 1 and not self.sp:
-            walk.take(S)
+            walk.take(self.S)
             walk.give(self.N)
         if self.shared and not self.sp:
-            walk.touch(S)
-            walk.give(S)
-        walk.give(S)
+            walk.touch(self.S)
+            walk.give(self.S)
+
+    def _experts_backward(self, walk: Walk) -> None:
+        raise NotImplementedError
+
+    def _shared_backward(self, walk: Walk) -> None:
+        raise NotImplementedError
+
+
+class ExpertsBlock(_Mixture):
+    """All gradients of weights are made where they belong."""
 
     def _experts_backward(self, walk: Walk) -> None:
         C, F, dW = self.C, self.F, self.dW_experts
@@ -301,8 +307,6 @@ class ExpertsBlock(_Mixture):
 
     def _shared_backward(self, walk: Walk) -> None:
         """As an MLP's that is not over ranks, but for sequence parallelism."""
-        if not self.shared:
-            return
         S, A = self.S, self.A
         if self.sp:
             walk.give(self.dW_mlp)
@@ -323,4 +327,66 @@ class ExpertsBlock(_Mixture):
 
 
 class SplitExpertsBlock(_Mixture, SplitBlock):
-    pass
+    """Of experts too each product leaves what the gradient of its weight is made of: expert by expert."""
+
+    def _experts_backward(self, walk: Walk) -> None:
+        self._experts_inputs(walk)
+        self._experts_weights(walk)
+
+    def _experts_inputs(self, walk: Walk) -> None:
+        self._experts_inside(walk)
+        walk.take(self.C)
+        walk.give(2 * self.F)
+
+    def _experts_weights(self, walk: Walk) -> None:
+        C, F = self.C, self.F
+        for size in (C + F, F, F + C):  # down, up, gate
+            walk.touch(self.dW_expert * self.made)
+            walk.give(size)
+
+    def _shared_backward(self, walk: Walk) -> None:
+        S, A, parts = self.S, self.A, [(self.A, self.dW_mlp)] * self.products
+        if self.sp:
+            walk.give(self.dW_mlp)
+        else:
+            walk.take(A)
+            walk.touch(self.dW_mlp * self.made)
+            walk.give(A)
+        walk.take(3 * A)
+        walk.give(4 * A)
+        if self.sp:
+            self._columns_backward(walk, *parts)
+            return
+        walk.take(S)
+        self._one_by_one(walk, *parts)
+    def _mlp_inputs(self, walk: Walk) -> None:
+        A = self.A
+        if self.sp and self.shared:
+            self._product_inputs(walk, A, attention=False)
+        self._combine_backward(walk)
+        self._return_backward(walk)
+        self._experts_inputs(walk)
+        self._come_backward(walk)
+        if self.shared:
+            walk.take(A * (not self.sp))
+            walk.take(3 * A)
+            walk.give(4 * A)
+            self._columns_inputs(walk)
+        self._leave_backward(walk)
+        self._router_backward(walk)
+        walk.take(self.Z)  # stays
+
+    def _mlp_weights(self, walk: Walk, g: Column) -> None:
+        if self.shared:
+            super()._mlp_weights(walk, g)
+        self._experts_weights(walk)
+        walk.touch(self.dW_router * self.made)
+        walk.give(self.Z)
+
+    def _biases(self) -> int:
+        biased = self.spec.out_bias + (self.spec.mlp_bias and self.shared)
+        return biased * self.spec.hidden * self.e * self.sp
+
+    @property
+    def _output_left(self) -> bool:
+        return self.shared and not self.sp

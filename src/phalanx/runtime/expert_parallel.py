@@ -267,8 +267,7 @@ class _Combine(torch.autograd.Function):
         y, weights = ctx.saved_tensors
         route: Route = ctx.route
         d_y = g.index_select(0, route.token)  # (rows, hidden)
-        own = _copies(route, y)
-        dots = torch.stack([(part * d_y).sum(-1) for part in own]).sum(0) if len(own) > 1 else (own[0] * d_y).sum(-1)
+        dots = _dots(_copies(route, y), d_y)
         d_w = torch.zeros_like(weights).view(-1)
         d_w[route.slots] = dots.to(weights.dtype)
         d_y.mul_(weights.view(-1)[route.slots].to(y.dtype).unsqueeze(-1))
@@ -276,6 +275,12 @@ class _Combine(torch.autograd.Function):
             parts = d_y.split(list(route.sends[:: route.copies]))
             d_y = torch.cat([part for part in parts for _ in range(route.copies)])
         return None, None, d_y, d_w.view(weights.shape)
+
+
+def _dots(own: Sequence[Tensor], g: Tensor) -> Tensor:
+    """(rows,): the sum of each row's products with its gradient, over what came of it from each rank."""
+    each = [(part * g).sum(-1) for part in own]
+    return torch.stack(each).sum(0) if len(each) > 1 else each[0]
 
 
 def _copies(route: Route, y: Tensor) -> list[Tensor]:
