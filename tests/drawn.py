@@ -70,8 +70,24 @@ def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
         "qk_norm": draw(st.sampled_from([None, True, False])),
         "window_layers": draw(st.sampled_from([None, [0]])) if sizes["window"] else None,
     }
+    if draw(st.sampled_from([False, False, False, True])):
+        options |= {"rotary_dim": None, "qk_norm": False, "position": "rotary", "kv_heads": sizes["heads"]}
+        options["latent"] = draw(latents(head_dim))
     sizes |= {name: option for name, option in options.items() if option is not None}
     return build(ModelSpec, complete(sizes), "model")
+
+
+@st.composite
+def latents(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
+    rope_dim = draw(st.sampled_from([head_dim // 4, head_dim // 2]))
+    return {
+        "kv_rank": draw(st.sampled_from([head_dim // 2, 3 * head_dim])),
+        "q_rank": draw(st.sampled_from([None, 2 * head_dim])),
+        "nope_dim": head_dim - rope_dim,
+        "rope_dim": rope_dim,
+        "v_dim": draw(st.sampled_from([head_dim // 2, head_dim, head_dim * 3 // 2])),
+        "interleaved": draw(st.booleans()),
+    }
 
 
 @st.composite

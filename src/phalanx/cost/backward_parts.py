@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.cost.block import Block, Walk, normed, rms_temporaries, statistics
+from phalanx.cost.block import Block
 from phalanx.cost.kernel import Column
+from phalanx.cost.live import Walk, normed, rms_temporaries, statistics
 from phalanx.spec.model import ModelSpec
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from phalanx.cost.kernel import Column
+from phalanx.cost.live import Walk
 from phalanx.schedule.context_parallel import Context
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec
-
-if TYPE_CHECKING:
-    from phalanx.cost.block import Walk
 
 
 class Core:

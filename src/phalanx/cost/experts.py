@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from phalanx.cost.backward_parts import SplitBlock
-from phalanx.cost.block import Block, Walk
+from phalanx.cost.block import Block
+from phalanx.cost.live import Walk
 from phalanx.schedule.experts import Routed
 
 if TYPE_CHECKING:

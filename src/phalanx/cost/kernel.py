@@ -32,13 +32,13 @@ from phalanx.spec.strategy import Recompute, Strategy
 def _linears(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
     """(out, in) of the matrix products of a block that all tokens go through."""
     h, q, kv, f = spec.hidden, spec.q_width, spec.kv_width, mlp_width(spec)
-    mlp = ((f, h), (f, h), (h, f)) if spec.gated else ((f, h), (h, f))
     attention = ((q, h), (kv, h), (kv, h)) if spec.latent is None else kernel_latent.linears(spec, spec.latent)
-    return (*attention, (h, result_width(spec)), *(mlp if f else ()))
+    mlp = ((f, h), (f, h), (h, f)) if spec.gated else ((f, h), (h, f))
+    return (*attention, (h, _result_width(spec)), *(mlp if f else ()))
 
 
-def result_width(spec: ModelSpec) -> int:
-    """Width of attention's result, of all query heads together."""
+def _result_width(spec: ModelSpec) -> int:
+    """Of attention, all query heads together."""
     return spec.heads * (spec.head_dim if spec.latent is None else spec.latent.v_dim)
 
 
@@ -77,8 +77,7 @@ def forward(
     if spec.qk_norm:
         work += _memory(5 * t * (spec.q_width + spec.kv_width), e, 14)
     if spec.latent is not None:
-        elements, kernels = kernel_latent.moved(spec, spec.latent)
-        work += _memory(t * elements, e, kernels)
+        work += kernel_latent.forward(spec, spec.latent, t, e)
     if spec.position == "rotary":
         work += _rotary(spec, t, e, 8)
     work += _core(spec, t, seq, e, keys)
@@ -143,8 +142,7 @@ def input_grad(
     if spec.qk_norm:
         work += _memory(16 * t * (spec.q_width + spec.kv_width), e, 24)
     if spec.latent is not None:
-        elements, kernels = kernel_latent.moved_back(spec, spec.latent)
-        work += _memory(t * elements, e, kernels)
+        work += kernel_latent.input_grad(spec, spec.latent, t, e)
     if spec.position == "rotary":
         work += _rotary(spec, t, e, 10)
     work += _core(spec, t, seq, e, keys, 2)
@@ -175,7 +173,7 @@ def repeated(
     if spec.experts is not None:
         unneeded += kernel_experts.combined(spec, spec.experts, _routed(spec, t, routed), e)
     if spec.residual != "serial":
-        unneeded += _gemm(t, spec.hidden, result_width(spec), e) + _memory(3 * t * spec.hidden, e, 1)
+        unneeded += _gemm(t, spec.hidden, _result_width(spec), e) + _memory(3 * t * spec.hidden, e, 1)
     return forward(spec, "blocks", t, seq, e, keys, routed) + unneeded * -1
 
 

@@ -1,7 +1,8 @@
-"""What latent attention computes in place of projections of queries, keys and values (nn/latent.py): per token."""
+"""What latent attention computes in place of projections of queries, keys and values (nn/latent.py)."""
 
 from __future__ import annotations
 
+from phalanx.cost.work import Column, Work, memory
 from phalanx.spec.mechanisms import Latent
 from phalanx.spec.model import ModelSpec
 
@@ -13,21 +14,21 @@ def linears(spec: ModelSpec, a: Latent) -> tuple[tuple[int, int], ...]:
     return (*queries, down, (_up(spec, a), a.kv_rank))
 
 
-def moved(spec: ModelSpec, a: Latent) -> tuple[int, int]:
-    """Elements that all else but the core and rotary positions reads or writes, and by how many kernels: norms of the
-    latents; keys and values laid out; queries made as wide as those are, results as narrow as values."""
+def forward(spec: ModelSpec, a: Latent, t: Column, e: int) -> Work:
+    """All else but the core and rotary positions: norms of the latents; keys and values laid out; queries made as
+    wide as those are, results as narrow as values."""
     ranks, norms = _ranks(a)
     elements = 5 * ranks + _up(spec, a) + a.rope_dim + 2 * spec.heads * spec.core_dim
     between = (2 * a.v_dim if a.v_dim < spec.core_dim else 0) + _wider(spec, spec.head_dim)
-    return elements + spec.heads * between, 7 * norms + 3 + (between > 0)
+    return memory(t * (elements + spec.heads * between), e, 7 * norms + 3 + (between > 0))
 
 
-def moved_back(spec: ModelSpec, a: Latent) -> tuple[int, int]:
+def input_grad(spec: ModelSpec, a: Latent, t: Column, e: int) -> Work:
     """The same of a backward pass, where gradients of keys, of values and of the latent come together."""
     ranks, norms = _ranks(a)
     elements = 16 * ranks + _up(spec, a) + 3 * a.rope_dim + 2 * a.kv_rank + 2 * spec.heads * spec.core_dim
     between = (2 * spec.head_dim if spec.head_dim < spec.core_dim else 0) + _wider(spec, a.v_dim)
-    return elements + spec.heads * between, 12 * norms + 3 + (between > 0)
+    return memory(t * (elements + spec.heads * between), e, 12 * norms + 3 + (between > 0))
 
 
 def _ranks(a: Latent) -> tuple[int, int]:

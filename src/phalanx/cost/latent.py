@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.cost.backward_parts import SplitBlock
-from phalanx.cost.block import Block, Walk, rms_temporaries
+from phalanx.cost.block import Block
 from phalanx.cost.kernel import Column
+from phalanx.cost.live import Walk, rms_temporaries
 
 
 class LatentHeads(Block):

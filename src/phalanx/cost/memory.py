@@ -18,11 +18,12 @@ import numpy as np
 
 from phalanx.cost import backward_parts, compression
 from phalanx.cost.backward_parts import Parts, SplitBlock
-from phalanx.cost.block import Block, normed, statistics
+from phalanx.cost.block import Block
 from phalanx.cost.core import Core, lowest
 from phalanx.cost.experts import ExpertsBlock, SplitExpertsBlock
 from phalanx.cost.kernel import Column
 from phalanx.cost.latent import LatentBlock, SplitLatentBlock
+from phalanx.cost.live import normed, statistics
 from phalanx.schedule.buckets import buckets, layout, lent, slot_sizes
 from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.experts import Routed, looks_around, own_tokens
