@@ -98,7 +98,7 @@ class Comm:
             "ep",
             "etp",
             "ep+etp",
-            m.name("cp", "tp"),
+            "tokens",
             every,
             "embed",
         ):
