@@ -248,7 +248,6 @@ class _Mixture(Block):
         walk.take(4 * self.F)
         walk.give(self.F)
 
-
     def _mlp_backward(self, walk: Walk) -> None:
         if self.sp and self.shared:
             walk.take(self.W)
@@ -360,6 +359,7 @@ class SplitExpertsBlock(_Mixture, SplitBlock):
             return
         walk.take(S)
         self._one_by_one(walk, *parts)
+
     def _mlp_inputs(self, walk: Walk) -> None:
         A = self.A
         if self.sp and self.shared:

@@ -19,6 +19,13 @@ def forward(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
     return work + memory(5 * r.came * f, e, 2) + combined(spec, x, r, e)
 
 
+def shared(spec: ModelSpec, x: Experts, tokens: Column, e: int, backward: bool) -> Work:
+    """The MLP that all tokens share, of the same passes: what is computed while rows travel."""
+    h, f = spec.hidden, x.shared_ffn
+    one = gemm(tokens, f, h, e) * 2 + gemm(tokens, h, f, e) + memory(5 * tokens * f, e, 2)
+    return one * (1 + backward)
+
+
 def combined(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
     """Each token's rows, summed by their weights."""
     return memory((3 * r.rows * r.copies + r.tokens) * spec.hidden, e, 2 * x.top_k * r.copies + 1)

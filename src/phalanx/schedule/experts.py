@@ -51,6 +51,12 @@ def looks_around(x: Experts, s: Strategy) -> bool:
     return bool(x.balance_loss) or (s.cp * s.tp > 1 and (x.chooser == "experts" or x.capacity is not None))
 
 
+def uncertain(x: Experts, s: Strategy) -> bool:
+    """Whether how much is sent, computed and held depends on where the router sends tokens: where they go to other
+    ranks, or are dropped, or taken."""
+    return s.ep * s.etp > 1 or x.chooser == "experts" or x.capacity is not None
+
+
 def own_tokens(tokens: Column, tp: int, index: int) -> Column:
     """Of `tokens` that `tp` ranks share, those that the one with this `index` routes."""
     return tokens // tp + (index < tokens % tp)
