@@ -1,5 +1,5 @@
-"""What experts compute in place of an MLP, apart from the MLP that all tokens share (nn/experts.py): counted in rows, as
-many as come where all is balanced (schedule/experts.py)."""
+"""What experts compute in place of an MLP, apart from the MLP that all tokens share (nn/experts.py): counted in rows,
+as many as come where all is balanced (schedule/experts.py)."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ Where a block has experts in place of the MLP, over the ranks that share those (
                  on those of the sequence's other tokens, all-gather of choices over the ranks that have them
              B   all-to-all of results' gradients, and of rows' gradients back
 
-and what experts add to the stream comes from all of the ranks' tokens: with sequence parallelism each has its own, and
-only what a shared expert adds is scattered.
+and what experts add to the stream comes from all of the ranks' tokens: with sequence parallelism each has its own,
+and only what a shared expert adds is scattered.
 
 In a backward pass in two parts (runtime/weight_gradients.py) all is sent in I, but for what weights' gradients alone
 need: with sequence parallelism, in W, what was brought together forward once more, and the embedding's gradient.
