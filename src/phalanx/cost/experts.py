@@ -9,6 +9,7 @@ import numpy as np
 from phalanx.cost.backward_parts import SplitBlock
 from phalanx.cost.block import Block
 from phalanx.cost.live import Walk
+from phalanx.cost.work import Column
 from phalanx.schedule.experts import Routed
 
 if TYPE_CHECKING:
@@ -19,10 +20,10 @@ class _Mixture(Block):
     """The tensors of the experts and of what goes there, in bytes; the rest as in Block, of which A is now of the
     MLP that all tokens share.
 
-    N (own tokens, hidden)    of the tokens that the rank routes     P (own tokens, count)   scores, in fp32 or fp64
-    R (rows, hidden)          of their rows, each once               I (own tokens, width)   a number of 8 bytes per row
-    D (rows, hidden)          the same as they leave                 w (own tokens, width)   weights, of the scores' type
-    C (came, hidden)          of the rows that come                  F (came, ffn)           inside of own experts
+    N (own tokens, hidden)   of the tokens that the rank routes    P (own tokens, count)   scores, in fp32 or fp64
+    R (rows, hidden)         of their rows, each once              I (own tokens, width)   8 bytes for each choice
+    D (rows, hidden)         the same as they leave                w (own tokens, width)   weights, as scores
+    C (came, hidden)         of the rows that come                 F (came, ffn)           inside of own experts
     """
 
     def __init__(self, *given: Any, rows: Routed, **named: Any) -> None:
@@ -53,7 +54,7 @@ class _Mixture(Block):
 
     def _choose(self, walk: Walk, kept: bool) -> None:
         """From the router's product to where rows go; `kept`: for the backward pass of the weights."""
-        x, P, I = self.x, self.P, self.I
+        x, P, ids = self.x, self.P, self.I
         walk.take(self.Z)
         cast = P if self.e < self.wide else 0
         walk.take(cast)
@@ -66,19 +67,19 @@ class _Mixture(Block):
             walk.take(best * 8)
             even = P * bool(x.balance_loss)
             walk.take(even)
-            key = 0 if x.capacity is None else I
+            key = 0 if x.capacity is None else ids
         else:
-            key = I
+            key = ids
         walk.take(key)
-        walk.touch(2 * I)
-        walk.take(I)  # slots
+        walk.touch(2 * ids)
+        walk.take(ids)  # slots
         walk.touch(2 * P * bool(x.balance_loss or x.z_loss))
         walk.take(self.rows.tokens * self.wide if x.z_loss else 0)
         walk.touch(3 * self.w)
         walk.take(self.w)
         if self.chosen:
-            walk.take(I)  # places
-            walk.touch(I)
+            walk.take(ids)  # places
+            walk.touch(ids)
         walk.take(self.order)
         walk.touch(2 * self.order)
         walk.give(self.Z + key)
@@ -248,7 +249,6 @@ class _Mixture(Block):
         walk.take(4 * self.F)
         walk.give(self.F)
 
-
     def _mlp_backward(self, walk: Walk) -> None:
         if self.sp and self.shared:
             walk.take(self.W)
@@ -360,6 +360,7 @@ class SplitExpertsBlock(_Mixture, SplitBlock):
             return
         walk.take(S)
         self._one_by_one(walk, *parts)
+
     def _mlp_inputs(self, walk: Walk) -> None:
         A = self.A
         if self.sp and self.shared:

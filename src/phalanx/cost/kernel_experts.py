@@ -1,5 +1,5 @@
-"""What experts compute in place of an MLP, apart from the MLP that all tokens share (nn/experts.py): counted in rows, as
-many as come where all is balanced (schedule/experts.py)."""
+"""What experts compute in place of an MLP, apart from the MLP that all tokens share (nn/experts.py): counted in rows,
+as many as come where all is balanced (schedule/experts.py)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ def forward(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
     for n, k in ((f, h), (f, h), (h, f)):
         work += _grouped(r.came, n, k, x.here, e)
     return work + memory(5 * r.came * f, e, 2) + combined(spec, x, r, e)
+
+
+def shared(spec: ModelSpec, x: Experts, tokens: Column, e: int, backward: bool) -> Work:
+    """The MLP that all tokens share, of the same passes: what is computed while rows travel."""
+    h, f = spec.hidden, x.shared_ffn
+    one = gemm(tokens, f, h, e) * 2 + gemm(tokens, h, f, e) + memory(5 * tokens * f, e, 2)
+    return one * (1 + backward)
 
 
 def combined(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost import compression, kernel, memory
+from phalanx.cost import compression, kernel, kernel_experts, memory
 from phalanx.cost.backward_parts import Pass
 from phalanx.cost.core import Core
 from phalanx.cost.kernel import NO_WORK, Column, Work
@@ -24,7 +24,7 @@ from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import sent, sent_across
 from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.schedule.event import Event, Phase
-from phalanx.schedule.experts import Routed, routed
+from phalanx.schedule.experts import Routed, routed, uncertain
 from phalanx.spec.compression import Compression
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.mesh import mesh
@@ -87,6 +87,8 @@ class Term:
     masked: Column = 0
     again: Work = NO_WORK
     """Of the work, that of forward passes that are repeated."""
+    beside: Work = NO_WORK
+    """What is computed of the same passes while this travels."""
 
 
 def highest(term: Term, masks: Column) -> Column:
@@ -156,9 +158,10 @@ def terms(
             apart = sum(docs.values())
             made = (apart + (t * job.seq if core is None else core.lowest_made())) if docs else 0
         masked = kernel.mask(spec, unit, t, job.seq, e, keys) if job.documents == "separate" else NO_WORK
+        depends = seen.experts is not None and uncertain(seen.experts, like)
         found.append(
             Term(
-                Event("compute", "forward", "F", name, dtype=dtype),
+                Event("compute", "forward", "F", name, dtype=dtype, routed=depends),
                 count=often["F", name],
                 work=(kernel.forward(seen, unit, t, job.seq, e, keys, rows) + masked) * often["F", name],
                 alloc=held.kept + np.maximum(held.forward, made),
@@ -169,7 +172,7 @@ def terms(
         after = _freed(spec, unit, t // like.tp if like.sp else t, job, held.kept)
         inputs = kernel.input_grad(seen, unit, t, job.seq, e, keys, rows) + masked + again
         weights = kernel.weight_grad(seen, unit, t, e, rows)
-        event = Event("compute", "backward", "B", name, dtype=dtype)
+        event = Event("compute", "backward", "B", name, dtype=dtype, routed=depends)
         n = often["B", name]
         backward = Term(
             event,
@@ -265,7 +268,13 @@ def _inside_terms(
                         sends.setdefault((y.op, y.axis), []).append(y.bytes)
                     continue
                 event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", x.axis, dtype=x.dtype)
-                found.append(Term(event, count=x.count * n, bytes=x.bytes * n))
+                beside = NO_WORK
+                if x.beside and seen.experts is not None:
+                    e = DTYPE_BYTES[compute]
+                    own = local(seen, like)
+                    assert own.experts is not None
+                    beside = kernel_experts.shared(own, own.experts, t, e, phase != "F") * n
+                found.append(Term(event, count=x.count * n, bytes=x.bytes * n, beside=beside))
             for (op, axis), each in sends.items():
                 event = Event("p2p" if axis == "ring" else "collective", op, phase, name, axis, dtype=compute)
                 found.append(Term(event, count=len(each) * n, bytes=sum(each) * n))

@@ -130,7 +130,8 @@ def losses(logits: Tensor, p: Tensor, given: Losses, x: Experts) -> Tensor:
 
 
 def evenly(tokens: int, x: Experts, device: torch.device) -> Tensor:
-    """Choices that are balanced: token t's are t top_k, t top_k + 1, ... modulo the number of experts; (tokens, top_k)."""
+    """Choices that are balanced, (tokens, top_k): token t's are t top_k, t top_k + 1, ... modulo the number of
+    experts."""
     return torch.arange(tokens * x.top_k, device=device).remainder_(x.count).view(tokens, x.top_k)
 
 

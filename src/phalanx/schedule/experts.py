@@ -1,5 +1,5 @@
-"""How many rows go where when tokens are routed to experts, and all is balanced: what is priced, what `verify` assumes,
-and what a step does that was asked to.
+"""How many rows go where when tokens are routed to experts, and all is balanced: what is priced, what `verify`
+assumes, and what a step does that was asked to.
 
 A row is one choice of one token. Every rank routes its own tokens (runtime/sequence_tokens.py), each expert gets an
 equal share of their choices, the first ones the remainder, and no more than its capacity. What an expert computes has
@@ -46,9 +46,14 @@ def balanced(tokens: Column, x: Experts) -> list[Column]:
 
 
 def looks_around(x: Experts, s: Strategy) -> bool:
-    """Whether a choice depends on those of the sequence's other tokens, or how it is weighed; and needs to know which
-    those are."""
+    """Whether a choice, or how it is weighed, depends on the sequence's other tokens."""
     return bool(x.balance_loss) or (s.cp * s.tp > 1 and (x.chooser == "experts" or x.capacity is not None))
+
+
+def uncertain(x: Experts, s: Strategy) -> bool:
+    """Whether how much is sent, computed and held depends on where the router sends tokens: where they go to other
+    ranks, or are dropped, or taken."""
+    return s.ep * s.etp > 1 or x.chooser == "experts" or x.capacity is not None
 
 
 def own_tokens(tokens: Column, tp: int, index: int) -> Column:

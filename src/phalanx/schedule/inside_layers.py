@@ -23,8 +23,8 @@ Where a block has experts in place of the MLP, over the ranks that share those (
                  on those of the sequence's other tokens, all-gather of choices over the ranks that have them
              B   all-to-all of results' gradients, and of rows' gradients back
 
-and what experts add to the stream comes from all of the ranks' tokens: with sequence parallelism each has its own, and
-only what a shared expert adds is scattered.
+and what experts add to the stream comes from all of the ranks' tokens: with sequence parallelism each has its own,
+and only what a shared expert adds is scattered.
 
 In a backward pass in two parts (runtime/weight_gradients.py) all is sent in I, but for what weights' gradients alone
 need: with sequence parallelism, in W, what was brought together forward once more, and the embedding's gradient.
@@ -35,7 +35,7 @@ nobody needs the result; where the core alone is, the core once more just before
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from phalanx.schedule.event import Phase
@@ -51,8 +51,9 @@ Way = Literal["F", "B"]
 
 @dataclass(frozen=True)
 class Sent:
-    """`count` collectives, one after the other, of `bytes` together; numbers or columns. `routed`: how much depends on
-    where tokens go; this is what it is when that is balanced."""
+    """`count` collectives, one after the other, of `bytes` together; numbers or columns. `routed`: how much depends
+    on where tokens go; this is what it is when that is balanced. `beside`: meanwhile the MLP is computed that all
+    tokens share."""
 
     op: str
     dtype: DType
@@ -60,6 +61,7 @@ class Sent:
     count: Any = 1
     axis: str = "tp"
     routed: bool = False
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,10 +165,11 @@ def _experts(spec: ModelSpec, x: Experts, job: Job, s: Strategy, tokens: Any, ro
     if ranks == 1:
         return _Experts(leave, (), ())
     axis = "ep" if s.etp == 1 else "ep+etp"
+    shared = x.shared_ffn > 0
     out = Sent("all_to_all", compute, rows.rows * rows.copies * e, axis=axis, routed=True)
     home = Sent("all_to_all", compute, rows.came * e, axis=axis, routed=True)
     counts = Sent("all_to_all", "int64", x.count * s.etp * 8, axis=axis)
-    return _Experts((*leave, counts, out), (home,), (out, home))
+    return _Experts((*leave, counts, replace(out, beside=shared)), (home,), (out, replace(home, beside=shared)))
 
 
 def _with_experts(

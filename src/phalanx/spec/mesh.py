@@ -57,7 +57,8 @@ class Mesh:
         """All groups of an axis, (groups, ranks per group).
 
         `axis` is a mesh axis, several joined by `+` (`dp_shard+cp`), `ring`, `ulysses`, `ep`, `etp`, `ep+etp`,
-        `edp`, `tokens` (all that have parts of the same sequences), `embed` (first and last pipeline rank) or `world`.
+        `edp`, `tokens` (all that have parts of the same sequences), `embed` (first and last pipeline rank) or
+        `world`.
         """
         if axis == "tokens":
             axis = "cp+tp"
