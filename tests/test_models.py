@@ -238,6 +238,11 @@ def test_a_mixture_of_experts_is_refused_before_anything_starts(command: str, li
     assert found.stderr.count("\n") == 1
 
 
+def test_latent_attention_without_experts_runs() -> None:
+    latent = {"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "v_dim": 128, "q_rank": 1536}
+    require_runnable(make_model({"preset": "llama2-7b", "head_dim": 192, "latent": latent}, Path())[0])
+
+
 @pytest.mark.parametrize("field", [{"sinks": True}, {"activation": "swiglu_clamped"}])
 def test_what_is_but_a_shape_is_refused_in_a_dense_model_too(field: dict[str, Any]) -> None:
     model, _ = make_model({"preset": "llama2-7b", **field}, Path())

@@ -219,7 +219,6 @@ def require_runnable(spec: ModelSpec, priced: bool = True) -> None:
     """Refuse a model of which only the shape is known; not `priced`: which the decoder does not run."""
     for name, unknown, what in (
         ("experts", priced and spec.experts is not None, "mixture of experts"),
-        ("latent", priced and spec.latent is not None, "latent attention"),
         ("sinks", spec.sinks, "attention sinks"),
         ("activation", spec.activation == "swiglu_clamped", "gpt_oss's activation"),
         ("experts.bias", spec.experts is not None and spec.experts.bias, "experts with biases"),
