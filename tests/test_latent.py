@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import ranks
+import test_backward_parts
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,8 +33,14 @@ EXACT = 1e-12
 
 
 def small(q_rank: int | None = 12, v_dim: int = 6, **sizes: Any) -> ModelSpec:
-    """The last `rope_dim` = 4 of 12 dimensions turn; values are narrower or wider than keys."""
-    ranks = {"kv_rank": 10, "nope_dim": 8, "rope_dim": 4, "v_dim": v_dim, "q_rank": q_rank}
+    """The last `rope_dim` = 4 dimensions turn; values are narrower or wider than keys."""
+    ranks = {
+        "kv_rank": 10,
+        "nope_dim": sizes.get("head_dim", 12) - 4,
+        "rope_dim": 4,
+        "v_dim": v_dim,
+        "q_rank": q_rank,
+    }
     return model(**{"kv_heads": 4, "head_dim": 12, "latent": ranks} | sizes)
 
 
@@ -119,6 +126,41 @@ def test_gradients_come_in_the_order_of_one_process(spec: ModelSpec) -> None:
     for sp in (False, True):
         for mode in ("none", "selective", "full"):
             assert order_of_gradients(spec, Strategy(dp=2, tp=2, sp=sp, zero=2, recompute=mode)) == alone  # type: ignore[arg-type]
+
+
+@st.composite
+def priced(draw: st.DrawFn) -> tuple[tuple[ModelSpec, Job, Strategy, int], bool]:
+    """And whether its backward pass is in two parts."""
+    split, biased, heads = draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from([4, 8]))
+    spec = small(
+        draw(st.sampled_from([None, 48])),
+        draw(st.sampled_from([8, 24, 40])),
+        hidden=256,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=24,
+        ffn=512,
+        max_seq=256,
+        residual=draw(st.sampled_from(["serial", "parallel", "parallel_one_norm"])),
+        window=draw(st.sampled_from([None, 50])),
+        qkv_bias=biased,
+        out_bias=biased,
+    )
+    precision = Precision(draw(st.sampled_from(["float32", "bfloat16", "float64"])))
+    job = Job(4, 256, precision, documents=draw(st.sampled_from(["packed", "separate"])))
+    repeat = draw(st.sampled_from(["none", "selective", "full"]))
+    s = replace(
+        draw(st.sampled_from(test_backward_parts.LAYOUTS)),
+        micro_batch=draw(st.sampled_from([1, 2])),
+        recompute=repeat,
+    )
+    return (spec, job, s, draw(st.integers(0, s.world - 1))), split
+
+
+@settings(max_examples=15)
+@given(priced())
+def test_bytes_and_flops_are_predicted(case: tuple[Any, bool]) -> None:
+    test_backward_parts.compare(*case)
 
 
 def test_what_stands_with_a_star_is_kept_and_nothing_else() -> None:

@@ -52,7 +52,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
     if folder.resolve() in (given, *given.parents):
         raise InputError("--name", name, f"{folder} is where the weights are read from", "choose another")
     spec, notes = jobfile.make_model({"config": str(source.absolute() / "config.json")}, source)
-    require_runnable(spec, priced=False)
+    require_runnable(spec)
     with said_of("HF_DIR"):
         weights = files.read(source, spec)
         for note in notes:

@@ -215,10 +215,9 @@ class StageSpec(ModelSpec):
         return cls(**{name: getattr(model, name) for name in MODEL_FIELDS}, chunks=chunks)
 
 
-def require_runnable(spec: ModelSpec, priced: bool = True) -> None:
-    """Refuse a model of which only the shape is known; not `priced`: which the decoder does not run."""
+def require_runnable(spec: ModelSpec) -> None:
+    """Refuse a model of which only the shape is known."""
     for name, unknown, what in (
-        ("latent", priced and spec.latent is not None, "latent attention"),
         ("sinks", spec.sinks, "attention sinks"),
         ("activation", spec.activation == "swiglu_clamped", "gpt_oss's activation"),
         ("experts.bias", spec.experts is not None and spec.experts.bias, "experts with biases"),
