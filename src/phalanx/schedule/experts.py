@@ -63,8 +63,8 @@ def own_tokens(tokens: Column, tp: int, index: int) -> Column:
 
 @dataclass(frozen=True)
 class Routed:
-    """Of one layer and micro-batch of a rank. `tokens`: that it routes; `rows`: of those, which leave once for each of
-    `copies` ranks that share an expert; `came`: rows of its own experts."""
+    """Of one layer and micro-batch of a rank. `tokens`: that it routes; `rows`: of those, which leave once for each
+    of `copies` ranks that share an expert; `came`: rows of its own experts."""
 
     tokens: Column
     rows: Column
