@@ -44,9 +44,9 @@ class _Mixture(Block):
         self.dW_router = x.count * h * e
         self.alone = rows.copies == 1 and x.here == x.count
         """All experts are here."""
-        self.in_order = 0 if self.alone or x.here == 1 else self.C
-        """Rows that come are laid out anew."""
-        self.order = 0 if self.in_order == 0 else rows.came * 8
+        laid_out = not self.alone and x.here > 1
+        self.in_order, self.order = self.C * laid_out, rows.came * 8 * laid_out
+        """Rows that come, laid out anew; and the order."""
         self.kept_choice = (rows.tokens * x.top_k * 8 if self.chosen else 0) + self.P
         self.kept_choice = (
             self.kept_choice + (rows.tokens * wide if x.z_loss else 0) + (self.P if x.balance_loss else 0)
