@@ -222,13 +222,13 @@ def footprint(
     repeat: Recompute = "none",
     core: Core | None = None,
     in_parts: bool = False,
-    rows: Routed | None = None,
+    routed: Routed | None = None,
 ) -> Footprint:
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch. `placed`: the type of
     the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds; with `sp` the
     stream is of this rank's own tokens. `repeat`: what a block repeats. With several ranks that share sequences
     `core` is that of attention. `in_parts`: layers may put gradients of weights off, and do not make the others where
-    whoever takes them can. `rows`: of a block that has experts."""
+    whoever takes them can. `routed`: rows of a block that has experts."""
     t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
@@ -300,7 +300,7 @@ def footprint(
             if in_parts
             else None,
         )
-    named: dict[str, Any] = {} if rows is None or spec.experts is None else {"rows": rows}
+    named: dict[str, Any] = {} if routed is None or spec.experts is None else {"rows": routed}
     if in_parts:
         named["in_place"] = in_place
     block: Block = _kind(spec.latent is not None, "rows" in named, in_parts)(

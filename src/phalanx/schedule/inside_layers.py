@@ -56,7 +56,7 @@ class Sent:
     tokens share."""
 
     op: str
-    dtype: DType
+    dtype: DType | Literal["int64"]
     bytes: Any
     count: Any = 1
     axis: str = "tp"
