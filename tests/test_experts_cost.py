@@ -106,6 +106,13 @@ def test_what_is_kept_comes_and_goes(case: tuple[ModelSpec, Job, Strategy]) -> N
 EXAMPLES = {
     "mixtral": {"family": "mixtral"},
     "shared": {"family": "mixtral", "experts": {"shared_ffn": 48, "dense_layers": [0], "score": "sigmoid"}},
+    "deepseek": {
+        "family": "deepseek_v3",
+        "head_dim": 24,
+        "kv_heads": 8,
+        "latent": {"kv_rank": 32, "nope_dim": 16, "rope_dim": 8, "v_dim": 16, "q_rank": 48},
+        "experts": {"shared_ffn": 48, "dense_layers": [0], "score": "sigmoid", "groups": 2, "balance_bias": 0.001},
+    },
     "dropping": {"family": "mixtral", "experts": {"capacity": 1.0, "balance_loss": 0.01, "z_loss": 0.001}},
 }
 
@@ -114,7 +121,7 @@ def example(name: str) -> ModelSpec:
     given_ = EXAMPLES[name]
     sizes: dict[str, Any] = {"vocab": 300, "hidden": 128, "layers": 4, "heads": 8, "kv_heads": 4, "head_dim": 16}
     experts = {"count": 8, "top_k": 2, "ffn": 96} | given_.get("experts", {})
-    return build(ModelSpec, complete(given_ | sizes | {"ffn": 256, "max_seq": 512, "experts": experts}), "model")
+    return build(ModelSpec, complete(sizes | {"ffn": 256, "max_seq": 512} | given_ | {"experts": experts}), "model")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +133,8 @@ def example(name: str) -> ModelSpec:
         ("dropping", Strategy(cp=2, tp=2, sp=True, ep=4, zero=3, recompute="selective")),
         ("dropping", Strategy(dp=2, tp=3, ep=2, etp=3, zero=2)),
         ("shared", Strategy(dp=2, pp=2, ep=2, schedule="zb-h1")),
+        ("deepseek", Strategy(dp=2, tp=2, sp=True, ep=4, recompute="every:2")),
+        ("deepseek", Strategy(dp=2, tp=2, ep=2, pp=2, schedule="zb-h1", zero=1)),
         ("mixtral", Strategy(tp=2, sp=True, pp=2, etp=2, schedule="1f1b", recompute="full")),
     ],
     ids=str,
