@@ -32,10 +32,10 @@ FP64 = Precision("float64")
 EXACT = 1e-12
 
 
-def small(q_rank: int | None = 12, v_dim: int = 6, **sizes: Any) -> ModelSpec:
+def small(q_rank: int | None = 12, v_dim: int = 6, kv_rank: int = 10, **sizes: Any) -> ModelSpec:
     """The last `rope_dim` = 4 dimensions turn; values are narrower or wider than keys."""
     ranks = {
-        "kv_rank": 10,
+        "kv_rank": kv_rank,
         "nope_dim": sizes.get("head_dim", 12) - 4,
         "rope_dim": 4,
         "v_dim": v_dim,
@@ -133,13 +133,14 @@ def priced(draw: st.DrawFn) -> tuple[tuple[ModelSpec, Job, Strategy, int], bool]
     """And whether its backward pass is in two parts."""
     split, biased, heads = draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from([4, 8]))
     spec = small(
-        draw(st.sampled_from([None, 48])),
-        draw(st.sampled_from([8, 24, 40])),
-        hidden=256,
+        draw(st.sampled_from([None, 48, 700])),
+        draw(st.sampled_from([2, 8, 24, 100])),
+        draw(st.sampled_from([8, 40, 600])),
+        hidden=draw(st.sampled_from([32, 256])),
         heads=heads,
         kv_heads=heads,
         head_dim=24,
-        ffn=512,
+        ffn=draw(st.sampled_from([32, 512])),
         max_seq=256,
         residual=draw(st.sampled_from(["serial", "parallel", "parallel_one_norm"])),
         window=draw(st.sampled_from([None, 50])),
@@ -157,7 +158,7 @@ def priced(draw: st.DrawFn) -> tuple[tuple[ModelSpec, Job, Strategy, int], bool]
     return (spec, job, s, draw(st.integers(0, s.world - 1))), split
 
 
-@settings(max_examples=15)
+@settings(max_examples=25)
 @given(priced())
 def test_bytes_and_flops_are_predicted(case: tuple[Any, bool]) -> None:
     test_backward_parts.compare(*case)
