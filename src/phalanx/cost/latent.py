@@ -37,6 +37,10 @@ class LatentHeads(Block):
         self.dW_q_up, self.dW_up = spec.q_width * (a.q_rank or 0) * e, up * a.kv_rank * e
         self.padded, self.narrow = spec.core_dim > spec.head_dim, a.v_dim < spec.core_dim
         self.apart = self.apart or self.narrow
+        # Where Ulysses gives a rank one head, all three gradients stay where they came, in one piece of memory; but
+        # where the core is repeated they are copied.
+        one = self.core is not None and self.moved and self.core.part.ulysses == spec.heads
+        self.in_one = one and self.repeat != "selective"
 
     def _heads(self, walk: Walk) -> None:
         self._made(walk, kept=True)
@@ -94,7 +98,7 @@ class LatentHeads(Block):
 
     def _heads_backward(self, walk: Walk) -> None:
         walk.take(self.up, self.rope)
-        walk.give(2 * self.K)
+        walk.give(2 * self.K * (not self.in_one))
         walk.take(self.latent)
         walk.touch(self.dW_up * self.made)
         walk.give(self.up + self.latent)
@@ -113,10 +117,12 @@ class LatentHeads(Block):
         self._norm_backward(walk, self.kv_rank, self.down)
         walk.take(self.down)
         walk.give(self.latent + self.rope)
+        with_queries = 2 * self.K * self.in_one
         if self.padded:
             walk.take(self.raw)
-            walk.give(self.Q)
+            walk.give(self.Q + with_queries)
         walk.touch(self.raw)
+        walk.give(with_queries * (not self.padded))
 
     def _norm_backward(self, walk: Walk, rank: int, read: Column) -> None:
         """What it has `read` goes."""
@@ -131,7 +137,7 @@ class LatentBlock(LatentHeads):
 class SplitLatentBlock(LatentHeads, SplitBlock):
     def _heads_inputs(self, walk: Walk) -> None:
         walk.take(self.up, self.rope)
-        walk.give(2 * self.K)
+        walk.give(2 * self.K * (not self.in_one))
         walk.take(self.latent)
         walk.take(self.kv_rank * self.e)
         self._down_backward(walk)
