@@ -14,6 +14,7 @@ import typer
 
 from phalanx.cli_clusters import clusters
 from phalanx.cli_collectives import collectives
+from phalanx.cli_lab import lab
 from phalanx.cli_models import models
 from phalanx.cli_pipeline import pipeline
 from phalanx.cli_verify import verify
@@ -41,6 +42,7 @@ StrategyLine = Annotated[
 
 app.add_typer(collectives, name="collectives")
 app.add_typer(pipeline, name="pipeline")
+app.add_typer(lab, name="lab")
 app.command()(models)
 app.command()(clusters)
 app.command()(verify)

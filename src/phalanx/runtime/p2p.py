@@ -28,54 +28,15 @@ from phalanx.runtime.transport import DONE, Call, Handle, combine, conclude
 from phalanx.runtime.world import group
 from phalanx.schedule.collectives import build
 from phalanx.schedule.event import Reduction
-from phalanx.schedule.transfers import Schedule
+from phalanx.schedule.messages import Piece, Step, program
 
 _SEGMENT = 1 << 20  # bytes, of a message that is sent in parts
 _PIECE = 1 << 18  # bytes, of an algorithm's own segments
 _KEPT = 16  # sizes of staging memory that are kept for the next time
 _TAG = 7  # of our messages; those of a pair of ranks arrive in the order in which they were sent
 
-Piece = tuple[int, int]
-"""Elements [low, high) of the collective's address space."""
 Memory = Callable[[int, int], Tensor]
 """Where this rank keeps a piece."""
-
-
-@dataclass(frozen=True)
-class Message:
-    """What goes to or comes from one partner in a round; `reduces`: it is added to what the receiver has."""
-
-    peer: int
-    pieces: tuple[Piece, ...]
-    reduces: bool
-
-
-@dataclass(frozen=True)
-class Step:
-    """One rank's part of a round."""
-
-    sends: tuple[Message, ...]
-    receives: tuple[Message, ...]
-
-
-def program(schedule: Schedule, me: int) -> tuple[Step, ...]:
-    """What one rank does, round by round."""
-    s = schedule
-    mine = np.nonzero((s.source == me) | (s.destination == me))[0]
-    rounds: dict[int, dict[tuple[bool, int, bool], list[Piece]]] = {}
-    for i in mine:
-        sending = int(s.source[i]) == me
-        peer = int(s.destination[i] if sending else s.source[i])
-        low, high = int(s.offset[i]), int(s.offset[i] + s.length[i])
-        pieces = rounds.setdefault(int(s.round[i]), {}).setdefault((sending, peer, bool(s.reduces[i])), [])
-        if pieces and pieces[-1][1] == low and s.op != "all_to_all":  # whose blocks lie apart
-            pieces[-1] = (pieces[-1][0], high)
-        else:
-            pieces.append((low, high))
-    return tuple(
-        Step(*(tuple(Message(p, tuple(c), r) for (s, p, r), c in found.items() if s is way) for way in (True, False)))
-        for _, found in sorted(rounds.items())
-    )
 
 
 @dataclass
@@ -232,9 +193,12 @@ def _program(
     me: int,
     segments: int,
     splits: tuple[tuple[int, ...], ...] = (),
+    tiers: tuple[int, ...] = (),
+    long: int | None = None,
 ) -> tuple[Step, ...]:
     given = np.array(splits, dtype=np.int64) if splits else None
-    return program(build(op, algorithm, ranks, size, splits=given, segments=segments), me)
+    schedule = build(op, algorithm, ranks, size, tiers=tiers or None, splits=given, segments=segments)
+    return program(schedule, me, long)
 
 
 _Work = Callable[[], None]
@@ -257,10 +221,19 @@ def _serve_all(calls: SimpleQueue[tuple[_Work, Future[None]] | None]) -> None:
             future.set_exception(error)
 
 
-class P2P:
-    """Serves the calls of one rank."""
+def tiers(ranks: tuple[int, ...], local: int) -> tuple[int, ...]:
+    """(Ranks of a group on each host, hosts), of hosts with `local` ranks; as if on one where they are not alike."""
+    hosts = [rank // local for rank in ranks]
+    inside = hosts.count(hosts[0])
+    alike = all(hosts.count(host) == inside for host in hosts)
+    return (inside, len(ranks) // inside) if alike and 1 < inside < len(ranks) else (len(ranks),)
 
-    def __init__(self) -> None:
+
+class P2P:
+    """Serves the calls of one rank, on a host with `local` ranks."""
+
+    def __init__(self, local: int = 1) -> None:
+        self._local = local
         self._executors: dict[tuple[int, ...], Executor] = {}
         self._calls: SimpleQueue[tuple[_Work, Future[None]] | None] | None = None
 
@@ -297,7 +270,9 @@ class P2P:
             if own.data_ptr() != call.source.data_ptr():
                 own.copy_(call.source)
         buffer = call.source if call.op == "reduce_scatter" else call.target
-        steps = _program(call.op, algorithm, ranks, buffer.numel(), me, _pipelined(buffer.nbytes))
+        size, segments = buffer.numel(), _pipelined(buffer.nbytes)
+        over, long = tiers(call.ranks, self._local), _SEGMENT // buffer.itemsize
+        steps = _program(call.op, algorithm, ranks, size, me, segments, tiers=over, long=long)
         executor.run(steps, lambda low, high: buffer[low:high], call.reduction, buffer)
         if call.op == "reduce_scatter":
             n = call.target.numel()
