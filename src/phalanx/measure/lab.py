@@ -5,7 +5,8 @@
 
 A host is a network namespace with a loopback and one interface, whose egress is shaped: what its ranks send to other
 hosts shares that rate and is counted there; what stays inside goes over its loopback. Nothing leads out of the lab.
-Hosts share processors, memory, files and process numbers: bytes are exact at any load, times are those of one machine.
+Hosts have names of their own, and share processors, memory, files and process numbers: bytes are exact at any load,
+times are those of one machine.
 
 A lab takes itself down when it is left, whatever ended it. One that was killed with SIGKILL cannot: its namespaces
 carry its process number and start time in their names, and the next lab that starts removes them, with what still
@@ -20,6 +21,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -36,7 +38,7 @@ INTERFACE = "eth0"
 _MTU = 9000  # as clusters have it: headers are under 1 % of what is sent
 _PREFIX = "phalanx-lab-"
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])  # where not only root looks
-_NAMESPACES = Path("/run/netns")
+_NAMESPACES, _ETC = Path("/run/netns"), Path("/etc/netns")
 # As clusters are tuned, and the same wherever the lab runs: no new start after every pause, no pacing by a model of
 # a wide area network, no traffic of the hosts' own.
 _SETTINGS = """
@@ -50,7 +52,7 @@ set_to ipv6/conf/default/disable_ipv6 1
 _PORT = 29400
 _GRACE_S = 10.0  # for what hears SIGTERM
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_PR_SET_PDEATHSIG, _CLONE_NEWNET = 1, 0x40000000
+_PR_SET_PDEATHSIG, _CLONE_NEWNET, _CLONE_NEWUTS = 1, 0x40000000, 0x04000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -102,7 +104,19 @@ def enter(namespace: str) -> None:
     with (_NAMESPACES / namespace).open() as file:
         if _libc.setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+    _take_name(_host_name(namespace))
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+
+
+def _take_name(name: str) -> None:
+    """The kernel's name of this host, for this process and what it starts."""
+    if _libc.unshare(_CLONE_NEWUTS):
+        raise OSError(ctypes.get_errno(), "cannot have a host name of its own")
+    socket.sethostname(name)
+
+
+def _host_name(namespace: str) -> str:
+    return f"host{namespace.rsplit('-h', 1)[1]}"
 
 
 class Lab:
@@ -141,6 +155,13 @@ class Lab:
 
     def _build(self) -> None:
         for host in range(self.hosts):
+            # What `ip netns exec` shows as /etc: hosts know each other, and ask nobody else.
+            own = _ETC / self.namespace(host)
+            own.mkdir(parents=True)
+            known = [f"{self.address(h)} {_host_name(self.namespace(h))}\n" for h in range(self.hosts)]
+            (own / "hosts").write_text("127.0.0.1 localhost\n" + "".join(known))
+            (own / "resolv.conf").write_text("")
+            (own / "nsswitch.conf").write_text("hosts: files\n")
             _run("ip", "netns", "add", self.namespace(host))
         if self.hosts == 1:
             _run("ip", "-n", self.namespace(0), "link", "add", INTERFACE, "type", "dummy")
@@ -181,10 +202,11 @@ class Lab:
 
     def start(self, host: int, command: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
         """A process on a host, which ends when this one does. `how`: as for Popen."""
-        names = {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE}
-        how["env"] = dict(how.get("env") or os.environ) | names
+        names = {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE, "PATH": _PATH}
+        quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        how["env"] = quiet | dict(how.get("env") or os.environ) | names
         inside = ["ip", "netns", "exec", self.namespace(host), *command]
-        child = subprocess.Popen(inside, preexec_fn=_end_with_parent, **how)  # noqa: PLW1509
+        child = subprocess.Popen(inside, preexec_fn=lambda: _begin(_host_name(self.namespace(host))), **how)
         self._children.append(child)
         return child
 
@@ -302,6 +324,7 @@ def _remove(names: Sequence[str], grace_s: float = _GRACE_S) -> None:
     for name in names:
         with suppress(LabError):
             _run("ip", "netns", "delete", name)
+        shutil.rmtree(_ETC / name, ignore_errors=True)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -317,7 +340,7 @@ def _inside(name: str) -> list[int]:
 
 
 def _names() -> list[str]:
-    return sorted(p.name for p in _NAMESPACES.glob(f"{_PREFIX}*")) if _NAMESPACES.is_dir() else []
+    return sorted({path.name for folder in (_NAMESPACES, _ETC) for path in folder.glob(f"{_PREFIX}*")})
 
 
 _made = 0
@@ -341,7 +364,8 @@ def _began(pid: int) -> str:
         return ""
 
 
-def _end_with_parent() -> None:
+def _begin(name: str) -> None:
+    _take_name(name)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the lab, which ends its hosts in order
 

@@ -1,7 +1,7 @@
 """A schedule as one rank sees it: what it sends and receives, round by round.
 
-A long message whose parts its sender gets at different times, or its receiver passes on at different times, travels in
-that order: what is there first and needed first goes first. Both ends read the order from the schedule, so they agree.
+A long message whose parts its sender gets at different times, or its receiver passes on at different times, travels
+in that order: what is there first and needed first goes first. Both ends read the order from the schedule.
 """
 
 from __future__ import annotations
