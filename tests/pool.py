@@ -115,6 +115,8 @@ class Pool:
         self._collect(self._where.size, 120.0)
 
     def stop(self) -> None:
+        if not self._processes:  # never started: there is no folder of its own to clear away
+            return
         for process in self._processes:
             process.kill()
         for process in self._processes:
