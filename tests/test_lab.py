@@ -39,7 +39,7 @@ EXACT = 0.02
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
-    with shaped(2, RANKS) as found:
+    with shaped(2, RANKS, "4gbit") as found:  # paced: where nothing is dropped, nothing is sent again
         found.run(ranks_hosts.all_reduce, MIB, "native", "")  # all have met
         yield found
 
@@ -198,7 +198,7 @@ from phalanx.measure.lab import Lab
 with Lab(2) as made:
     child = made.start(0, ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"], stdout=subprocess.DEVNULL)
     print(made.namespace(0), flush=True)
-    while not os.path.exists(f"/proc/{child.pid}/root") or b"sh" != open(f"/proc/{child.pid}/comm", "rb").read().strip():
+    while open(f"/proc/{child.pid}/comm").read() != "sh\\n":
         pass
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -164,7 +164,7 @@ class Lab:
             (own / "nsswitch.conf").write_text("hosts: files\n")
             _run("ip", "netns", "add", self.namespace(host))
         if self.hosts == 1:
-            _run("ip", "-n", self.namespace(0), "link", "add", INTERFACE, "type", "dummy")
+            self._cable(self.namespace(0), INTERFACE, self.namespace(0), "unused")
         elif self.hosts == 2:
             self._cable(self.namespace(0), INTERFACE, self.namespace(1), INTERFACE)
         else:
