@@ -15,6 +15,7 @@ import typer
 from phalanx.cli_clusters import clusters
 from phalanx.cli_collectives import collectives
 from phalanx.cli_lab import lab
+from phalanx.cli_measure import measure
 from phalanx.cli_models import models
 from phalanx.cli_pipeline import pipeline
 from phalanx.cli_verify import verify
@@ -46,6 +47,7 @@ app.add_typer(lab, name="lab")
 app.command()(models)
 app.command()(clusters)
 app.command()(verify)
+app.command()(measure)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)
 
@@ -249,31 +251,6 @@ def _show_compression(result: dict[str, Any]) -> None:
         f"compressed, lr = 0: {kept}; the first step is off by {found['first_error']:.2%}, the mean of {steps} by "
         f"{found['mean_error']:.2%}; sgd and adamw above are without compression"
     )
-
-
-@app.command()
-def measure(
-    ranks: Annotated[int | None, typer.Option(help="Local ranks; default one per GPU or core.")] = None,
-    dtype: Annotated[str, typer.Option(help="Compute type of the kernels.")] = "float32",
-    threads: Annotated[int, typer.Option(help="Threads per rank.")] = 1,
-    as_json: Json = False,
-) -> None:
-    """Measure this machine anew: kernel rates, α and β. `train` and `plan` use the result."""
-    from dataclasses import asdict
-
-    from phalanx import session
-
-    with mistakes():
-        require_torch()
-        cluster = session.measure(ranks, dtype, threads, announce)
-        if as_json:
-            print_json(asdict(cluster))
-            return
-
-        from phalanx.report.tables import rates
-
-        for table in rates(cluster):
-            console().print(table)
 
 
 def _notes(notes: tuple[str, ...]) -> None:

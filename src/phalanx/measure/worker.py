@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,16 @@ import torch
 import torch.distributed as dist
 
 from phalanx.measure import kernels, links
+from phalanx.measure.figures import measure_figures as figures_of
+from phalanx.measure.messages import measure_gamma
+from phalanx.measure.wire import RealWire
 from phalanx.plan.choose import choose
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
 from phalanx.spec.choice import Choice
 from phalanx.spec.cluster import CollectiveFit, KernelRates
+from phalanx.spec.job import DType
 from phalanx.spec.mesh import mesh
 from phalanx.spec.plan import write_json
 from phalanx.spec.strategy import Strategy
@@ -33,15 +38,16 @@ def levels(ranks: int) -> list[int]:
     return sorted({2**k for k in range(ranks.bit_length()) if 2**k <= ranks} | {ranks})
 
 
-def _measure(given: dict[str, Any], comm: Comm) -> dict[str, Any]:
-    dtype, rank, device = given["dtype"], comm.world.rank, comm.world.device
+def measure_host(comm: Comm, dtype: DType, threads: int, at_once: Sequence[int]) -> dict[str, Any]:
+    """Kernels and collectives of the ranks of one host, `at_once` of them: the tables of a ClusterSpec."""
+    rank, device = comm.world.rank, comm.world.device
     found: list[KernelRates] = []
     fits: list[CollectiveFit] = []
-    for concurrent in levels(comm.world.size):
+    for concurrent in at_once:
         comm.barrier()
         if rank >= concurrent:
             continue  # waits, asleep, at the next level's barrier
-        world = replace(comm.world, size=concurrent)
+        world = replace(comm.world, size=concurrent, local_size=concurrent)
         together = Comm(world, mesh(Strategy(dp=concurrent)))
         if concurrent > 1:
             comm.status.now(f"measuring collectives of {concurrent} ranks")
@@ -59,7 +65,7 @@ def _measure(given: dict[str, Any], comm: Comm) -> dict[str, Any]:
             KernelRates(
                 dtype=dtype,
                 concurrent=concurrent,
-                threads=given["threads"],
+                threads=threads,
                 forward=forward,
                 backward=backward,
                 optimizer_per_byte=kernels.optimizer_per_byte(dtype, device, together.barrier),
@@ -70,7 +76,11 @@ def _measure(given: dict[str, Any], comm: Comm) -> dict[str, Any]:
             )
         )
     comm.barrier()
-    return {"kernels": [asdict(k) for k in found], "collectives": [asdict(f) for f in fits]}
+    comm.status.now("measuring products, attention and memory")
+    wire = RealWire(comm)
+    figures = [*figures_of(dtype, device, comm.barrier), measure_gamma(wire)]
+    tables = {"kernels": found, "collectives": fits, "figures": figures}
+    return {name: [asdict(row) for row in rows] for name, rows in tables.items()}  # type: ignore[call-overload]
 
 
 def _agreed(fits: list[CollectiveFit], comm: Comm) -> tuple[Choice, ...]:
@@ -89,7 +99,8 @@ def main() -> None:
     torch.set_num_threads(given["threads"])
 
     def work() -> None:
-        found = _measure(given, Comm(world, mesh(Strategy(dp=world.size))))
+        comm = Comm(world, mesh(Strategy(dp=world.size)))
+        found = measure_host(comm, given["dtype"], given["threads"], levels(world.size))
         if world.rank == 0:
             write_json(Path(given["out"]), found)
 

@@ -278,7 +278,7 @@ class Comm:
         if self.null:
             return self._await(label, op)
         # Of uneven parts no rank knows another's size: all take what serves the largest.
-        chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size, self._hosts(ranks))
+        chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size, self.hosts(ranks))
         return self.timeline.issued(flight, self.start(call, chosen.transport, chosen.algorithm))
 
     def start(self, call: Call, transport: Transport = "native", algorithm: str = "") -> Handle:
@@ -289,7 +289,7 @@ class Comm:
             return DONE
         if transport == "shm":
             if (
-                self._hosts(call.ranks) == 1
+                self.hosts(call.ranks) == 1
                 and self._shm is not None
                 and self._shm.reaches(call.ranks, self.world.rank, _say)
             ):
@@ -300,9 +300,10 @@ class Comm:
 
     def shares(self, ranks: tuple[int, ...]) -> bool:
         """Whether shared memory serves this group; collective when asked first."""
-        return self._shm is not None and self._hosts(ranks) == 1 and self._shm.reaches(ranks, self.world.rank, _say)
+        return self._shm is not None and self.hosts(ranks) == 1 and self._shm.reaches(ranks, self.world.rank, _say)
 
-    def _hosts(self, ranks: tuple[int, ...]) -> int:
+    def hosts(self, ranks: tuple[int, ...]) -> int:
+        """On how many hosts these ranks are."""
         return len({rank // self.world.local_size for rank in ranks})
 
     def broadcast(self, tensor: Tensor, axis: str) -> None:
