@@ -182,6 +182,7 @@ class Lab:
             _run("ip", "-n", where, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE)
             _run("ip", "-n", where, "link", "set", INTERFACE, "up")
             if self.rate is not None:
+                _run("ip", "-n", where, "link", "set", INTERFACE, "gso_max_size", str(_segment(self.rate)))
                 _run("tc", "-n", where, "qdisc", "add", "dev", INTERFACE, *_shaper(self.rate))
 
     def _cable(self, one: str, end: str, other: str, other_end: str) -> None:
@@ -301,11 +302,17 @@ def torchrun_words(command: Sequence[str]) -> list[str]:
     return ["--no-python", *command]
 
 
+def _segment(rate: float) -> int:
+    """The most that the kernel hands to an interface at once: a quarter of a millisecond of sending."""
+    return min(max(_MTU, round(rate / 4000)), 32768)
+
+
 def _shaper(rate: float) -> list[str]:
-    """Burst: what a timer's tick lets through at this rate, and a large segment at least. Queue: a tenth of a second
-    of sending, so that nothing is dropped that TCP would have to send again."""
-    burst = max(128 * 1024, round(rate * 1e-3))
-    limit = max(4 * burst, round(rate / 10))
+    """Burst: a segment, or what a timer that is late by some microseconds lets through; more would let messages of
+    its size pass at once. Queue: a tenth of a second of sending, so that nothing is dropped that TCP would have to
+    send again."""
+    burst = max(_segment(rate) + _MTU, round(rate * 5e-5))
+    limit = max(8 * burst, round(rate / 10))
     return ["root", "tbf", "rate", f"{rate * 8:.0f}bit", "burst", str(burst), "limit", str(limit)]
 
 

@@ -8,7 +8,7 @@ hosts, whose clocks have nothing in common, as long as the slowest rank takes af
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -29,7 +29,8 @@ from phalanx.spec.cluster import CollectiveFit
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _SIZES = tuple(2**k for k in range(10, 25, 2))  # 1 KiB .. 16 MiB, as Event counts bytes
 _ROUNDS = 7
-_ROUNDS_BETWEEN = 4  # hosts: links are slower, and steadier
+# Between hosts links are slower, and steadier.
+_SIZES_BETWEEN, _ROUNDS_BETWEEN = (2**10, 2**14, 2**16, 2**18, 2**20, 2**21, 2**22), 4
 _LEAD_S = 1e-3  # for Gloo's own threads to fall asleep again
 
 
@@ -116,25 +117,24 @@ def measure_collectives(comm: Comm, axis: str) -> list[CollectiveFit]:
     ranks = comm.ranks(axis)
     found = []
     hosts = comm.hosts(ranks)
+    sizes, count = (_SIZES, _ROUNDS) if hosts == 1 else (_SIZES_BETWEEN, _ROUNDS_BETWEEN)
     for op in OPS:
         seconds: dict[Way, list[float]] = {way: [] for way in ways(op, ranks, comm)}
-        for size in _SIZES:
+        for size in sizes:
             source, target = tensors(op, size, len(ranks), lambda n: comm.buffer(n, torch.float32))
             call = Call(op, ranks, ranks.index(comm.world.rank), source, target, label="a measurement")
-            timed = rounds(
-                comm, {str(way): (call, way) for way in seconds}, _ROUNDS if hosts == 1 else _ROUNDS_BETWEEN
-            )
+            timed = rounds(comm, {str(way): (call, way) for way in seconds}, count)
             for way, seen in seconds.items():
                 seen.append(median(timed[str(way)]))
-        found += [_fit(op, len(ranks), way, seen, hosts) for way, seen in seconds.items()]
+        found += [_fit(op, len(ranks), way, sizes, seen, hosts) for way, seen in seconds.items()]
     return found
 
 
-def _fit(op: str, ranks: int, way: Way, seconds: list[float], hosts: int) -> CollectiveFit:
+def _fit(op: str, ranks: int, way: Way, sizes: Sequence[int], seconds: list[float], hosts: int) -> CollectiveFit:
     # A larger buffer cannot take less: what was disturbed is recognised by that.
     seconds = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
-    points = tuple(zip(_SIZES, seconds, strict=True))
-    line = robust_line(_SIZES, seconds)
+    points = tuple(zip(sizes, seconds, strict=True))
+    line = robust_line(sizes, seconds)
     return CollectiveFit(
         op=op,
         group_size=ranks,

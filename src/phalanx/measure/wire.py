@@ -13,8 +13,8 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.transport import combine
 
 INSIDE, BETWEEN = "host", "network"
-_ROUNDS = 5
-_MOST_S = 3.0  # of all rounds of one size: a slow link is not asked five times
+_ROUNDS = (4, 30)  # at least, and at most
+_ENOUGH_S = 0.2  # of all rounds of one size, when there were enough of them
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RealWire:
         source = torch.ones(size // 4, device=device)
         target = torch.empty_like(source)
         times: list[float] = []
-        for i in range(_ROUNDS + 1):
+        for i in range(_ROUNDS[1] + 1):
             comm.barrier()
             spent = 0.0
             if takes_part and mine is not None:
@@ -48,7 +48,7 @@ class RealWire:
             slowest = torch.tensor([spent], dtype=torch.float64)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             times.append(float(slowest))
-            if sum(times) > _MOST_S and i:
+            if sum(times) > _ENOUGH_S and i >= _ROUNDS[0]:
                 break
         return times[1:]
 
@@ -56,7 +56,7 @@ class RealWire:
         device = self.comm.world.device
         a, b = torch.ones(size // 4, device=device), torch.ones(size // 4, device=device)
         times = []
-        for _ in range(_ROUNDS + 1):
+        for _ in range(_ROUNDS[0] + 1):
             self.comm.barrier()
             self._settle()
             start = time.perf_counter()
