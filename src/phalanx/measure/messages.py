@@ -1,13 +1,15 @@
 """α and β of the links of each tier, and γ: from messages between pairs of ranks, and from adding.
 
 Each pair exchanges n bytes in both directions at once, α + β n. First one pair alone: what a link gives one rank.
-Then all pairs together, as many as a host has ranks: what they share. The best of the rounds counts: nothing else
-that a machine does makes a message faster.
+Then all pairs together, as many as a host has ranks: what they share. Of a pair alone the best of the rounds counts:
+nothing else that a machine does makes a message faster. Together the median: pairs that begin at different moments
+leave each other the link.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol
 
 from phalanx.measure.fit import Line, robust_line
@@ -64,7 +66,7 @@ def measure_tier(wire: Wire, name: str, pairs: int, sizes: tuple[int, ...] = SIZ
     best = [min(wire.exchange(name, n, False)) for n in sizes]
     together = None
     if pairs > 1:
-        together = robust_line(sizes, [min(wire.exchange(name, n, True)) for n in sizes])
+        together = robust_line(sizes, [median(wire.exchange(name, n, True)) for n in sizes])
     return TierLines(name, pairs, robust_line(sizes, best), together, tuple(zip(sizes, best, strict=True)))
 
 
