@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from phalanx.measure import cluster, figures, kernels, links, messages, wire
 from phalanx.measure.links import SHARED
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
@@ -11,6 +12,7 @@ from phalanx.runtime.p2p import Executor, program
 from phalanx.runtime.transport import Call
 from phalanx.runtime.world import World
 from phalanx.schedule.transfers import Schedule
+from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import Job
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
@@ -52,3 +54,13 @@ def losses(world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: i
     training.engine.wait_parameters(list(training.engine.parameters))
     comm.barrier()
     return found
+
+
+def measure(world: World) -> ClusterSpec | None:
+    """The cluster, briefly: few sizes and rounds."""
+    kernels._FULL = kernels._SMALL
+    links._SIZES = links._SIZES_BETWEEN = tuple(2**k for k in (10, 14))
+    links._ROUNDS = links._ROUNDS_BETWEEN = 1
+    messages.SIZES = (2**10, 2**14)
+    wire._ROUNDS, figures._ROUNDS, figures._COPIED = (1, 1), 1, 2**16
+    return cluster.measure(world, "float32", 1)

@@ -66,6 +66,8 @@ def test_hierarchical_crosses_with_the_fewest_bytes(hosts: Hosts) -> None:
     size = 4 * MIB
     least = max(hosts.sent(ranks_hosts.all_reduce, size, "p2p", "hierarchical"))
     assert least == pytest.approx(size, rel=EXACT)
+    shared = max(hosts.sent(ranks_hosts.all_reduce, size, "p2p", "hierarchical", True))
+    assert shared == pytest.approx(size, rel=EXACT)
     others = [("p2p", name) for name in ALGORITHMS["all_reduce"] if name != "hierarchical"]
     for transport, algorithm in [*others, ("native", "")]:
         assert max(hosts.sent(ranks_hosts.all_reduce, size, transport, algorithm)) >= (1 - EXACT) * least

@@ -1,19 +1,17 @@
 """A ClusterSpec from ranks that torchrun or srun has started on one host or on several: every rank calls `measure`.
 
-Links and collectives between hosts are measured with all hosts at work, groups side by side as a run has them;
-kernels and collectives inside of a host on the first one: hosts are alike.
+All hosts are at work all the time, groups of ranks side by side, as a run has them; hosts are alike.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict
 
 from phalanx.measure import links
 from phalanx.measure.local import describe, fingerprint
 from phalanx.measure.messages import TierLines, measure_tier
 from phalanx.measure.wire import BETWEEN, INSIDE, RealWire, partner
-from phalanx.measure.worker import levels, measure_host
+from phalanx.measure.worker import agreed, kernel_rates, levels, measure_figures, measure_host, written
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.world import World
@@ -42,19 +40,19 @@ def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
     if hosts > 1:
         comm.status.now("measuring links between hosts")
         tiers.append(measure_tier(wire, BETWEEN, local))
-        comm.status.now("measuring collectives between hosts")
-        fits += links.measure_collectives(comm, "world")
-        if local > 1:
-            fits += links.measure_collectives(comm, "dp_replicate")
-    comm.barrier()
-    found: dict[str, Any] = {}
-    if world.rank < local:  # the others wait, asleep, at the barrier
-        here = replace(world, size=local)
-        found = measure_host(Comm(here, mesh(Strategy(dp=local))), dtype, threads, _levels(local, hosts))
-    comm.barrier()
+        comm.status.now("measuring collectives")
+        for axis in ("dp_shard", "dp_replicate", "world") if local > 1 else ("world",):
+            fits += links.measure_collectives(comm, axis)
+        everyone = mesh(Strategy(dp=world.size))
+        together = Comm(world, everyone, agreed(fits, Comm(world, everyone)))
+        over = [fit for fit in fits if (fit.op, fit.group_size) == ("all_reduce", world.size)]
+        comm.status.now("measuring kernels")
+        rates = kernel_rates(together, dtype, threads, local, over, rounds=6)
+        found = written([rates], fits, measure_figures(comm, dtype))
+    else:
+        found = measure_host(Comm(world, mesh(Strategy(dp=local))), dtype, threads, levels(local))
     if world.rank:
         return None
-    found["collectives"] += [asdict(fit) for fit in fits]
     tables = describe(fingerprint(), local, dtype, found)
     shape = {INSIDE: local, BETWEEN: world.size}
     measured = [asdict(lines.tier(shape[lines.name])) for lines in tiers]
@@ -82,8 +80,3 @@ def _make_groups(comm: Comm) -> None:
         made.append((w.rank,) if other is None else tuple(sorted((w.rank, other))))
     for ranks in made:
         worlds.group(ranks)
-
-
-def _levels(local: int, hosts: int) -> list[int]:
-    """Of several hosts not every concurrency on one: a run uses all ranks."""
-    return levels(local) if hosts == 1 else sorted({1, local})

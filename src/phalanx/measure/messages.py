@@ -2,8 +2,8 @@
 
 Each pair exchanges n bytes in both directions at once, α + β n. First one pair alone: what a link gives one rank.
 Then all pairs together, as many as a host has ranks: what they share. Of a pair alone the best of the rounds counts:
-nothing else that a machine does makes a message faster. Together the median, of long messages: pairs that begin at different
-moments leave each other the link.
+nothing else that a machine does makes a message faster. Together the median, of long messages: pairs that begin at
+different moments leave each other the link.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class TierLines:
         )
 
 
-def measure_tier(wire: Wire, name: str, pairs: int, sizes: tuple[int, ...] = SIZES) -> TierLines:
+def measure_tier(wire: Wire, name: str, pairs: int) -> TierLines:
     """Fit the links of one tier; `pairs` of a host's ranks can use them together."""
+    sizes = SIZES
     best = [min(wire.exchange(name, n, False)) for n in sizes]
     together = None
     if pairs > 1:
@@ -71,9 +72,9 @@ def measure_tier(wire: Wire, name: str, pairs: int, sizes: tuple[int, ...] = SIZ
     return TierLines(name, pairs, robust_line(sizes, best), together, tuple(zip(sizes, best, strict=True)))
 
 
-def measure_gamma(wire: Wire, sizes: tuple[int, ...] = SIZES) -> Figure:
+def measure_gamma(wire: Wire) -> Figure:
     """γ: seconds per byte added to what is there; its intercept is what starting an operation takes."""
-    line = robust_line(sizes, [min(wire.add(n)) for n in sizes])
+    line = robust_line(SIZES, [min(wire.add(n)) for n in SIZES])
     low, high = line.beta_range
     note = f"adding 1 KiB to 16 MiB; {line.alpha * 1e6:.3g} µs to begin; median error {line.residual:.1%}"
     return Figure("gamma", line.beta, "s/B", low, high, note)

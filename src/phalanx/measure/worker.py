@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.measure import kernels, links
-from phalanx.measure.figures import measure_figures as figures_of
+from phalanx.measure import figures, kernels, links
 from phalanx.measure.messages import measure_gamma
 from phalanx.measure.wire import RealWire
 from phalanx.plan.choose import choose
@@ -24,7 +23,7 @@ from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
 from phalanx.spec.choice import Choice
-from phalanx.spec.cluster import CollectiveFit, KernelRates
+from phalanx.spec.cluster import CollectiveFit, Figure, KernelRates
 from phalanx.spec.job import DType
 from phalanx.spec.mesh import mesh
 from phalanx.spec.plan import write_json
@@ -40,7 +39,7 @@ def levels(ranks: int) -> list[int]:
 
 def measure_host(comm: Comm, dtype: DType, threads: int, at_once: Sequence[int]) -> dict[str, Any]:
     """Kernels and collectives of the ranks of one host, `at_once` of them: the tables of a ClusterSpec."""
-    rank, device = comm.world.rank, comm.world.device
+    rank = comm.world.rank
     found: list[KernelRates] = []
     fits: list[CollectiveFit] = []
     for concurrent in at_once:
@@ -53,37 +52,52 @@ def measure_host(comm: Comm, dtype: DType, threads: int, at_once: Sequence[int])
             comm.status.now(f"measuring collectives of {concurrent} ranks")
             fits += links.measure_collectives(Comm(world, together.mesh, links.SHARED), "world")
             # Passes are timed with the collectives that a run on these ranks will use: decided by rank 0.
-            together = Comm(world, together.mesh, _agreed(fits, together))
+            together = Comm(world, together.mesh, agreed(fits, together))
         comm.status.now(f"measuring kernels, {concurrent} at once")
         # Longest where it matters most: all at once is how a run goes.
         rounds = 6 if concurrent == comm.world.size else 3
-        whole = kernels.Whole(dtype, together)
-        points = kernels.measure_points(dtype, device, together.barrier, whole.run, rounds)
-        forward, forward_error = kernels.fit(points, "F")
-        backward, backward_error = kernels.fit(points, "B")
-        found.append(
-            KernelRates(
-                dtype=dtype,
-                concurrent=concurrent,
-                threads=threads,
-                forward=forward,
-                backward=backward,
-                optimizer_per_byte=kernels.optimizer_per_byte(dtype, device, together.barrier),
-                whole=whole.over_parts(forward, backward, _all_reduce(fits, concurrent)),
-                peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
-                residual=max(forward_error, backward_error),
-                origin="measured",
-            )
-        )
+        found.append(kernel_rates(together, dtype, threads, concurrent, _all_reduce(fits, concurrent), rounds))
     comm.barrier()
+    return written(found, fits, measure_figures(comm, dtype))
+
+
+def kernel_rates(
+    together: Comm, dtype: DType, threads: int, concurrent: int, over: list[CollectiveFit], rounds: int
+) -> KernelRates:
+    """What all ranks of a Comm compute at once, `concurrent` of them on each host. `over`: their all-reduces."""
+    device = together.world.device
+    whole = kernels.Whole(dtype, together)
+    points = kernels.measure_points(dtype, device, together.barrier, whole.run, rounds)
+    forward, forward_error = kernels.fit(points, "F")
+    backward, backward_error = kernels.fit(points, "B")
+    return KernelRates(
+        dtype=dtype,
+        concurrent=concurrent,
+        threads=threads,
+        forward=forward,
+        backward=backward,
+        optimizer_per_byte=kernels.optimizer_per_byte(dtype, device, together.barrier),
+        whole=whole.over_parts(forward, backward, over),
+        peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
+        residual=max(forward_error, backward_error),
+        origin="measured",
+    )
+
+
+def measure_figures(comm: Comm, dtype: DType) -> list[Figure]:
     comm.status.now("measuring products, attention and memory")
-    wire = RealWire(comm)
-    figures = [*figures_of(dtype, device, comm.barrier), measure_gamma(wire)]
-    tables = {"kernels": found, "collectives": fits, "figures": figures}
-    return {name: [asdict(row) for row in rows] for name, rows in tables.items()}  # type: ignore[call-overload]
+    return [*figures.measure_figures(dtype, comm.world.device, comm.barrier), measure_gamma(RealWire(comm))]
 
 
-def _agreed(fits: list[CollectiveFit], comm: Comm) -> tuple[Choice, ...]:
+def written(
+    rates: Sequence[KernelRates], fits: Sequence[CollectiveFit], found: Sequence[Figure]
+) -> dict[str, list[dict[str, Any]]]:
+    """Tables of a ClusterSpec."""
+    parts: dict[str, Sequence[Any]] = {"kernels": rates, "collectives": fits, "figures": found}
+    return {name: [asdict(row) for row in rows] for name, rows in parts.items()}
+
+
+def agreed(fits: list[CollectiveFit], comm: Comm) -> tuple[Choice, ...]:
     box = [choose(fits)]
     dist.broadcast_object_list(box, src=0, group=worlds.group(comm.ranks("world")))
     return box[0]

@@ -72,9 +72,9 @@ class Comm:
         self.status = status.page(world.rank)
         self.status.stand(mesh.coordinates(world.rank))
         self._groups: dict[str, tuple[int, ...]] = {}
-        shared = any(c.transport == "shm" for c in self.choices) and world.device.type == "cpu"
-        self._shm = shm.attach() if shared else None
-        self._p2p = P2P(world.local_size)
+        shared = any(c.transport == "shm" or c.algorithm == "hierarchical" for c in self.choices)
+        self._shm = shm.attach() if shared and world.device.type == "cpu" else None
+        self._p2p = P2P(world.local_size, self._shm.arena if self._shm is not None else None)
         if not null and world.size > 1 and self.size("pp") > 1:
             self._create_groups()
         self.unawaited: dict[int, _NotIssued] = {}

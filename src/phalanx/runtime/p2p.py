@@ -11,6 +11,7 @@ On CPU the calls are served by one thread, in the order of issue; on CUDA they a
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from phalanx.runtime.arena import Arena
+from phalanx.runtime.hierarchical import Hierarchical
 from phalanx.runtime.transport import DONE, Call, Handle, combine, conclude
 from phalanx.runtime.world import group
 from phalanx.schedule.collectives import build
@@ -230,27 +233,40 @@ def tiers(ranks: tuple[int, ...], local: int) -> tuple[int, ...]:
 
 
 class P2P:
-    """Serves the calls of one rank, on a host with `local` ranks."""
+    """Serves the calls of one rank, on a host with `local` ranks, which share memory if there is an arena."""
 
-    def __init__(self, local: int = 1) -> None:
+    def __init__(self, local: int = 1, arena: Arena | None = None) -> None:
         self._local = local
+        self._hierarchical = Hierarchical(arena) if arena is not None else None
         self._executors: dict[tuple[int, ...], Executor] = {}
         self._calls: SimpleQueue[tuple[_Work, Future[None]] | None] | None = None
 
     def start(self, call: Call, algorithm: str) -> Handle:
         """Issue a collective; it is served after those issued before it."""
-        if call.ranks not in self._executors:
-            self._executors[call.ranks] = Executor(group(call.ranks), grouped=call.source.is_cuda)
+        self._executor(call.ranks, call.source.is_cuda)
         if call.source.is_cuda:
             self._serve(call, algorithm)
             return DONE
+        shared, over = self._hierarchical, tiers(call.ranks, self._local)
+        if algorithm == "hierarchical" and len(over) > 1 and shared is not None and not shared.knows(call.ranks):
+            self._put(lambda: None).result()  # nothing is under way then
+            shared.meet(call.ranks, call.ranks[call.me], over[0], _say)
+        future = self._put(partial(self._serve, call, algorithm))
+        return _Served(future, f"{algorithm} {call}")
+
+    def _put(self, work: _Work) -> Future[None]:
         if self._calls is None:
             self._calls = SimpleQueue()
             threading.Thread(target=_serve_all, args=(self._calls,), name="phalanx-p2p", daemon=True).start()
             weakref.finalize(self, self._calls.put, None)
         future: Future[None] = Future()
-        self._calls.put((partial(self._serve, call, algorithm), future))
-        return _Served(future, f"{algorithm} {call}")
+        self._calls.put((work, future))
+        return future
+
+    def _executor(self, ranks: tuple[int, ...], grouped: bool) -> Executor:
+        if ranks not in self._executors:
+            self._executors[ranks] = Executor(group(ranks), grouped)
+        return self._executors[ranks]
 
     def _serve(self, call: Call, algorithm: str) -> None:
         if call.watch is not None:
@@ -260,7 +276,11 @@ class P2P:
             call.watch.over()
 
     def _execute(self, call: Call, algorithm: str) -> None:
-        ranks, me, executor = len(call.ranks), call.me, self._executors[call.ranks]
+        if algorithm == "hierarchical" and self._hierarchical is not None and self._hierarchical.serves(call):
+            self._hierarchical.all_reduce(call, partial(self._execute, algorithm="ring"))
+            conclude(call.reduction, call.target, len(call.ranks))
+            return
+        ranks, me, executor = len(call.ranks), call.me, self._executor(call.ranks, call.source.is_cuda)
         if call.op == "all_to_all":
             self._all_to_all(call, algorithm, executor)
             return
@@ -320,6 +340,10 @@ class P2P:
 def _pipelined(size: int) -> int:
     """In how many pieces the algorithms that send in segments do so."""
     return max(1, min(64, size // _PIECE))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 class _Served:
