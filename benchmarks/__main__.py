@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,17 +21,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.result import Result
+
 ROOT = Path(__file__).parent.parent
-
-
-@dataclass(frozen=True)
-class Result:
-    """One figure against its limit; no limit: shown for information."""
-
-    name: str
-    shown: str
-    limit: str = ""
-    kept: bool = True
 
 
 def _seconds(command: list[str]) -> float:
@@ -378,6 +369,13 @@ def bench_suite() -> Iterator[Result]:
     yield Result("the whole test suite", f"{seconds:.0f} s", "600 s", seconds <= 600)
 
 
+def bench_lab() -> Iterator[Result]:
+    """Hosts with links of 1 Gbit/s; needs root and iproute2."""
+    from benchmarks.shaped import bench_lab as bench
+
+    yield from bench()
+
+
 BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "help": bench_help,
     "mesh": bench_mesh,
@@ -392,6 +390,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "memory": bench_memory,
     "verify": bench_verify,
     "collectives": bench_collectives,
+    "lab": bench_lab,
     "restart": bench_restart,
     "cold": bench_cold,
     "suite": bench_suite,
