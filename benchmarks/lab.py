@@ -33,10 +33,10 @@ from phalanx.spec.plan import write_json
 from phalanx.spec.strategy import Strategy
 from phalanx.train.step import Training
 
-ROUNDS = 7
+ROUNDS = 5
 SERIAL = ("binomial", "naive")  # their crossings wait for each other
 SHM = "hierarchical, shm"  # inside of the hosts
-STEP_ROUNDS, STEPS = 5, 2
+STEP_ROUNDS, STEPS = 4, 2
 COMPRESSORS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:1e-3", "powersgd:4")
 WHOLE, SHARDED, HSDP = "dp=4,micro_batch=2", "dp=4,zero=3,micro_batch=2", "dp=4,zero=3,shard=2,micro_batch=2"
 # 4.2 M parameters: 16.8 MB of gradients, and little to compute.
