@@ -38,7 +38,8 @@ SERIAL = ("binomial", "naive")  # their crossings wait for each other
 SHM = "hierarchical, shm"  # inside of the hosts
 STEP_ROUNDS, STEPS = 4, 2
 COMPRESSORS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:1e-3", "powersgd:4")
-WHOLE, SHARDED, HSDP = "dp=4,micro_batch=2", "dp=4,zero=3,micro_batch=2", "dp=4,zero=3,shard=2,micro_batch=2"
+WHOLE, SHARDED, HSDP = "dp=4", "dp=4,zero=3", "dp=4,zero=3,shard=2"
+BATCH, SEQ = 4, 32
 # 4.2 M parameters: 16.8 MB of gradients, and little to compute.
 SIZES = {"family": "llama", "vocab": 4096, "hidden": 256, "layers": 4, "heads": 8, "ffn": 512, "max_seq": 64}
 
@@ -77,7 +78,7 @@ def lines() -> list[str]:
 
 def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
     """tokens/s of every strategy, and its step as predicted from the measured cluster."""
-    cluster, job, spec = cluster_from_toml(Path(given["cluster"])), Job(8, 64), model()
+    cluster, job, spec = cluster_from_toml(Path(given["cluster"])), Job(BATCH, SEQ), model()
     chosen = choose.decide(cluster, "auto")
     runs: dict[str, tuple[Step, int]] = {}
     predicted = {}
@@ -89,7 +90,7 @@ def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
         comm = Comm(world, mesh(candidate.strategy), chosen)
         training = Training(spec, job, candidate.strategy, comm, 0)
         runs[line] = (lambda batch, t=training: t.step([batch], 1e-3), world.size)
-    batch = torch.randint(spec.vocab, (2, job.seq + 1))
+    batch = torch.randint(spec.vocab, (BATCH // world.size, job.seq + 1))
     found = rounds(runs, batch, Comm(world, mesh(Strategy(dp=world.size))), STEP_ROUNDS, STEPS)
     tokens = job.global_batch * job.seq
     return {

@@ -216,6 +216,28 @@ def test_what_is_left_of_a_killed_lab_goes_when_the_next_one_starts(hosts: Hosts
         assert not lab._inside(name)
 
 
+STOPPED = """
+import time
+from phalanx.measure.lab import Lab, until_stopped
+with until_stopped(), Lab(2) as made:
+    made.start(1, ["sleep", "100"])
+    print(made.namespace(1), flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_lab_that_is_stopped_leaves_nothing(hosts: Hosts, number: signal.Signals) -> None:
+    process = subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    name = process.stdout.readline().decode().strip()
+    assert name in lab._names()
+    process.send_signal(number)
+    assert process.wait(30)
+    assert name not in lab._names()
+    process.stdout.close()
+
+
 def test_lab_run_starts_torchrun_on_every_host_and_counts(hosts: Hosts, tmp_path: Path) -> None:
     script = tmp_path / "say.py"
     script.write_text(

@@ -29,7 +29,7 @@ from phalanx.spec.cluster import CollectiveFit
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _SIZES = tuple(2**k for k in range(10, 25, 2))  # 1 KiB .. 16 MiB, as Event counts bytes
 _ROUNDS = 7
-# Between hosts links are slower, and steadier.
+# Of several hosts: links are slower, and steadier.
 _SIZES_BETWEEN, _ROUNDS_BETWEEN = (2**10, 2**14, 2**16, 2**18, 2**20, 2**21, 2**22), 4
 _LEAD_S = 1e-3  # for Gloo's own threads to fall asleep again
 
@@ -117,7 +117,8 @@ def measure_collectives(comm: Comm, axis: str) -> list[CollectiveFit]:
     ranks = comm.ranks(axis)
     found = []
     hosts = comm.hosts(ranks)
-    sizes, count = (_SIZES, _ROUNDS) if hosts == 1 else (_SIZES_BETWEEN, _ROUNDS_BETWEEN)
+    several = comm.world.size > comm.world.local_size
+    sizes, count = (_SIZES_BETWEEN, _ROUNDS_BETWEEN) if several else (_SIZES, _ROUNDS)
     for op in OPS:
         seconds: dict[Way, list[float]] = {way: [] for way in ways(op, ranks, comm)}
         for size in sizes:
