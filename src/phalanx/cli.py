@@ -290,9 +290,9 @@ def _show_choices(decision: Decision) -> None:
     from phalanx.report.collectives import choices
 
     found = decision.plan.collectives
-    for op, ranks in dict.fromkeys((c.op, c.group_size) for c in found):
-        print(f"{op} over {ranks} ranks")
-        for line in choices([c for c in found if (c.op, c.group_size) == (op, ranks)]):
+    for op, ranks, hosts in dict.fromkeys((c.op, c.group_size, c.hosts) for c in found):
+        print(f"{op} over {ranks} ranks" + (f" on {hosts} hosts" if hosts > 1 else ""))
+        for line in choices([c for c in found if (c.op, c.group_size, c.hosts) == (op, ranks, hosts)]):
             print(f"  {line}")
     if not found:
         print("collectives: torch.distributed's own, nothing else was measured on this cluster")
