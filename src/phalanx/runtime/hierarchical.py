@@ -1,7 +1,7 @@
 """The hierarchical all-reduce over several hosts whose ranks share memory: only what must travel does.
 
     inside    reduce-scatter through shared memory: each rank has one part of the host's sum
-    across    ring all-reduce of that part with the ranks of the same place on the other hosts, by messages
+    across    all-reduce of that part with the ranks of the same place on the other hosts, by messages
     inside    all-gather through shared memory
 
 It sends what the schedule of that name sends between hosts (schedule/hierarchy.py), and nothing inside of them.

@@ -277,7 +277,10 @@ class P2P:
 
     def _execute(self, call: Call, algorithm: str) -> None:
         if algorithm == "hierarchical" and self._hierarchical is not None and self._hierarchical.serves(call):
-            self._hierarchical.all_reduce(call, partial(self._execute, algorithm="ring"))
+            # Between hosts: as few rounds as there can be for the fewest bytes.
+            hosts = len(call.ranks) // tiers(call.ranks, self._local)[0]
+            across = "ring" if hosts & (hosts - 1) else "rabenseifner"
+            self._hierarchical.all_reduce(call, partial(self._execute, algorithm=across))
             conclude(call.reduction, call.target, len(call.ranks))
             return
         ranks, me, executor = len(call.ranks), call.me, self._executor(call.ranks, call.source.is_cuda)
