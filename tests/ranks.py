@@ -38,6 +38,7 @@ from phalanx.schedule.context_parallel import context
 from phalanx.schedule.transfers import Schedule
 from phalanx.spec.choice import Choice
 from phalanx.spec.job import Job, Train
+from phalanx.spec.jobfile import make_model
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
@@ -51,15 +52,16 @@ from phalanx.verify.compressed import examine_compressed
 
 
 def instrumented_step(
-    world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str = "native"
+    world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str = "native", balanced: bool = False
 ) -> dict[str, Any]:
-    """One recorded step against its program: differences, predicted and measured peak."""
+    """One recorded step against its program: differences, predicted and measured peak. `balanced`: experts are chosen
+    in turn, and nothing depends on what the router says."""
     if world.size > 1:
         time.sleep(0.05)  # Gloo's threads let go of the last case's tensors some moments after it is over
     gc.collect()
     others = Tracker(Recorder()).live  # every tensor is followed, those that other tests have left too
     comm = Comm(world, mesh(strategy), over(transport))
-    training = Training(spec, job, strategy, comm, seed=0)
+    training = Training(spec, job, strategy, comm, seed=0, balanced=balanced)
     if training.loss_scale is not None:
         training.loss_scale = LossScale(256.0)  # a step that overflows has no update
     batches = _same_batches(world, spec, job, strategy)
@@ -69,8 +71,9 @@ def instrumented_step(
     comm.timeline.end()
     comm.barrier()  # what is still under way would hold its memory into the next case
     program = expand(spec, job, strategy, world.rank)
+    expected = [replace(e, routed=e.routed and not balanced) for e in program.events]
     return {
-        "differences": list(map(str, differences(program.events, tuple(comm.recorder.events)))),
+        "differences": list(map(str, differences(expected, tuple(comm.recorder.events)))),
         "events": len(comm.recorder.events),
         "predicted_peak": program.peak_bytes,
         "measured_peak": tracker.peak - others,
@@ -208,7 +211,14 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
         else:
             original(self)
 
-    engine._issue = {"mean": mean_instead_of_sum, "forgets": forgets_last_bucket}[how]  # type: ignore[method-assign]
+    def forgets_experts(self: Any) -> None:
+        if self._now[self._next].bucket.experts:
+            self._next += 1
+        else:
+            original(self)
+
+    broken = {"mean": mean_instead_of_sum, "forgets": forgets_last_bucket, "experts": forgets_experts}
+    engine._issue = broken[how]  # type: ignore[method-assign]
     try:
         return examine(world, *case)
     finally:
@@ -679,6 +689,18 @@ def first_loss(
     loss = training.step(list(map(training.context.cut, mine)), lr=0.0).loss
     comm.barrier()
     return loss
+
+
+def logits_of(world: World, folder: Path, strategy: Strategy, tokens: torch.Tensor) -> torch.Tensor:
+    """What stored weights make of some tokens, this replica's share of them."""
+    comm, spec = Comm(world, mesh(strategy)), make_model({"config": str(folder / "config.json")}, folder)[0]
+    job = Job(strategy.dp * strategy.micro_batch, tokens.shape[1])
+    training = Training(spec, job, strategy, comm, 0, weights=open_weights(folder, spec))
+    with torch.no_grad():
+        own = training.model(tokens.view(strategy.dp, -1, tokens.shape[1])[comm.mesh.replica(world.rank)])
+    parts = comm.gather_objects(own, "tp")
+    comm.barrier()
+    return torch.cat(parts, -1)[..., : spec.vocab]
 
 
 def write_on(world: World, run: Path, prompt: str, how: Sampling) -> str:

@@ -14,6 +14,7 @@ import typer
 
 from phalanx.cli_clusters import clusters
 from phalanx.cli_collectives import collectives
+from phalanx.cli_experts import experts
 from phalanx.cli_lab import lab
 from phalanx.cli_measure import measure
 from phalanx.cli_models import models
@@ -43,6 +44,7 @@ StrategyLine = Annotated[
 
 app.add_typer(collectives, name="collectives")
 app.add_typer(pipeline, name="pipeline")
+app.add_typer(experts, name="experts")
 app.add_typer(lab, name="lab")
 app.command()(models)
 app.command()(clusters)
@@ -234,6 +236,9 @@ def parity(
                     f"{found['optimizer']:5}  loss {found['loss_rel_max']:.1e}"
                     f"  gradients {found['grad_rel_max']:.1e}{worst}"
                 )
+                if found["near_tie"]:
+                    compared = f"compared are the {found['steps']} steps before it"
+                    print(f"{'':7}a router's near-tie in {found['near_tie']}; {compared} (float64 has none)")
             if result["compression"]:
                 _show_compression(result)
             verdict = "holds" if result["passed"] else "DOES NOT HOLD"

@@ -24,7 +24,7 @@ from phalanx.spec import jobfile, plan
 from phalanx.spec.config_json import to_hugging_face
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import require_folder_name
-from phalanx.spec.model import ModelSpec, parameters, require_runnable
+from phalanx.spec.model import ModelSpec, buffers, parameters, require_runnable
 from phalanx.spec.quantity import write_bytes
 
 if TYPE_CHECKING:
@@ -81,19 +81,22 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
 
 
 def _chunks(weights: Weights, spec: ModelSpec) -> list[Chunk]:
-    """The parameters as a checkpoint's, each read when its turn comes."""
+    """The parameters and buffers as a checkpoint's, each read when its turn comes."""
     from phalanx.runtime.checkpoint import Chunk
 
+    kinds = [("parameters", p) for p in parameters(spec)] + [
+        ("buffers", b) for b in buffers(spec) if weights.has(b.fqn)
+    ]
     return [
         Chunk(
-            f"parameters.{p.fqn}",
+            f"{kind}.{p.fqn}",
             p.shape,
             tuple(0 for _ in p.shape),
             p.shape,
             weights.dtype(p.fqn),
             lambda p=p: weights.slice(p.fqn, 0, p.numel).view(p.shape),  # type: ignore[misc]
         )
-        for p in parameters(spec)
+        for kind, p in kinds
     ]
 
 
@@ -146,7 +149,11 @@ def _require_said(config: Mapping[str, Any], spec: ModelSpec) -> None:
 
 
 def _plain(spec: ModelSpec) -> dict[str, Any]:
-    """A model's fields with what is left to a default said: models that compute the same are equal."""
+    """A model's fields with what is left to a default said, and without what bends gradients alone: models that
+    compute the same are equal."""
+    if spec.experts is not None:
+        bias = None if spec.experts.balance_bias is None else 0.0
+        spec = replace(spec, experts=replace(spec.experts, balance_loss=0.0, z_loss=0.0, balance_bias=bias))
     windowed = tuple(i for i in range(spec.layers) if spec.window_of(i) is not None)
     window = spec.window if windowed else None
     return asdict(

@@ -10,20 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from phalanx.cost import backward_parts, compression
 from phalanx.cost.backward_parts import Parts, SplitBlock
-from phalanx.cost.block import Block, normed, statistics
+from phalanx.cost.block import Block
 from phalanx.cost.core import Core, lowest
+from phalanx.cost.experts import ExpertsBlock, SplitExpertsBlock
 from phalanx.cost.kernel import Column
-from phalanx.schedule.buckets import buckets, lent, slot_sizes
+from phalanx.cost.latent import LatentBlock, SplitLatentBlock
+from phalanx.cost.live import normed, statistics
+from phalanx.schedule.buckets import buckets, layout, lent, slot_sizes
 from phalanx.schedule.context_parallel import Context
+from phalanx.schedule.experts import Routed, looks_around, own_tokens
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
-from phalanx.spec.model import ModelSpec, StageSpec, parameters, tied_apart
+from phalanx.spec.model import ModelSpec, StageSpec, parameters, seen_from, tied_apart, units
 from phalanx.spec.split import Split, local
 from phalanx.spec.strategy import Recompute, Strategy
 
@@ -74,12 +80,22 @@ class Footprint:
     """The same backward pass in two parts, of a model whose layers may put gradients of weights off."""
 
 
-def owned(spec: ModelSpec, job: Job, s: Strategy, shard: int) -> tuple[int, int]:
+Shard = tuple[int, int]
+"""Which shard of the model state is a rank's, and which of its experts' where those are sharded over other ranks."""
+
+
+def updated(spec: ModelSpec, s: Strategy) -> int:
+    """Elements that a rank updates, padding aside, where they fall into equal parts. `spec`: what it holds."""
+    experts = sum(p.numel for p in parameters(spec) if p.of_experts) if s.experts_apart else 0
+    return (spec.parameter_count - experts) // layout(s)[0] + experts // layout(s, experts=True)[0]
+
+
+def owned(spec: ModelSpec, job: Job, s: Strategy, shard: Shard) -> tuple[int, int]:
     """(Elements, pieces of parameters) that a rank of a shard updates: its parts of the buckets without padding."""
     elements = pieces = 0
     for bucket in buckets(spec, job, s):
-        part = bucket.padded(s) // s.shards
-        low, begins = shard * part, 0
+        part = bucket.padded(s) // bucket.parts(s)
+        low, begins = shard[bucket.experts] * part, 0
         for p in bucket.parameters:
             mine = min(begins + p.numel, low + part) - max(begins, low)
             elements, pieces = elements + max(0, mine), pieces + (mine > 0)
@@ -87,17 +103,17 @@ def owned(spec: ModelSpec, job: Job, s: Strategy, shard: int) -> tuple[int, int]
     return elements, pieces
 
 
-def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> State:
+def state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = None) -> State:
     """What a rank holds: at stage 0 everything whole, else its shards (of the padded buckets) and the memory in which
     they are whole for a time; and its share of the batch as int64 token ids. `shard`: a certain one, exactly; without
     one no rank holds more."""
-    p, stage, shards = job.precision, s.stage, s.shards
+    p, stage = job.precision, s.stage
     cut = buckets(spec, job, s)
     padded = [b.padded(s) for b in cut]
     whole = sum(padded)  # of gradients; parameters are views of buckets at stages 1 and 2 alone
-    own = local(spec, s.tp)
+    own = local(spec, s)
     n = whole if stage else own.parameter_count
-    part = n // (shards if stage else 1)
+    part = sum(b.padded(s) // b.parts(s) for b in cut) if stage else n
     master, reduce, accumulate = (DTYPE_BYTES[d] for d in (p.master_dtype, p.reduce_dtype, p.accumulate_dtype))
     c = s.compressor
     if c is not None:
@@ -118,27 +134,42 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
         mask += (part_of.tokens + job.seq) * 8  # positions
     on_their_way = sum(lent(spec, cut, s)[1]) * reduce if stage >= 2 else 0
     if stage == 3:
-        gathered = [b.padded(s) for b in reversed(cut) if b.unit != "model"]
-        shared = sum(b.padded(s) for b in cut if b.unit == "model")
-        on_their_way += (shared + (sum(gathered) if s.gathers_once else sum(slot_sizes(gathered)))) * compute
+        gathered = sum(b.padded(s) for b in cut if b.unit == "model")
+        for experts in (False, True):
+            of = [b.padded(s) for b in reversed(cut) if b.unit != "model" and b.experts == experts]
+            gathered += sum(of) if s.gathers_once else sum(slot_sizes(of))
+        on_their_way += gathered * compute
     return State(
         parameters=0 if stage == 3 else n * compute,
         master=part * master if stage == 3 or p.master_dtype != p.compute else 0,
         gradients=whole * (accumulate + reduce * narrow) if stage <= 1 else part * accumulate,
         optimizer=updated * moments * master + counters,
         buffers=on_their_way + copies(spec, job, s),
-        tables=rotary + mask,
+        tables=rotary + mask + _of_experts(spec, job, s),
         batch=job.global_batch // s.dp * prod(part_of.shape(1, separate)) * 8,
         compression=compression.held(c, cut, s, accumulate) if c else 0,
         scratch=compression.scratch(c, cut, accumulate) if c else 0,
     )
 
 
+def _of_experts(spec: ModelSpec, job: Job, s: Strategy) -> int:
+    """What is counted of experts in each layer, their balance biases, and which tokens are a rank's."""
+    x = spec.experts
+    if x is None:
+        return 0
+    layers = sum(seen_from(spec, unit).experts is not None for unit in units(spec) if unit.startswith("blocks"))
+    tables = layers * ((x.count + 3) * 8 + x.count * 4 * (x.balance_bias is not None))
+    if looks_around(x, s):
+        tokens = s.micro_batch * job.seq
+        tables += (tokens + own_tokens(tokens // s.cp, s.tp, 0)) * 8
+    return tables
+
+
 def copies(spec: ModelSpec, job: Job, s: Strategy) -> int:
     """Bytes of the buffer in which tp ranks add up gradients of which each has a part."""
     if s.tp == 1:
         return 0
-    elements = summed_elements(Split(spec, s.tp, sp=s.sp), buckets(spec, job, s), s)
+    elements = summed_elements(Split.of(spec, s), buckets(spec, job, s), s)
     return elements * DTYPE_BYTES[job.precision.accumulate_dtype]
 
 
@@ -147,7 +178,7 @@ def tied(spec: ModelSpec, job: Job, s: Strategy) -> int:
     if not tied_apart(spec):
         return 0
     bucket = next(b for b in buckets(spec, job, s) if b.parameters[0].unit == "model")
-    return bucket.padded(s) // (s.shards if s.stage else 1) * DTYPE_BYTES[job.precision.accumulate_dtype]
+    return bucket.padded(s) // bucket.parts(s) * DTYPE_BYTES[job.precision.accumulate_dtype]
 
 
 def cast_gradients(elements: int, job: Job) -> int:
@@ -191,12 +222,13 @@ def footprint(
     repeat: Recompute = "none",
     core: Core | None = None,
     in_parts: bool = False,
+    rows: Routed | None = None,
 ) -> Footprint:
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch. `placed`: the type of
     the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds; with `sp` the
     stream is of this rank's own tokens. `repeat`: what a block repeats. With several ranks that share sequences
     `core` is that of attention. `in_parts`: layers may put gradients of weights off, and do not make the others where
-    whoever takes them can."""
+    whoever takes them can. `rows`: of a block that has experts."""
     t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
@@ -268,8 +300,12 @@ def footprint(
             if in_parts
             else None,
         )
-    given = (spec, t, e, tp, sp, repeat, core)
-    block = SplitBlock(*given, in_place=in_place) if in_parts else Block(*given)
+    named: dict[str, Any] = {} if rows is None or spec.experts is None else {"rows": rows}
+    if in_parts:
+        named["in_place"] = in_place
+    block: Block = _kind(spec.latent is not None, "rows" in named, in_parts)(
+        spec, t, e, tp, sp, repeat, core, **named
+    )
     there, back = block.passes()
     return Footprint(
         kept=there.live,
@@ -279,6 +315,16 @@ def footprint(
         masked=back.masked,
         parts=block.parts() if isinstance(block, SplitBlock) else None,
     )
+
+
+@cache
+def _kind(latent: bool, experts: bool, in_parts: bool) -> type[Block]:
+    """The class of a block with latent attention, or experts, or both."""
+    of_mlp = (SplitExpertsBlock if in_parts else ExpertsBlock) if experts else (SplitBlock if in_parts else Block)
+    if not latent:
+        return of_mlp
+    of_attention = SplitLatentBlock if in_parts else LatentBlock
+    return type("LatentExpertsBlock", (of_attention, of_mlp), {}) if experts else of_attention
 
 
 def _places(t: Column) -> Column:

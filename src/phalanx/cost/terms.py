@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost import compression, kernel, memory
+from phalanx.cost import compression, kernel, kernel_experts, memory
 from phalanx.cost.backward_parts import Pass
 from phalanx.cost.core import Core
 from phalanx.cost.kernel import NO_WORK, Column, Work
@@ -24,20 +24,23 @@ from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import sent, sent_across
 from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.schedule.event import Event, Phase
+from phalanx.schedule.experts import Routed, routed, uncertain
 from phalanx.spec.compression import Compression
-from phalanx.spec.job import DTYPE_BYTES, DType, Job
+from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, blocks_among, chunks, units
+from phalanx.spec.model import ModelSpec, blocks_among, chunks, expert_layers, seen_from, units
 from phalanx.spec.split import local
 from phalanx.spec.strategy import Recompute, Strategy
 
 Indices = npt.NDArray[np.int64]
 
 
-def metrics(s: Strategy) -> int:
+def metrics(spec: ModelSpec, s: Strategy) -> int:
     """Numbers in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag, flag of a rank that
-    has something not finite, and where each rank has a part of the gradients the square of their norm."""
-    return 5 if s.stage or s.tp > 1 or s.pp > 1 else 4
+    has something not finite; where each rank has a part of the gradients the square of their norm; and for each layer
+    with experts the load of each, what was dropped, and two losses."""
+    loads = len(expert_layers(spec)) * (spec.experts.count + 3) if spec.experts else 0
+    return 4 + s.unlike + loads
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Term:
     masked: Column = 0
     again: Work = NO_WORK
     """Of the work, that of forward passes that are repeated."""
+    beside: Work = NO_WORK
+    """What is computed of the same passes while this travels."""
 
 
 def highest(term: Term, masks: Column) -> Column:
@@ -93,7 +98,7 @@ def highest(term: Term, masks: Column) -> Column:
 
 def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
     """The units whose passes are alike, in forward order, by the name of their terms: `embed`, `head`, and `blocks`
-    apart from those that repeat something."""
+    apart from those that repeat something, and where there are experts from those that have none."""
     return _classes(spec, Strategy(recompute=s.recompute))
 
 
@@ -101,15 +106,16 @@ def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
 def _classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for unit in units(spec):
-        name = unit_class(s, unit)
+        name = unit_class(spec, s, unit)
         found[name] = (*found.get(name, ()), unit)
     return found
 
 
-def unit_class(s: Strategy, unit: str) -> str:
+def unit_class(spec: ModelSpec, s: Strategy, unit: str) -> str:
     """The name of a unit's terms."""
     kind, repeat = unit.split(".")[0], repeat_of(s, unit)
-    return kind if repeat == "none" else f"{kind}, {repeat}"
+    dense = ", dense" if spec.experts is not None and seen_from(spec, unit).experts is None else ""
+    return kind + dense if repeat == "none" else f"{kind}{dense}, {repeat}"
 
 
 def repeat_of(s: Strategy, unit: str) -> Recompute:
@@ -119,14 +125,14 @@ def repeat_of(s: Strategy, unit: str) -> Recompute:
 
 
 def terms(
-    spec: ModelSpec, job: Job, s: Strategy | Columns, ring_index: int | None = None, place: int = 0
+    spec: ModelSpec, job: Job, s: Strategy | Columns, rank: int | None = None, place: int = 0
 ) -> tuple[Term, ...]:
     """The terms of a step of one rank: units forward and backward for each micro-batch, the collectives inside of
-    layers, those of the ZeRO stage, the stream's messages, the metrics, the optimizer. `ring_index`: of a rank at
-    that place in the ring; without one no rank holds more. `place`: of a rank there in the pipeline."""
+    layers, those of the ZeRO stage, the stream's messages, the metrics, the optimizer. `rank`: of a certain
+    one; without one none at a `place` of the pipeline holds more."""
     like = s if isinstance(s, Strategy) else s.like
     whole = stages.stage(spec, like, place)
-    spec = local(whole, like.tp)
+    spec = local(whole, like)
     m = s.accumulation(job)
     # FLOPs of a step pass 2^63 for large models: columns go through float64, one strategy through exact ints.
     part = Context(job.seq, like.ring, like.ulysses)
@@ -134,15 +140,17 @@ def terms(
     if isinstance(s, Columns):
         t = t.astype(float)
     keys = keys_per_query(job.seq, like.ring)
+    ring_index = None if rank is None else int(mesh(like).along("ring")[rank])
     core = Core(spec, job, t, part, ring_index) if part.parallel else None
+    rows = routed(spec.experts, like, t, rank or 0) if spec.experts is not None else None
     e = DTYPE_BYTES[job.precision.compute]
     dtype = job.precision.compute
     often = _passes(spec, like, m, place)
     found = []
     for name, alike in unit_classes(spec, like).items():
-        unit, repeat = name.split(",")[0], repeat_of(like, alike[0])
+        unit, repeat, seen = name.split(",")[0], repeat_of(like, alike[0]), seen_from(spec, alike[0])
         placed, in_parts = _placed(like, job), like.pp > 1  # layers of every pipeline are such, one part or two
-        held = memory.footprint(spec, unit, t, job.seq, job, placed, like.tp, like.sp, repeat, core, in_parts)
+        held = memory.footprint(seen, unit, t, job.seq, job, placed, like.tp, like.sp, repeat, core, in_parts, rows)
         apart: Column = 0
         made: Column = 0
         if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
@@ -150,20 +158,21 @@ def terms(
             apart = sum(docs.values())
             made = (apart + (t * job.seq if core is None else core.lowest_made())) if docs else 0
         masked = kernel.mask(spec, unit, t, job.seq, e, keys) if job.documents == "separate" else NO_WORK
+        depends = seen.experts is not None and uncertain(seen.experts, like)
         found.append(
             Term(
-                Event("compute", "forward", "F", name, dtype=dtype),
+                Event("compute", "forward", "F", name, dtype=dtype, routed=depends),
                 count=often["F", name],
-                work=(kernel.forward(spec, unit, t, job.seq, e, keys) + masked) * often["F", name],
+                work=(kernel.forward(seen, unit, t, job.seq, e, keys, rows) + masked) * often["F", name],
                 alloc=held.kept + np.maximum(held.forward, made),
                 free=np.maximum(held.forward, made) - apart,
             )
         )
-        again = kernel.repeated(spec, repeat, t, job.seq, e, keys) + (masked if repeat != "none" else NO_WORK)
+        again = kernel.repeated(seen, repeat, t, job.seq, e, keys, rows) + (masked if repeat != "none" else NO_WORK)
         after = _freed(spec, unit, t // like.tp if like.sp else t, job, held.kept)
-        inputs = kernel.input_grad(spec, unit, t, job.seq, e, keys) + masked + again
-        weights = kernel.weight_grad(spec, unit, t, e)
-        event = Event("compute", "backward", "B", name, dtype=dtype)
+        inputs = kernel.input_grad(seen, unit, t, job.seq, e, keys, rows) + masked + again
+        weights = kernel.weight_grad(seen, unit, t, e, rows)
+        event = Event("compute", "backward", "B", name, dtype=dtype, routed=depends)
         n = often["B", name]
         backward = Term(
             event,
@@ -197,7 +206,7 @@ def terms(
                 )
             )
         found.append(backward)
-    found += _inside_terms(whole, job, s, like, t, often)
+    found += _inside_terms(whole, job, s, like, t, often, rows)
     found += _collective_terms(whole, job, s, like)
     found += _messages(whole, job, s, like, place)
     active = int(like.world > 1)
@@ -205,13 +214,13 @@ def terms(
         Term(
             Event("collective", "all_reduce", "opt", "metrics", "world", dtype="float64"),
             count=active,
-            bytes=active * metrics(like) * 8,
+            bytes=active * metrics(whole, like) * 8,
         )
     )
-    shards = like.shards
-    cast = memory.cast_gradients(spec.parameter_count // shards, job)
+    updated = memory.updated(spec, like)
+    cast = memory.cast_gradients(updated, job)
     optimizer = Event("compute", "optimizer", "opt", dtype=job.precision.master_dtype)
-    found.append(Term(optimizer, count=1, work=kernel.optimizer(spec, job, shards), alloc=cast, free=cast))
+    found.append(Term(optimizer, count=1, work=kernel.optimizer(updated, job), alloc=cast, free=cast))
     return tuple(found)
 
 
@@ -229,7 +238,7 @@ def _passes(spec: ModelSpec, like: Strategy, m: Column, place: int) -> dict[tupl
     for chunk, own in zip(stages.held_chunks(like, place), chunks(spec), strict=True):
         for unit in own:
             for phase in "FBIW":
-                found[phase, unit_class(like, unit)] += actions[phase, chunk]  # type: ignore[index]
+                found[phase, unit_class(spec, like, unit)] += actions[phase, chunk]  # type: ignore[index]
     return found
 
 
@@ -240,9 +249,10 @@ def _inside_terms(
     like: Strategy,
     t: Column,
     often: dict[tuple[str, str], Column],
+    rows: Routed | None,
 ) -> list[Term]:
-    """What is sent inside of layers, over tp ranks and over those that share sequences: in every pass of a unit; and
-    of gradients of which tp ranks have parts."""
+    """What is sent inside of layers, over tp ranks, over those that share sequences and those that share experts: in
+    every pass of a unit; and of gradients of which tp ranks have parts."""
     compute = job.precision.compute
     phases: tuple[Phase, ...] = ("F", "B", "I", "W") if like.split_backward else ("F", "B")
     found = []
@@ -251,13 +261,20 @@ def _inside_terms(
         for phase in phases:
             n = often[phase, name]
             sends: dict[tuple[str, str], list[Column]] = {}
-            for i, x in enumerate(inside_layers.sent(spec, job, like, name.split(",")[0], phase, t, repeat)):
+            seen, unit = seen_from(spec, alike[0]), name.split(",")[0]
+            for i, x in enumerate(inside_layers.sent(seen, job, like, unit, phase, t, repeat, rows)):
                 if isinstance(x, inside_layers.Core):
-                    for y in context_parallel.sent(local(spec, like.tp), like, compute, x.way, t):
+                    for y in context_parallel.sent(local(spec, like), like, compute, x.way, t):
                         sends.setdefault((y.op, y.axis), []).append(y.bytes)
                     continue
-                event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", "tp", dtype=x.dtype)
-                found.append(Term(event, count=x.count * n, bytes=x.bytes * n))
+                event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", x.axis, dtype=x.dtype)
+                beside = NO_WORK
+                if x.beside and seen.experts is not None:
+                    e = DTYPE_BYTES[compute]
+                    own = local(seen, like)
+                    assert own.experts is not None
+                    beside = kernel_experts.shared(own, own.experts, t, e, phase != "F") * n
+                found.append(Term(event, count=x.count * n, bytes=x.bytes * n, beside=beside))
             for (op, axis), each in sends.items():
                 event = Event("p2p" if axis == "ring" else "collective", op, phase, name, axis, dtype=compute)
                 found.append(Term(event, count=len(each) * n, bytes=sum(each) * n))
@@ -306,11 +323,8 @@ def _freed(spec: ModelSpec, unit: str, t: Column, job: Job, kept: Column) -> Col
 
 
 def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy) -> list[Term]:
-    """Gradients on their way, in the backward pass, and parameters that are gathered (one of ZeRO's stages)."""
-    if like.gradient_ranks == 1:
-        return []
-    p, stage, m = job.precision, like.stage, s.accumulation(job)
-    grid = mesh(like)
+    """Gradients on their way, in the backward pass, and parameters that are gathered (one of ZeRO's stages); those of
+    experts apart, over ranks of their own."""
     sizes, where = np.unique(np.atleast_1d(s.bucket_bytes), return_inverse=True)
     cuts = [buckets(spec, job, replace(like, bucket=size / 2**20)) for size in sizes]
 
@@ -318,11 +332,29 @@ def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: St
         """A number of each way to cut the parameters into buckets, for the strategies that cut so."""
         return of_cuts[0] if isinstance(s, Strategy) else np.array(of_cuts)[where]
 
+    found = []
+    for experts in (False, True):
+        own = [[b for b in cut if b.experts == experts] for cut in cuts]
+        if own[0] and own[0][0].ranks(like) > 1:
+            found += _bucket_terms(own, job.precision, like, s.accumulation(job), column)
+    return found
+
+
+def _bucket_terms(
+    cuts: Sequence[Sequence[Bucket]],
+    p: Precision,
+    like: Strategy,
+    m: Column,
+    column: Callable[[list[int]], Column],
+) -> list[Term]:
+    """Those of buckets that go over the same ranks."""
+    stage, first = like.stage, cuts[0][0]
+    axis, parts = first.axis(like), first.parts(like)
     count, numel = column([len(cut) for cut in cuts]), column([sum(b.padded(like) for b in cut) for cut in cuts])
 
     def term(op: str, phase: Phase, unit: str, axis: str, dtype: DType, times: Column = 1, part: int = 1) -> Term:
         """Every bucket, or a `part` of it, so many times."""
-        event = Event("collective", op, phase, unit, axis, dtype=dtype)
+        event = Event("collective", op, phase, first.kind(unit), axis, dtype=dtype)
         return Term(event, count=count * times, bytes=numel // part * DTYPE_BYTES[dtype] * times)
 
     often = m if stage >= 2 else 1
@@ -330,18 +362,18 @@ def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: St
     if c is not None:
         found = _compressed_terms(c, like, p.accumulate_dtype, cuts, column, often)
     elif stage == 0:
-        found = [term("all_reduce", "B", "gradients", grid.gradient_axis, p.reduce_dtype)]
+        found = [term("all_reduce", "B", "gradients", axis, p.reduce_dtype)]
     else:
-        found = [term("reduce_scatter", "B", "gradients", grid.shard_axis, p.reduce_dtype, often)]
-        if like.dp_replicate > 1:
-            found.append(term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, part=like.shards))
+        found = [term("reduce_scatter", "B", "gradients", axis, p.reduce_dtype, often)]
+        if first.across(like):
+            found.append(term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, part=parts))
     if stage >= 2:  # gradients are copied to where they are reduced, and added up shard by shard
         compute, accumulate = DTYPE_BYTES[p.compute], DTYPE_BYTES[p.accumulate_dtype]
         reduce = accumulate if c else DTYPE_BYTES[p.reduce_dtype]
-        copies = Work(traffic_bytes=numel * often * (compute + reduce + 3 * accumulate / like.shards))
+        copies = Work(traffic_bytes=numel * often * (compute + reduce + 3 * accumulate / parts))
         found[0] = replace(found[0], work=found[0].work + copies)
     if stage in (1, 2):
-        found.append(term("all_gather", "opt", "parameters", grid.shard_axis, p.compute))
+        found.append(term("all_gather", "opt", "parameters", axis, p.compute))
     elif stage == 3:
         found.append(_gathers(cuts[0], like, p.compute, m))
     return found
@@ -383,7 +415,7 @@ def _gathers(cut: Sequence[Bucket], like: Strategy, dtype: DType, m: Column) -> 
     whole = sum(b.padded(like) for b in cut)
     kept = sum(b.padded(like) for b in cut if b.unit in ("head", "model"))  # from the forward to the backward pass
     kept_units = sum(b.unit in ("head", "model") for b in cut)
-    event = Event("collective", "all_gather", "F", "parameters", mesh(like).shard_axis, dtype=dtype)
+    event = Event("collective", "all_gather", "F", cut[0].kind("parameters"), cut[0].axis(like), dtype=dtype)
     if like.gathers_once:
         gathers, size = len(cut), whole
     else:

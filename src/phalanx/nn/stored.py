@@ -29,15 +29,22 @@ RUN = "RUN"
 
 @dataclass(frozen=True)
 class CheckpointWeights:
-    """The parameters of one checkpoint. A Weights."""
+    """The parameters and buffers of one checkpoint. A Weights."""
 
     reader: Reader
 
+    def has(self, fqn: str) -> bool:
+        return self._name(fqn) in self.reader.contents
+
     def dtype(self, fqn: str) -> torch.dtype:
-        return self.reader.contents[f"parameters.{fqn}"][1]
+        return self.reader.contents[self._name(fqn)][1]
 
     def slice(self, fqn: str, start: int, stop: int) -> Tensor:
-        return self.reader.read(f"parameters.{fqn}", start, stop)
+        return self.reader.read(self._name(fqn), start, stop)
+
+    def _name(self, fqn: str) -> str:
+        name = f"parameters.{fqn}"
+        return name if name in self.reader.contents else f"buffers.{fqn}"
 
 
 def is_run(path: Path) -> bool:
