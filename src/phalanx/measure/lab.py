@@ -40,12 +40,13 @@ _PREFIX = "phalanx-lab-"
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])  # where not only root looks
 _NAMESPACES, _ETC = Path("/run/netns"), Path("/etc/netns")
 # As clusters are tuned, and the same wherever the lab runs: no new start after every pause, no pacing by a model of
-# a wide area network, no traffic of the hosts' own.
+# a wide area network, no sending again of what a busy machine has not acknowledged yet, no traffic of the hosts' own.
 _SETTINGS = """
 cd /proc/sys/net
 set_to() { [ ! -e $1 ] || echo "$2" > $1; }
 grep -qw cubic ipv4/tcp_available_congestion_control && set_to ipv4/tcp_congestion_control cubic
 set_to ipv4/tcp_slow_start_after_idle 0
+set_to ipv4/tcp_early_retrans 0
 set_to ipv6/conf/all/disable_ipv6 1
 set_to ipv6/conf/default/disable_ipv6 1
 """
