@@ -131,6 +131,16 @@ class Mesh:
         groups = self.groups(axis) // ranks
         return bool(np.all(groups == groups[:, :1]))
 
+    def hosts(self, axis: str, ranks: int) -> int:
+        """On how many blocks of `ranks` neighbours (nodes) each group of the axis lies, as many of it on each; 0
+        where that differs."""
+        if self.within(axis, ranks):
+            return 1
+        groups = self.groups(axis) // ranks
+        counts = {tuple(sorted(np.unique(row, return_counts=True)[1].tolist())) for row in groups}
+        parts = next(iter(counts))
+        return len(parts) if len(counts) == 1 and len(set(parts)) == 1 else 0
+
     def tier(self, axis: str, cluster: ClusterSpec) -> Tier:
         """The innermost tier of links that holds every group of the axis whole."""
         groups = self.groups(axis)
