@@ -1,0 +1,124 @@
+"""Chips and links by name, as a step meets them: a ClusterSpec's datasheet with the shares of it that are reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from phalanx.cost.stack.system import System, TierRates
+from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.errors import InputError
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What kernels reach on chips of one generation, and NCCL on its links. Field names as in System; `nvlink`: of
+    the direction's rate, all-gather in a node; `nic`: of a port's rate."""
+
+    processors: int
+    gemm: float
+    gemm_half: float
+    gemm8: float
+    gemm4: float
+    attention: float
+    attention_backward: float
+    attention_half: float
+    memory: float
+    reduce_gain: float
+    nvlink: float
+    nic: float
+    node_hop_s: float
+    net_hop_s: float
+
+
+GENERATIONS: dict[str, Generation] = {
+    "volta": Generation(80, 0.75, 150, 1, 1, 0.3, 0.9, 300, 0.8, 1.0, 0.85, 0.85, 4e-6, 12e-6),
+    "ampere": Generation(108, 0.80, 150, 1, 1, 0.6, 0.9, 400, 0.8, 1.0, 0.77, 0.90, 4e-6, 12e-6),
+    "hopper": Generation(132, 0.75, 200, 0.60, 1, 0.6, 0.85, 500, 0.8, 1.25, 0.80, 0.90, 4e-6, 12e-6),
+    "blackwell": Generation(148, 0.75, 200, 0.60, 0.5, 0.5, 0.85, 500, 0.8, 1.2, 0.80, 0.90, 4e-6, 12e-6),
+}
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Dense peak FLOP/s by format, memory, and how its clock holds under load against its generation's."""
+
+    generation: str
+    bf16: float
+    fp8: float
+    fp4: float
+    bandwidth: float
+    memory: float
+    nvlink: float
+    clock: float = 1.0
+
+
+CHIPS: dict[str, Chip] = {
+    "V100": Chip("volta", 125e12, 125e12, 125e12, 0.9e12, 32e9, 150e9),
+    "A100-40GB": Chip("ampere", 312e12, 312e12, 312e12, 1.555e12, 40e9, 300e9),
+    "A100": Chip("ampere", 312e12, 312e12, 312e12, 2.039e12, 80e9, 300e9),
+    "H100": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 80e9, 450e9),
+    # 500 W, HBM2e: its clock falls further under load.
+    "H100-500W": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 2.4e12, 96e9, 450e9, 0.7),
+    "H800": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 80e9, 200e9),
+    "H200": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 4.8e12, 141e9, 450e9),
+    "B200": Chip("blackwell", 2250e12, 4500e12, 9000e12, 7.7e12, 180e9, 900e9),
+    "GB200": Chip("blackwell", 2500e12, 5000e12, 10000e12, 8e12, 186e9, 900e9),
+    "B300": Chip("blackwell", 2250e12, 4500e12, 13500e12, 8e12, 270e9, 900e9),
+    "GB300": Chip("blackwell", 2500e12, 5000e12, 15000e12, 8e12, 279e9, 900e9),
+}
+
+
+def system(chip: Chip, node: int, nic: float, generations: dict[str, Generation] = GENERATIONS) -> System:
+    """Nodes (NVLink domains) of so many ranks, each with `nic` bytes/s in one direction to other nodes."""
+    g = generations[chip.generation]
+    return System(
+        peak_bf16=chip.bf16,
+        peak_fp8=chip.fp8,
+        peak_fp4=chip.fp4,
+        memory_bytes_per_s=chip.bandwidth,
+        memory_bytes=chip.memory,
+        processors=g.processors,
+        gemm=g.gemm * chip.clock,
+        gemm_half=g.gemm_half,
+        gemm8=g.gemm8 * chip.clock,
+        gemm4=g.gemm4 * chip.clock,
+        attention=g.attention * chip.clock,
+        attention_backward=g.attention_backward,
+        attention_half=g.attention_half,
+        memory=g.memory,
+        reduce_gain=g.reduce_gain,
+        tiers=(
+            TierRates(node, chip.nvlink * g.nvlink, g.node_hop_s),
+            TierRates(1 << 30, nic * g.nic, g.net_hop_s),
+        ),
+    )
+
+
+def chip_of(name: str) -> Chip:
+    """The chip that a device's name stands for, the longest known one. Raises InputError."""
+    found = [known for known in CHIPS if name.replace("SXM4-", "").replace("SXM5-", "").startswith(known)]
+    if not found:
+        raise InputError("cluster.device", name, "has no rates of kernels here", f"known: {', '.join(CHIPS)}")
+    return CHIPS[max(found, key=len)]
+
+
+def system_of(cluster: ClusterSpec) -> System:
+    """Of a described cluster: its tiers, and its chip's rates. Raises InputError for a chip that is not known."""
+    device = cluster.device
+    chip = chip_of(device.name)
+    chip = replace(
+        chip,
+        bandwidth=device.memory_bandwidth_bytes_per_s,
+        memory=device.usable_bytes,
+        bf16=device.dense_flops_per_s.get("bfloat16", chip.bf16),
+    )
+    base, g = system(chip, cluster.ranks_per_node, 1.0), GENERATIONS[chip.generation]
+    tiers, below = [], 1
+    for i, tier in enumerate(cluster.tiers):
+        rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
+        if tier.uplink_bandwidth_bytes_per_s_per_direction is not None:
+            rate = min(rate, tier.uplink_bandwidth_bytes_per_s_per_direction / below)
+        share, hop = (g.nvlink, g.node_hop_s) if i == 0 else (g.nic, g.net_hop_s)
+        tiers.append(TierRates(tier.ranks, rate * share, max(hop, tier.latency_s)))
+        below = tier.ranks
+    return replace(base, tiers=tuple(tiers))

@@ -1,0 +1,44 @@
+"""Hardware as a step meets it: a chip's rates for each kind of work, and tiers of links with what is lost on them.
+
+Peaks come from a ClusterSpec (datasheets); the shares of them that kernels and NCCL reach are constants of a
+generation of chips and links, fitted on published runs (`python -m benchmarks calibrate`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.cost.stack.columns import Column
+
+
+@dataclass(frozen=True)
+class TierRates:
+    """Links that join `ranks` neighbours: bytes/s of one rank in one direction, and seconds per hop."""
+
+    ranks: Column
+    bytes_per_s_per_gpu_per_direction: Column
+    hop_s: Column
+
+
+@dataclass(frozen=True)
+class System:
+    """`peak_*`: dense FLOP/s. `gemm`, `attention`, `memory`: shares of the peak that long kernels reach.
+    `gemm_half`: the inner size at which a matrix product reaches half of that. `tiers` from the innermost."""
+
+    peak_bf16: Column
+    peak_fp8: Column
+    peak_fp4: Column
+    memory_bytes_per_s: Column
+    memory_bytes: Column
+    processors: Column
+    gemm: Column
+    gemm_half: Column
+    gemm8: Column
+    gemm4: Column
+    attention: Column
+    attention_backward: Column
+    attention_half: Column
+    memory: Column
+    reduce_gain: Column
+    """In the innermost tier, all-reduce by the switch (NVLS) against a ring: busbw over the ring's."""
+    tiers: tuple[TierRates, ...]
