@@ -1,13 +1,16 @@
 """Software stacks by name: what they fuse, hide, launch and allocate, as physical constants.
 
-A Profile says nothing about hardware (cost/stack/system.py) or about a model. `PROFILES` holds one per stack and
-release; a release says only in what it differs from the one that it comes from.
+A Profile says nothing about hardware (cost/stack/system.py) or about a model. `STACKS` holds one entry per stack and
+release, which says from which it comes, and how it is built: what is known of its code. What is measured stands in
+cost/constants.py; a stack that has no number of its own there has that of the one that it comes from.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
+from phalanx.cost.constants import CONSTANTS, resolve
 from phalanx.cost.stack.columns import Column
 from phalanx.spec.errors import InputError, nearest
 
@@ -32,15 +35,25 @@ class Profile:
     """Traffic per logit of the loss, forward and backward together."""
     gemm: Column = 1.0
     """Matrix products against the chip's own best."""
-    attention: Column = 1.0
+    grouped: Column = 0.8
+    """Products of many experts at once against plain ones."""
+    portable: Column = 0.0
+    """Whether flash attention is the portable one (FlashAttention 2), not cuDNN's or FlashAttention 3."""
     cast_bytes: Column = 6.0
     """Traffic per element that is turned into an 8-bit (or smaller) format."""
+    fine_cast: Column = 1.5
+    """The same with a scale per row or per 32 elements, over one with a scale per tensor."""
     launch_s: Column = 0.6e-3
     """CPU time to launch a block's forward pass; the GPU is never faster than it."""
     launch_backward: Column = 1.5
     """Backward over forward, of launches."""
+    listed: Column = 0.0
+    """Collectives of a block's forward pass that are given a list of tensors, one per rank, each with a cost on the
+    CPU: they hold up the launch of what follows."""
     tp_overlap: Column = 0.3
     dp_overlap: Column = 0.7
+    gather_overlap: Column = 0.6
+    """Of parameters that are gathered after the update (ZeRO-1, 2), behind the next forward pass."""
     pp_overlap: Column = 0.0
     ep_overlap: Column = 0.0
     contention: Column = 1.05
@@ -55,7 +68,7 @@ class Profile:
     """Traffic per parameter of norm, clipping and update."""
     bucket_bytes: Column = 160e6
     """Of gradients that travel together."""
-    step_s: Column = 0.02
+    step_s: Column = 0.01
     """Once per step: data, the norm's exchange, logging."""
     token_bytes: Column = 8.0
     """Traffic per routed token and hidden element: permutation there and back."""
@@ -65,46 +78,72 @@ class Profile:
     """Loss per doubling of ranks beyond a node: the slowest rank sets the pace."""
 
 
-PROFILES: dict[str, Profile] = {}
+@dataclass(frozen=True)
+class Stack:
+    """A stack or release: the one that it comes from, and how it is built."""
+
+    parent: str = ""
+    built: Mapping[str, float] = field(default_factory=dict)
 
 
-def derived(name: str, base: Profile | None = None, **changes: float) -> Profile:
-    """A release: its base with changes. It is entered under its name."""
-    made = replace(base or Profile(name), name=name, **changes)
-    PROFILES[name] = made
-    return made
+_SCORES = {"flash": 0.0}
+_FP16_GRADIENTS = {"gradient_bytes": 2.0}
+_LATE = {"dp_overlap": 0.0, "gather_overlap": 0.0, "tp_overlap": 0.0}
+
+STACKS: dict[str, Stack] = {
+    "any": Stack(),
+    # Megatron-LM before flash attention and before overlap of gradients (Narayanan et al. 2021): fused softmax and
+    # bias+GELU, gradients of fp16 reduced in fp16 after the last backward pass.
+    "megatron-2020": Stack("any", _SCORES | _FP16_GRADIENTS | _LATE),
+    "megatron-2021": Stack("megatron-2020"),
+    "megatron-2022": Stack("megatron-2021"),
+    "megatron-deepspeed-2022": Stack("megatron-2021", {"scatter_gather": 0.0}),
+    "megatron-deepspeed-2021": Stack("megatron-deepspeed-2022"),
+    # Megatron-Core on Transformer Engine; NeMo and Megatron-Bridge are recipes over it.
+    "megatron-core": Stack("any"),
+    "nemo-23.05": Stack("megatron-core"),
+    "nemo-24.03": Stack("nemo-24.11"),
+    "nemo-24.11": Stack("megatron-core"),
+    "nemo-25.02": Stack("nemo-24.11"),
+    "nemo-25.04": Stack("nemo-25.02"),
+    "nemo-25.05": Stack("nemo-25.04"),
+    "megatron-bridge-25.09": Stack("megatron-core"),
+    "megatron-bridge-25.11": Stack("megatron-bridge-25.09"),
+    "megatron-bridge-26.02": Stack("megatron-bridge-25.11"),
+    "megatron-bridge-26.02.01": Stack("megatron-bridge-26.02"),
+    "megatron-bridge-26.04": Stack("megatron-bridge-26.02"),
+    "megatron-bridge-26.04.01": Stack("megatron-bridge-26.04"),
+    "megatron-bridge-26.06": Stack("megatron-bridge-26.04"),
+    "megatron-bridge-26.06.01": Stack("megatron-bridge-26.06"),
+    "megatron-bridge-26.08": Stack("megatron-bridge-26.06"),
+    "simumax-b200": Stack("megatron-core"),
+    # PyTorch FSDP around eager modules, each operation a kernel of its own.
+    "eager": Stack("any", {"portable": 1.0}),
+    "nanotron": Stack("eager", {"listed": 3.0}),
+    "llm-foundry": Stack("eager"),
+    "llm-foundry-pure": Stack("llm-foundry", {"gradient_bytes": 2.0}),
+    "torchtitan-eager": Stack("eager"),
+    # Compilers that fuse what is bound by memory.
+    "compiled": Stack("any"),
+    "torchtitan-compiled": Stack("compiled", {"portable": 1.0}),
+    "maxtext": Stack("compiled"),
+    "pax": Stack("compiled"),
+    # Our own runtime: eager PyTorch, buckets overlapped.
+    "phalanx": Stack("eager"),
+}
 
 
-def profile(name: str) -> Profile:
+def profile(name: str, constants: Mapping[str, float] = CONSTANTS) -> Profile:
     """By name. Raises InputError."""
-    if name not in PROFILES:
-        raise InputError("profile", name, "is not a software stack that Phalanx knows", nearest(name, PROFILES))
-    return PROFILES[name]
+    if name not in STACKS:
+        raise InputError("profile", name, "is not a software stack that Phalanx knows", nearest(name, STACKS))
+    chain = [name]
+    while STACKS[chain[-1]].parent:
+        chain.append(STACKS[chain[-1]].parent)
+    built: dict[str, float] = {}
+    for link in reversed(chain):
+        built |= STACKS[link].built
+    return Profile(name, **(resolve(FIELDS, chain, constants) | built))
 
 
-CONSTANTS = tuple(f.name for f in fields(Profile) if f.name != "name")
-
-
-_MEGATRON = derived("megatron-core", hidden_bytes=16.0, ffn_bytes=6.0)
-_2021 = derived(
-    "megatron-2021",
-    flash=0.0,
-    score_bytes=12.0,
-    gradient_bytes=2.0,
-    tp_overlap=0.0,
-    dp_overlap=0.0,
-    launch_s=0.7e-3,
-)
-derived("megatron-2020", _2021)
-derived("megatron-2022", _2021)
-derived("megatron-deepspeed-2022", _2021, scatter_gather=0.0)
-derived("nanotron", hidden_bytes=30.0, ffn_bytes=10.0, launch_s=1.5e-3)
-derived("llm-foundry", hidden_bytes=30.0, ffn_bytes=8.0)
-derived("torchtitan-eager", hidden_bytes=34.0, ffn_bytes=12.0)
-derived("torchtitan-compiled", hidden_bytes=16.0)
-derived("maxtext", hidden_bytes=16.0, launch_s=0.0)
-derived("pax", hidden_bytes=16.0, launch_s=0.0)
-for _release in ("23.05", "24.03", "24.11", "25.02", "25.04", "25.05"):
-    derived(f"nemo-{_release}", _MEGATRON)
-for _release in ("25.09", "25.11", "26.02", "26.02.01", "26.04", "26.04.01", "26.06", "26.06.01", "26.08"):
-    derived(f"megatron-bridge-{_release}", _MEGATRON)
+FIELDS = {f.name: float(f.default) for f in fields(Profile) if f.name != "name"}  # type: ignore[arg-type]

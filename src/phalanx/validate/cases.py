@@ -31,6 +31,8 @@ class Case:
     measured_s: float | None
 
 
+_JAX_SHARD = 128
+"""Ranks that share a model in NVIDIA's JAX recipes: the rows that state it say so; beyond, replicas."""
 _SHAPES: dict[ModelSpec, Shape] = {}
 
 
@@ -67,6 +69,8 @@ def case(row: Row) -> Case:
     if zero not in ("0", "1", "2", "3"):
         zero = "3"
     shard = row.count("fsdp_shard")
+    if shard is None and row["framework"] in ("MaxText", "PAX"):
+        shard = _JAX_SHARD
     ep = row.count("ep", 1) or 1
     bf16 = row["precision"] != "fp16"
     try:
@@ -75,10 +79,10 @@ def case(row: Row) -> Case:
             zero=int(zero) if dp > 1 or cp > 1 else 0,  # type: ignore[arg-type]
             shard=shard if shard and dp % shard == 0 and dp > 1 and zero != "0" else None,
             tp=tp,
-            sp=tp > 1 and row["sp"] in ("1", "on") or (tp > 1 and row["sp"] == "" and "nemo" in profile),
+            sp=tp > 1 and (row["sp"] in ("1", "on") or (row["sp"] == "" and "nemo" in profile)),
             cp=cp,
             ep=ep,
-            etp=row.count("etp") or (1 if row.moe else 1),
+            etp=row.count("etp", 1) or 1,
             pp=pp,
             virtual=(row.count("vpp") or 1) if pp > 1 else 1,
             micro_batch=micro,

@@ -16,12 +16,12 @@ def profile_name(row: Row) -> str:
     if framework == "nanotron":
         return "nanotron"
     if framework.startswith("llm-foundry"):
-        return "llm-foundry"
+        return "llm-foundry-pure" if "PURE" in row["sharding"] else "llm-foundry"
     if framework.startswith("torchtitan"):
         compiled = "torch.compile" in options
         return "torchtitan-compiled" if compiled else "torchtitan-eager"
-    if framework.startswith("Megatron-DeepSpeed") or framework.startswith("Megatron+DeepSpeed"):
-        return "megatron-deepspeed-2022"
+    if framework.startswith(("Megatron-DeepSpeed", "Megatron+DeepSpeed")):
+        return "megatron-deepspeed-2021" if "2021" in version else "megatron-deepspeed-2022"
     if framework == "Megatron-LM" and re.match(r"(2021|v1|v2)", version):
         return "megatron-2020" if version.startswith("v1") else "megatron-2021"
     if framework == "Megatron-LM" and "2021" in version:
@@ -33,6 +33,8 @@ def profile_name(row: Row) -> str:
     if framework == "NeMo":
         found = re.search(r"(\d\d\.\d\d)", version)
         return f"nemo-{found.group(1)}" if found else "nemo-24.11"
+    if row.family == "simumax-b200":
+        return "simumax-b200"
     if framework.startswith(("Megatron-LM", "Megatron-Core")):
         return "megatron-core"
     raise Unspecified(f"framework {framework or 'not stated'} is not modelled")
@@ -45,7 +47,7 @@ def number_format(row: Row) -> str:
         return "bfloat16"
     if precision == "nvfp4":
         return "float4"
-    if precision.startswith(("fp8-mx", "fp8-block")):
+    if precision.startswith(("fp8-mx", "fp8-block", "fp8-row")):
         return "float8-mx"
     if precision.startswith("fp8"):
         return "float8"

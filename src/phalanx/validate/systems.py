@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import replace
 
-from phalanx.cost.stack.hardware import CHIPS, GENERATIONS, Generation, system
+import numpy as np
+
+from phalanx.cost.constants import CONSTANTS
+from phalanx.cost.stack.hardware import CHIPS, system
 from phalanx.cost.stack.system import System
 from phalanx.validate.models import Unspecified
 from phalanx.validate.records import Row
@@ -47,7 +51,7 @@ def chip_name(row: Row) -> str:
     return _GPUS[max(found, key=len)]
 
 
-def system_of_row(row: Row, generations: dict[str, Generation] = GENERATIONS) -> System:
+def system_of_row(row: Row, constants: Mapping[str, float] = CONSTANTS) -> System:
     """Raises Unspecified."""
     chip = chip_name(row)
     stated = [rate for words, rate in _NICS.items() if words in row["interconnect"]]
@@ -55,9 +59,31 @@ def system_of_row(row: Row, generations: dict[str, Generation] = GENERATIONS) ->
     node = row.count("gpus_per_node", 8) or 8
     if chip.startswith("GB"):
         node = _RACK
-    return _system(chip, node, nic, tuple(generations.items()))
+    return _measured(system(CHIPS[chip], node, nic, constants), row)
 
 
-@cache
-def _system(chip: str, node: int, nic: float, generations: tuple[tuple[str, Generation], ...]) -> System:
-    return system(CHIPS[chip], node, nic, dict(generations))
+_BENCHED = 1.5e9
+"""Bytes of the collectives that a row's bus bandwidths were measured with, about: at this size they agree with the
+time of tensor-parallel collectives over the same nodes."""
+
+
+def _measured(known: System, row: Row) -> System:
+    """With the bus bandwidths that a row's own job has measured. They fall with the number of nodes by a time per
+    hop, p-1 of them: n/busbw - n/busbw inside of a node = hops x latency, of bulk messages."""
+    inside = {op: row.number(f"busbw_{op}_intra_gbs") for op in ("ar", "ag")}
+    over = {op: row.number(f"busbw_{op}_gbs") for op in ("ar", "ag")}
+    ranks = row.count("gpus") or 1
+    inner, outer = known.tiers
+    if not inside["ag"] or not inside["ar"] or not over["ag"] or not over["ar"]:
+        return known
+    inner = replace(inner, bytes_per_s_per_gpu_per_direction=inside["ag"] * 1e9)
+    if ranks > inner.ranks:
+        blocks = ranks / inner.ranks
+        hops = {"ag": ranks - 1, "ar": 2 * min(ranks - 1, inner.ranks - 1 + 2 * np.log2(blocks))}
+        hop = {
+            op: max(passes * _BENCHED * (1 / over[op] - 1 / inside[op]) * 1e-9 / hops[op], outer.hop_s)
+            for op, passes in (("ag", 1), ("ar", 2))
+        }
+        outer = replace(outer, bulk_reduce_hop_s=hop["ar"])
+        known = replace(known, rank_s=hop["ag"])
+    return replace(known, tiers=(inner, outer), reduce_gain=inside["ar"] / inside["ag"])

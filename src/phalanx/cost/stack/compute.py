@@ -134,8 +134,9 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     flops = 2 * pairs * (shape.head_dim + shape.value_dim)
     keys = seen(shape, layout)
     long = layout.seq / (layout.seq + system.attention_half)
-    narrow = np.minimum(1.0, (0.3 + 0.7 * shape.head_dim / 128))
-    best = system.peak_bf16 * system.attention * profile.attention * long * narrow
+    narrow = (np.minimum(shape.head_dim, 128) / 128) ** system.attention_narrow
+    share = np.where(profile.portable > 0, system.portable_attention, system.attention)
+    best = system.peak_bf16 * share * long * narrow
     flash = flops * keys / best
     flash_back = 2.5 * flash / system.attention_backward
 
@@ -170,7 +171,8 @@ def traffic(shape: Shape, layout: Layout, width: Column, system: System, profile
     inner = layout.tokens * width / layout.tp
     size = layout.activation_bytes / 2
     bytes_ = size * (profile.hidden_bytes * hidden / own + profile.ffn_bytes * inner)
-    cast = np.where(layout.format > 0, profile.cast_bytes * (2 * hidden + inner), 0.0)
+    fine = np.where(layout.format > 1, profile.fine_cast, 1.0)
+    cast = np.where(layout.format > 0, profile.cast_bytes * fine * (2 * hidden + inner), 0.0)
     rate = system.memory_bytes_per_s * system.memory
     return Passes((bytes_ + cast) / rate, (bytes_ * profile.backward_traffic + cast) / rate)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
+from phalanx.cost.constants import CONSTANTS, resolve
 from phalanx.cost.stack.system import System, TierRates
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -14,28 +16,42 @@ class Generation:
     """What kernels reach on chips of one generation, and NCCL on its links. Field names as in System; `nvlink`: of
     the direction's rate, all-gather in a node; `nic`: of a port's rate."""
 
-    processors: int
-    gemm: float
-    gemm_half: float
-    gemm8: float
-    gemm4: float
-    attention: float
-    attention_backward: float
-    attention_half: float
-    memory: float
-    reduce_gain: float
-    nvlink: float
-    nic: float
-    node_hop_s: float
-    net_hop_s: float
+    processors: float = 132
+    gemm: float = 0.78
+    gemm_half: float = 200
+    gemm8: float = 0.60
+    gemm4: float = 0.45
+    attention: float = 0.6
+    portable_attention: float = 0.6
+    attention_narrow: float = 0.3
+    attention_backward: float = 0.85
+    attention_half: float = 500
+    memory: float = 0.8
+    reduce_gain: float = 1.25
+    nvlink: float = 0.80
+    nic: float = 0.90
+    node_hop_s: float = 2.5e-6
+    node_bulk_s: float = 10e-6
+    net_hop_s: float = 5e-6
+    net_bulk_s: float = 14e-6
+    rank_s: float = 50e-6
+    bulk_bytes: float = 0.3e6
+    bulk_reduce_bytes: float = 1.5e6
 
 
-GENERATIONS: dict[str, Generation] = {
-    "volta": Generation(80, 0.75, 150, 1, 1, 0.3, 0.9, 300, 0.8, 1.0, 0.85, 0.85, 4e-6, 12e-6),
-    "ampere": Generation(108, 0.80, 150, 1, 1, 0.6, 0.9, 400, 0.8, 1.0, 0.77, 0.90, 4e-6, 12e-6),
-    "hopper": Generation(132, 0.75, 200, 0.60, 1, 0.6, 0.85, 500, 0.8, 1.25, 0.80, 0.90, 4e-6, 12e-6),
-    "blackwell": Generation(148, 0.75, 200, 0.60, 0.5, 0.5, 0.85, 500, 0.8, 1.2, 0.80, 0.90, 4e-6, 12e-6),
+# Streaming multiprocessors, and whether switches reduce (NVLS, from NVLink 4 on): datasheets.
+_BUILT: dict[str, dict[str, float]] = {
+    "volta": {"processors": 80, "reduce_gain": 1.0},
+    "ampere": {"processors": 108, "reduce_gain": 1.0},
+    "hopper": {"processors": 132},
+    "blackwell": {"processors": 148},
 }
+_DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: ignore[arg-type]
+
+
+def generation(name: str, constants: Mapping[str, float] = CONSTANTS) -> Generation:
+    """By name."""
+    return Generation(**(resolve(_DEFAULTS, (name, "nvidia"), constants) | _BUILT[name]))
 
 
 @dataclass(frozen=True)
@@ -68,9 +84,9 @@ CHIPS: dict[str, Chip] = {
 }
 
 
-def system(chip: Chip, node: int, nic: float, generations: dict[str, Generation] = GENERATIONS) -> System:
+def system(chip: Chip, node: int, nic: float, constants: Mapping[str, float] = CONSTANTS) -> System:
     """Nodes (NVLink domains) of so many ranks, each with `nic` bytes/s in one direction to other nodes."""
-    g = generations[chip.generation]
+    g = generation(chip.generation, constants)
     return System(
         peak_bf16=chip.bf16,
         peak_fp8=chip.fp8,
@@ -83,13 +99,18 @@ def system(chip: Chip, node: int, nic: float, generations: dict[str, Generation]
         gemm8=g.gemm8 * chip.clock,
         gemm4=g.gemm4 * chip.clock,
         attention=g.attention * chip.clock,
+        portable_attention=min(g.portable_attention, g.attention) * chip.clock,
+        attention_narrow=g.attention_narrow,
         attention_backward=g.attention_backward,
         attention_half=g.attention_half,
         memory=g.memory,
         reduce_gain=g.reduce_gain,
+        rank_s=g.rank_s,
+        bulk_bytes=g.bulk_bytes,
+        bulk_reduce_bytes=g.bulk_reduce_bytes,
         tiers=(
-            TierRates(node, chip.nvlink * g.nvlink, g.node_hop_s),
-            TierRates(1 << 30, nic * g.nic, g.net_hop_s),
+            TierRates(node, chip.nvlink * g.nvlink, g.node_hop_s, g.node_bulk_s, g.node_bulk_s),
+            TierRates(1 << 30, nic * g.nic, g.net_hop_s, g.net_bulk_s, g.net_bulk_s),
         ),
     )
 
@@ -112,13 +133,14 @@ def system_of(cluster: ClusterSpec) -> System:
         memory=device.usable_bytes,
         bf16=device.dense_flops_per_s.get("bfloat16", chip.bf16),
     )
-    base, g = system(chip, cluster.ranks_per_node, 1.0), GENERATIONS[chip.generation]
+    base, g = system(chip, cluster.ranks_per_node, 1.0), generation(chip.generation)
     tiers, below = [], 1
     for i, tier in enumerate(cluster.tiers):
         rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
         if tier.uplink_bandwidth_bytes_per_s_per_direction is not None:
             rate = min(rate, tier.uplink_bandwidth_bytes_per_s_per_direction / below)
-        share, hop = (g.nvlink, g.node_hop_s) if i == 0 else (g.nic, g.net_hop_s)
-        tiers.append(TierRates(tier.ranks, rate * share, max(hop, tier.latency_s)))
+        share, hop, bulk = (g.nvlink, g.node_hop_s, g.node_bulk_s) if i == 0 else (g.nic, g.net_hop_s, g.net_bulk_s)
+        bulk = max(bulk, tier.latency_s)
+        tiers.append(TierRates(tier.ranks, rate * share, hop, bulk, bulk))
         below = tier.ranks
     return replace(base, tiers=tuple(tiers))

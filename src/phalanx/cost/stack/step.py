@@ -109,7 +109,7 @@ def _block(shape: Shape, layout: Layout, system: System, profile: Profile, moe: 
     core = compute.attention(shape, layout, system, profile)
     around = compute.projections(shape, layout, system, rate)
     if moe:
-        inner = compute.experts(shape, layout, system, rate)
+        inner = compute.experts(shape, layout, system, rate * profile.grouped)
         shared = compute.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), system, rate)
         has = shape.shared_ffn > 0
         inner = Passes(
@@ -140,7 +140,8 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
     held = np.ceil(shape.layers / (layout.pp * layout.virtual)) * layout.virtual
     held = np.minimum(held, np.ceil(shape.layers / layout.pp) + (layout.virtual > 1) * layout.virtual)
     m, full = layout.micro_batches, layout.full
-    launched = profile.launch_s
+    lists = np.where(layout.tp > 1, profile.listed * layout.tp * system.rank_s, 0.0)
+    launched = np.hypot(profile.launch_s, lists)
     forward: Column = 0.0
     backward: Column = 0.0
     for block, count in kinds:
@@ -205,30 +206,33 @@ def _data_parallel(
     expert_ranks = np.maximum(ranks * layout.tp / (layout.ep * layout.etp), 1)
     expert_stride = layout.ep * layout.etp
 
-    def over(op: str, bytes_: Column) -> Column:
+    def over(op: str, bytes_: Column, among: Column, apart: Column) -> Column:
+        """In buckets over `among` ranks of the data axis at distance `apart`; experts over what is left of it."""
         buckets = np.maximum(np.ceil(own * bytes_ / profile.bucket_bytes), 1)
-        first = buckets * collective_s(op, own * bytes_ / buckets, ranks, stride, system)
+        first = buckets * collective_s(op, own * bytes_ / buckets, among, apart, system)
         if not np.any(routed):
             return first
         buckets = np.maximum(np.ceil(routed * bytes_ / profile.bucket_bytes), 1)
         return first + buckets * collective_s(op, routed * bytes_ / buckets, expert_ranks, expert_stride, system)
 
-    reduce = over("all_reduce", profile.gradient_bytes)
-    scatter = over("reduce_scatter", profile.gradient_bytes)
-    gather = over("all_gather", profile.parameter_bytes)
+    shards = np.where(layout.zero >= 1, np.minimum(np.maximum(layout.shards, 1), ranks), 1)
+    replicas = ranks / shards
+    grad, param = profile.gradient_bytes, profile.parameter_bytes
+    # Shards are summed over the replicas of a model's shards, where there are more than one.
+    again = over("all_reduce", grad / shards, replicas, stride * shards)
+    scatter = np.where(layout.zero >= 1, over("reduce_scatter", grad, shards, stride), 0.0)
+    gather = np.where(layout.zero >= 1, over("all_gather", param, shards, stride), 0.0)
     m = layout.micro_batches
-    hidden_b = profile.dp_overlap * np.minimum(
-        np.where(layout.zero >= 1, scatter, reduce), backward / profile.contention
-    )
-    hidden_f = profile.dp_overlap * np.minimum(gather, forward / profile.contention)
-    once = np.where(layout.zero >= 1, scatter + gather - hidden_b - hidden_f, reduce - hidden_b)
-    # ZeRO-3: per micro-batch, gathered for both passes and scattered in the second.
     ahead = profile.dp_overlap * forward / profile.contention
     behind = profile.dp_overlap * backward / profile.contention
+    hidden = np.minimum(profile.dp_overlap * (scatter + again), behind)
+    hidden = hidden + np.minimum(profile.gather_overlap * gather, forward)
+    once = scatter + again + gather - hidden
+    # ZeRO-3: per micro-batch, gathered for both passes and scattered in the second.
     slowed = (profile.contention - 1) * np.minimum(forward + backward, 2 * gather + scatter)
     each = np.maximum(gather - ahead, 0) + np.maximum(gather + scatter - behind, 0) + slowed
-    found["dp"] = np.where(ranks > 1, np.where(layout.zero >= 3, m * each, once), 0.0)
-    shards = np.maximum(layout.shards, 1)
+    last = np.maximum(again - behind, 0)
+    found["dp"] = np.where(ranks > 1, np.where(layout.zero >= 3, m * each + last, once), 0.0)
     expert_shards = np.where(layout.zero >= 1, expert_ranks, 1)
     updated = own / shards + routed / expert_shards
     found["optimizer"] = profile.optimizer_bytes * updated / (system.memory_bytes_per_s * system.memory)

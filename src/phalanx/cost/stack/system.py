@@ -13,11 +13,14 @@ from phalanx.cost.stack.columns import Column
 
 @dataclass(frozen=True)
 class TierRates:
-    """Links that join `ranks` neighbours: bytes/s of one rank in one direction, and seconds per hop."""
+    """Links that join `ranks` neighbours: bytes/s of one rank in one direction, and seconds per hop of a small chunk,
+    and of a large one by op."""
 
     ranks: Column
     bytes_per_s_per_gpu_per_direction: Column
     hop_s: Column
+    bulk_hop_s: Column
+    bulk_reduce_hop_s: Column
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,18 @@ class System:
     gemm8: Column
     gemm4: Column
     attention: Column
+    portable_attention: Column
+    """The same of kernels that are not written for this generation (FlashAttention 2)."""
+    attention_narrow: Column
+    """Exponent of head_dim / 128 in what attention reaches with narrow heads."""
     attention_backward: Column
     attention_half: Column
     memory: Column
     reduce_gain: Column
     """In the innermost tier, all-reduce by the switch (NVLS) against a ring: busbw over the ring's."""
+    rank_s: Column
+    """CPU time for each rank of a group, of a collective that is given a list of tensors, one per rank."""
+    bulk_bytes: Column
+    bulk_reduce_bytes: Column
+    """The chunk of which a hop takes the mean of a small and a large one's; of an all-reduce."""
     tiers: tuple[TierRates, ...]

@@ -5,7 +5,10 @@ own link; across, the r of a block use r NICs side by side, for all groups of an
 
     all-gather, reduce-scatter   n (p-1)/p / busbw             busbw = min(inner, r x NIC)
     all-reduce                   twice that; between blocks once per block: 2 n (b-1)/b / (r x NIC), b blocks
-    + hops x latency, growing from a protocol of small messages to one of large ones (LL, Simple; NCCL tuning.cc)
+    + hops x latency             p-1 hops of a ring, each as slow as its slowest link; all-reduce: a tree if shorter
+
+A hop of a small chunk (n/p) takes `hop_s`, of a large one `bulk_hop_s`: NCCL's protocols for small messages (LL) and
+for large ones (Simple), which waits for a receiver's memory at every hop (NCCL, src/graph/tuning.cc).
 """
 
 from __future__ import annotations
@@ -14,9 +17,6 @@ import numpy as np
 
 from phalanx.cost.stack.columns import Column
 from phalanx.cost.stack.system import System, TierRates
-
-_LARGE = 4.0
-"""Latency per hop of a large message over that of a small one: chunks that fill the pipeline of copies."""
 
 
 def together(p: Column, stride: Column, tier: TierRates) -> Column:
@@ -28,37 +28,46 @@ def collective_s(op: str, n: Column, p: Column, stride: Column, system: System) 
     """One all_reduce, all_gather, reduce_scatter or all_to_all of n bytes (DESIGN.md's counting); 0 for one rank."""
     p = np.maximum(p, 1)
     share = (p - 1) / p
-    passes = 2 if op == "all_reduce" else 1
+    reduces = op == "all_reduce"
+    passes = 2 if reduces else 1
     inner = system.tiers[0]
-    rate = inner.bytes_per_s_per_gpu_per_direction
-    inside = together(p, stride, inner)
-    gain = np.where(p >= 4, system.reduce_gain, 1.0) if op == "all_reduce" else 1.0
-    seconds = passes * n * share / (rate * gain)
-    hops = (p - np.ceil(p / inside)) * inner.hop_s
-    members = inside
+    members = inside = together(p, stride, inner)
+    gain = np.where(inside >= 4, system.reduce_gain, 1.0) if reduces else 1.0
+    seconds = passes * n * share / (inner.bytes_per_s_per_gpu_per_direction * gain)
+    small: Column = inner.hop_s
+    bulk: Column = inner.bulk_reduce_hop_s if reduces else inner.bulk_hop_s
+    hops = p - 1
     for tier in system.tiers[1:]:
         blocks = np.ceil(p / members)
         rate = tier.bytes_per_s_per_gpu_per_direction
         if op == "all_to_all":
             across = n * (blocks - 1) / blocks / rate
-        elif op == "all_reduce":
+        elif reduces:
             across = 2 * n * (blocks - 1) / blocks / (members * rate)
         else:
             across = n * share / (members * rate)
         crossing = blocks > 1
         seconds = np.where(crossing, np.maximum(seconds, across), seconds)
-        hops = hops + np.where(crossing, blocks, 0) * tier.hop_s
+        small = np.where(crossing, tier.hop_s, small)
+        bulk = np.where(crossing, tier.bulk_reduce_hop_s if reduces else tier.bulk_hop_s, bulk)
+        if reduces:
+            hops = np.where(crossing, np.minimum(hops, inside - 1 + 2 * np.log2(blocks)), hops)
         members = together(p, stride, tier)
-    small = passes * hops
-    large = _LARGE * small
-    ramp = small + (large - small) * seconds / np.maximum(seconds + large, 1e-30)
-    return np.where(p > 1, seconds + ramp, 0.0)
+    chunk = n / p
+    half = system.bulk_reduce_bytes if reduces else system.bulk_bytes
+    hop = small + (bulk - small) * chunk / (chunk + half)
+    return np.where(p > 1, seconds + passes * hops * hop, 0.0)
 
 
 def message_s(n: Column, stride: Column, system: System) -> Column:
     """n bytes from one rank to the one `stride` away."""
-    found = n / system.tiers[0].bytes_per_s_per_gpu_per_direction + system.tiers[0].hop_s
+    inner = system.tiers[0]
+    found = _sent(n, inner, system)
     for below, tier in zip(system.tiers, system.tiers[1:], strict=False):
-        beyond = n / tier.bytes_per_s_per_gpu_per_direction + tier.hop_s
-        found = np.where(stride >= below.ranks, beyond, found)
+        found = np.where(stride >= below.ranks, _sent(n, tier, system), found)
     return found
+
+
+def _sent(n: Column, tier: TierRates, system: System) -> Column:
+    hop = tier.hop_s + (tier.bulk_hop_s - tier.hop_s) * n / (n + system.bulk_bytes)
+    return n / tier.bytes_per_s_per_gpu_per_direction + hop
