@@ -35,6 +35,8 @@ class Profile:
     """Traffic per logit of the loss, forward and backward together."""
     gemm: Column = 1.0
     """Matrix products against the chip's own best."""
+    gemm8: Column = 1.0
+    """The same of products in 8 bits and less, beyond `gemm`."""
     grouped: Column = 0.8
     """Products of many experts at once against plain ones."""
     portable: Column = 0.0

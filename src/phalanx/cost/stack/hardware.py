@@ -22,7 +22,7 @@ class Generation:
     gemm8: float = 0.60
     gemm4: float = 0.45
     attention: float = 0.6
-    portable_attention: float = 0.6
+    portable_attention: float = 0.42
     attention_narrow: float = 0.3
     attention_backward: float = 0.85
     attention_half: float = 500
@@ -45,18 +45,26 @@ _BUILT: dict[str, dict[str, float]] = {
     "ampere": {"processors": 108, "reduce_gain": 1.0},
     "hopper": {"processors": 132},
     "blackwell": {"processors": 148},
+    "blackwell-ultra": {"processors": 148},
 }
+_PARENTS = {"blackwell-ultra": "blackwell"}
 _DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: ignore[arg-type]
+
+
+def chain(name: str) -> tuple[str, ...]:
+    """A generation, and those whose constants it has where it has none of its own."""
+    return (name, *((_PARENTS[name],) if name in _PARENTS else ()), "nvidia")
 
 
 def generation(name: str, constants: Mapping[str, float] = CONSTANTS) -> Generation:
     """By name."""
-    return Generation(**(resolve(_DEFAULTS, (name, "nvidia"), constants) | _BUILT[name]))
+    return Generation(**(resolve(_DEFAULTS, chain(name), constants) | _BUILT[name]))
 
 
 @dataclass(frozen=True)
 class Chip:
-    """Dense peak FLOP/s by format, memory, and how its clock holds under load against its generation's."""
+    """Dense peak FLOP/s by format, bytes/s and bytes of memory, and of NVLink in one direction. How its clock holds
+    under load against its generation's first is a constant, `name.clock`."""
 
     generation: str
     bf16: float
@@ -65,7 +73,6 @@ class Chip:
     bandwidth: float
     memory: float
     nvlink: float
-    clock: float = 1.0
 
 
 CHIPS: dict[str, Chip] = {
@@ -74,19 +81,21 @@ CHIPS: dict[str, Chip] = {
     "A100": Chip("ampere", 312e12, 312e12, 312e12, 2.039e12, 80e9, 300e9),
     "H100": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 80e9, 450e9),
     # 500 W, HBM2e: its clock falls further under load.
-    "H100-500W": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 2.4e12, 96e9, 450e9, 0.7),
+    "H100-500W": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 2.4e12, 96e9, 450e9),
     "H800": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 80e9, 200e9),
     "H200": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 4.8e12, 141e9, 450e9),
     "B200": Chip("blackwell", 2250e12, 4500e12, 9000e12, 7.7e12, 180e9, 900e9),
     "GB200": Chip("blackwell", 2500e12, 5000e12, 10000e12, 8e12, 186e9, 900e9),
-    "B300": Chip("blackwell", 2250e12, 4500e12, 13500e12, 8e12, 270e9, 900e9),
-    "GB300": Chip("blackwell", 2500e12, 5000e12, 15000e12, 8e12, 279e9, 900e9),
+    "B300": Chip("blackwell-ultra", 2250e12, 4500e12, 13500e12, 8e12, 270e9, 900e9),
+    "GB300": Chip("blackwell-ultra", 2500e12, 5000e12, 15000e12, 8e12, 279e9, 900e9),
 }
 
 
-def system(chip: Chip, node: int, nic: float, constants: Mapping[str, float] = CONSTANTS) -> System:
+def system(name: str, node: int, nic: float, constants: Mapping[str, float] = CONSTANTS) -> System:
     """Nodes (NVLink domains) of so many ranks, each with `nic` bytes/s in one direction to other nodes."""
+    chip = CHIPS[name]
     g = generation(chip.generation, constants)
+    clock = constants.get(f"{name}.clock", 1.0)
     return System(
         peak_bf16=chip.bf16,
         peak_fp8=chip.fp8,
@@ -94,12 +103,12 @@ def system(chip: Chip, node: int, nic: float, constants: Mapping[str, float] = C
         memory_bytes_per_s=chip.bandwidth,
         memory_bytes=chip.memory,
         processors=g.processors,
-        gemm=g.gemm * chip.clock,
+        gemm=g.gemm * clock,
         gemm_half=g.gemm_half,
-        gemm8=g.gemm8 * chip.clock,
-        gemm4=g.gemm4 * chip.clock,
-        attention=g.attention * chip.clock,
-        portable_attention=min(g.portable_attention, g.attention) * chip.clock,
+        gemm8=g.gemm8 * clock,
+        gemm4=g.gemm4 * clock,
+        attention=g.attention * clock,
+        portable_attention=g.portable_attention * clock,
         attention_narrow=g.attention_narrow,
         attention_backward=g.attention_backward,
         attention_half=g.attention_half,
@@ -115,25 +124,19 @@ def system(chip: Chip, node: int, nic: float, constants: Mapping[str, float] = C
     )
 
 
-def chip_of(name: str) -> Chip:
+def chip_name(device: str) -> str:
     """The chip that a device's name stands for, the longest known one. Raises InputError."""
-    found = [known for known in CHIPS if name.replace("SXM4-", "").replace("SXM5-", "").startswith(known)]
+    found = [known for known in CHIPS if device.replace("SXM4-", "").replace("SXM5-", "").startswith(known)]
     if not found:
-        raise InputError("cluster.device", name, "has no rates of kernels here", f"known: {', '.join(CHIPS)}")
-    return CHIPS[max(found, key=len)]
+        raise InputError("cluster.device", device, "has no rates of kernels here", f"known: {', '.join(CHIPS)}")
+    return max(found, key=len)
 
 
-def system_of(cluster: ClusterSpec) -> System:
+def system_of(cluster: ClusterSpec, constants: Mapping[str, float] = CONSTANTS) -> System:
     """Of a described cluster: its tiers, and its chip's rates. Raises InputError for a chip that is not known."""
     device = cluster.device
-    chip = chip_of(device.name)
-    chip = replace(
-        chip,
-        bandwidth=device.memory_bandwidth_bytes_per_s,
-        memory=device.usable_bytes,
-        bf16=device.dense_flops_per_s.get("bfloat16", chip.bf16),
-    )
-    base, g = system(chip, cluster.ranks_per_node, 1.0), generation(chip.generation)
+    name = chip_name(device.name)
+    base, g = system(name, cluster.ranks_per_node, 1.0, constants), generation(CHIPS[name].generation, constants)
     tiers, below = [], 1
     for i, tier in enumerate(cluster.tiers):
         rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
@@ -143,4 +146,10 @@ def system_of(cluster: ClusterSpec) -> System:
         bulk = max(bulk, tier.latency_s)
         tiers.append(TierRates(tier.ranks, rate * share, hop, bulk, bulk))
         below = tier.ranks
-    return replace(base, tiers=tuple(tiers))
+    return replace(
+        base,
+        memory_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        memory_bytes=device.usable_bytes,
+        peak_bf16=device.dense_flops_per_s.get("bfloat16", base.peak_bf16),
+        tiers=tuple(tiers),
+    )

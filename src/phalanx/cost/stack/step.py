@@ -8,7 +8,7 @@ the chunks of a rank (Narayanan et al. 2021, section 2.2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -107,10 +107,11 @@ _NONE = Passes(0.0, 0.0)
 def _block(shape: Shape, layout: Layout, system: System, profile: Profile, moe: bool) -> _Block:
     rate = compute.rate_of(layout, system, profile)
     core = compute.attention(shape, layout, system, profile)
-    around = compute.projections(shape, layout, system, rate)
+    by = compute.Products(system, rate, layout.activation_bytes, layout.frozen)
+    around = compute.projections(shape, layout, by)
     if moe:
-        inner = compute.experts(shape, layout, system, rate * profile.grouped)
-        shared = compute.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), system, rate)
+        inner = compute.experts(shape, layout, replace(by, rate=rate * profile.grouped))
+        shared = compute.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), by)
         has = shape.shared_ffn > 0
         inner = Passes(
             inner.forward + np.where(has, shared.forward, 0), inner.backward + np.where(has, shared.backward, 0)
@@ -118,7 +119,7 @@ def _block(shape: Shape, layout: Layout, system: System, profile: Profile, moe: 
         width = shape.top_k * shape.expert_ffn + shape.shared_ffn
         ep = _expert_parallel(shape, layout, system, profile)
     else:
-        inner, width, ep = compute.mlp(shape, layout, shape.ffn, system, rate), shape.ffn, _NONE
+        inner, width, ep = compute.mlp(shape, layout, shape.ffn, by), shape.ffn, _NONE
     return _Block(
         matmul=Passes(around.forward + inner.forward, around.backward + inner.backward),
         attention=core,
@@ -232,7 +233,9 @@ def _data_parallel(
     slowed = (profile.contention - 1) * np.minimum(forward + backward, 2 * gather + scatter)
     each = np.maximum(gather - ahead, 0) + np.maximum(gather + scatter - behind, 0) + slowed
     last = np.maximum(again - behind, 0)
-    found["dp"] = np.where(ranks > 1, np.where(layout.zero >= 3, m * each + last, once), 0.0)
+    found["dp"] = np.where(ranks > 1, np.where(layout.zero >= 3, m * each + last, once), 0.0) * (1 - layout.frozen)
     expert_shards = np.where(layout.zero >= 1, expert_ranks, 1)
     updated = own / shards + routed / expert_shards
-    found["optimizer"] = profile.optimizer_bytes * updated / (system.memory_bytes_per_s * system.memory)
+    found["optimizer"] = (
+        (1 - layout.frozen) * profile.optimizer_bytes * updated / (system.memory_bytes_per_s * system.memory)
+    )
