@@ -132,7 +132,7 @@ class Data:
         self.stack = np.array([self.names.index(c.profile) for c in self.cases])
 
     def systems(self, constants: Mapping[str, float]) -> object:
-        return measured(take([system(*kind, constants) for kind in self.kinds], self.which), self.benched)
+        return measured(take([system(*kind, constants=constants) for kind in self.kinds], self.which), self.benched)
 
     def stacks(self, constants: Mapping[str, float]) -> object:
         return take([profile(name, constants) for name in self.names], self.stack)

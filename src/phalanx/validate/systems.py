@@ -54,13 +54,14 @@ def chip_name(row: Row) -> str:
     return _GPUS[max(found, key=len)]
 
 
-def description(row: Row) -> tuple[str, int, float]:
-    """Chip, ranks of a node (NVLink domain), and bytes/s of a rank's NIC. Raises Unspecified."""
+def description(row: Row) -> tuple[str, int, float, bool]:
+    """Chip, ranks of a node (NVLink domain), bytes/s of a rank's NIC, and whether that is a cloud's own. Raises
+    Unspecified."""
     chip = chip_name(row)
     stated = [rate for words, rate in _NICS.items() if words in row["interconnect"]]
     nic = stated[0] if stated else _BY_CHIP.get(chip, 50e9)
     node = row.count("gpus_per_node", 8) or 8
-    return chip, _RACK if chip.startswith("GB") else node, nic
+    return chip, _RACK if chip.startswith("GB") else node, nic, "EFA" in row["interconnect"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ _BENCHED = 1.5e9
 tensor-parallel collectives over the same nodes."""
 
 
+_HOP_S = 6e-5
+"""The most of it that is the network's; what is beyond is the CPU's."""
+
+
 def measured(known: System, by: Benched) -> System:
     """The system of a row with what its job has measured of links. Bus bandwidth falls with the number of ranks by a
     time for each of them: n/busbw - n/busbw inside of a node = hops x that."""
@@ -96,9 +101,10 @@ def measured(known: System, by: Benched) -> System:
     inside, reduce_inside = np.where(has, by.gather_inside, 1.0), np.where(has, by.reduce_inside, 1.0)
     gather, reduce = np.where(has, by.gather, 1.0), np.where(has, by.reduce, 1.0)
     ranks = np.maximum(by.ranks, inner.ranks + 1)
-    tree = inner.ranks - 1 + 2 * np.log2(ranks / inner.ranks)
+    blocks = ranks / inner.ranks
+    hops = np.maximum(np.minimum(blocks - 1, 2 * np.log2(np.maximum(blocks, 1))), 1)
     rank_s = _BENCHED * (1 / gather - 1 / inside) / (ranks - 1)
-    hop = 2 * _BENCHED * (1 / reduce - 1 / reduce_inside) / (2 * np.minimum(ranks - 1, tree))
+    hop = _BENCHED * (1 / reduce - 1 / reduce_inside) / hops
     over = has & (by.ranks > inner.ranks)
     return replace(
         known,
@@ -107,7 +113,11 @@ def measured(known: System, by: Benched) -> System:
                 inner,
                 bytes_per_s_per_gpu_per_direction=np.where(has, inside, inner.bytes_per_s_per_gpu_per_direction),
             ),
-            replace(outer, bulk_reduce_hop_s=np.where(over, np.maximum(hop, outer.hop_s), outer.bulk_reduce_hop_s)),
+            replace(
+                outer,
+                bulk_hop_s=np.where(over, np.minimum(rank_s, _HOP_S) * inner.ranks, outer.bulk_hop_s),
+                bulk_reduce_hop_s=np.where(over, np.maximum(hop, outer.hop_s), outer.bulk_reduce_hop_s),
+            ),
         ),
         reduce_gain=np.where(has, reduce_inside / inside, known.reduce_gain),
         rank_s=np.where(over, np.maximum(rank_s, 0.0), known.rank_s),
@@ -116,4 +126,4 @@ def measured(known: System, by: Benched) -> System:
 
 def system_of_row(row: Row, constants: Mapping[str, float] = CONSTANTS) -> System:
     """Raises Unspecified."""
-    return measured(system(*description(row), constants), benched(row))
+    return measured(system(*description(row), constants=constants), benched(row))

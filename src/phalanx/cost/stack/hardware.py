@@ -14,7 +14,8 @@ from phalanx.spec.errors import InputError
 @dataclass(frozen=True)
 class Generation:
     """What kernels reach on chips of one generation, and NCCL on its links. Field names as in System; `nvlink`: of
-    the direction's rate, all-gather in a node; `nic`: of a port's rate."""
+    the direction's rate, all-gather in a node; `nic`: of a port's rate. Hops between nodes: `net` over InfiniBand or
+    RoCE, `cloud` over a provider's own transport (EFA, TCPXO)."""
 
     processors: float = 132
     gemm: float = 0.78
@@ -34,6 +35,8 @@ class Generation:
     node_bulk_s: float = 10e-6
     net_hop_s: float = 5e-6
     net_bulk_s: float = 14e-6
+    cloud_hop_s: float = 30e-6
+    cloud_bulk_s: float = 150e-6
     rank_s: float = 50e-6
     bulk_bytes: float = 0.3e6
     bulk_reduce_bytes: float = 1.5e6
@@ -91,10 +94,13 @@ CHIPS: dict[str, Chip] = {
 }
 
 
-def system(name: str, node: int, nic: float, constants: Mapping[str, float] = CONSTANTS) -> System:
+def system(
+    name: str, node: int, nic: float, cloud: bool = False, constants: Mapping[str, float] = CONSTANTS
+) -> System:
     """Nodes (NVLink domains) of so many ranks, each with `nic` bytes/s in one direction to other nodes."""
     chip = CHIPS[name]
     g = generation(chip.generation, constants)
+    hop, bulk = (g.cloud_hop_s, g.cloud_bulk_s) if cloud else (g.net_hop_s, g.net_bulk_s)
     clock = constants.get(f"{name}.clock", 1.0)
     return System(
         peak_bf16=chip.bf16,
@@ -119,7 +125,7 @@ def system(name: str, node: int, nic: float, constants: Mapping[str, float] = CO
         bulk_reduce_bytes=g.bulk_reduce_bytes,
         tiers=(
             TierRates(node, chip.nvlink * g.nvlink, g.node_hop_s, g.node_bulk_s, g.node_bulk_s),
-            TierRates(1 << 30, nic * g.nic, g.net_hop_s, g.net_bulk_s, g.net_bulk_s),
+            TierRates(1 << 30, nic * g.nic, hop, bulk, bulk),
         ),
     )
 
@@ -136,7 +142,10 @@ def system_of(cluster: ClusterSpec, constants: Mapping[str, float] = CONSTANTS) 
     """Of a described cluster: its tiers, and its chip's rates. Raises InputError for a chip that is not known."""
     device = cluster.device
     name = chip_name(device.name)
-    base, g = system(name, cluster.ranks_per_node, 1.0, constants), generation(CHIPS[name].generation, constants)
+    base, g = (
+        system(name, cluster.ranks_per_node, 1.0, constants=constants),
+        generation(CHIPS[name].generation, constants),
+    )
     tiers, below = [], 1
     for i, tier in enumerate(cluster.tiers):
         rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction

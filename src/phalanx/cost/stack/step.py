@@ -16,7 +16,7 @@ from phalanx.cost.profiles import Profile
 from phalanx.cost.stack import compute
 from phalanx.cost.stack.columns import Column
 from phalanx.cost.stack.compute import Passes
-from phalanx.cost.stack.layout import Layout
+from phalanx.cost.stack.layout import Layout, stages
 from phalanx.cost.stack.shape import Shape
 from phalanx.cost.stack.system import System
 from phalanx.cost.stack.traffic import collective_s, message_s
@@ -101,6 +101,7 @@ def _expert_parallel(shape: Shape, layout: Layout, system: System, profile: Prof
     return Passes(one, one)
 
 
+_QUEUED_S = 4e-4
 _NONE = Passes(0.0, 0.0)
 
 
@@ -138,11 +139,13 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
     if np.any(shape.moe_layers):
         kinds.append((_block(shape, layout, system, profile, True), shape.moe_layers))
 
-    held = np.ceil(shape.layers / (layout.pp * layout.virtual)) * layout.virtual
-    held = np.minimum(held, np.ceil(shape.layers / layout.pp) + (layout.virtual > 1) * layout.virtual)
+    parts = stages(shape, layout, profile.balanced)
+    held = parts.most
     m, full = layout.micro_batches, layout.full
-    lists = np.where(layout.tp > 1, profile.listed * layout.tp * system.rank_s, 0.0)
-    launched = np.hypot(profile.launch_s, lists)
+    # A list's cost is met where it outlasts what is queued on the GPU meanwhile.
+    waits = system.rank_s**2 / (system.rank_s + _QUEUED_S)
+    behind = 1 + profile.launch_sync * (layout.tp - 1) / 7
+    launched = profile.launch_s * behind + np.where(layout.tp > 1, profile.listed * layout.tp * waits, 0.0)
     forward: Column = 0.0
     backward: Column = 0.0
     for block, count in kinds:
@@ -161,7 +164,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
     products, loss = compute.head(shape, layout, system, profile)
     top = products.forward + products.backward + loss
     # The last rank has the head as well; where blocks do not divide, it is one of those with fewer.
-    fewer = np.floor(shape.layers / layout.pp) * (forward + backward) / held
+    fewer = parts.last * (forward + backward) / held
     whole = forward + backward
     slowest = np.maximum(whole, fewer + top)
     found["head"] = m * (slowest - whole)
