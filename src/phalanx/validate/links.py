@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from phalanx.cost.constants import CONSTANTS
 from phalanx.cost.stack.hardware import system
 from phalanx.cost.stack.traffic import collective_s
 from phalanx.validate.models import Unspecified
 from phalanx.validate.records import Row
+from phalanx.validate.scores import errors
 
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _CHIPS = ("A100-SXM-40GB", "A100-SXM-80GB", "H100", "H200", "B200", "GB200", "GB300")
@@ -77,3 +80,13 @@ def points(rows: list[Row]) -> tuple[list[Point], list[tuple[Row, str]]]:
         except Unspecified as reason:
             skipped.append((row, str(reason)))
     return found, skipped
+
+
+def link_scores(rows: list[Row], constants: Mapping[str, float] = CONSTANTS) -> dict[str, Any]:
+    """Errors of times, all-reduce apart from the other operations."""
+    found, skipped = points(rows)
+    out: dict[str, Any] = {}
+    for name, wanted in (("all_reduce", True), ("other", False)):
+        of = [p for p in found if (p.op == "all_reduce") == wanted]
+        out[name] = errors([predicted_s(p, constants) for p in of], [p.measured_s for p in of])
+    return {**out, "skipped": len(skipped), "reasons": dict(Counter(why for _, why in skipped).most_common())}

@@ -17,6 +17,7 @@ from phalanx.validate.records import Row
 # GPUs as the rows name them; the longest beginning that fits.
 _GPUS = {
     "V100": "V100",
+    "V100-SXM2-16GB": "V100-16GB",
     "A100-SXM-40GB": "A100-40GB",
     "A100": "A100",
     "H100-96GB-HBM2e-500W": "H100-500W",
@@ -40,7 +41,7 @@ _NICS = {
     "8x HDR": 25e9,
     "NVLink + EFA/IB": 50e9,
 }
-_BY_CHIP = {"V100": 12.5e9, "A100-40GB": 25e9, "A100": 25e9}
+_BY_CHIP = {"V100": 12.5e9, "V100-16GB": 12.5e9, "A100-40GB": 25e9, "A100": 25e9}
 _RACK = 72
 
 

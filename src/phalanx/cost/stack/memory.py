@@ -53,7 +53,9 @@ def block_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
     kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
     attention = profile.kept_qkv * 2 * (q + kv) / layout.tp
     scores = np.where(
-        (profile.flash > 0) | (layout.selective > 0), 0.0, profile.kept_score * shape.heads * layout.seq / layout.cp / layout.tp
+        (profile.flash > 0) | (layout.selective > 0),
+        0.0,
+        profile.kept_score * shape.heads * layout.seq / layout.cp / layout.tp,
     )
     inside = 2 * profile.kept_ffn * shape.mlp_matrices / layout.tp
     moe = shape.moe_layers / shape.layers
@@ -98,7 +100,9 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
         (np.where(alone, parts.most, np.maximum(parts.last, 0)), last_ends, 1.0, logits),
     ):
         state = blocks * (dense * each + routed * expert) + ends * each
-        idle = np.where((layout.zero == 1) | (layout.zero == 2), profile.idle_bytes * (blocks * (dense + routed) + ends), 0.0)
+        idle = np.where(
+            (layout.zero == 1) | (layout.zero == 2), profile.idle_bytes * (blocks * (dense + routed) + ends), 0.0
+        )
         coming = blocks * in_flight * stored + again + top + gathered
         found.append((state, np.maximum(coming - idle, 0.0), coming, top, blocks * in_flight * stored + again))
     (state_a, coming_a, _, top_a, act_a), (state_b, coming_b, _, top_b, act_b) = found

@@ -24,7 +24,8 @@ from phalanx.cost.stack.traffic import collective_s, message_s
 
 @dataclass
 class Step:
-    """Seconds by term; `of`: what each was computed from, by name, for explanations."""
+    """Seconds by term along the critical path of the slowest rank; `of`: a term's factors by name, from which its
+    formula (FORMULAS) is told with numbers."""
 
     terms: dict[str, Column] = field(default_factory=dict)
     of: dict[str, dict[str, Column]] = field(default_factory=dict)
@@ -32,6 +33,24 @@ class Step:
     @property
     def seconds(self) -> Column:
         return sum(self.terms.values())
+
+
+FORMULAS = {
+    "matmul": "micro_batches x blocks x (forward_s + backward_s)",
+    "attention": "micro_batches x blocks x (forward_s + backward_s)",
+    "memory": "micro_batches x blocks x (forward_s + backward_s)",
+    "tp": "micro_batches x blocks x (forward_s + backward_s), what overlap leaves of two all-reduces each",
+    "cp": "micro_batches x blocks x (forward_s + backward_s), what attention does not hide of keys and values",
+    "ep": "micro_batches x blocks x (forward_s + backward_s), two all-to-alls each, permutation, the router",
+    "recompute": "micro_batches x blocks x repeated_s",
+    "launch": "micro_batches x blocks x what a pass's launches take longer than the GPU (max, not sum)",
+    "head": "micro_batches x (slowest_s - blocks_s): logits and loss where they are not a faster rank's",
+    "bubble": "(through_s - slowest_s) / virtual: one micro-batch through the other ranks",
+    "transfers": "(2 micro_batches x virtual + 2 (pp - 1)) x message_s x (1 - overlap)",
+    "dp": "scatter_s + again_s + gather_s - hidden_s; ZeRO-3: micro_batches x what does not fit beside compute",
+    "optimizer": "bytes x parameters / memory bandwidth",
+    "other": "once a step, and the slowest rank's jitter",
+}
 
 
 @dataclass(frozen=True)
@@ -155,6 +174,10 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
         b = np.maximum(block.backward + repeated, launched * (profile.launch_backward + full))
         for name, part in block.parts.items():
             found[name] = found.get(name, 0) + m * share * (part.forward + part.backward)
+            own = {"micro_batches": m, "blocks": share, "forward_s": part.forward, "backward_s": part.backward}
+            out.of[name if len(kinds) == 1 or block is kinds[-1][0] else f"{name}, dense blocks"] = own
+        out.of["recompute"] = {"micro_batches": m, "blocks": share, "repeated_s": repeated}
+        out.of["launch"] = {"micro_batches": m, "blocks": share, "forward_s": launched}
         found["recompute"] = found.get("recompute", 0) + m * share * repeated
         idle = f + b - block.forward - block.backward - repeated
         found["launch"] = found.get("launch", 0) + m * share * idle
@@ -169,15 +192,17 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
     slowest = np.maximum(whole, fewer + top)
     found["head"] = m * (slowest - whole)
     through = shape.layers / held * whole + top
+    out.of["head"] = {"micro_batches": m, "slowest_s": slowest, "blocks_s": whole, "head_s": top}
+    out.of["bubble"] = {"through_s": through, "slowest_s": slowest, "virtual": layout.virtual, "pp": layout.pp}
     found["bubble"] = np.where(layout.pp > 1, (through - slowest) / layout.virtual, 0.0)
 
-    _transfers(found, shape, layout, system, profile)
-    _data_parallel(found, shape, layout, system, profile, forward, backward, held)
+    _transfers(out, shape, layout, system, profile)
+    _data_parallel(out, shape, layout, system, profile, forward, backward, held)
     found["other"] = profile.step_s + profile.jitter * np.log2(np.maximum(layout.world / 8, 1)) * m * slowest
     return out
 
 
-def _transfers(found: dict[str, Column], shape: Shape, layout: Layout, system: System, profile: Profile) -> None:
+def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile: Profile) -> None:
     """What a pipeline sends: with scatter/gather a part per tp rank, gathered behind in the node."""
     cut = np.where((layout.sp > 0) | (profile.scatter_gather > 0), layout.tp, 1)
     n = layout.tokens * shape.hidden * layout.activation_bytes
@@ -185,11 +210,13 @@ def _transfers(found: dict[str, Column], shape: Shape, layout: Layout, system: S
     sent = message_s(n / cut, stride, system)
     gathered = np.where((cut > 1) & (layout.sp == 0), collective_s("all_gather", n, layout.tp, 1, system), 0.0)
     times = 2 * layout.micro_batches * layout.virtual + 2 * (layout.pp - 1)
-    found["transfers"] = np.where(layout.pp > 1, times * (sent + gathered) * (1 - profile.pp_overlap), 0.0)
+    own = {"messages": times, "bytes": n / cut, "message_s": sent, "gathered_s": gathered}
+    out.of["transfers"] = own | {"overlap": profile.pp_overlap}
+    out.terms["transfers"] = np.where(layout.pp > 1, times * (sent + gathered) * (1 - profile.pp_overlap), 0.0)
 
 
 def _data_parallel(
-    found: dict[str, Column],
+    out: Step,
     shape: Shape,
     layout: Layout,
     system: System,
@@ -236,9 +263,21 @@ def _data_parallel(
     slowed = (profile.contention - 1) * np.minimum(forward + backward, 2 * gather + scatter)
     each = np.maximum(gather - ahead, 0) + np.maximum(gather + scatter - behind, 0) + slowed
     last = np.maximum(again - behind, 0)
-    found["dp"] = np.where(ranks > 1, np.where(layout.zero >= 3, m * each + last, once), 0.0) * (1 - layout.frozen)
+    out.of["dp"] = {
+        "ranks": ranks,
+        "shards": shards,
+        "gradient_bytes": own * grad,
+        "scatter_s": scatter,
+        "again_s": again,
+        "gather_s": gather,
+        "hidden_s": hidden,
+    }
+    out.of["optimizer"] = {"parameters": own / shards, "bytes": profile.optimizer_bytes}
+    out.terms["dp"] = np.where(ranks > 1, np.where(layout.zero >= 3, m * each + last, once), 0.0) * (
+        1 - layout.frozen
+    )
     expert_shards = np.where(layout.zero >= 1, expert_ranks, 1)
     updated = own / shards + routed / expert_shards
-    found["optimizer"] = (
+    out.terms["optimizer"] = (
         (1 - layout.frozen) * profile.optimizer_bytes * updated / (system.memory_bytes_per_s * system.memory)
     )
