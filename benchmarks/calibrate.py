@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -64,22 +65,27 @@ class Free:
         return self.field in SHARES and (self.hardware or self.field.endswith("overlap"))
 
     def parent(self, constants: Mapping[str, float]) -> float:
-        """Its value were it not fitted."""
-        without = {k: v for k, v in constants.items() if k != self.key}
+        """Its value were it not fitted: constants hold those of the owners that it comes from, not its own."""
         if self.field == "clock":
             return 1.0
-        if self.owner == "nvidia":
-            return HARDWARE[self.field]
-        if self.hardware:
-            return resolve(HARDWARE, chain(self.owner), without)[self.field]
-        return float(getattr(profile(self.owner, without), self.field))
+        for owner in (chain(self.owner) if self.hardware else _chain(self.owner))[1:]:
+            if (key := f"{owner}.{self.field}") in constants:
+                return constants[key]
+        return HARDWARE[self.field] if self.hardware else _default(self.owner, self.field)
 
 
-def _chain(stack: str) -> list[str]:
+@cache
+def _default(stack: str, field: str) -> float:
+    """As built, or else any stack's."""
+    return float(getattr(profile(stack, {}), field))
+
+
+@cache
+def _chain(stack: str) -> tuple[str, ...]:
     found = [stack]
     while profiles.STACKS[found[-1]].parent:
         found.append(profiles.STACKS[found[-1]].parent)
-    return found
+    return tuple(found)
 
 
 def up(x: float, share: bool) -> float:

@@ -156,7 +156,7 @@ STACKS: dict[str, Stack] = {
     "megatron-bridge-26.04.01": Stack("megatron-bridge-26.04"),
     "megatron-bridge-26.06": Stack("megatron-bridge-26.04"),
     "megatron-bridge-26.06.01": Stack("megatron-bridge-26.06"),
-    "megatron-bridge-26.08": Stack("megatron-bridge-26.06"),
+    "megatron-bridge-26.08": Stack("megatron-bridge-26.06.01"),
     "simumax-b200": Stack("megatron-core"),
     # PyTorch FSDP around eager modules, each operation a kernel of its own.
     "eager": Stack("any", {"portable": 1.0}),
