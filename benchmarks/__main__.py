@@ -2,6 +2,7 @@
 
 python -m benchmarks            all of them, about a quarter of an hour
 python -m benchmarks ddp help   some of them
+python -m benchmarks calibrate  fits the constants of predictions (benchmarks/calibrate_run.py)
 """
 
 from __future__ import annotations

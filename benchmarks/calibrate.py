@@ -18,7 +18,6 @@ import numpy.typing as npt
 from phalanx.cost import profiles
 from phalanx.cost.profiles import profile
 from phalanx.cost.stack.columns import gather, take
-from phalanx.cost.constants import resolve
 from phalanx.cost.stack.hardware import _BUILT as GENERATIONS
 from phalanx.cost.stack.hardware import _DEFAULTS as HARDWARE
 from phalanx.cost.stack.hardware import CHIPS, chain, system
@@ -68,7 +67,7 @@ class Free:
         """Its value were it not fitted: constants hold those of the owners that it comes from, not its own."""
         if self.field == "clock":
             return 1.0
-        for owner in (chain(self.owner) if self.hardware else _chain(self.owner))[1:]:
+        for owner in (chain(self.owner) if self.hardware else chain_of(self.owner))[1:]:
             if (key := f"{owner}.{self.field}") in constants:
                 return constants[key]
         return HARDWARE[self.field] if self.hardware else _default(self.owner, self.field)
@@ -81,7 +80,7 @@ def _default(stack: str, field: str) -> float:
 
 
 @cache
-def _chain(stack: str) -> tuple[str, ...]:
+def chain_of(stack: str) -> tuple[str, ...]:
     found = [stack]
     while profiles.STACKS[found[-1]].parent:
         found.append(profiles.STACKS[found[-1]].parent)
@@ -104,10 +103,7 @@ def order(free: Sequence[Free]) -> list[Free]:
     def depth(f: Free) -> int:
         if f.hardware:
             return 0 if f.owner == "nvidia" else len(chain(f.owner)) if f.owner in GENERATIONS else 1
-        found, owner = 0, f.owner
-        while profiles.STACKS[owner].parent:
-            owner, found = profiles.STACKS[owner].parent, found + 1
-        return found
+        return len(chain_of(f.owner))
 
     return sorted(free, key=depth)
 
@@ -148,7 +144,7 @@ class Data:
         keep = []
         for i, c in enumerate(self.cases):
             chip = description(c.row)[0]
-            owners = (chip, *chain(CHIPS[chip].generation)) if free.hardware else _chain(c.profile)
+            owners = (chip, *chain(CHIPS[chip].generation)) if free.hardware else chain_of(c.profile)
             if free.owner in owners:
                 keep.append(i)
         return Data([self.cases[i] for i in keep], self.measured[keep], self.weight[keep])

@@ -191,7 +191,9 @@ def traffic(shape: Shape, layout: Layout, width: Column, system: System, profile
 
 def head(shape: Shape, layout: Layout, system: System, profile: Profile) -> tuple[Passes, Column]:
     """Logits over a rank's part of the vocabulary, never in 8 bits; and the loss over them, both passes."""
-    by = Products(system, system.peak_bf16 * system.gemm * _tuned(system, profile), layout.activation_bytes, layout.frozen)
+    by = Products(
+        system, system.peak_bf16 * system.gemm * _tuned(system, profile), layout.activation_bytes, layout.frozen
+    )
     vocab = shape.vocab / layout.tp
     products = by.linear(layout.tokens, vocab, shape.hidden)
     loss = profile.logit_bytes * layout.tokens * vocab / (system.memory_bytes_per_s * system.memory)
