@@ -58,7 +58,7 @@ def fitted(sweeps: int = 25) -> dict[str, float]:
 
 
 def _possible(key: str, value: float) -> bool:
-    """Shares stay below what headers leave of a link; a hop takes a microsecond inside a node, five over a network."""
+    """Shares stay below what headers leave of a link; a hop takes 1 us inside a node, 5 over a network."""
     if key.endswith(("nic", "nvlink")):
         return value <= 0.92
     if key == "nvidia.net_hop_s":

@@ -133,7 +133,7 @@ def experts(shape: Shape, layout: Layout, by: Products) -> Passes:
 
 
 def seen(shape: Shape, layout: Layout) -> Column:
-    """Keys that a query meets on average under a causal mask, over all blocks: half of the sequence, or its window."""
+    """Keys that a query meets on average under a causal mask, over all blocks: half of the sequence, or a window."""
     window = np.minimum(np.maximum(shape.window, 1), layout.seq / 2)
     return (1 - shape.window_share) * layout.seq / 2 + shape.window_share * window
 
