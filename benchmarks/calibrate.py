@@ -112,7 +112,8 @@ def constants_of(free: Sequence[Free], x: Floats, fixed: Mapping[str, float]) ->
     """All constants where the fit stands: x are offsets from each parent's value."""
     found = dict(fixed)
     for f, offset in zip(free, x, strict=True):
-        found[f.key] = down(up(f.parent(found), f.share) + float(offset), f.share)
+        value = down(up(f.parent(found), f.share) + float(offset), f.share)
+        found[f.key] = max(value, 1.0) if f.field == "contention" else value
     return found
 
 

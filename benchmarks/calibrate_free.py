@@ -25,8 +25,8 @@ THINNED = {
     "nvidia-dgxc-benchmarking JAX": 2,
     "nemo-megatron-bridge MoE": 2,
 }
-UNFITTED = ("hf-ultrascale pp>1, faulty", "bigscience-v100", "megatron-ci-golden", "megatron-ci-golden MoE")
-"""A pipeline that was broken, times that vary by 40 %, and tests: predicted, never fitted."""
+UNFITTED = ("bigscience-v100", "megatron-ci-golden", "megatron-ci-golden MoE")
+"""Times that vary by 40 %, and tests: predicted, never fitted."""
 
 LEFT_OUT: dict[str, tuple[str, ...]] = {
     "vtrain multi-node": ("vtrain multi-node",),
@@ -50,9 +50,7 @@ def family(case: Case) -> str:
     if row.family == "vtrain":
         return "vtrain single-node" if "single" in row.group else "vtrain multi-node"
     if row.family == "hf-ultrascale":
-        if case.layout.pp == 1:
-            return "hf-ultrascale pp=1"
-        return "hf-ultrascale pp>1" if "after_pp_fix=True" in row["notes"] else "hf-ultrascale pp>1, faulty"
+        return "hf-ultrascale pp=1" if case.layout.pp == 1 else "hf-ultrascale pp>1"
     if row.family == "nvidia-dgxc-benchmarking" and row["framework"] in ("MaxText", "PAX"):
         return "nvidia-dgxc-benchmarking JAX"
     return f"{row.family} MoE" if row.moe else row.family

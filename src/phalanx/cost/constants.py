@@ -16,8 +16,8 @@ CONSTANTS: dict[str, float] = {
     "nvidia.net_bulk_s": 7.387e-06,
     "nvidia.cloud_hop_s": 6.251e-05,
     "nvidia.cloud_bulk_s": 0.0004187,
-    "nvidia.bulk_bytes": 3.015e+05,
-    "nvidia.bulk_reduce_bytes": 8.488e+05,
+    "nvidia.bulk_bytes": 3.015e05,
+    "nvidia.bulk_reduce_bytes": 8.488e05,
     "nvidia.nic": 0.8755,
     "nvidia.nvlink": 0.7221,
     "ampere.nvlink": 0.629,
@@ -99,7 +99,7 @@ CONSTANTS: dict[str, float] = {
     "megatron-core.cast_bytes": 11.73,
     "megatron-core.gemm8": 1.028,
     "megatron-core.kept_logit": 6.13,
-    "megatron-core.constant_bytes": 1.013e+08,
+    "megatron-core.constant_bytes": 1.013e08,
     # megatron-2020: vtrain, megatron-sc21, megatron-2020-tp, bigscience-bloom
     "megatron-2020.hidden_bytes": 12.91,
     "megatron-2020.launch_s": 0.0008328,
@@ -128,7 +128,7 @@ CONSTANTS: dict[str, float] = {
     "nanotron.kept_ffn": 1.368,
     "nanotron.kept_logit": 9.972,
     "nanotron.fragments": 0.06186,
-    "nanotron.constant_bytes": 1.031e+08,
+    "nanotron.constant_bytes": 1.031e08,
     # llm-foundry: llm-foundry
     "llm-foundry.gemm": 1.099,
     "llm-foundry.hidden_bytes": 15.96,
@@ -161,7 +161,7 @@ CONSTANTS: dict[str, float] = {
     "maxtext.launch_s": 0.0007528,
     "maxtext.tp_overlap": 0.2732,
     "maxtext.dp_overlap": 0.8692,
-    "maxtext.contention": 0.9796,
+    "maxtext.contention": 1.0,
     # pax: PAX of nvidia-dgxc-benchmarking
     "pax.gemm": 0.7892,
     "pax.hidden_bytes": 17.57,
@@ -215,7 +215,7 @@ CONSTANTS: dict[str, float] = {
     "megatron-deepspeed-2022.launch_s": 0.0008637,
     "megatron-deepspeed-2022.kept_bytes": 7.754,
     "megatron-deepspeed-2022.kept_hidden": 9.136,
-    "megatron-deepspeed-2022.context_bytes": 2.908e+09,
+    "megatron-deepspeed-2022.context_bytes": 2.908e09,
     "megatron-deepspeed-2022.kept_logit": 4.872,
     "megatron-deepspeed-2022.fragments": 0.05644,
     # megatron-bridge-26.02: nemo-megatron-bridge of release 26.02
