@@ -102,7 +102,7 @@ CONSTANTS: dict[str, float] = {
     "megatron-core.constant_bytes": 1.134e08,
     # megatron-2020: vtrain, megatron-sc21, megatron-2020-tp, bigscience-bloom
     "megatron-2020.hidden_bytes": 12.89,
-    "megatron-2020.launch_s": 3.17e-05,
+    "megatron-2020.launch_s": 2.325e-05,
     "megatron-2020.gemm": 1.1,
     "megatron-2020.score_bytes": 1e-09,
     # blackwell-ultra: nemo-megatron-bridge on B300 and GB300
@@ -190,7 +190,7 @@ CONSTANTS: dict[str, float] = {
     # megatron-2021: megatron-sc21
     "megatron-2021.gemm": 1.124,
     "megatron-2021.hidden_bytes": 11.57,
-    "megatron-2021.launch_s": 3.532e-05,
+    "megatron-2021.launch_s": 2.59e-05,
     # megatron-bridge-25.09: nemo-megatron-bridge of release 25.09
     "megatron-bridge-25.09.gemm": 1.03,
     "megatron-bridge-25.09.hidden_bytes": 14.76,
@@ -206,12 +206,12 @@ CONSTANTS: dict[str, float] = {
     # megatron-2022: vtrain
     "megatron-2022.gemm": 1.142,
     "megatron-2022.hidden_bytes": 11.34,
-    "megatron-2022.launch_s": 3.936e-05,
+    "megatron-2022.launch_s": 2.886e-05,
     "megatron-2022.launch_sync": 0.2609,
     # megatron-deepspeed-2022: bigscience-bloom
     "megatron-deepspeed-2022.gemm": 0.944,
     "megatron-deepspeed-2022.hidden_bytes": 11.8,
-    "megatron-deepspeed-2022.launch_s": 3.532e-05,
+    "megatron-deepspeed-2022.launch_s": 2.59e-05,
     "megatron-deepspeed-2022.kept_bytes": 7.754,
     "megatron-deepspeed-2022.kept_hidden": 9.136,
     "megatron-deepspeed-2022.context_bytes": 2.908e09,
