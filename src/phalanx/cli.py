@@ -19,6 +19,8 @@ from phalanx.cli_lab import lab
 from phalanx.cli_measure import measure
 from phalanx.cli_models import models
 from phalanx.cli_pipeline import pipeline
+from phalanx.cli_predict import predict
+from phalanx.cli_validate import validate
 from phalanx.cli_verify import verify
 from phalanx.cli_weights import export_weights, import_weights
 from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json, require_torch
@@ -48,6 +50,8 @@ app.add_typer(experts, name="experts")
 app.add_typer(lab, name="lab")
 app.command()(models)
 app.command()(clusters)
+app.command()(predict)
+app.command()(validate)
 app.command()(verify)
 app.command()(measure)
 app.command("import")(import_weights)

@@ -1,0 +1,255 @@
+"""Constants of stacks and chips, fitted on the published runs: `python -m benchmarks calibrate`.
+
+The residuals are log(predicted / measured), each family with the same weight; constants move on a log scale (shares
+on a logit scale) against a prior that pulls a release to the one that it comes from, and a root to its default. The
+least absolute error is found by reweighted Gauss-Newton steps. A constant that no family informs stays where it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.cost import profiles
+from phalanx.cost.profiles import profile
+from phalanx.cost.stack.columns import gather, take
+from phalanx.cost.stack.hardware import _BUILT as GENERATIONS
+from phalanx.cost.stack.hardware import _DEFAULTS as HARDWARE
+from phalanx.cost.stack.hardware import CHIPS, chain, system
+from phalanx.cost.stack.step import step
+from phalanx.validate.cases import Case
+from phalanx.validate.systems import benched, description, measured
+
+Floats = npt.NDArray[np.float64]
+SHARES = (
+    "gemm",
+    "gemm8",
+    "gemm4",
+    "attention",
+    "portable_attention",
+    "memory",
+    "nvlink",
+    "nic",
+    "tp_overlap",
+    "dp_overlap",
+    "gather_overlap",
+    "pp_overlap",
+    "ep_overlap",
+)
+
+
+@dataclass(frozen=True)
+class Free:
+    """A constant that is fitted: `owner.field`, and how far it may well be from its parent's value, in logs."""
+
+    owner: str
+    field: str
+    spread: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.owner}.{self.field}"
+
+    @property
+    def hardware(self) -> bool:
+        return self.field == "clock" or self.owner in ("nvidia", *GENERATIONS)
+
+    @property
+    def share(self) -> bool:
+        return self.field in SHARES and (self.hardware or self.field.endswith("overlap"))
+
+    def parent(self, constants: Mapping[str, float]) -> float:
+        """Its value were it not fitted: constants hold those of the owners that it comes from, not its own."""
+        if self.field == "clock":
+            return 1.0
+        for owner in (chain(self.owner) if self.hardware else chain_of(self.owner))[1:]:
+            if (key := f"{owner}.{self.field}") in constants:
+                return constants[key]
+        return HARDWARE[self.field] if self.hardware else _default(self.owner, self.field)
+
+
+@cache
+def _default(stack: str, field: str) -> float:
+    """As built, or else any stack's."""
+    return float(getattr(profile(stack, {}), field))
+
+
+@cache
+def chain_of(stack: str) -> tuple[str, ...]:
+    found = [stack]
+    while profiles.STACKS[found[-1]].parent:
+        found.append(profiles.STACKS[found[-1]].parent)
+    return tuple(found)
+
+
+def up(x: float, share: bool) -> float:
+    x = min(max(x, 0.02), 0.98) if share else max(x, 1e-9)
+    return math.log(x / (1 - x)) if share else math.log(x)
+
+
+def down(u: float, share: bool) -> float:
+    u = min(max(u, -12.0), 12.0) if share else u
+    return 1 / (1 + math.exp(-u)) if share else math.exp(min(u, 50))
+
+
+def order(free: Sequence[Free]) -> list[Free]:
+    """Parents before children."""
+
+    def depth(f: Free) -> int:
+        if f.hardware:
+            return 0 if f.owner == "nvidia" else len(chain(f.owner)) if f.owner in GENERATIONS else 1
+        return len(chain_of(f.owner))
+
+    return sorted(free, key=depth)
+
+
+def constants_of(free: Sequence[Free], x: Floats, fixed: Mapping[str, float]) -> dict[str, float]:
+    """All constants where the fit stands: x are offsets from each parent's value."""
+    found = dict(fixed)
+    for f, offset in zip(free, x, strict=True):
+        value = down(up(f.parent(found), f.share) + float(offset), f.share)
+        found[f.key] = max(value, 1.0) if f.field == "contention" else value
+    return found
+
+
+@dataclass
+class Data:
+    """Cases as columns; the system and stack of each are made anew from constants."""
+
+    cases: list[Case]
+    measured: Floats
+    weight: Floats
+
+    def __post_init__(self) -> None:
+        self.shape = gather([c.shape for c in self.cases])
+        self.layout = gather([c.layout for c in self.cases])
+        self.benched = gather([benched(c.row) for c in self.cases])
+        self.kinds = sorted({description(c.row) for c in self.cases})
+        self.which = np.array([self.kinds.index(description(c.row)) for c in self.cases])
+        self.names = sorted({c.profile for c in self.cases})
+        self.stack = np.array([self.names.index(c.profile) for c in self.cases])
+
+    def systems(self, constants: Mapping[str, float]) -> object:
+        return measured(take([system(*kind, constants=constants) for kind in self.kinds], self.which), self.benched)
+
+    def stacks(self, constants: Mapping[str, float]) -> object:
+        return take([profile(name, constants) for name in self.names], self.stack)
+
+    def of(self, free: Free) -> Data | None:
+        """The cases that a constant has a say in, if there are any."""
+        keep = []
+        for i, c in enumerate(self.cases):
+            chip = description(c.row)[0]
+            owners = (chip, *chain(CHIPS[chip].generation)) if free.hardware else chain_of(c.profile)
+            if free.owner in owners:
+                keep.append(i)
+        if not keep:
+            return None
+        return Data([self.cases[i] for i in keep], self.measured[keep], self.weight[keep])
+
+    def predict(self, constants: Mapping[str, float], systems: object = None) -> Floats:
+        systems = systems if systems is not None else self.systems(constants)
+        return np.asarray(step(self.shape, self.layout, systems, self.stacks(constants)).seconds)
+
+
+def fit(
+    data: Data,
+    free: Sequence[Free],
+    fixed: Mapping[str, float],
+    start: Floats | None = None,
+    rounds: int = 12,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Floats, dict[str, float]]:
+    """Offsets and constants."""
+    free = list(free)
+    x = np.zeros(len(free)) if start is None else start.copy()
+    spread = np.array([f.spread for f in free])
+    damping = 1e-2
+
+    def residual(x: Floats, systems: object = None) -> Floats:
+        return np.log(data.predict(constants_of(free, x, fixed), systems) / data.measured)
+
+    def cost(r: Floats, x: Floats) -> float:
+        return float((data.weight * np.abs(r)).sum() + 0.5 * PRIOR * ((x / spread) ** 2).sum())
+
+    r = residual(x)
+    best = cost(r, x)
+    for n in range(rounds):
+        systems = data.systems(constants_of(free, x, fixed))
+        jac = np.empty((len(r), len(free)))
+        for j, f in enumerate(free):
+            y = x.copy()
+            y[j] += 0.02
+            jac[:, j] = (residual(y, None if f.hardware else systems) - r) / 0.02
+        w = data.weight / (np.abs(r) + 0.01)
+        a = jac.T @ (w[:, None] * jac) + np.diag(PRIOR / spread**2)
+        g = jac.T @ (w * r) + PRIOR * x / spread**2
+        for _ in range(6):
+            s = np.linalg.solve(a + damping * np.diag(np.diag(a)), -g)
+            s = np.clip(s, -0.5, 0.5)
+            tried = residual(x + s)
+            value = cost(tried, x + s)
+            if value < best:
+                break
+            damping *= 5
+        else:
+            break
+        gained = best - value
+        x, r, best = x + s, tried, value
+        damping = max(damping / 4, 1e-4)
+        say(f"round {n}: cost {best:.4f}")
+        if gained < 1e-4 * best:
+            break
+    return x, constants_of(free, x, fixed)
+
+
+def descend(
+    data: Data,
+    free: Sequence[Free],
+    fixed: Mapping[str, float],
+    start: Floats | None = None,
+    sweeps: int = 10,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Floats, dict[str, float]]:
+    """Offsets and constants: one after the other, each by steps that grow where they help and shrink where not."""
+    x = np.zeros(len(free)) if start is None else start.copy()
+    parts: dict[str, Data | None] = {}
+    steps = np.array([0.4 * f.spread for f in free])
+    for n in range(sweeps):
+        moved = 0.0
+        for j, f in enumerate(free):
+            if abs(steps[j]) < 2e-3:
+                continue
+            part = parts.setdefault(f.owner, data.of(f))
+            if part is None:
+                steps[j] = 0.0
+                continue
+
+            def cost(at: float, j: int = j, f: Free = f, part: Data = part) -> float:
+                y = x.copy()
+                y[j] = at
+                r = np.log(part.predict(constants_of(free, y, fixed)) / part.measured)
+                return float((part.weight * np.abs(r)).sum() + 0.5 * PRIOR * (at / f.spread) ** 2)
+
+            here = cost(x[j])
+            for sign in (1, -1):
+                there = cost(x[j] + sign * steps[j])
+                if there < here - 1e-6:
+                    x[j] += sign * steps[j]
+                    moved += here - there
+                    steps[j] *= 1.6 * sign
+                    break
+            else:
+                steps[j] *= 0.4
+        say(f"sweep {n}: gained {moved:.4f}")
+        if moved < 1e-3:
+            break
+    return x, constants_of(free, x, fixed)
+
+
+PRIOR = 0.004

@@ -1,0 +1,291 @@
+"""A training step of a stack on a system: terms along its critical path, which sum to the time of the step.
+
+    T = M t + fill + transfers + exposed communication + optimizer
+
+t: one micro-batch through the slowest pipeline rank, M of them; fill: a micro-batch through the other ranks, over
+the chunks of a rank (Narayanan et al. 2021, section 2.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from phalanx.cost.profiles import Profile
+from phalanx.cost.stack import compute
+from phalanx.cost.stack.columns import Column
+from phalanx.cost.stack.compute import Passes
+from phalanx.cost.stack.layout import Layout, stages
+from phalanx.cost.stack.shape import Shape
+from phalanx.cost.stack.system import System
+from phalanx.cost.stack.traffic import collective_s, message_s
+
+
+@dataclass
+class Step:
+    """Seconds by term along the critical path of the slowest rank; `of`: a term's factors by name, from which its
+    formula (FORMULAS) is told with numbers."""
+
+    terms: dict[str, Column] = field(default_factory=dict)
+    of: dict[str, dict[str, Column]] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> Column:
+        return sum(self.terms.values())
+
+
+FORMULAS = {
+    "matmul": "micro_batches x blocks x (forward_s + backward_s)",
+    "attention": "micro_batches x blocks x (forward_s + backward_s)",
+    "memory": "micro_batches x blocks x (forward_s + backward_s)",
+    "tp": "micro_batches x blocks x (forward_s + backward_s), what overlap leaves of two all-reduces each",
+    "cp": "micro_batches x blocks x (forward_s + backward_s), what attention does not hide of keys and values",
+    "ep": "micro_batches x blocks x (forward_s + backward_s), two all-to-alls each, permutation, the router",
+    "recompute": "micro_batches x blocks x repeated_s",
+    "launch": "micro_batches x blocks x what a pass's launches take longer than the GPU (max, not sum)",
+    "head": "micro_batches x (slowest_s - blocks_s): logits and loss where they are not a faster rank's",
+    "bubble": "(through_s - slowest_s) / virtual: one micro-batch through the other ranks",
+    "transfers": "(2 micro_batches x virtual + 2 (pp - 1)) x message_s x (1 - overlap)",
+    "dp": "scatter_s + again_s + gather_s - hidden_s; ZeRO-3: micro_batches x what does not fit beside compute",
+    "optimizer": "bytes x parameters / memory bandwidth",
+    "other": "once a step, and the slowest rank's jitter",
+}
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Seconds of one block and micro-batch, forward and backward, by what takes them."""
+
+    matmul: Passes
+    attention: Passes
+    memory: Passes
+    tp: Passes
+    cp: Passes
+    ep: Passes
+
+    @property
+    def parts(self) -> dict[str, Passes]:
+        return {
+            "matmul": self.matmul,
+            "attention": self.attention,
+            "memory": self.memory,
+            "tp": self.tp,
+            "cp": self.cp,
+            "ep": self.ep,
+        }
+
+    @property
+    def forward(self) -> Column:
+        return sum(p.forward for p in self.parts.values())
+
+    @property
+    def backward(self) -> Column:
+        return sum(p.backward for p in self.parts.values())
+
+
+def _tensor_parallel(shape: Shape, layout: Layout, system: System, profile: Profile, beside: Passes) -> Passes:
+    """Two all-reduces a pass, or with sequence parallelism as many all-gathers and reduce-scatters; backward gathers
+    each product's input again beside the gradient of its weight (Korthikanti et al. 2022). They hide behind the
+    products next to them, which are half of a block's, as far as those last."""
+    n = layout.tokens * shape.hidden * layout.activation_bytes
+    reduced = 2 * collective_s("all_reduce", n, layout.tp, 1, system)
+    halves = 2 * (
+        collective_s("all_gather", n, layout.tp, 1, system) + collective_s("reduce_scatter", n, layout.tp, 1, system)
+    )
+    whole = np.where(layout.sp > 0, halves, reduced)
+    hidden = profile.tp_overlap * whole
+    return Passes(
+        whole - np.minimum(hidden, beside.forward / 2),
+        whole - np.minimum(hidden, beside.backward / 2),
+    )
+
+
+def _context_parallel(shape: Shape, layout: Layout, system: System, core: Passes) -> Passes:
+    """Keys and values go round beside attention over the blocks before; what does not fit there is seen."""
+    kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
+    n = layout.tokens * kv / layout.tp * layout.activation_bytes
+    hop = message_s(n, layout.tp, system) * (layout.cp > 1)
+    hops = np.maximum(layout.cp - 1, 0)
+    part = 1 - 1 / layout.cp
+    return Passes(
+        np.maximum(hops * hop - core.forward * part, 0) + hop,
+        np.maximum(2 * hops * hop - core.backward * part, 0) + 2 * hop,
+    )
+
+
+def _expert_parallel(shape: Shape, layout: Layout, system: System, profile: Profile) -> Passes:
+    """Tokens to their experts and back: two all-to-alls a pass; permutation on both sides; the router's wait."""
+    routed = layout.tokens * shape.top_k * shape.hidden / layout.tp
+    n = routed * layout.activation_bytes
+    sent = 2 * collective_s("all_to_all", n, layout.ep, layout.etp, system)
+    permuted = profile.token_bytes * routed / (system.memory_bytes_per_s * system.memory)
+    inside = 2 * collective_s("all_gather", n * layout.etp, layout.etp, 1, system)
+    one = (sent + inside) * (1 - profile.ep_overlap) + permuted + profile.router_s
+    return Passes(one, one)
+
+
+_QUEUED_S = 4e-4
+_NONE = Passes(0.0, 0.0)
+
+
+def _block(shape: Shape, layout: Layout, system: System, profile: Profile, moe: bool) -> _Block:
+    rate = compute.rate_of(layout, system, profile)
+    core = compute.attention(shape, layout, system, profile)
+    by = compute.Products(system, rate, layout.activation_bytes, layout.frozen)
+    around = compute.projections(shape, layout, by)
+    if moe:
+        inner = compute.experts(shape, layout, replace(by, rate=rate * profile.grouped))
+        shared = compute.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), by)
+        has = shape.shared_ffn > 0
+        inner = Passes(
+            inner.forward + np.where(has, shared.forward, 0), inner.backward + np.where(has, shared.backward, 0)
+        )
+        width = shape.top_k * shape.expert_ffn + shape.shared_ffn
+        ep = _expert_parallel(shape, layout, system, profile)
+    else:
+        inner, width, ep = compute.mlp(shape, layout, shape.ffn, by), shape.ffn, _NONE
+    products = Passes(around.forward + inner.forward, around.backward + inner.backward)
+    return _Block(
+        matmul=products,
+        attention=core,
+        memory=compute.traffic(shape, layout, width, system, profile),
+        tp=_tensor_parallel(shape, layout, system, profile, products),
+        cp=_context_parallel(shape, layout, system, core),
+        ep=ep,
+    )
+
+
+def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step:
+    """The terms of one step."""
+    out = Step()
+    found = out.terms
+    kinds = [(_block(shape, layout, system, profile, False), shape.layers - shape.moe_layers)]
+    if np.any(shape.moe_layers):
+        kinds.append((_block(shape, layout, system, profile, True), shape.moe_layers))
+
+    parts = stages(shape, layout, profile.balanced)
+    held = parts.most
+    m, full = layout.micro_batches, layout.full
+    # A list's cost is met where it outlasts what is queued on the GPU meanwhile.
+    waits = system.rank_s**2 / (system.rank_s + _QUEUED_S)
+    behind = 1 + profile.launch_sync * (layout.tp - 1) / 7
+    launched = profile.launches * profile.launch_s * behind + np.where(
+        layout.tp > 1, profile.listed * layout.tp * waits, 0.0
+    )
+    forward: Column = 0.0
+    backward: Column = 0.0
+    for block, count in kinds:
+        share = count / shape.layers * held  # of this kind on a rank
+        repeated = full * block.forward + layout.selective * block.attention.forward
+        f = np.maximum(block.forward, launched)
+        b = np.maximum(block.backward + repeated, launched * (profile.launch_backward + full))
+        for name, part in block.parts.items():
+            found[name] = found.get(name, 0) + m * share * (part.forward + part.backward)
+            own = {"micro_batches": m, "blocks": share, "forward_s": part.forward, "backward_s": part.backward}
+            out.of[name if len(kinds) == 1 or block is kinds[-1][0] else f"{name}, dense blocks"] = own
+        out.of["recompute"] = {"micro_batches": m, "blocks": share, "repeated_s": repeated}
+        out.of["launch"] = {"micro_batches": m, "blocks": share, "forward_s": launched}
+        found["recompute"] = found.get("recompute", 0) + m * share * repeated
+        idle = f + b - block.forward - block.backward - repeated
+        found["launch"] = found.get("launch", 0) + m * share * idle
+        forward = forward + share * f
+        backward = backward + share * b
+
+    products, loss = compute.head(shape, layout, system, profile)
+    top = products.forward + products.backward + loss
+    # The last rank has the head as well; where blocks do not divide, it is one of those with fewer.
+    fewer = parts.last * (forward + backward) / held
+    whole = forward + backward
+    slowest = np.maximum(whole, fewer + top)
+    found["head"] = m * (slowest - whole)
+    through = shape.layers / held * whole + top
+    out.of["head"] = {"micro_batches": m, "slowest_s": slowest, "blocks_s": whole, "head_s": top}
+    out.of["bubble"] = {"through_s": through, "slowest_s": slowest, "virtual": layout.virtual, "pp": layout.pp}
+    found["bubble"] = np.where(layout.pp > 1, (through - slowest) / layout.virtual, 0.0)
+
+    _transfers(out, shape, layout, system, profile)
+    _data_parallel(out, shape, layout, system, profile, forward, backward, held)
+    found["other"] = profile.step_s + profile.jitter * np.log2(np.maximum(layout.world / 8, 1)) * m * slowest
+    return out
+
+
+def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile: Profile) -> None:
+    """What a pipeline sends: with scatter/gather a part per tp rank, gathered behind in the node."""
+    cut = np.where((layout.sp > 0) | (profile.scatter_gather > 0), layout.tp, 1)
+    n = layout.tokens * shape.hidden * layout.activation_bytes
+    stride = layout.world / layout.pp
+    sent = message_s(n / cut, stride, system)
+    gathered = np.where((cut > 1) & (layout.sp == 0), collective_s("all_gather", n, layout.tp, 1, system), 0.0)
+    times = 2 * layout.micro_batches * layout.virtual + 2 * (layout.pp - 1)
+    own = {"messages": times, "bytes": n / cut, "message_s": sent, "gathered_s": gathered}
+    out.of["transfers"] = own | {"overlap": profile.pp_overlap}
+    out.terms["transfers"] = np.where(layout.pp > 1, times * (sent + gathered) * (1 - profile.pp_overlap), 0.0)
+
+
+def _data_parallel(
+    out: Step,
+    shape: Shape,
+    layout: Layout,
+    system: System,
+    profile: Profile,
+    forward: Column,
+    backward: Column,
+    held: Column,
+) -> None:
+    """Gradients over dp x cp, of experts over what is left of it; parameters gathered after the update (ZeRO-1, 2) or
+    for every pass (ZeRO-3); the update."""
+    ranks = layout.dp * layout.cp
+    stride = layout.tp
+    moe_share = shape.moe_layers / shape.layers
+    dense = held * ((1 - moe_share) * shape.block_params + moe_share * shape.moe_block_params) / layout.tp
+    ends = np.where(layout.pp > 1, np.maximum(shape.embedding_params, shape.head_params), shape.ends) / layout.tp
+    own = dense + ends
+    routed = held * moe_share * shape.expert_params / (layout.ep * layout.etp)
+    expert_ranks = np.maximum(ranks * layout.tp / (layout.ep * layout.etp), 1)
+    expert_stride = layout.ep * layout.etp
+
+    def over(op: str, bytes_: Column, among: Column, apart: Column) -> Column:
+        """In buckets over `among` ranks of the data axis at distance `apart`; experts over what is left of it."""
+        buckets = np.maximum(np.ceil(own * bytes_ / profile.bucket_bytes), 1)
+        first = buckets * collective_s(op, own * bytes_ / buckets, among, apart, system)
+        if not np.any(routed):
+            return first
+        buckets = np.maximum(np.ceil(routed * bytes_ / profile.bucket_bytes), 1)
+        return first + buckets * collective_s(op, routed * bytes_ / buckets, expert_ranks, expert_stride, system)
+
+    shards = np.where(layout.zero >= 1, np.minimum(np.maximum(layout.shards, 1), ranks), 1)
+    replicas = ranks / shards
+    grad, param = profile.gradient_bytes, profile.parameter_bytes
+    # Shards are summed over the replicas of a model's shards, where there are more than one.
+    again = over("all_reduce", grad / shards, replicas, stride * shards)
+    scatter = np.where(layout.zero >= 1, over("reduce_scatter", grad, shards, stride), 0.0)
+    gather = np.where(layout.zero >= 1, over("all_gather", param, shards, stride), 0.0)
+    m = layout.micro_batches
+    ahead = profile.dp_overlap * forward / profile.contention
+    behind = profile.dp_overlap * backward / profile.contention
+    hidden = np.minimum(profile.dp_overlap * (scatter + again), behind)
+    hidden = hidden + np.minimum(profile.gather_overlap * gather, forward)
+    once = scatter + again + gather - hidden
+    # ZeRO-3: per micro-batch, gathered for both passes and scattered in the second.
+    slowed = (profile.contention - 1) * np.minimum(forward + backward, 2 * gather + scatter)
+    each = np.maximum(gather - ahead, 0) + np.maximum(gather + scatter - behind, 0) + slowed
+    last = np.maximum(again - behind, 0)
+    out.of["dp"] = {
+        "ranks": ranks,
+        "shards": shards,
+        "gradient_bytes": own * grad,
+        "scatter_s": scatter,
+        "again_s": again,
+        "gather_s": gather,
+        "hidden_s": hidden,
+    }
+    out.of["optimizer"] = {"parameters": own / shards, "bytes": profile.optimizer_bytes}
+    out.terms["dp"] = np.where(ranks > 1, np.where(layout.zero >= 3, m * each + last, once), 0.0) * (
+        1 - layout.frozen
+    )
+    expert_shards = np.where(layout.zero >= 1, expert_ranks, 1)
+    updated = own / shards + routed / expert_shards
+    out.terms["optimizer"] = (
+        (1 - layout.frozen) * profile.optimizer_bytes * updated / (system.memory_bytes_per_s * system.memory)
+    )

@@ -1,0 +1,58 @@
+"""Hardware as a step meets it: a chip's rates for each kind of work, and tiers of links with what is lost on them.
+
+Peaks come from a ClusterSpec (datasheets); the shares of them that kernels and NCCL reach are constants of a
+generation of chips and links, fitted on published runs (`python -m benchmarks calibrate`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.cost.stack.columns import Column
+
+
+@dataclass(frozen=True)
+class TierRates:
+    """Links that join `ranks` neighbours: bytes/s of one rank in one direction, and seconds per hop of a small chunk,
+    and of a large one by op."""
+
+    ranks: Column
+    bytes_per_s_per_gpu_per_direction: Column
+    hop_s: Column
+    bulk_hop_s: Column
+    bulk_reduce_hop_s: Column
+
+
+@dataclass(frozen=True)
+class System:
+    """`peak_*`: dense FLOP/s. `gemm`, `attention`, `memory`: shares of the peak that long kernels reach.
+    `gemm_half`: the inner size at which a matrix product reaches half of that. `tiers` from the innermost."""
+
+    peak_bf16: Column
+    peak_fp8: Column
+    peak_fp4: Column
+    memory_bytes_per_s: Column
+    memory_bytes: Column
+    processors: Column
+    gemm: Column
+    gemm_half: Column
+    gemm8: Column
+    gemm4: Column
+    attention: Column
+    portable_gemm: Column
+    """What products reach of that from eager PyTorch, whose library calls are not tuned for the generation."""
+    portable_attention: Column
+    """The same of kernels that are not written for this generation (FlashAttention 2)."""
+    attention_narrow: Column
+    """Exponent of head_dim / 128 in what attention reaches with narrow heads."""
+    attention_backward: Column
+    attention_half: Column
+    memory: Column
+    reduce_gain: Column
+    """In the innermost tier, all-reduce by the switch (NVLS) against a ring: busbw over the ring's."""
+    rank_s: Column
+    """CPU time for each rank of a group, of a collective that is given a list of tensors, one per rank."""
+    bulk_bytes: Column
+    bulk_reduce_bytes: Column
+    """The chunk of which a hop takes the mean of a small and a large one's; of an all-reduce."""
+    tiers: tuple[TierRates, ...]

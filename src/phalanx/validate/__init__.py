@@ -1,0 +1,1 @@
+"""Published measurements, and how far predictions are from them. No torch."""

@@ -1,0 +1,119 @@
+"""From a row to what is predicted: model, job, strategy, system and stack; or the reason why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from phalanx.cost.stack.layout import Layout, layout
+from phalanx.cost.stack.shape import Shape, shape
+from phalanx.cost.stack.system import System
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+from phalanx.validate import stacks, systems
+from phalanx.validate.models import Unspecified, model_of
+from phalanx.validate.records import Row
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row that is specified enough. `measured_s` is None where it has no time (memory alone, or it did not fit)."""
+
+    row: Row
+    model: ModelSpec
+    job: Job
+    strategy: Strategy
+    shape: Shape
+    layout: Layout
+    system: System
+    profile: str
+    measured_s: float | None
+
+
+_CI_GPUS = 8
+"""Of Megatron's functional tests: one node."""
+_JAX_SHARD = 128
+"""Ranks that share a model in NVIDIA's JAX recipes: the rows that state it say so; beyond, replicas."""
+_SHAPES: dict[ModelSpec, Shape] = {}
+
+
+def case(row: Row) -> Case:
+    """Raises Unspecified with the reason."""
+    model = model_of(row)
+    profile = stacks.profile_name(row)
+    gpus = row.count("gpus")
+    if row.group == "megatron-ci-golden/small":
+        gpus = gpus or _CI_GPUS
+    if not gpus:
+        raise Unspecified("the number of GPUs is not stated")
+    degrees = {name: row.count(name) for name in ("tp", "pp", "cp", "dp")}
+    stated = 1
+    for degree in degrees.values():
+        stated *= 1 if degree is None else degree
+    if degrees["dp"] is None and stated and gpus % stated == 0 and degrees["tp"]:
+        degrees["dp"], stated = gpus // stated, gpus
+    if stated != gpus:
+        factors = " x ".join(f"{name}={'?' if d is None else d}" for name, d in degrees.items())
+        raise Unspecified(f"{factors} is not gpus={gpus}")
+    tp, pp, cp, dp = (degrees[name] or 1 for name in ("tp", "pp", "cp", "dp"))
+    batch, seq, micro = row.count("gbs"), row.count("seq_len"), row.count("mbs")
+    if not batch or not seq:
+        raise Unspecified("the global batch or the sequence length is not stated")
+    if not micro:
+        raise Unspecified("the micro-batch is not stated")
+    if row.family == "torchtitan" and pp > 1:
+        micro = 1
+    accumulation = row.count("grad_accum") or batch // (micro * dp)
+    if micro * accumulation * dp != batch:
+        raise Unspecified(f"mbs={micro} x grad_accum={accumulation} x dp={dp} is not gbs={batch}")
+    zero = row["zero_stage"]
+    if not zero:
+        zero = "3" if row["framework"] in ("MaxText", "PAX") or "FSDP" in row["sharding"] else "0"
+    if zero not in ("0", "1", "2", "3"):
+        zero = "3"
+    shard = row.count("fsdp_shard")
+    if shard is None and row["framework"] in ("MaxText", "PAX"):
+        shard = _JAX_SHARD
+    ep = row.count("ep", 1) or 1
+    bf16 = row["precision"] != "fp16"
+    try:
+        strategy = Strategy(
+            dp=dp,
+            zero=int(zero) if dp > 1 or cp > 1 else 0,  # type: ignore[arg-type]
+            shard=shard if shard and dp % shard == 0 and dp > 1 and zero != "0" else None,
+            tp=tp,
+            sp=tp > 1 and (row["sp"] in ("1", "on") or (row["sp"] == "" and "nemo" in profile)),
+            cp=cp,
+            ep=ep,
+            etp=row.count("etp", tp if row.family == "megatron-ci-golden" else 1) or 1,
+            pp=pp,
+            virtual=(row.count("vpp") or 1) if pp > 1 else 1,
+            micro_batch=micro,
+            recompute=stacks.recomputation(row),
+        )
+        job = Job(batch, seq, Precision("bfloat16" if bf16 else "float16"))
+    except InputError as error:
+        raise Unspecified(str(error)) from None
+    if row["task"] not in ("pretrain", "sft", "lora", ""):
+        raise Unspecified(f"task {row['task']} is not modelled")
+    made = layout(strategy, job, model.layers, stacks.number_format(row))
+    if row["task"] == "lora":
+        made = replace(made, frozen=1.0)
+    # Tests too small for their time to mean anything; pipelines that ran before their fix: memory alone.
+    untimed = "MEMORY only" in row["notes"] or (pp > 1 and "after_pp_fix=False" in row["notes"])
+    timed = None if untimed else row.step_s(gpus)
+    if model not in _SHAPES:
+        _SHAPES[model] = shape(model)
+    return Case(row, model, job, strategy, _SHAPES[model], made, systems.system_of_row(row), profile, timed)
+
+
+def cases(rows: list[Row]) -> tuple[list[Case], list[tuple[Row, str]]]:
+    """Those that can be predicted, and the others with the reason."""
+    found, skipped = [], []
+    for row in rows:
+        try:
+            found.append(case(row))
+        except Unspecified as reason:
+            skipped.append((row, str(reason)))
+    return found, skipped

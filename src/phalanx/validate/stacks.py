@@ -1,0 +1,75 @@
+"""The software stack of a row, by framework and release, and what the row says of recomputation and formats."""
+
+from __future__ import annotations
+
+import re
+
+from phalanx.validate.models import Unspecified
+from phalanx.validate.records import Row
+
+
+def profile_name(row: Row) -> str:
+    """Raises Unspecified where the framework is not modelled."""
+    framework, version, options = row["framework"], row["framework_version"], row["options"]
+    if row.family == "vtrain":
+        return "megatron-2022"
+    if framework == "nanotron":
+        return "nanotron"
+    if framework.startswith("llm-foundry"):
+        return "llm-foundry-pure" if "PURE" in row["sharding"] else "llm-foundry"
+    if framework.startswith("torchtitan"):
+        compiled = "torch.compile" in options
+        return "torchtitan-compiled" if compiled else "torchtitan-eager"
+    if framework.startswith(("Megatron-DeepSpeed", "Megatron+DeepSpeed")):
+        return "megatron-deepspeed-2021" if "2021" in version else "megatron-deepspeed-2022"
+    if framework == "Megatron-LM" and re.match(r"(2021|v1|v2)", version):
+        return "megatron-2020" if version.startswith("v1") else "megatron-2021"
+    if framework == "Megatron-LM" and "2021" in version:
+        return "megatron-2021"
+    if framework in ("MaxText", "PAX"):
+        return framework.lower()
+    if framework == "Megatron-Bridge":
+        return "megatron-bridge-" + version.removeprefix("NeMo ")
+    if framework == "NeMo Megatron":
+        return "nemo-23.05"
+    if framework == "NeMo":
+        found = re.search(r"(\d\d\.\d\d)", version)
+        return f"nemo-{found.group(1)}" if found else "nemo-24.11"
+    if row.family == "simumax-b200":
+        return "simumax-b200"
+    if row.group == "megatron-ci-golden/small":
+        # Its tests say in their names how attention runs: without Transformer Engine, or in the deterministic runs
+        # that do not resume, it writes its scores; never with context parallelism, which needs flash attention.
+        name = row["model"]
+        plain = "te" not in name.split("_") and not row.moe
+        apart = plain or ("deterministic" in options and "resume" not in name)
+        return "megatron-core-unfused" if apart and (row.count("cp") or 1) == 1 else "megatron-core"
+    if framework.startswith(("Megatron-LM", "Megatron-Core")):
+        return "megatron-core"
+    raise Unspecified(f"framework {framework or 'not stated'} is not modelled")
+
+
+def number_format(row: Row) -> str:
+    """Of matrix products; Unspecified for types that are not modelled."""
+    precision = row["precision"]
+    if precision in ("bf16", "fp16"):
+        return "bfloat16"
+    if precision == "nvfp4":
+        return "float4"
+    if precision.startswith(("fp8-mx", "fp8-block", "fp8-row")):
+        return "float8-mx"
+    if precision.startswith("fp8"):
+        return "float8"
+    raise Unspecified(f"precision {precision or 'not stated'} is not modelled")
+
+
+def recomputation(row: Row) -> str:
+    """`recompute` of a strategy. What NVIDIA's tables leave blank is a tuned run, which repeats nothing."""
+    said = row["act_ckpt"]
+    if said in ("", "none"):
+        return "none"
+    if said.startswith("full"):
+        return "full"
+    if said.startswith("selective"):
+        return "every:2" if "2nd layer" in said else "selective"
+    raise Unspecified(f"recomputation {said!r} is not modelled")
