@@ -181,6 +181,26 @@ def bench_pipeline() -> Iterator[Result]:
             yield Result(f"  idle share of ours, {name}", shown, "5 points" * alone, kept)
 
 
+def bench_experts() -> Iterator[Result]:
+    """Experts over 4 ranks beside the same model with experts replicated; grouped products beside a dense one."""
+    told = _told("experts", 4)
+    for name, pairs in told["products"].items():
+        ratios = sorted(one / other for one, other in pairs)
+        shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
+        yield Result(f"8 experts' {name} / one product", shown, "1.2", median(ratios) <= 1.2)
+    found = told["steps"]
+    for name, values in found.items():
+        speed, cpu = values["tokens_per_s"], median(values["cpu_s_per_step"])
+        yield Result(f"  {name}", f"{median(speed):,.0f} tokens/s (best {max(speed):,.0f}), {cpu:.2f} CPU-s per step")
+    for transport in ("native", "shm"):
+        both = found[f"ep=4, {transport}"], found[f"replicated, {transport}"]
+        ratios = sorted(a / b for a, b in zip(*(b["tokens_per_s"] for b in both), strict=True))
+        shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
+        yield Result(f"ep=4 / replicated, {transport}", shown, "at least 1", median(ratios) >= 1)
+        share = median(both[0]["cpu_s_per_step"]) / median(both[1]["cpu_s_per_step"])
+        yield Result("  CPU-seconds of the same", f"{share:.3f}")
+
+
 def bench_context() -> Iterator[Result]:
     """Ring attention, Ulysses and both over 4 ranks beside one process, on one sequence of 16 k tokens."""
     found = _told("context", 4)
@@ -385,6 +405,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "zero": bench_zero,
     "tensor": bench_tensor,
     "pipeline": bench_pipeline,
+    "experts": bench_experts,
     "context": bench_context,
     "bound": bench_bound,
     "peak": bench_peak,

@@ -77,7 +77,7 @@ def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
 def splits(model: ModelSpec, tp: int) -> bool:
     """Whether a model falls into so many equal parts."""
     try:
-        require_split(model, tp)
+        require_split(model, Strategy(tp=tp))
     except InputError:
         return False
     return True

@@ -38,6 +38,7 @@ from phalanx.schedule.context_parallel import context
 from phalanx.schedule.transfers import Schedule
 from phalanx.spec.choice import Choice
 from phalanx.spec.job import Job, Train
+from phalanx.spec.jobfile import make_model
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
@@ -678,6 +679,18 @@ def first_loss(
     loss = training.step(list(map(training.context.cut, mine)), lr=0.0).loss
     comm.barrier()
     return loss
+
+
+def logits_of(world: World, folder: Path, strategy: Strategy, tokens: torch.Tensor) -> torch.Tensor:
+    """What stored weights make of some tokens, this replica's share of them."""
+    comm, spec = Comm(world, mesh(strategy)), make_model({"config": str(folder / "config.json")}, folder)[0]
+    job = Job(strategy.dp * strategy.micro_batch, tokens.shape[1])
+    training = Training(spec, job, strategy, comm, 0, weights=open_weights(folder, spec))
+    with torch.no_grad():
+        own = training.model(tokens.view(strategy.dp, -1, tokens.shape[1])[comm.mesh.replica(world.rank)])
+    parts = comm.gather_objects(own, "tp")
+    comm.barrier()
+    return torch.cat(parts, -1)[..., : spec.vocab]
 
 
 def write_on(world: World, run: Path, prompt: str, how: Sampling) -> str:

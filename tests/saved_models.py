@@ -25,6 +25,16 @@ LLAMA = {
     "initializer_range": 0.2,
 }
 GPT_NEOX = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
+DEEPSEEK = {
+    **LLAMA,
+    **{"num_key_value_heads": 4, "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
+    **{"moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2},
+    **{"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    "rope_parameters": {
+        **{"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16},
+        **{"mscale": 1.0, "mscale_all_dim": 0.5},
+    },
+}
 TINY: dict[str, dict[str, Any]] = {
     "llama": LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 6},
     "mistral": LLAMA | {"sliding_window": 16},
@@ -32,7 +42,16 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen3": LLAMA | {"head_dim": 16, "tie_word_embeddings": True},
     "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "n_inner": 48, "initializer_range": 0.2},
     "gpt_neox": GPT_NEOX | {"rotary_pct": 0.5},
+    "mixtral": LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
+    "qwen3_moe": LLAMA
+    | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True}
+    | {"mlp_only_layers": [0], "head_dim": 16},
+    "deepseek_v2": DEEPSEEK
+    | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0}
+    | {"attention_bias": True},
+    "deepseek_v3": DEEPSEEK | {"q_lora_rank": 12},
 }
+ROUTED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
 
 def spec_of(folder: Path) -> ModelSpec:
@@ -55,6 +74,9 @@ def maker(base: Callable[[], Path]) -> Callable[..., Path]:
         model = AutoModelForCausalLM.from_config(config).to(dtype)
         for p in model.parameters():  # biases and norms too: what is lost must show
             torch.nn.init.normal_(p, std=0.2)
+        for name, b in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.normal_(b, std=0.2)
         folder = base() / family
         model.save_pretrained(folder, max_shard_size=shard)
         return folder

@@ -118,7 +118,7 @@ def measured(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> 
 
 
 def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> Found:
-    held, part = local(spec, s.tp), Context(job.seq, s.ring, s.ulysses)
+    held, part = local(spec, s), Context(job.seq, s.ring, s.ulysses)
     t, e = s.micro_batch * part.tokens, DTYPE_BYTES[job.precision.compute]
     core = Core(held, job, t, part, int(mesh(s).along("ring")[rank])) if part.parallel else None
     keys = keys_per_query(job.seq, s.ring)
@@ -163,7 +163,7 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
 def sends(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, t: int) -> Iterator[tuple[str, int]]:
     for x in inside_layers.sent(spec, job, s, unit.split(".")[0], phase, t, repeat_of(s, unit)):
         if isinstance(x, inside_layers.Core):
-            for y in context_parallel.sent(local(spec, s.tp), s, job.precision.compute, x.way, t):
+            for y in context_parallel.sent(local(spec, s), s, job.precision.compute, x.way, t):
                 yield y.op, y.bytes
         else:
             yield from [(x.op, x.bytes // x.count)] * x.count
@@ -207,7 +207,7 @@ def test_what_is_kept_comes_and_goes(case: tuple[ModelSpec, Job, Strategy, int])
     spec, job, s, _ = case
     e, t = DTYPE_BYTES[job.precision.compute], s.micro_batch * job.seq // s.cp
     found = predicted(*case, split=True).passes
-    masks = memory.documents(local(spec, s.tp), job, t, Context(job.seq, s.ring, s.ulysses))
+    masks = memory.documents(local(spec, s), job, t, Context(job.seq, s.ring, s.ulysses))
     for i in range(spec.layers):
         assert sum(found[phase, f"blocks.{i}"].change for phase in "FIW") == -masks.get(i, 0)
     for unit in ("embed", "blocks", "head"):
@@ -220,7 +220,7 @@ def test_what_is_kept_comes_and_goes(case: tuple[ModelSpec, Job, Strategy, int])
 def test_of_many_micro_batches_at_once(s: Strategy) -> None:
     """The search's columns are their rows."""
     sizes = {"family": "llama", "vocab": 300, "hidden": 64, "layers": 2, "heads": 8, "kv_heads": 4, "head_dim": 8}
-    spec = local(build(ModelSpec, complete(sizes | {"ffn": 96, "max_seq": 128}), "model"), s.tp)
+    spec = local(build(ModelSpec, complete(sizes | {"ffn": 96, "max_seq": 128}), "model"), s)
     job, part = Job(4, 128), Context(128, s.ring, s.ulysses)
     rows = [part.tokens * n for n in (1, 2, 4)]
     for unit in ("embed", "blocks", "head"):

@@ -181,7 +181,28 @@ _MLA = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_r
             "deepseek-v2",
             _published("deepseek_v2", (102400, 5120, 60, 128, 12288, 163840), moe_intermediate_size=1536, **_MLA)
             | {"n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1}
-            | {"rope_scaling": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, "moe_layer_freq": 1},
+            | {"rope_scaling": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, "moe_layer_freq": 1}
+            | {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3, "norm_topk_prob": False}
+            | {"routed_scaling_factor": 16.0, "scoring_func": "softmax", "aux_loss_alpha": 0.001, "seq_aux": True},
+        ),
+        (
+            "deepseek-v3",
+            _published("deepseek_v3", (129280, 7168, 61, 128, 18432, 163840), moe_intermediate_size=2048, **_MLA)
+            | {"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3}
+            | {"rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "moe_layer_freq": 1}
+            | {"topk_method": "noaux_tc", "n_group": 8, "topk_group": 4, "norm_topk_prob": True}
+            | {"routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "aux_loss_alpha": 0.0001, "seq_aux": True},
+        ),
+        (
+            "mixtral-8x7b",
+            _published("mixtral", (32000, 4096, 32, 32, 14336, 32768), rms_norm_eps=1e-5, num_key_value_heads=8)
+            | {"rope_theta": 1e6, "router_aux_loss_coef": 0.02, "num_local_experts": 8, "num_experts_per_tok": 2},
+        ),
+        (
+            "qwen3-30b-a3b",
+            _published("qwen3_moe", (151936, 2048, 48, 32, 6144, 40960), rms_norm_eps=1e-6, num_key_value_heads=4)
+            | {"head_dim": 128, "rope_theta": 1e6, "decoder_sparse_step": 1, "moe_intermediate_size": 768}
+            | {"norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001},
         ),
         (
             "gpt-oss-20b",
@@ -249,6 +270,9 @@ def test_models_are_shown(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "cannot be read"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not supported"),
+        ({"model_type": "deepseek_v2", "norm_topk_prob": True}, "norm_topk_prob = True is not supported"),
+        ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
+        ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise = 0.1 is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported; use silu"),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "layer_types": ["linear"]},
@@ -278,6 +302,12 @@ def test_what_the_decoder_does_not_do_is_refused_by_name(config: dict[str, Any],
         ({"family": "mixtral"}, "model.experts: is missing"),
         ({"experts": {"count": 2, "top_k": 3, "ffn": 4}}, "is more than count = 2"),
         ({"latent": {"kv_rank": 4, "nope_dim": 4, "rope_dim": 2, "v_dim": 4}, "head_dim": 4}, "nope_dim + rope_dim"),
+        ({"latent": {"kv_rank": 4, "nope_dim": 4, "rope_dim": 2, "v_dim": 4}, "kv_heads": 1}, "attention has 2"),
+        (
+            {"latent": {"kv_rank": 4, "nope_dim": 3, "rope_dim": 3, "v_dim": 4}},
+            "latent.rope_dim = 3: rotary positions",
+        ),
+        ({"rope_scaling": {"factor": 2.0, "kind": "linear", "mscale_all_dim": 1.0}}, "is of latent attention"),
         ({"rope_scaling": {"factor": 2.0, "kind": "yarn"}}, "original_max_seq: is missing"),
         (
             {"rope_theta": 1.0, "rope_scaling": {"factor": 2.0, "kind": "yarn", "original_max_seq": 8}},

@@ -139,7 +139,9 @@ def test_a_block_keeps_its_share_and_no_more(family: str) -> None:
     spec = model(family=family, hidden=128, heads=8, kv_heads=4 if family != "gpt2" else 8, head_dim=16, ffn=256)
 
     def kept(tp: int, sp: bool) -> int:
-        return int(memory.footprint(local(spec, tp), "blocks", 512, 256, Job(2, 256), "float32", tp, sp).kept)
+        return int(
+            memory.footprint(local(spec, Strategy(tp=tp)), "blocks", 512, 256, Job(2, 256), "float32", tp, sp).kept
+        )
 
     for tp in (2, 4):
         assert kept(tp, True) * tp == kept(1, False)

@@ -75,7 +75,7 @@ def test_wrong_strategies_say_why(line: str, words: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("line", ["ep=2,dp=2", "pp=2,dp=2,zero=3,reshard=action"])
+@pytest.mark.parametrize("line", ["order=dp/pp/cp/tp,dp=2", "pp=2,dp=2,zero=3,reshard=action"])
 def test_what_cannot_run_yet_is_refused_by_name(line: str) -> None:
     parsed = jobfile.make_strategy(line)
     assert parsed is not None

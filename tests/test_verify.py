@@ -129,7 +129,7 @@ def test_a_bucket_too_many_is_named() -> None:
     def mend(original: Any) -> Any:
         def finish(self: Any) -> None:
             b = self.buckets[0]
-            self.comm.all_reduce(b.sent, self.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
+            self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
             original(self)
 
         return finish
@@ -301,7 +301,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
         ([str(plan)], "is not a plan.json"),
         ([str(plan), "--strategy", "dp=2"], "a plan is verified as it is"),
         ([str(job), "--strategy", "dp=60"], "does not divide job.global_batch"),
-        ([str(job), "--strategy", "dp=64,ep=2"], "not yet runnable"),
+        ([str(job), "--strategy", "dp=64,ep=2"], "the model has no experts"),
         ([str(job), "--strategy", "dp=64", "--cluster", "dgx-h10"], "did you mean dgx-h100"),
     ):
         code, _, err = phalanx(tmp_path, "verify", *arguments)
@@ -319,7 +319,7 @@ def test_the_command_shows_the_first_difference(tmp_path: Path, monkeypatch: pyt
         original(self)
         if self._next == 2:
             b = self.buckets[0]
-            self.comm.all_reduce(b.sent, self.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
+            self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
 
     monkeypatch.setattr(data_parallel.DataParallel, "_issue", twice)
     line = ["verify", str(job), "--strategy", "dp=64", "--cluster", "dgx-h100", "--set", "job.seq=512"]

@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
-from ranks import first_loss
-from saved_models import TINY, logits, save, spec_of
+from saved_models import ROUTED, TINY, logits, save, spec_of
 from test_models import configs
 from torch import Tensor
 
 from phalanx.nn.hugging_face import container, files
 from phalanx.nn.hugging_face.names import is_buffer, plain, sources
-from phalanx.nn.initial import create
+from phalanx.nn.initial import create, fill_buffers
 from phalanx.nn.stored import open_weights
 from phalanx.spec.job import Job
 from phalanx.spec.model import parameters
 from phalanx.spec.strategy import Strategy
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", [f for f in TINY if f not in ROUTED])  # whose files have more tensors
 def test_every_tensor_of_transformers_is_covered_once(family: str, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -40,7 +40,7 @@ def test_every_tensor_of_transformers_is_covered_once(family: str, tmp_path: Pat
         spec = spec_of(tmp_path)
         state = {plain(family, name): t for name, t in state.items()}
         state = {name: t for name, t in state.items() if not is_buffer(spec, name)}
-        places = {fqn: replace(s, tensor=plain(family, s.tensor)) for fqn, s in sources(spec).items()}
+        places = {fqn: replace(s, tensor=plain(family, s.tensor)) for fqn, (s,) in sources(spec).items()}
         rows: dict[str, list[int]] = {name: [] for name in state}
         shapes = {p.fqn: p.shape for p in parameters(spec)}
         for fqn, s in places.items():
@@ -65,11 +65,33 @@ def test_our_logits_are_those_of_transformers(family: str, theirs) -> None:  # t
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(weights.slice(name, 0, p.numel()).view(p.shape))
+        fill_buffers(model, weights)
         ours, reference = model(tokens), logits(folder, tokens)
     assert (ours - reference).abs().max() <= 1e-5 * max(1.0, float(reference.abs().max()))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(tp=2),
+        Strategy(tp=2, sp=True, ep=2),
+        Strategy(dp=2, ep=2),
+        Strategy(dp=2, etp=2),
+        Strategy(dp=2, tp=2, ep=2, etp=2),
+        Strategy(dp=2, tp=2, sp=True, ep=2),
+    ],
+    ids=str,
+)
+def test_so_they_are_where_ranks_share_layers_and_experts(strategy: Strategy, theirs, pool: Pool) -> None:  # type: ignore[no-untyped-def]
+    tokens = torch.randint(97, (2, 40), generator=torch.Generator().manual_seed(0))
+    for family in ROUTED:
+        reference = logits(theirs(family), tokens).view(strategy.dp, -1, *tokens.shape[1:], 97)
+        for rank, ours in enumerate(pool.run(strategy.world, ranks.logits_of, theirs(family), strategy, tokens)):
+            wanted = reference[rank // strategy.tp]
+            assert (ours - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.abs().max())), family
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "mixtral", "deepseek_v3"])
 def test_a_slice_is_that_of_the_whole_and_reads_no_more(  # type: ignore[no-untyped-def]
     family: str, theirs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +115,7 @@ def test_a_slice_is_that_of_the_whole_and_reads_no_more(  # type: ignore[no-unty
         assert torch.equal(weights.slice(p.fqn, start, stop), wholes[p.fqn][start:stop])
         into = math.prod(p.shape[1:])
         rows = -(-stop // into) - start // into if stop > start else 0
-        turned = weights.places[p.fqn][0].transposed
+        turned = weights.places[p.fqn][0][0].transposed
         assert counted[0] == 4 * (rows * into if turned else stop - start)
 
     equal()
@@ -113,7 +135,7 @@ def test_ranks_start_at_the_loss_of_transformers(  # type: ignore[no-untyped-def
 ) -> None:
     folder = theirs(family)
     tokens = torch.randint(97, (2, 33), generator=torch.Generator().manual_seed(2))
-    found = pool.run(strategy.world, first_loss, spec_of(folder), Job(2, 32), strategy, folder, tokens)
+    found = pool.run(strategy.world, ranks.first_loss, spec_of(folder), Job(2, 32), strategy, folder, tokens)
     flat = logits(folder, tokens[:, :-1]).flatten(0, 1)
     expected = torch.nn.functional.cross_entropy(flat.double(), tokens[:, 1:].flatten())
     assert found == pytest.approx([float(expected)] * strategy.world, rel=1e-5)

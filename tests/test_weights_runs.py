@@ -11,7 +11,7 @@ import pytest
 import ranks
 import torch
 from pool import Pool
-from saved_models import TINY, logits, save, spec_of, tensors, tokenizer
+from saved_models import ROUTED, TINY, logits, save, spec_of, tensors, tokenizer
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
@@ -88,6 +88,26 @@ def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ig
     ours, run = open_weights(folder, spec), open_weights(Path("runs/hf"), spec)
     for p in parameters(spec):
         assert torch.equal(ours.slice(p.fqn, 1, p.numel), run.slice(p.fqn, 1, p.numel))
+
+
+@pytest.mark.parametrize("family", ROUTED)
+def test_so_does_one_with_experts(  # type: ignore[no-untyped-def]
+    family: str, theirs, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    folder = save(tmp_path / "hf", theirs(family), lambda t: t)
+    words = tokenizer(folder / "tokenizer.json")
+    assert CliRunner().invoke(app, ["import", "hf"]).exit_code == 0
+    command = ["generate", "runs/hf", "--prompt", "w5 w6", "--temperature", "0", "--tokens", "20"]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 0, found.output
+    model = AutoModelForCausalLM.from_pretrained("hf").eval()
+    ids = model.generate(torch.tensor([[5, 6]]), max_new_tokens=20, do_sample=False, eos_token_id=None)
+    assert found.stdout.removesuffix("\n") == words.decode(ids[0].tolist())
+    said = pool.run(2, ranks.write_on, tmp_path / "runs" / "hf", "w5 w6", Sampling(20, temperature=0))
+    assert said == [words.decode(ids[0].tolist())] * 2
 
 
 def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside_them(  # type: ignore[no-untyped-def]

@@ -14,6 +14,7 @@ import typer
 
 from phalanx.cli_clusters import clusters
 from phalanx.cli_collectives import collectives
+from phalanx.cli_experts import experts
 from phalanx.cli_models import models
 from phalanx.cli_pipeline import pipeline
 from phalanx.cli_verify import verify
@@ -41,6 +42,7 @@ StrategyLine = Annotated[
 
 app.add_typer(collectives, name="collectives")
 app.add_typer(pipeline, name="pipeline")
+app.add_typer(experts, name="experts")
 app.command()(models)
 app.command()(clusters)
 app.command()(verify)
@@ -230,6 +232,9 @@ def parity(
                     f"{found['optimizer']:5}  loss {found['loss_rel_max']:.1e}"
                     f"  gradients {found['grad_rel_max']:.1e}{worst}"
                 )
+                if found["near_tie"]:
+                    compared = f"compared are the {found['steps']} steps before it"
+                    print(f"{'':7}a router's near-tie in {found['near_tie']}; {compared} (float64 has none)")
             if result["compression"]:
                 _show_compression(result)
             verdict = "holds" if result["passed"] else "DOES NOT HOLD"

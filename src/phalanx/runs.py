@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from phalanx.spec import plan
 from phalanx.spec.errors import InputError
@@ -56,6 +58,22 @@ def move_aside(folder: Path) -> None:
     if folder.exists():
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         os.replace(folder, folder.with_name(f"{folder.name}.{stamp}"))
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; the last one of a killed run may be half written. Raises InputError."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+    except OSError as error:
+        raise InputError("run", str(folder), f"has no metrics ({error})", "name a folder as runs/NAME") from None
+    found = []
+    for i, line in enumerate(lines):
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            if i + 1 < len(lines):
+                raise InputError("run", str(folder), f"line {i + 1} of metrics.jsonl is not JSON") from None
+    return found
 
 
 def latest_run() -> Path:

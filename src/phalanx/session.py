@@ -330,7 +330,7 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
         "bound": BOUNDS[dtype],
         "loss_rel_max": loss,
         "grad_rel_max": grad,
-        "passed": max(loss, grad, lost) <= BOUNDS[dtype],
+        "passed": max(loss, grad, lost) <= BOUNDS[dtype] and all(d["steps"] for d in optimizers),
         "optimizers": optimizers,
         "compression": compression,
     }

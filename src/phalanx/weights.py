@@ -24,7 +24,7 @@ from phalanx.spec import jobfile, plan
 from phalanx.spec.config_json import to_hugging_face
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import require_folder_name
-from phalanx.spec.model import ModelSpec, parameters, require_runnable
+from phalanx.spec.model import ModelSpec, buffers, parameters, require_runnable
 from phalanx.spec.quantity import write_bytes
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
     if folder.resolve() in (given, *given.parents):
         raise InputError("--name", name, f"{folder} is where the weights are read from", "choose another")
     spec, notes = jobfile.make_model({"config": str(source.absolute() / "config.json")}, source)
-    require_runnable(spec)
+    require_runnable(spec, priced=False)
     with said_of("HF_DIR"):
         weights = files.read(source, spec)
         for note in notes:
@@ -81,19 +81,20 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
 
 
 def _chunks(weights: Weights, spec: ModelSpec) -> list[Chunk]:
-    """The parameters as a checkpoint's, each read when its turn comes."""
+    """The parameters and buffers as a checkpoint's, each read when its turn comes."""
     from phalanx.runtime.checkpoint import Chunk
 
+    kinds = [("parameters", p) for p in parameters(spec)] + [("buffers", b) for b in buffers(spec)]
     return [
         Chunk(
-            f"parameters.{p.fqn}",
+            f"{kind}.{p.fqn}",
             p.shape,
             tuple(0 for _ in p.shape),
             p.shape,
             weights.dtype(p.fqn),
             lambda p=p: weights.slice(p.fqn, 0, p.numel).view(p.shape),  # type: ignore[misc]
         )
-        for p in parameters(spec)
+        for kind, p in kinds
     ]
 
 

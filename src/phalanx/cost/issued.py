@@ -38,7 +38,7 @@ class Issued:
             if earlier.left:
                 yield earlier.left.pop(0)
         self._open.append(_Open(reduction[1:], list(across)))
-        yield reduction[0]
+        yield from reduction[:1]  # over one rank it is nothing
 
     def flush(self) -> Iterator[Event]:
         """A backward pass is over, and everything is waited for."""

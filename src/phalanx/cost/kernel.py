@@ -184,11 +184,10 @@ def mask(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int
     return _memory(tokens * (keys or seq) * (1 - _windowed(spec, seq)), e, 0) if unit == "blocks" else NO_WORK
 
 
-def optimizer(spec: ModelSpec, job: Job, shards: int) -> Work:
-    """The whole optimizer step over the parameters of one rank: norm, clip, update, and the cast down."""
+def optimizer(n: int, job: Job) -> Work:
+    """The whole optimizer step over so many parameters of one rank: norm, clip, update, and the cast down."""
     master = DTYPE_BYTES[job.precision.master_dtype]
     accumulate = DTYPE_BYTES[job.precision.accumulate_dtype]
-    n = spec.parameter_count // shards
     # read and write of weights and moments; gradients: read for the norm, scaled, read for the update
     update = {"adamw": 6, "sgd": 4 if job.optimizer.betas[0] else 2}[job.optimizer.name] * master
     cast = DTYPE_BYTES[job.precision.compute] + master if job.precision.compute != job.precision.master_dtype else 0

@@ -19,7 +19,7 @@ from phalanx.cost.backward_parts import Parts, SplitBlock
 from phalanx.cost.block import Block, normed, statistics
 from phalanx.cost.core import Core, lowest
 from phalanx.cost.kernel import Column
-from phalanx.schedule.buckets import buckets, lent, slot_sizes
+from phalanx.schedule.buckets import buckets, layout, lent, slot_sizes
 from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
@@ -74,12 +74,22 @@ class Footprint:
     """The same backward pass in two parts, of a model whose layers may put gradients of weights off."""
 
 
-def owned(spec: ModelSpec, job: Job, s: Strategy, shard: int) -> tuple[int, int]:
+Shard = tuple[int, int]
+"""Which shard of the model state is a rank's, and which of its experts' where those are sharded over other ranks."""
+
+
+def updated(spec: ModelSpec, s: Strategy) -> int:
+    """Elements that a rank updates, padding aside, where they fall into equal parts. `spec`: what it holds."""
+    experts = sum(p.numel for p in parameters(spec) if p.of_experts) if s.experts_apart else 0
+    return (spec.parameter_count - experts) // layout(s)[0] + experts // layout(s, experts=True)[0]
+
+
+def owned(spec: ModelSpec, job: Job, s: Strategy, shard: Shard) -> tuple[int, int]:
     """(Elements, pieces of parameters) that a rank of a shard updates: its parts of the buckets without padding."""
     elements = pieces = 0
     for bucket in buckets(spec, job, s):
-        part = bucket.padded(s) // s.shards
-        low, begins = shard * part, 0
+        part = bucket.padded(s) // bucket.parts(s)
+        low, begins = shard[bucket.experts] * part, 0
         for p in bucket.parameters:
             mine = min(begins + p.numel, low + part) - max(begins, low)
             elements, pieces = elements + max(0, mine), pieces + (mine > 0)
@@ -87,17 +97,17 @@ def owned(spec: ModelSpec, job: Job, s: Strategy, shard: int) -> tuple[int, int]
     return elements, pieces
 
 
-def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> State:
+def state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = None) -> State:
     """What a rank holds: at stage 0 everything whole, else its shards (of the padded buckets) and the memory in which
     they are whole for a time; and its share of the batch as int64 token ids. `shard`: a certain one, exactly; without
     one no rank holds more."""
-    p, stage, shards = job.precision, s.stage, s.shards
+    p, stage = job.precision, s.stage
     cut = buckets(spec, job, s)
     padded = [b.padded(s) for b in cut]
     whole = sum(padded)  # of gradients; parameters are views of buckets at stages 1 and 2 alone
-    own = local(spec, s.tp)
+    own = local(spec, s)
     n = whole if stage else own.parameter_count
-    part = n // (shards if stage else 1)
+    part = sum(b.padded(s) // b.parts(s) for b in cut) if stage else n
     master, reduce, accumulate = (DTYPE_BYTES[d] for d in (p.master_dtype, p.reduce_dtype, p.accumulate_dtype))
     c = s.compressor
     if c is not None:
@@ -118,9 +128,11 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: int | None = None) -> S
         mask += (part_of.tokens + job.seq) * 8  # positions
     on_their_way = sum(lent(spec, cut, s)[1]) * reduce if stage >= 2 else 0
     if stage == 3:
-        gathered = [b.padded(s) for b in reversed(cut) if b.unit != "model"]
-        shared = sum(b.padded(s) for b in cut if b.unit == "model")
-        on_their_way += (shared + (sum(gathered) if s.gathers_once else sum(slot_sizes(gathered)))) * compute
+        gathered = sum(b.padded(s) for b in cut if b.unit == "model")
+        for experts in (False, True):
+            of = [b.padded(s) for b in reversed(cut) if b.unit != "model" and b.experts == experts]
+            gathered += sum(of) if s.gathers_once else sum(slot_sizes(of))
+        on_their_way += gathered * compute
     return State(
         parameters=0 if stage == 3 else n * compute,
         master=part * master if stage == 3 or p.master_dtype != p.compute else 0,
@@ -138,7 +150,7 @@ def copies(spec: ModelSpec, job: Job, s: Strategy) -> int:
     """Bytes of the buffer in which tp ranks add up gradients of which each has a part."""
     if s.tp == 1:
         return 0
-    elements = summed_elements(Split(spec, s.tp, sp=s.sp), buckets(spec, job, s), s)
+    elements = summed_elements(Split.of(spec, s), buckets(spec, job, s), s)
     return elements * DTYPE_BYTES[job.precision.accumulate_dtype]
 
 
@@ -147,7 +159,7 @@ def tied(spec: ModelSpec, job: Job, s: Strategy) -> int:
     if not tied_apart(spec):
         return 0
     bucket = next(b for b in buckets(spec, job, s) if b.parameters[0].unit == "model")
-    return bucket.padded(s) // (s.shards if s.stage else 1) * DTYPE_BYTES[job.precision.accumulate_dtype]
+    return bucket.padded(s) // bucket.parts(s) * DTYPE_BYTES[job.precision.accumulate_dtype]
 
 
 def cast_gradients(elements: int, job: Job) -> int:

@@ -160,7 +160,7 @@ def _of_pipeline(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -
 
 
 def _model_flops(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy) -> Column:
-    own, found = local(spec, like.tp), NO_WORK
+    own, found = local(spec, like), NO_WORK
     tokens: Column = s.micro_batch * job.seq // like.cp
     if isinstance(s, Columns):
         tokens = tokens.astype(float)

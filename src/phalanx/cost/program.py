@@ -107,31 +107,30 @@ class _Expansion:
         self.grid = mesh(strategy)
         self.place = place if rank is None else self.grid.place(rank)["pp"]
         self.rank = self.grid.group_of(0, "pp")[place] if rank is None else rank
-        self.shard = None if rank is None else self.grid.shard(rank)
+        self.shard = None if rank is None else (self.grid.shard(rank), int(self.grid.along("edp")[rank]))
         self.whole, self.spec = spec, stages.stage(spec, strategy, self.place)
         ring_index = None if rank is None else int(self.grid.along("ring")[rank])
         found = terms(spec, job, strategy, ring_index, self.place)
         self.terms = {(t.event.op, t.event.unit): t for t in found if t.event.axis not in (*INSIDE, "pp")}
-        self.cut = () if strategy.gradient_ranks == 1 else buckets(self.spec, job, strategy)
+        self.cut = buckets(self.spec, job, strategy)
         self.schedule = stages.schedule(strategy, strategy.accumulation(job))
         self.actions = self.schedule.actions[self.place]
         self.held = stages.held_chunks(strategy, self.place)
         self.finished = finished(self.actions)
         order = [self.held.index(chunk) for chunk in self.finished]
         early = strategy.stage >= 2
-        sets = of_chunks(buckets(self.spec, job, strategy), self.spec, order, early)
+        sets = of_chunks(self.cut, self.spec, order, early)
         self.ready = [
-            _completed([self.cut[i] for i in own] if self.cut else [], units)
-            for own, units in zip(sets, chunks(self.spec), strict=True)
+            _completed([self.cut[i] for i in own], units) for own, units in zip(sets, chunks(self.spec), strict=True)
         ]
         self.issued = Issued(early)
-        self.left = Counter(self.cut[i].name for own in sets for i in own if self.cut)  # reductions until complete
+        self.left = Counter(self.cut[i].name for own in sets for i in own)  # reductions until complete
         self.whole_units: set[str] = set()
         self.leaving: set[tuple[str, int]] = set()
         self.part = Context(job.seq, strategy.ring, strategy.ulysses)
         self.tokens = strategy.micro_batch * self.part.tokens
         self.stream = prod(stages.stream(spec, job, strategy)) * DTYPE_BYTES[job.precision.compute]
-        held = local(self.spec, strategy.tp)
+        held = local(self.spec, strategy)
         self.core = Core(held, job, self.tokens, self.part, ring_index) if self.part.parallel else None
         self.steps = Steps()
 
@@ -158,17 +157,17 @@ class _Expansion:
             )
         if strategy.world > 1:
             event = self.terms["all_reduce", "metrics"].event
-            steps.add([replace(event, group_size=strategy.world, bytes=metrics(strategy) * 8)])
+            steps.add([replace(event, group_size=strategy.world, bytes=metrics(self.whole, strategy) * 8)])
         shard = self.shard
         steps.compute(_update(self.terms["optimizer", ""], self.spec, job, strategy, shard))
         if strategy.stage in (1, 2):
-            gathers = self.terms["all_gather", "parameters"]
-            steps.add(_bucket(gathers, b, strategy, None) for b in reversed(self.cut))
+            for b in reversed(self.cut):
+                steps.add(self._sent("all_gather", "parameters", b, None))
         return StepProgram(steps.events(), memory.state(self.spec, job, strategy, shard), *steps.before)
 
     def _forward(self, chunk: int, m: int) -> None:
         of = chunks(self.spec)[self.held.index(chunk)]
-        if self.cut and self.cut[-1].unit == "model":
+        if self.cut[-1].unit == "model":
             self.steps.add(self._gathered(["model"], "F", m))
         if of[0] != "embed" and (apart := self._documents(chunk)):  # the embedding's own term has them
             made = self.tokens * self.job.seq if self.core is None else int(self.core.lowest_made())
@@ -222,7 +221,7 @@ class _Expansion:
     def _needed(self, unit: str, phase: Phase) -> list[str]:
         """Stage 3: what has to be whole, or on its way, when a pass of a unit begins."""
         s = self.strategy
-        order = [b.name for b in reversed(self.cut) if b.unit not in ("", "model")]  # forward
+        order = [b.unit for b in reversed(self.cut) if b.unit not in ("", "model") and not b.experts]  # forward
         if not s.gathers_once or unit not in order:
             return _ahead(order, unit, 1 if phase == "F" else -1, s.prefetch)
         after = order.index(unit) + 1
@@ -232,23 +231,27 @@ class _Expansion:
         for name in names:
             if name not in self.whole_units or not self.strategy.gathers_once:
                 self.whole_units.add(name)
-                bucket = next(b for b in self.cut if b.name == name)
-                yield _bucket(self.terms["all_gather", "parameters"], bucket, self.strategy, m, phase)
+                for bucket in sorted((b for b in self.cut if b.unit == name), key=lambda b: b.experts):
+                    yield from self._sent("all_gather", "parameters", bucket, m, phase)
+
+    def _sent(self, op: str, what: str, bucket: Bucket, m: int | None, phase: Phase | None = None) -> list[Event]:
+        """A collective of a bucket: nothing over one rank."""
+        if bucket.ranks(self.strategy) == 1:
+            return []
+        return [_bucket(self.terms[op, bucket.kind(what)], bucket, self.strategy, m, phase)]
 
     def _reduction(self, bucket: Bucket, m: int) -> list[Event]:
         s, c = self.strategy, self.strategy.compressor
         if c is not None:
             return [_sent(x, bucket, s, m) for x in sent(c, bucket, s, self.job.precision.accumulate_dtype)]
         op = "reduce_scatter" if s.stage else "all_reduce"
-        return [_bucket(self.terms[op, "gradients"], bucket, s, m)]
+        return self._sent(op, "gradients", bucket, m)
 
     def _across(self, bucket: Bucket, m: int) -> list[Event]:
         s, c = self.strategy, self.strategy.compressor
         if c is not None:
             return [_sent(x, bucket, s, m) for x in sent_across(c, bucket, s)]
-        if not s.stage or s.dp_replicate == 1:
-            return []
-        return [_bucket(self.terms["all_reduce", "shards"], bucket, s, m)]
+        return self._sent("all_reduce", "shards", bucket, m) if bucket.across(s) else []
 
 
 class Steps:
@@ -288,7 +291,7 @@ class Steps:
         return tuple(self._events)
 
 
-def _update(term: Term, spec: ModelSpec, job: Job, strategy: Strategy, shard: int | None) -> Event:
+def _update(term: Term, spec: ModelSpec, job: Job, strategy: Strategy, shard: memory.Shard | None) -> Event:
     cast = term.alloc
     if strategy.stage and shard is not None:
         cast = memory.cast_gradients(memory.owned(spec, job, strategy, shard)[0], job)
@@ -366,7 +369,7 @@ def _core(
 ) -> Iterable[Event]:
     """What the core of attention sends, forward or backward, inside of a pass of a block."""
     grid, dtype, tokens = mesh(s), job.precision.compute, s.micro_batch * job.seq // s.cp
-    for x in context_parallel.sent(local(spec, s.tp), s, dtype, way, tokens):
+    for x in context_parallel.sent(local(spec, s), s, dtype, way, tokens):
         group = grid.group_of(rank, x.axis)
         to = {"send": 1, "recv": -1}.get(x.op)
         peer = None if to is None else group[(group.index(rank) + to) % len(group)]

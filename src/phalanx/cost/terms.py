@@ -25,19 +25,20 @@ from phalanx.schedule.compression import sent, sent_across
 from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.schedule.event import Event, Phase
 from phalanx.spec.compression import Compression
-from phalanx.spec.job import DTYPE_BYTES, DType, Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, blocks_among, chunks, units
+from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
+from phalanx.spec.model import ModelSpec, blocks_among, chunks, expert_layers, units
 from phalanx.spec.split import local
 from phalanx.spec.strategy import Recompute, Strategy
 
 Indices = npt.NDArray[np.int64]
 
 
-def metrics(s: Strategy) -> int:
+def metrics(spec: ModelSpec, s: Strategy) -> int:
     """Numbers in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag, flag of a rank that
-    has something not finite, and where each rank has a part of the gradients the square of their norm."""
-    return 5 if s.stage or s.tp > 1 or s.pp > 1 else 4
+    has something not finite; where each rank has a part of the gradients the square of their norm; and for each layer
+    with experts the load of each, what was dropped, and two losses."""
+    loads = len(expert_layers(spec)) * (spec.experts.count + 3) if spec.experts else 0
+    return 4 + s.unlike + loads
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def terms(
     that place in the ring; without one no rank holds more. `place`: of a rank there in the pipeline."""
     like = s if isinstance(s, Strategy) else s.like
     whole = stages.stage(spec, like, place)
-    spec = local(whole, like.tp)
+    spec = local(whole, like)
     m = s.accumulation(job)
     # FLOPs of a step pass 2^63 for large models: columns go through float64, one strategy through exact ints.
     part = Context(job.seq, like.ring, like.ulysses)
@@ -205,13 +206,13 @@ def terms(
         Term(
             Event("collective", "all_reduce", "opt", "metrics", "world", dtype="float64"),
             count=active,
-            bytes=active * metrics(like) * 8,
+            bytes=active * metrics(whole, like) * 8,
         )
     )
-    shards = like.shards
-    cast = memory.cast_gradients(spec.parameter_count // shards, job)
+    updated = memory.updated(spec, like)
+    cast = memory.cast_gradients(updated, job)
     optimizer = Event("compute", "optimizer", "opt", dtype=job.precision.master_dtype)
-    found.append(Term(optimizer, count=1, work=kernel.optimizer(spec, job, shards), alloc=cast, free=cast))
+    found.append(Term(optimizer, count=1, work=kernel.optimizer(updated, job), alloc=cast, free=cast))
     return tuple(found)
 
 
@@ -253,7 +254,7 @@ def _inside_terms(
             sends: dict[tuple[str, str], list[Column]] = {}
             for i, x in enumerate(inside_layers.sent(spec, job, like, name.split(",")[0], phase, t, repeat)):
                 if isinstance(x, inside_layers.Core):
-                    for y in context_parallel.sent(local(spec, like.tp), like, compute, x.way, t):
+                    for y in context_parallel.sent(local(spec, like), like, compute, x.way, t):
                         sends.setdefault((y.op, y.axis), []).append(y.bytes)
                     continue
                 event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", "tp", dtype=x.dtype)
@@ -306,11 +307,8 @@ def _freed(spec: ModelSpec, unit: str, t: Column, job: Job, kept: Column) -> Col
 
 
 def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy) -> list[Term]:
-    """Gradients on their way, in the backward pass, and parameters that are gathered (one of ZeRO's stages)."""
-    if like.gradient_ranks == 1:
-        return []
-    p, stage, m = job.precision, like.stage, s.accumulation(job)
-    grid = mesh(like)
+    """Gradients on their way, in the backward pass, and parameters that are gathered (one of ZeRO's stages); those of
+    experts apart, over ranks of their own."""
     sizes, where = np.unique(np.atleast_1d(s.bucket_bytes), return_inverse=True)
     cuts = [buckets(spec, job, replace(like, bucket=size / 2**20)) for size in sizes]
 
@@ -318,11 +316,29 @@ def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: St
         """A number of each way to cut the parameters into buckets, for the strategies that cut so."""
         return of_cuts[0] if isinstance(s, Strategy) else np.array(of_cuts)[where]
 
+    found = []
+    for experts in (False, True):
+        own = [[b for b in cut if b.experts == experts] for cut in cuts]
+        if own[0] and own[0][0].ranks(like) > 1:
+            found += _bucket_terms(own, job.precision, like, s.accumulation(job), column)
+    return found
+
+
+def _bucket_terms(
+    cuts: Sequence[Sequence[Bucket]],
+    p: Precision,
+    like: Strategy,
+    m: Column,
+    column: Callable[[list[int]], Column],
+) -> list[Term]:
+    """Those of buckets that go over the same ranks."""
+    stage, first = like.stage, cuts[0][0]
+    axis, parts = first.axis(like), first.parts(like)
     count, numel = column([len(cut) for cut in cuts]), column([sum(b.padded(like) for b in cut) for cut in cuts])
 
     def term(op: str, phase: Phase, unit: str, axis: str, dtype: DType, times: Column = 1, part: int = 1) -> Term:
         """Every bucket, or a `part` of it, so many times."""
-        event = Event("collective", op, phase, unit, axis, dtype=dtype)
+        event = Event("collective", op, phase, first.kind(unit), axis, dtype=dtype)
         return Term(event, count=count * times, bytes=numel // part * DTYPE_BYTES[dtype] * times)
 
     often = m if stage >= 2 else 1
@@ -330,18 +346,18 @@ def _collective_terms(spec: ModelSpec, job: Job, s: Strategy | Columns, like: St
     if c is not None:
         found = _compressed_terms(c, like, p.accumulate_dtype, cuts, column, often)
     elif stage == 0:
-        found = [term("all_reduce", "B", "gradients", grid.gradient_axis, p.reduce_dtype)]
+        found = [term("all_reduce", "B", "gradients", axis, p.reduce_dtype)]
     else:
-        found = [term("reduce_scatter", "B", "gradients", grid.shard_axis, p.reduce_dtype, often)]
-        if like.dp_replicate > 1:
-            found.append(term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, part=like.shards))
+        found = [term("reduce_scatter", "B", "gradients", axis, p.reduce_dtype, often)]
+        if first.across(like):
+            found.append(term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, part=parts))
     if stage >= 2:  # gradients are copied to where they are reduced, and added up shard by shard
         compute, accumulate = DTYPE_BYTES[p.compute], DTYPE_BYTES[p.accumulate_dtype]
         reduce = accumulate if c else DTYPE_BYTES[p.reduce_dtype]
-        copies = Work(traffic_bytes=numel * often * (compute + reduce + 3 * accumulate / like.shards))
+        copies = Work(traffic_bytes=numel * often * (compute + reduce + 3 * accumulate / parts))
         found[0] = replace(found[0], work=found[0].work + copies)
     if stage in (1, 2):
-        found.append(term("all_gather", "opt", "parameters", grid.shard_axis, p.compute))
+        found.append(term("all_gather", "opt", "parameters", axis, p.compute))
     elif stage == 3:
         found.append(_gathers(cuts[0], like, p.compute, m))
     return found
@@ -383,7 +399,7 @@ def _gathers(cut: Sequence[Bucket], like: Strategy, dtype: DType, m: Column) -> 
     whole = sum(b.padded(like) for b in cut)
     kept = sum(b.padded(like) for b in cut if b.unit in ("head", "model"))  # from the forward to the backward pass
     kept_units = sum(b.unit in ("head", "model") for b in cut)
-    event = Event("collective", "all_gather", "F", "parameters", mesh(like).shard_axis, dtype=dtype)
+    event = Event("collective", "all_gather", "F", cut[0].kind("parameters"), cut[0].axis(like), dtype=dtype)
     if like.gathers_once:
         gathers, size = len(cut), whole
     else:

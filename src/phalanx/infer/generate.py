@@ -13,10 +13,11 @@ import torch
 
 from phalanx.nn import vocabulary
 from phalanx.nn.decoder import Cache, Decoder
-from phalanx.nn.initial import create, initial, of_rank
+from phalanx.nn.initial import create, fill_buffers, initial, of_rank
 from phalanx.nn.stored import of_run, widest
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.inner import Inner
+from phalanx.runtime.sequence_tokens import SequenceTokens
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec import plan as plans
 from phalanx.spec.errors import InputError
@@ -76,7 +77,7 @@ def generate(folder: Path, prompt: str, how: Sampling, comm: Comm | None = None)
     tensor-parallel world together. Raises InputError, CheckpointError."""
     spec = plans.model_of(folder)
     split = Split(spec) if comm is None else Split(spec, comm.world.size, comm.world.rank)
-    require_split(spec, split.tp)
+    require_split(spec, split)
     if not (folder / "tokenizer.json").exists():
         raise InputError(
             "run", str(folder), "holds no tokenizer.json: it was trained on token ids", "copy the tokenizer's there"
@@ -89,10 +90,12 @@ def generate(folder: Path, prompt: str, how: Sampling, comm: Comm | None = None)
         raise InputError("--prompt", prompt, f"is {len(ids)} tokens, max_seq is {spec.max_seq}", "shorten it")
     weights = of_run(folder, spec)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if comm is None else comm.world.device
-    tp = None if comm is None or split.tp == 1 else TensorParallel(Inner(comm), split)
-    model = create(split.local, widest(weights, spec), device, tp=tp)
+    inner = None if comm is None else Inner(comm)
+    tp = None if inner is None or split.tp == 1 else TensorParallel(inner, split)
+    model = create(split.local, widest(weights, spec), device, tp=tp, tokens=SequenceTokens(inner, tp))
     own, first = dict(model.named_parameters()), of_rank(initial(spec, 0, weights), split)
     for p in parameters(split.local):
         own[p.fqn].copy_(first(p, 0, p.numel).view(p.shape))
+    fill_buffers(model, weights)
     whole = tokenizer.decode(ids + sample(model, ids, how))
     return prompt + whole[len(tokenizer.decode(ids)) :]  # alone, what follows would lose the space before it

@@ -23,7 +23,7 @@ _TIMEOUT_S = 300.0
 
 def over_ranks(run: Path, prompt: str, how: Sampling, tp: int) -> str:
     """`generate` on `tp` local ranks that split every layer. Raises InputError, RankFailure."""
-    require_split(plans.model_of(run), tp)
+    require_split(plans.model_of(run), Strategy(tp=tp))
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         out = Path(folder) / "text.json"
         given = {"run": str(run.absolute()), "prompt": prompt, "how": asdict(how), "out": str(out)}

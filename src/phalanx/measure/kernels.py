@@ -201,7 +201,7 @@ def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[],
         optimizer.step()
         _synchronize(device)
         times.append(time.perf_counter() - start)
-    per_parameter = kernel.optimizer(spec, job, 1).traffic_bytes / spec.parameter_count
+    per_parameter = kernel.optimizer(spec.parameter_count, job).traffic_bytes / spec.parameter_count
     if job.precision.compute != job.precision.master_dtype:
         per_parameter -= DTYPE_BYTES[dtype] + DTYPE_BYTES[job.precision.master_dtype]  # no cast was timed
     return median(times[1:]) / (per_parameter * flat.numel())

@@ -20,7 +20,8 @@ from phalanx.spec.model import ModelSpec
 
 @dataclass
 class Cache:
-    """Keys and values of the tokens seen so far, per block: (batch, tokens, kv_heads, head_dim)."""
+    """Of the tokens seen so far, per block: keys and values, (batch, tokens, kv_heads, head_dim); or what latent
+    attention makes them of (nn/latent.py)."""
 
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
@@ -36,46 +37,42 @@ class Cache:
         return k, v
 
 
-class Attention(nn.Module):
-    """Causal self-attention, grouped where kv_heads < heads (Ainslie et al. 2023); queries and keys normed where the
-    spec says so (Dehghani et al. 2023). A window is a mask: it is computed over the full square."""
+Angles = tuple[Tensor, Tensor] | None
+"""cos and sin of positions, as functions.rotary takes them."""
 
-    def __init__(
-        self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None = None
-    ) -> None:
+
+class Core(nn.Module):
+    """Causal self-attention, but for where queries, keys and values come from: `heads` makes them, and values may be
+    `v_dim` numbers in tensors of the keys' width. A window is a mask: it is computed over the full square."""
+
+    o: nn.Linear
+    v_dim: int | None = None
+    scale: float | None = None
+    """Of the logits; None: 1 / sqrt(head_dim)."""
+
+    def __init__(self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None) -> None:
         super().__init__()
         self.head_dim, self.block, self.tp, self.cp = spec.head_dim, block, tp, cp
+        self.unit = f"blocks.{block}"
         self.grouped = spec.kv_heads < spec.heads
-        self.q = nn.Linear(spec.hidden, spec.q_width, bias=spec.qkv_bias)
-        self.k = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
-        self.v = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
-        self.o = nn.Linear(spec.q_width, spec.hidden, bias=spec.out_bias)
-        self.normed = spec.qk_norm
-        if self.normed:
-            self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
-            self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
-
         self.repeats: Inner | None = None  # what a repeated core communicates through
+
+    def heads(self, x: Tensor, angles: Angles, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (batch, new, heads, width); keys and values, with those of the cache, (batch, tokens, kv_heads,
+        width). x: (batch, new, hidden), or with sequence parallelism own rows."""
+        raise NotImplementedError
 
     def forward(
         self,
         x: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
+        angles: Angles,
         mask: Tensor | None,
         cache: Cache | None,
         made: bool = True,
     ) -> Tensor | Factors:
         """`made`: whether anybody reads the result (runtime/recompute.py). With sequence parallelism that is the
         factors of what is added to the stream."""
-        q, k, v = tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, (self.q, self.k, self.v))
-        shape = (*q.shape[:2], -1, self.head_dim)
-        q, k, v = q.view(shape), k.view(shape), v.view(shape)
-        if self.normed:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if angles is not None:
-            q, k = functions.rotary(q, *angles), functions.rotary(k, *angles)
-        if cache is not None:
-            k, v = cache.extend(self.block, k, v)
+        q, k, v = self.heads(x, angles, cache)
         repeats = self.repeats if cache is None and recompute.pays(q) else None
         split = self.tp is not None and self.tp.rows is not None
         if repeats is not None:
@@ -95,11 +92,9 @@ class Attention(nn.Module):
         return tensor_parallel.rows(out, self.o, made)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """softmax(q kᵀ / sqrt(head_dim)) v, (batch, new, q_width).
-
-        q: (batch, new, heads, head_dim); k, v: (batch, tokens, kv_heads, head_dim)."""
+        """softmax(scale q kᵀ) v, (batch, new, heads x v_dim), of what `heads` makes."""
         if self.cp is not None:
-            return context_parallel.core(self.cp, f"blocks.{self.block}", q, k, v, mask).flatten(2)
+            return self._of_values(context_parallel.core(self.cp, self.unit, q, k, v, mask, self.scale))
         grouped = self.grouped
         flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
         if grouped and q.device.type == "cuda" and not flash:
@@ -113,5 +108,39 @@ class Attention(nn.Module):
             attn_mask=mask,
             is_causal=mask is None and q.shape[1] > 1,  # one new token may see everything that is cached
             enable_gqa=grouped,
+            scale=self.scale,
         )
-        return out.transpose(1, 2).flatten(2)
+        return self._of_values(out.transpose(1, 2))
+
+    def _of_values(self, out: Tensor) -> Tensor:
+        return (out if self.v_dim in (None, out.shape[-1]) else out[..., : self.v_dim]).flatten(2)
+
+
+class Attention(Core):
+    """Grouped where kv_heads < heads (Ainslie et al. 2023); queries and keys normed where the spec says so (Dehghani
+    et al. 2023)."""
+
+    def __init__(
+        self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None = None
+    ) -> None:
+        super().__init__(spec, block, tp, cp)
+        self.q = nn.Linear(spec.hidden, spec.q_width, bias=spec.qkv_bias)
+        self.k = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
+        self.v = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
+        self.o = nn.Linear(spec.q_width, spec.hidden, bias=spec.out_bias)
+        self.normed = spec.qk_norm
+        if self.normed:
+            self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+            self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+
+    def heads(self, x: Tensor, angles: Angles, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = tensor_parallel.columns(self.tp, self.unit, x, (self.q, self.k, self.v))
+        shape = (*q.shape[:2], -1, self.head_dim)
+        q, k, v = q.view(shape), k.view(shape), v.view(shape)
+        if self.normed:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if angles is not None:
+            q, k = functions.rotary(q, *angles), functions.rotary(k, *angles)
+        if cache is not None:
+            k, v = cache.extend(self.block, k, v)
+        return q, k, v

@@ -11,58 +11,50 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.nn import functions, vocabulary
 from phalanx.nn.attention import Attention, Cache
+from phalanx.nn.experts import MoE
+from phalanx.nn.latent import LatentAttention
+from phalanx.nn.mlp import MLP
 from phalanx.nn.norms import make_norm
 from phalanx.nn.rotary import rotary_table
-from phalanx.runtime import recompute, sequence_parallel, tensor_parallel, weight_gradients
+from phalanx.runtime import recompute, tensor_parallel, weight_gradients
 from phalanx.runtime.context_parallel import ContextParallel
+from phalanx.runtime.expert_parallel import ExpertParallel
 from phalanx.runtime.inner import Inner
-from phalanx.runtime.sequence_parallel import Factors, Rows
+from phalanx.runtime.sequence_parallel import Rows
+from phalanx.runtime.sequence_tokens import SequenceTokens
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.spec.model import ModelSpec, chunks, units
 from phalanx.spec.strategy import Recompute
 
 
-class MLP(nn.Module):
-    def __init__(self, spec: ModelSpec, block: int, tp: TensorParallel | None) -> None:
-        super().__init__()
-        self.gated, self.block, self.tp = spec.gated, block, tp
-        self.approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
-        if self.gated:
-            self.gate = nn.Linear(spec.hidden, spec.ffn, bias=spec.mlp_bias)
-        self.up = nn.Linear(spec.hidden, spec.ffn, bias=spec.mlp_bias)
-        self.down = nn.Linear(spec.ffn, spec.hidden, bias=spec.mlp_bias)
-
-    def forward(self, x: Tensor, made: bool = True) -> Tensor | Factors:
-        """As Attention's."""
-        layers = (self.gate, self.up) if self.gated else (self.up,)
-        x = self._activated(*tensor_parallel.columns(self.tp, f"blocks.{self.block}", x, layers))
-        if self.tp is None:
-            return recompute.linear(self.down, x, made)
-        if self.tp.rows is not None:
-            return sequence_parallel.factors(x, self.down)
-        return tensor_parallel.rows(x, self.down, made)
-
-    def _activated(self, *into: Tensor) -> Tensor:
-        return functions.swiglu(*into) if self.gated else F.gelu(*into, approximate=self.approximate)
-
-
 class Block(nn.Module):
     def __init__(
-        self, spec: ModelSpec, index: int, tp: TensorParallel | None = None, cp: ContextParallel | None = None
+        self,
+        spec: ModelSpec,
+        index: int,
+        tp: TensorParallel | None = None,
+        cp: ContextParallel | None = None,
+        ep: ExpertParallel | None = None,
+        tokens: SequenceTokens | None = None,
     ) -> None:
         super().__init__()
         self.residual, self.window = spec.residual, spec.window_of(index)
         self.unit, self.tp = f"blocks.{index}", tp
         self.norm1 = make_norm(spec)
-        self.attention = Attention(spec, index, tp, cp)
+        self.attention = (Attention if spec.latent is None else LatentAttention)(spec, index, tp, cp)
         if self.residual != "parallel_one_norm":
             self.norm2 = make_norm(spec)
-        self.mlp = MLP(spec, index, tp)
+        self.mlp: MLP | MoE
+        if spec.experts is not None and index not in spec.experts.dense_layers:
+            width = spec.experts.shared_ffn
+            shared = MLP(spec, width, index, tp) if width else None
+            self.mlp = MoE(spec, index, tp, ep, tokens or SequenceTokens(), shared)
+        else:
+            self.mlp = MLP(spec, spec.ffn, index, tp)
         self.repeats: Inner | None = None  # what a repeated forward pass communicates through
 
     def forward(
@@ -109,18 +101,22 @@ class Block(nn.Module):
         made: bool,
     ) -> Tensor:
         """The same where tp ranks have a term each of what attention and MLP add to the stream."""
-        o, down = self.attention.o, self.mlp.down
+        o = self.attention.o
         normed = self.norm1(x)
         if self.residual == "serial":
             term = self.attention(normed, angles, mask, cache)
             del normed
             x = x + tensor_parallel.summed(tp, self.unit, (term,), (o,))
             del term
+            if isinstance(self.mlp, MoE):  # which puts the ranks' parts together itself
+                return recompute.add(x, self.mlp(self.norm2(x), made), made)
+            down = self.mlp.down
             other = tensor_parallel.summed(tp, self.unit, (self.mlp(self.norm2(x), made),), (down,), made)
             return recompute.add(x, other, made)
         term = self.attention(normed, angles, mask, cache, made)
         other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), made)
-        return recompute.add(x, tensor_parallel.summed(tp, self.unit, (term, other), (o, down), made), made)
+        layers = (o, self.mlp.down)
+        return recompute.add(x, tensor_parallel.summed(tp, self.unit, (term, other), layers, made), made)
 
 
 class Embed(nn.Module):
@@ -188,8 +184,9 @@ class Decoder(nn.Module):
 
     With `tp`, one of several ranks' part of a model: `spec` is what it holds, logits are those of its own rows of the
     vocabulary, and the loss is whole (runtime/tensor_parallel.py). With `cp`, tokens, targets and loss are those of
-    this rank's part of the sequences (runtime/context_parallel.py). Of a pipeline rank it has some units, and runs a
-    chunk of them at a time: from the stream `x` that the chunk before it gave, to that which the next one gets."""
+    this rank's part of the sequences (runtime/context_parallel.py). With `ep`, it has some of the experts
+    (runtime/expert_parallel.py). Of a pipeline rank it has some units, and runs a chunk of them at a time: from the
+    stream `x` that the chunk before it gave, to that which the next one gets."""
 
     cos: Tensor
     sin: Tensor
@@ -200,16 +197,21 @@ class Decoder(nn.Module):
         dtype: torch.dtype = torch.float32,
         tp: TensorParallel | None = None,
         cp: ContextParallel | None = None,
+        ep: ExpertParallel | None = None,
+        tokens: SequenceTokens | None = None,
     ) -> None:
         super().__init__()
-        self.spec, self.tp, self.cp = spec, tp, cp
+        self.spec, self.tp, self.cp, self.ep = spec, tp, cp, ep
         self.chunks = chunks(spec)
         held = units(spec)
         if "embed" in held or (spec.tied and "head" in held):  # the head's own copy has the embedding's name
             self.embed = Embed(spec, tp)
         # By number, as in the whole model.
         self.blocks = nn.ModuleDict(
-            {n: Block(spec, int(n), tp, cp) for n in (u.split(".")[1] for u in held if u.startswith("blocks"))}
+            {
+                n: Block(spec, int(n), tp, cp, ep, tokens)
+                for n in (u.split(".")[1] for u in held if u.startswith("blocks"))
+            }
         )
         if "head" in held:
             self.head = Head(spec, self.embed.token.weight if spec.tied else None, tp)

@@ -110,36 +110,44 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 class _Rotary(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, start: int, neighbours: bool) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotate(x, cos, sin)
+        ctx.which = start, neighbours
+        return _rotate(x, cos, sin, start, neighbours)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotate(g, cos, -sin), None, None  # a rotation's transpose turns back
+        return _rotate(g, cos, -sin, *ctx.which), None, None, None, None  # a rotation's transpose turns back
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    turned = 2 * half
-    first, second = x[..., :half], x[..., half:turned]
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, start: int, neighbours: bool) -> Tensor:
+    end = start + 2 * cos.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out[..., half:turned]).addcmul_(first, sin)
-    if turned < x.shape[-1]:
-        out[..., turned:] = x[..., turned:]
+    first, second = _pairs(x[..., start:end], neighbours)
+    into_first, into_second = _pairs(out[..., start:end], neighbours)
+    torch.mul(first, cos, out=into_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=into_second).addcmul_(first, sin)
+    if start:
+        out[..., :start] = x[..., :start]
+    if end < x.shape[-1]:
+        out[..., end:] = x[..., end:]
     return out
 
 
-def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i+d/2}) of each head's first d dimensions by position x θ_i (Su et al. 2021); the rest
-    stays (Black et al. 2022). Keeps nothing of x.
+def _pairs(x: Tensor, neighbours: bool) -> tuple[Tensor, Tensor]:
+    half = x.shape[-1] // 2
+    return (x[..., 0::2], x[..., 1::2]) if neighbours else (x[..., :half], x[..., half:])
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor, start: int = 0, neighbours: bool = False) -> Tensor:
+    """Turn the pairs (x_i, x_{i+d/2}), or neighbours (x_2i, x_{2i+1}), of d dimensions of each head, from `start`, by
+    position x θ_i (Su et al. 2021); the rest stays (Black et al. 2022). Keeps nothing of x.
 
     x: (batch, seq, heads, head_dim); cos, sin: (seq, 1, d / 2), or with a batch before.
     """
-    return _Rotary.apply(x, cos, sin)  # type: ignore[no-any-return]
+    return _Rotary.apply(x, cos, sin, start, neighbours)  # type: ignore[no-any-return]
 
 
 class _Embedding(torch.autograd.Function):

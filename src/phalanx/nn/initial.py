@@ -16,11 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.nn.decoder import Decoder
+from phalanx.nn.functions import accumulate_dtype
 from phalanx.nn.rotary import rotary_table
 from phalanx.nn.weights import Weights
 from phalanx.runtime.context_parallel import ContextParallel
+from phalanx.runtime.expert_parallel import ExpertParallel
+from phalanx.runtime.sequence_tokens import SequenceTokens
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.spec.model import ModelSpec, Parameter
+from phalanx.spec.model import ModelSpec, Parameter, buffers
 from phalanx.spec.split import Held, Split
 
 BLOCK = 2**20
@@ -37,9 +40,16 @@ def initial(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
     return lambda p, start, stop: torch.from_numpy(draw(spec, p, seed, start, stop))
 
 
+@torch.no_grad()
+def fill_buffers(model: Decoder, weights: Weights) -> None:
+    """What a model learns without gradients, as given weights have it."""
+    for b in buffers(model.spec):
+        model.get_buffer(b.fqn).copy_(weights.slice(b.fqn, 0, b.numel))
+
+
 def of_rank(first: Initial, split: Split) -> Initial:
-    """The same, of the tensors that one tensor-parallel rank holds: zeros where they go beyond the logical ones."""
-    if split.tp == 1:
+    """The same, of the tensors that one rank of tp, ep and etp holds: zeros where they go beyond the logical ones."""
+    if split.whole:
         return first
     return lambda p, start, stop: _held(first, split.held(p.fqn), start, stop)
 
@@ -52,10 +62,13 @@ def _held(first: Initial, held: Held, start: int, stop: int) -> Tensor:
         begins = held.offsets[0] * math.prod(p.shape[1:])
         values = first(p, begins + start, begins + inside)
     else:
-        width, whole, left = held.sizes[1], p.shape[1], held.offsets[1]
-        low, high = start // width, -(-inside // width)  # rows
-        drawn = first(p, low * whole, high * whole).view(high - low, whole)
-        values = drawn[:, left : left + width].reshape(-1)[start - low * width : inside - low * width]
+        row, whole = math.prod(held.sizes[1:]), math.prod(p.shape[1:])
+        low, high = start // row, -(-inside // row)
+        at = held.offsets[0] + low
+        drawn = first(p, at * whole, (at + high - low) * whole).view(high - low, *p.shape[1:])
+        for dim in range(1, len(p.shape)):
+            drawn = drawn.narrow(dim, held.offsets[dim], held.sizes[dim])
+        values = drawn.reshape(-1)[start - low * row : inside - low * row]
     return torch.cat([values, values.new_zeros(stop - inside)]) if inside < stop else values
 
 
@@ -67,9 +80,9 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
     """
     if p.role == "norm":
         return np.full(stop - start, 1.0 if p.fqn.endswith("weight") else 0.0, dtype=np.float32)
-    if p.role in ("column_bias", "row_bias"):
+    if p.role.endswith("_bias"):
         return np.zeros(stop - start, dtype=np.float32)
-    std = STD / (2 * spec.layers) ** 0.5 if p.role == "row" else STD
+    std = STD / (2 * spec.layers) ** 0.5 if p.role in ("row", "expert_row") else STD
     out = np.empty(stop - start, dtype=np.float32)
     for block in range(start // BLOCK, -(-stop // BLOCK)):
         key = hashlib.sha256(f"{seed}/{p.fqn}/{block}".encode()).digest()
@@ -88,12 +101,14 @@ def create(
     parameters: bool = True,
     tp: TensorParallel | None = None,
     cp: ContextParallel | None = None,
+    ep: ExpertParallel | None = None,
+    tokens: SequenceTokens | None = None,
 ) -> Decoder:
     """A Decoder on a device, parameters allocated and not yet filled; without `parameters` they have their shapes and
     no memory. With `tp`, `spec` is what this rank holds; with `cp` of packed sequences, angles are those of
     its own positions."""
     with torch.device("meta"):
-        model = Decoder(spec, tp=tp, cp=cp)
+        model = Decoder(spec, tp=tp, cp=cp, ep=ep, tokens=tokens)
     made: dict[nn.Parameter, nn.Parameter] = {}  # a tied one has several users
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False)):
@@ -102,7 +117,10 @@ def create(
                 made[p] = nn.Parameter(memory if parameters else memory.expand(p.shape))
             setattr(module, name, made[p])
         for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, torch.empty(buffer.shape, dtype=dtype, device=device))
+            if name == "balance":  # of experts: small sums of small steps
+                setattr(module, name, torch.zeros(buffer.shape, dtype=accumulate_dtype(dtype), device=device))
+            else:
+                setattr(module, name, torch.empty(buffer.shape, dtype=dtype, device=device))
     if spec.position == "rotary":
         cos, sin = rotary_table(spec)
         if cp is not None and cp.packed:  # another's on every rank: no buffers, which are everybody's

@@ -19,7 +19,7 @@ from phalanx.runtime import checkpoint
 from phalanx.spec import plan
 from phalanx.spec.errors import InputError
 from phalanx.spec.jobfile import make_model
-from phalanx.spec.model import MODEL_FIELDS, ModelSpec, parameters
+from phalanx.spec.model import MODEL_FIELDS, ModelSpec, buffers, parameters
 
 if TYPE_CHECKING:
     from phalanx.runtime.container import Reader
@@ -29,15 +29,19 @@ RUN = "RUN"
 
 @dataclass(frozen=True)
 class CheckpointWeights:
-    """The parameters of one checkpoint. A Weights."""
+    """The parameters and buffers of one checkpoint. A Weights."""
 
     reader: Reader
 
     def dtype(self, fqn: str) -> torch.dtype:
-        return self.reader.contents[f"parameters.{fqn}"][1]
+        return self.reader.contents[self._name(fqn)][1]
 
     def slice(self, fqn: str, start: int, stop: int) -> Tensor:
-        return self.reader.read(f"parameters.{fqn}", start, stop)
+        return self.reader.read(self._name(fqn), start, stop)
+
+    def _name(self, fqn: str) -> str:
+        name = f"parameters.{fqn}"
+        return name if name in self.reader.contents else f"buffers.{fqn}"
 
 
 def is_run(path: Path) -> bool:
@@ -78,8 +82,9 @@ def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWei
     if step is None:
         step = checkpoint.newest_good(saved)
     reader = Reader(saved, step)
-    for p in parameters(spec):
-        there = reader.contents.get(f"parameters.{p.fqn}")
+    wanted = [("parameters", p) for p in parameters(spec)] + [("buffers", b) for b in buffers(spec)]
+    for kind, p in wanted:
+        there = reader.contents.get(f"{kind}.{p.fqn}")
         if there is None or there[0] != p.shape:
             have = "lacks it" if there is None else f"has {list(there[0])}"
             raise InputError(RUN, str(run), f"the model needs {p.fqn} {list(p.shape)}, the checkpoint {have}")

@@ -72,7 +72,7 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy
     grid = mesh(strategy)
     op, axis = ("reduce_scatter", grid.shard_axis) if strategy.stage else ("all_reduce", grid.gradient_axis)
     stage = stages.stage(model, strategy, 0)  # of a pipeline; the others hold about as much
-    total = local(stage, strategy.tp).parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
+    total = local(stage, strategy).parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
     line = _line(cluster, grid, op, axis, total)
     beside = cluster.device.own_communication_engine
     default = DEFAULT_BUCKET_MIB * 2**20

@@ -9,6 +9,7 @@ Beside the result stands each query's log-sum-exp of logits, by which results ov
     mask       added to the logits, broadcast to (batch, heads, queries, keys); where a row may be hidden as a whole,
                a number too small to matter instead of -inf: its lse then loses against any other
     causal     query i sees keys 0..i
+    scale      of the logits q kᵀ, by default 1 / sqrt(head_dim)
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ Results = tuple[Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Results:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
+) -> Results:
     """(out, lse)."""
     if q.device.type == "cpu":
-        return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)  # type: ignore[no-any-return]
-    return plain_forward(q, k, v, mask, causal)
+        return _aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
+            q, k, v, 0.0, causal, attn_mask=mask, scale=scale
+        )
+    return plain_forward(q, k, v, mask, causal, scale)
 
 
 def backward(
@@ -39,19 +44,22 @@ def backward(
     lse: Tensor,
     mask: Tensor | None = None,
     causal: bool = False,
+    scale: float | None = None,
 ) -> Gradients:
     """Gradients of q, k and v. `out` and `lse` may be those over more keys than these: then these keys' share of the
     gradient of q comes out, and all of their own."""
     if q.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
-            g, q, k, v, out, lse, 0.0, causal, attn_mask=mask
+            g, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
         )
-    return plain_backward(g, q, k, v, out, lse, mask, causal)
+    return plain_backward(g, q, k, v, out, lse, mask, causal, scale)
 
 
-def plain_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Results:
+def plain_forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
+) -> Results:
     """As `forward`, on any device: of products, with all logits at once."""
-    logits = _logits(q, k, mask, causal)
+    logits = _logits(q, k, mask, causal, _scale(q, scale))
     lse = logits.logsumexp(-1)
     out = _per_group(logits.sub_(lse.unsqueeze(-1)).exp_().to(v.dtype), v)
     return out.reshape(q.shape), lse.reshape(q.shape[:-1])
@@ -66,14 +74,15 @@ def plain_backward(
     lse: Tensor,
     mask: Tensor | None = None,
     causal: bool = False,
+    scale: float | None = None,
 ) -> Gradients:
     """As `backward`, on any device."""
-    p = _logits(q, k, mask, causal).sub_(_grouped(lse, k).unsqueeze(-1)).exp_()
+    p = _logits(q, k, mask, causal, _scale(q, scale)).sub_(_grouped(lse, k).unsqueeze(-1)).exp_()
     g_grouped = _grouped(g, k)
     d_v = torch.einsum("bgrqk,bgrqd->bgkd", p.to(g.dtype), g_grouped)
     d_p = torch.einsum("bgrqd,bgkd->bgrqk", g_grouped, v).to(p.dtype)
     rows = (g * out).sum(-1, dtype=p.dtype)
-    d_s = d_p.sub_(_grouped(rows, k).unsqueeze(-1)).mul_(p).mul_(q.shape[-1] ** -0.5).to(q.dtype)
+    d_s = d_p.sub_(_grouped(rows, k).unsqueeze(-1)).mul_(p).mul_(_scale(q, scale)).to(q.dtype)
     return _per_group(d_s, k).reshape(q.shape), torch.einsum("bgrqk,bgrqd->bgkd", d_s, _grouped(q, k)), d_v
 
 
@@ -86,10 +95,14 @@ def _per_group(p: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bgrqk,bgkd->bgrqd", p, v)
 
 
-def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+def _scale(q: Tensor, scale: float | None) -> float:
+    return float(q.shape[-1] ** -0.5) if scale is None else scale
+
+
+def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     """(batch, kv_heads, heads that share one, queries, keys)."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    s = torch.einsum("bgrqd,bgkd->bgrqk", _grouped(q, k), k).to(wide).mul_(q.shape[-1] ** -0.5)
+    s = torch.einsum("bgrqd,bgkd->bgrqk", _grouped(q, k), k).to(wide).mul_(scale)
     if mask is not None:
         s = s + _grouped(mask.expand(*q.shape[:3], k.shape[2]), k)
     if causal:

@@ -94,6 +94,10 @@ class Comm:
             "ulysses",
             "tp",
             "pp",
+            "edp",
+            "ep",
+            "etp",
+            "ep+etp",
             every,
             "embed",
         ):
@@ -107,6 +111,10 @@ class Comm:
         if axis not in self._groups:
             self._groups[axis] = self.mesh.group_of(self.world.rank, axis) if axis else (self.world.rank,)
         return self._groups[axis]
+
+    def index(self, axis: str) -> int:
+        """This rank's place in that group."""
+        return self.ranks(axis).index(self.world.rank)
 
     def size(self, axis: str) -> int:
         return len(self.ranks(axis))

@@ -91,7 +91,7 @@ def _rectangle(cp: ContextParallel, source: int, tokens: int) -> tuple[slice, sl
 
 
 def _ring_forward(
-    cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest
+    cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) over the keys of all ranks of the ring."""
     ring, own, tokens = cp.context.ring, cp.context.ring_index, q.shape[2]
@@ -104,7 +104,9 @@ def _ring_forward(
             arriving, underway = cp.pass_on(block, unit, "F")
         source = (own - step) % ring
         if step == 0:
-            out, lse = attention.forward(q, k, v, cp.mask(lowest, own, rows, keys, q.dtype), causal=lowest is None)
+            mask = cp.mask(lowest, own, rows, keys, q.dtype)
+            out, lse = attention.forward(q, k, v, mask, lowest is None, scale)
+            del mask
             if ring > 1:
                 out = out.to(lse.dtype)  # sums are not rounded
         else:
@@ -114,7 +116,7 @@ def _ring_forward(
             merge(
                 out[:, :, rows],
                 lse[:, :, rows],
-                *attention.forward(q[:, :, rows], block[0][:, :, keys], block[1][:, :, keys], mask),
+                *attention.forward(q[:, :, rows], block[0][:, :, keys], block[1][:, :, keys], mask, scale=scale),
             )
             del mask
         if step + 1 < ring:
@@ -141,6 +143,7 @@ def _ring_backward(
     out: Tensor,
     lse: Tensor,
     lowest: Lowest,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     ring, own, tokens = cp.context.ring, cp.context.ring_index, q.shape[2]
@@ -149,7 +152,7 @@ def _ring_backward(
         arriving, underway = cp.pass_on(block, unit, "B")
     rows, keys = _rectangle(cp, own, tokens)
     mask = cp.mask(lowest, own, rows, keys, q.dtype)
-    d_q, d_k, d_v = attention.backward(g, q, k, v, out, lse, mask, causal=lowest is None)
+    d_q, d_k, d_v = attention.backward(g, q, k, v, out, lse, mask, lowest is None, scale)
     del mask
     if ring == 1:
         return d_q, d_k, d_v
@@ -170,6 +173,7 @@ def _ring_backward(
             out[:, :, rows],
             lse[:, :, rows],
             mask,
+            scale=scale,
         )
         d_q[:, :, rows] += part
         del mask, part
@@ -239,11 +243,14 @@ def _together(cp: ContextParallel, unit: str, phase: Phase, given: list[tuple[Te
 
 class _Core(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest) -> Tensor:
+    def forward(
+        ctx: Any, cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest, scale: float | None
+    ) -> Tensor:
         here = _apart(cp, unit, "F", q, k, v)
-        out, lse = _ring_forward(cp, unit, *here, lowest)
+        out, lse = _ring_forward(cp, unit, *here, lowest, scale)
         (result,) = _together(cp, unit, "F", [(out, q.shape[2])])
         ctx.cp, ctx.unit, ctx.heads, ctx.kv_heads = cp, unit, q.shape[2], k.shape[2]
+        ctx.scale = scale
         ctx.save_for_backward(*here, out, lse, lowest)
         return result
 
@@ -252,12 +259,21 @@ class _Core(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         cp, unit, heads, kv_heads = ctx.cp, ctx.unit, ctx.heads, ctx.kv_heads
         (g,) = _apart(cp, unit, "B", g)
-        d_q, d_k, d_v = _ring_backward(cp, unit, g, *ctx.saved_tensors)
+        d_q, d_k, d_v = _ring_backward(cp, unit, g, *ctx.saved_tensors, ctx.scale)
         del g
         d_q, d_k, d_v = _together(cp, unit, "B", [(d_q, heads), (d_k, kv_heads), (d_v, kv_heads)])
-        return None, None, d_q, d_k, d_v, None
+        return None, None, d_q, d_k, d_v, None, None
 
 
-def core(cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest) -> Tensor:
-    """Causal attention of this rank's tokens to those of all. Keeps q, k, v, the result and its log-sum-exp."""
-    return _Core.apply(cp, unit, q, k, v, lowest)  # type: ignore[no-any-return]
+def core(
+    cp: ContextParallel,
+    unit: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lowest: Lowest,
+    scale: float | None = None,
+) -> Tensor:
+    """Causal attention of this rank's tokens to those of all, all of one head_dim. Keeps q, k, v, the result and its
+    log-sum-exp."""
+    return _Core.apply(cp, unit, q, k, v, lowest, scale)  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ sums are made once a step, of the accumulated gradients:
     end of backward   all-reduce over embed, the first and the last pipeline rank, of the tied embedding's gradient
                       all-reduce over tp of a buffer in which every different part has its place
 
-In the gradient's norm each logical parameter counts once.
+In the gradient's norm each logical element counts once, whoever else holds it: over tp, over replicas of its bucket.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class Copies:
 
     def __init__(self, engine: DataParallel, split: Split) -> None:
         self._comm = engine.comm
-        self._replicas = engine.replicas if engine.stage else engine.shards
         self._runs: dict[int, list[Tensor]] = {}  # neighbouring gradients, by how many ranks hold them
         sums: list[tuple[Tensor, int, int]] = []  # gradient, different ones among the ranks, which is this one
         boxes = partial(split)
@@ -37,6 +36,7 @@ class Copies:
         for b in engine.buckets:
             assert b.shard is not None
             begins, before = 0, 0
+            replicas = b.bucket.replicas(engine.strategy)
             if tied_apart(split.spec) and b.bucket.parameters[0].unit == "model":
                 self._tied = b.shard
                 if second_tied(split.spec, b.bucket.parameters[0].fqn):  # which the first rank counts
@@ -46,8 +46,8 @@ class Copies:
                 held = split.held(fqn)
                 if held.copies != before:
                     begins, before = piece.at, held.copies
-                    self._runs.setdefault(before, []).append(here)
-                self._runs[before][-1] = b.shard[begins : piece.at + here.numel()]
+                    self._runs.setdefault(before * replicas, []).append(here)
+                self._runs[before * replicas][-1] = b.shard[begins : piece.at + here.numel()]
                 if fqn in boxes:
                     sums.append((here, boxes[fqn], split.index // held.copies))
         self._sums: list[tuple[Tensor, Tensor]] = []  # gradient, its place in the buffer
@@ -84,6 +84,6 @@ class Copies:
     def norm_square(self) -> Tensor:
         """This rank's share of the square of the gradients' 2-norm over the world, fp64."""
         total = torch.zeros((), dtype=torch.float64, device=self._comm.world.device)
-        for copies, runs in self._runs.items():
-            total += torch.stack([square(run) for run in runs]).sum() / copies
-        return total / self._replicas
+        for holders, runs in self._runs.items():
+            total += torch.stack([square(run) for run in runs]).sum() / holders
+        return total

@@ -1,6 +1,7 @@
 """The data-parallel engine: gradients in flat buckets, reduced while the backward pass runs; ZeRO stages 0 to 3.
 
-The stage says what is sharded, over dp_shard and cp, and when it is gathered. Communication of a step, in phases:
+The stage says what is sharded, over dp_shard and cp, and when it is gathered. Experts that several ranks share are
+sharded over all that hold the same ones, edp; they have buckets of their own. Communication of a step, in phases:
     forward, backward   stage 3: units' parameters, all-gather just ahead of their use (gathered.py)
     backward            stage 0: all-reduce of every full bucket, once a step
                         stage 1: reduce-scatter of every full bucket, once a step
@@ -28,7 +29,7 @@ from phalanx.runtime.flat import Flat, Piece
 from phalanx.runtime.gathered import SHARED, Gathered
 from phalanx.runtime.gradients import put, square
 from phalanx.runtime.transport import Call, same_place
-from phalanx.runtime.weight_gradients import Product
+from phalanx.runtime.weight_gradients import Grouped, Product
 from phalanx.schedule.buckets import Bucket, slot_sizes, slots
 from phalanx.spec.job import Precision
 from phalanx.spec.strategy import Strategy
@@ -71,12 +72,8 @@ class DataParallel:
         lent: tuple[list[int], list[int]] | None = None,
     ) -> None:
         self.comm, self.stage, self.module, self.strategy = comm, strategy.stage, module, strategy
-        self.axis = comm.mesh.gradient_axis if self.stage == 0 else comm.mesh.shard_axis
-        self.replicas = strategy.dp_replicate if self.stage else 1
-        ranks = comm.ranks(self.axis)
-        self.shards, self.index = len(ranks), ranks.index(comm.world.rank)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.buckets = [Flat(b, strategy, self.index) for b in buckets]
+        self.buckets = [Flat(b, strategy, comm.index(b.axis(strategy))) for b in buckets]
         self._chunks = [[self.buckets[i] for i in own] for own in chunks or (range(len(self.buckets)),)]
         self._now = self._chunks[0]  # what the backward pass that runs fills
         self._bucket_of = {p.fqn: b for b in self.buckets for p in b.bucket.parameters}
@@ -171,28 +168,27 @@ class DataParallel:
         """(name, gradient) of every parameter, whole: views at stage 0, gathered by all ranks together else."""
         for b in self.buckets:
             assert b.shard is not None
-            yield from b.views(b.shard if self.stage == 0 else self.whole(b.shard)).items()
+            yield from b.views(b.shard if self.stage == 0 else self.whole(b, b.shard)).items()
 
-    def whole(self, shard: Tensor) -> Tensor:
+    def whole(self, b: Flat, shard: Tensor) -> Tensor:
         """A bucket's flat buffer from all ranks' parts of it. Outside of a step: not recorded."""
-        flat = shard.new_empty(shard.numel() * self.shards)
-        self.comm.start(Call("all_gather", self.comm.ranks(self.axis), self.index, shard.contiguous(), flat)).wait()
+        ranks = self.comm.ranks(b.axis)
+        flat = shard.new_empty(shard.numel() * len(ranks))
+        self.comm.start(Call("all_gather", ranks, self.comm.index(b.axis), shard.contiguous(), flat)).wait()
         return flat
 
     def start(self, draw: Draw | None) -> None:
         """Set the parameters: stages 1 to 3 from `draw`, piece by piece; at stage 0 the axis's first rank's are
         everybody's."""
         if self.stage == 0:
-            for p in self.parameters.values():
-                self.comm.broadcast(p.detach(), self.axis)
+            for name, p in self.parameters.items():
+                self.comm.broadcast(p.detach(), self._bucket_of[name].axis)
         elif draw is not None:
             for piece, master, _ in self.pieces():
                 master.copy_(draw(piece))
             self.updated()
         for tensor in self.module.buffers():
-            self.comm.broadcast(tensor, self.axis)
-            if self.replicas > 1:
-                self.comm.broadcast(tensor, "dp_replicate")
+            self.comm.broadcast(tensor, self.comm.mesh.gradient_axis)
 
     def updated(self) -> None:
         """The masters have changed: stages 1 and 2 send the parameters round, those needed first first; at stage 3
@@ -207,7 +203,7 @@ class DataParallel:
             own = b.own(b.weights)
             if not same_place(own, b.master):
                 own.copy_(b.master)
-            b.gathering = self.comm.all_gather(b.weights, own, self.axis, unit=b.name, phase="opt")
+            b.gathering = self.comm.all_gather(b.weights, own, b.axis, unit=b.name, phase="opt")
 
     def begin(self) -> None:
         """Start a step: nothing has arrived, nothing is issued."""
@@ -259,11 +255,11 @@ class DataParallel:
         rows.clear()
         parameter.grad = None
 
-    def take(self, name: str, grad: Tensor | Product | None, rows: list[tuple[Tensor, Tensor]]) -> None:
+    def take(self, name: str, grad: Tensor | Product | Grouped | None, rows: list[tuple[Tensor, Tensor]]) -> None:
         """A parameter's gradient of this micro-batch: a dense part, if there is one, and rows of it."""
         bucket = self._bucket_of[name]
         if self.watch is not None:
-            grad = grad.made() if isinstance(grad, Product) else grad
+            grad = grad.made() if isinstance(grad, Product | Grouped) else grad
             self.watch(name, grad, rows)
         place = self._views[name] if self.stage <= 1 else self._view(bucket, name)
         put(place, grad, rows, add=self.stage <= 1 and name in bucket.touched)
@@ -302,7 +298,7 @@ class DataParallel:
     def _issue_before(self, name: str) -> None:
         """Stage 3: a unit's backward pass begins, so those issued before it have had theirs. What has no gradient on
         this rank gets none; others may have had it earlier, but before the next gathering too."""
-        order = [b.name for b in self._now]
+        order = [b.bucket.unit for b in self._now]
         before = order.index(name) if name in order else 0
         if before and order[before - 1] == SHARED:  # which this unit uses
             before -= 1
@@ -335,10 +331,10 @@ class DataParallel:
                     earlier.handle.advance()
             b.handle = Underway(self.compressor.reduce(b, self._micro_batch))
         elif self.stage == 0:
-            b.handle = self.comm.all_reduce(b.sent, self.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
+            b.handle = self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
         else:
             b.handle = self.comm.reduce_scatter(
-                b.own(b.sent), b.sent, self.axis, unit=b.name, phase="B", micro_batch=self._micro_batch
+                b.own(b.sent), b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch
             )
         self._next += 1
         self._under_way.append(b)
@@ -365,7 +361,7 @@ class DataParallel:
                 self._lent[slot] = (self._lent[slot][0], None)
         elif not same_place(own, b.shard):
             b.shard.copy_(own)
-        if b.left or self.replicas == 1:
+        if b.left or not b.across_replicas:
             return
         self._across.append(b)
         if self.compressor is not None:
@@ -407,7 +403,7 @@ class DataParallel:
         """The square of the 2-norm of this rank's gradients, fp64: whole at stage 0, else its share of the sum over
         the world."""
         squares = [square(b.shard) for b in self.buckets if b.shard is not None]
-        return torch.stack(squares).sum() / self.replicas
+        return torch.stack(squares).sum() / (self.strategy.dp_replicate if self.stage else 1)
 
     def scale(self, factor: float) -> None:
         """Multiply every gradient."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from phalanx.runtime.transport import Handle, same_place
-from phalanx.schedule.buckets import Bucket, layout
+from phalanx.schedule.buckets import Bucket
 from phalanx.spec.model import Parameter
 from phalanx.spec.strategy import Strategy
 
@@ -28,8 +28,8 @@ class Piece:
 
 
 class Flat:
-    """The bucket in the equal parts of a strategy, of which number `index` is this rank's. Tensors are there as the
-    stage needs them.
+    """The bucket in the equal parts of a strategy, of which number `index` is this rank's. Gradients are reduced over
+    `axis`, and `across` replicas of the parts, where there are such. Tensors are there as the stage needs them.
 
     weights   (padded,) of the compute type, the parameters' own memory        stages 1, 2
     whole     (padded,) of the accumulate type, gradients of all parameters    stages 0, 1
@@ -42,7 +42,8 @@ class Flat:
     def __init__(self, bucket: Bucket, strategy: Strategy, index: int) -> None:
         self.bucket, self.name = bucket, bucket.name
         self.padded = bucket.padded(strategy)
-        parts = layout(strategy)[0]
+        self.axis, self.across_replicas = bucket.axis(strategy), bucket.across(strategy)
+        parts = bucket.parts(strategy)
         self.part = self.padded // parts
         self.low = index % parts * self.part
         self.weights: Tensor | None = None

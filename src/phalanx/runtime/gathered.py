@@ -5,8 +5,10 @@
     backward of unit u   wait for u, start gathering u-1; u is let go when its gradients are complete
     what units share     (`model`) is gathered before the module's forward pass and let go like any unit
 
-Neighbouring units' memory takes turns. What autograd saves of a unit's parameters is not kept: it is noted which part
-it was, and looked up again in the unit's memory of the backward pass (saved_tensors_hooks).
+A unit's experts have a bucket of their own where they are sharded over other ranks; they come and go with the unit.
+Neighbouring units' memory takes turns, and so does that of their experts. What autograd saves of a unit's parameters
+is not kept: it is noted which part it was, and looked up again in the unit's memory of the backward pass
+(saved_tensors_hooks).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ SHARED = "model"
 
 
 class _Unit:
-    """One unit's parameters: at home in shards, and `memory` where they are whole."""
+    """One unit's parameters, or its experts': at home in shards, and `memory` where they are whole."""
 
     def __init__(self, flat: Flat, parameters: dict[str, nn.Parameter], memory: Tensor) -> None:
         self.flat, self.memory = flat, memory
@@ -57,25 +59,28 @@ class Gathered:
         begins: weakref.WeakMethod[Callable[[str], None]],
     ) -> None:
         self.comm, self.prefetch, self.keep, self._begins = comm, prefetch, keep, begins
-        self.order = [name for name in units if any(b.name == name for b in buckets)]
+        self.order = [name for name in units if any(b.bucket.unit == name for b in buckets)]
         parameters = dict(module.named_parameters())
-        flats = {b.name: b for b in buckets}
         dtype = parameters[buckets[0].bucket.parameters[0].fqn].dtype
-        sizes = [flats[name].padded for name in self.order]
-        if keep:
-            memories = [comm.buffer(n, dtype) for n in sizes]
-        else:
-            shared = [comm.buffer(n, dtype) for n in slot_sizes(sizes)]
-            memories = [shared[slot] for slot in slots(sizes)]
-        self.units: dict[str, _Unit] = {}
-        for name, memory in (*zip(self.order, memories, strict=True), (SHARED, None)):
-            if name not in flats:
-                continue
-            b = flats[name]
-            if memory is None:
-                memory = comm.buffer(b.padded, dtype)
+        self._names: dict[str, list[str]] = {}  # of a unit's buckets, in the order in which they are gathered
+        for b in sorted(buckets, key=lambda b: b.bucket.experts):
+            self._names.setdefault(b.bucket.unit, []).append(b.name)
+        memories: list[tuple[Flat, Tensor]] = []
+        for experts in (False, True):
+            kind = {b.bucket.unit: b for b in buckets if b.bucket.experts == experts}
+            turns = [kind[name] for name in self.order if name in kind]
+            sizes = [b.padded for b in turns]
+            if keep:
+                memories += [(b, comm.buffer(b.padded, dtype)) for b in turns]
+            else:
+                shared = [comm.buffer(n, dtype) for n in slot_sizes(sizes)]
+                memories += [(b, shared[slot]) for b, slot in zip(turns, slots(sizes), strict=True)]
+            if SHARED in kind:
+                memories.append((kind[SHARED], comm.buffer(kind[SHARED].padded, dtype)))
+        self.units: dict[str, _Unit] = {}  # by the name of the bucket
+        for b, memory in memories:
             own = {p.fqn: parameters[p.fqn] for p in b.bucket.parameters}
-            self.units[name] = _Unit(b, own, memory[: b.padded])
+            self.units[b.name] = _Unit(b, own, memory[: b.padded])
         self._micro_batch: int | None = None
         self._watch(module, units)
 
@@ -114,7 +119,7 @@ class Gathered:
         def all_ends(_: nn.Module, args: object, out: object) -> None:
             gathered = this()
             if gathered is not None and SHARED in gathered.units and not torch.is_grad_enabled():
-                gathered._let_go(gathered.units[SHARED])
+                gathered._leave(SHARED)
 
         module.register_forward_pre_hook(all_begins)
         module.register_forward_hook(all_ends)
@@ -125,6 +130,10 @@ class Gathered:
 
     def start(self, name: str, phase: Phase) -> None:
         """Start gathering a unit."""
+        for bucket in self._names[name]:
+            self._start(bucket, phase)
+
+    def _start(self, name: str, phase: Phase) -> None:
         unit = self.units[name]
         if unit.whole or unit.flat.gathering is not None:
             return
@@ -137,13 +146,18 @@ class Gathered:
         own = flat.own(unit.memory)
         own.copy_(flat.master)
         flat.gathering = self.comm.all_gather(
-            unit.memory, own, self.comm.mesh.shard_axis, unit=name, phase=phase, micro_batch=self._micro_batch
+            unit.memory, own, flat.axis, unit=name, phase=phase, micro_batch=self._micro_batch
         )
 
     def need(self, name: str, phase: Phase) -> None:
         """That a unit is whole now."""
         self.start(name, phase)
-        unit = self.units[name]
+        for bucket in self._names[name]:
+            self._need(bucket, phase)
+
+    def _need(self, bucket: str, phase: Phase) -> None:
+        self._start(bucket, phase)
+        unit = self.units[bucket]
         self._arrive(unit)
         if not unit.whole:
             for fqn, view in unit.views.items():
@@ -163,10 +177,10 @@ class Gathered:
 
     def forward_ends(self, name: str, out: Any) -> None:
         if not torch.is_grad_enabled():
-            self._let_go(self.units[name])
+            self._leave(name)
             return
         if name != self.order[-1] and not self.keep:
-            self._let_go(self.units[name])
+            self._leave(name)
         this = weakref.ref(self)
 
         def begins(_: Tensor) -> None:
@@ -188,7 +202,7 @@ class Gathered:
             self.start(self.order[before], "B")
 
     def release(self, name: str) -> None:
-        """A unit's gradients are complete."""
+        """The gradients of a bucket are complete."""
         if not self.keep:
             self._let_go(self.units[name])
 
@@ -199,6 +213,10 @@ class Gathered:
             self._let_go(unit)
         self._micro_batch = None
 
+    def _leave(self, name: str) -> None:
+        for bucket in self._names[name]:
+            self._let_go(self.units[bucket])
+
     def _let_go(self, unit: _Unit) -> None:
         if unit.whole:
             for name, p in unit.parameters.items():
@@ -207,19 +225,20 @@ class Gathered:
 
     def noting(self, name: str) -> saved_tensors_hooks:
         """What autograd saves of the unit's parameters is noted, not kept."""
-        unit = self.units[name]
-        base = unit.memory.untyped_storage()._cdata
+        own = {self.units[b].memory.untyped_storage()._cdata: self.units[b] for b in self._names[name]}
 
         def pack(tensor: Tensor) -> Any:
-            if tensor.untyped_storage()._cdata != base or not unit.whole:
+            unit = own.get(tensor.untyped_storage()._cdata)
+            if unit is None or not unit.whole:
                 return tensor
-            return (tensor.size(), tensor.stride(), tensor.storage_offset())
+            return (unit, tensor.size(), tensor.stride(), tensor.storage_offset())
 
         def unpack(noted: Any) -> Tensor:
             if isinstance(noted, Tensor):
                 return noted
-            size, stride, offset = noted
-            self.need(name, "B")  # another may have got the memory, where units do not run in their order
+            unit, size, stride, offset = noted
+            # Another may have got the memory, where units do not run in their order; experts may be done already.
+            self._need(unit.flat.name, "B")
             return torch.as_strided(unit.memory, size, stride, offset)
 
         return saved_tensors_hooks(pack, unpack)

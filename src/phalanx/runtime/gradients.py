@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from phalanx.runtime.weight_gradients import Product
+from phalanx.runtime.weight_gradients import Grouped, Product
 
 _AT_ONCE = 2**20  # elements
 
 
-def put(place: Tensor, grad: Tensor | Product | None, rows: list[tuple[Tensor, Tensor]], add: bool) -> None:
+def put(place: Tensor, grad: Tensor | Product | Grouped | None, rows: list[tuple[Tensor, Tensor]], add: bool) -> None:
     """A gradient to where it is reduced: the dense part, if there is one, and rows of it."""
-    if isinstance(grad, Product):
+    if isinstance(grad, Product | Grouped):
         grad.put(place, add)
         grad = None
     elif grad is None or grad.is_sparse:

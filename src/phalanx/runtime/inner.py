@@ -3,6 +3,8 @@ now; so that stands here, one for all layers of a model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from phalanx.runtime.comm import Comm
@@ -20,15 +22,33 @@ class Inner:
         self.micro_batch: int | None = None
         self.again = False
         self.put_off: PutOff | None = None
+        self.seed = 1.0
+        """The gradient of the loss of one token, which losses inside of layers begin from."""
 
     def _phase(self, phase: Phase) -> Phase:
         back = "I" if self.put_off is not None and self.put_off.active else "B"
         return back if self.again or phase == "B" else phase
 
-    def all_to_all(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
-        """As Comm.all_to_all, in equal parts."""
+    def all_to_all(
+        self,
+        target: Tensor,
+        source: Tensor,
+        axis: str,
+        unit: str,
+        phase: Phase,
+        sends: Sequence[int] = (),
+        receives: Sequence[int] = (),
+    ) -> Handle:
+        """As Comm.all_to_all."""
         return self.comm.all_to_all(
-            target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
+            target,
+            source,
+            axis,
+            unit=unit,
+            phase=self._phase(phase),
+            micro_batch=self.micro_batch,
+            sends=sends,
+            receives=receives,
         )
 
     def exchange(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:

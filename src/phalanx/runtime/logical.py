@@ -1,8 +1,9 @@
 """The state of training by layout-free names, as checkpoints hold it: single-process names, global shapes. Of what
-tensor-parallel ranks split, each knows a box.
+ranks split over tp, ep and etp, each knows a box.
 
 parameters.<fqn>              in the master type
 optimizer.<fqn>.<state>       exp_avg, exp_avg_sq, momentum_buffer, ...; step
+buffers.<fqn>                 what a model learns without gradients
 compression.<fqn>.kept        what was kept back of the gradient, summed over the ranks; split evenly on load
 compression.<fqn>.q<rank>     PowerSGD's factor; compression.draws: how many reductions have drawn
 
@@ -11,11 +12,11 @@ Parts are views of live memory: what a rank saves it reads there, what it loads 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from phalanx.runtime import checkpoint
 from phalanx.runtime.data_parallel import DataParallel
@@ -32,15 +33,29 @@ def owned(
     engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer, split: Split | None = None
 ) -> Iterator[Part]:
     """What this rank saves: the shares of all ranks make everything, once. All ranks together."""
-    comm = engine.comm
-    rank = comm.world.rank
-    # A counter is its parameter's as a whole: whoever holds the first element writes it. Of what several tp ranks
-    # hold, the first of them writes all.
-    mine = (p for first, p in _held(engine, masters, optimizer, split, copies=False) if first or p.shape)
-    alike = comm.ranks(engine.axis if engine.stage == 0 else "dp_replicate")
-    yield from share(mine, alike.index(rank), len(alike))
-    alike = comm.ranks(comm.mesh.gradient_axis)
-    yield from share(_compression(engine), alike.index(rank), len(alike))
+    comm, grid = engine.comm, engine.comm.mesh
+
+    def shared(parts: Iterable[Part], axis: str) -> Iterator[Part]:
+        return share(parts, comm.index(axis), comm.size(axis))
+
+    apart = {p.fqn for b in engine.buckets if b.bucket.experts for p in b.bucket.parameters}
+    kinds = [(False, grid.gradient_axis, "dp_replicate"), (True, "edp", "")]
+    for experts, whole_on, shards_on in kinds:
+        of = {name: master for name, master in masters.items() if (name in apart) == experts}
+        # A counter is its parameter's as a whole: whoever holds the first element writes it. Of what several tp ranks
+        # hold, the first of them writes all.
+        mine = (p for first, p in _held(engine, of, optimizer, split, copies=False) if first or p.shape)
+        yield from shared(mine, whole_on if engine.stage == 0 else shards_on)
+    yield from shared(_compression(engine), grid.gradient_axis)
+    if split is not None:
+        alike = (whole(name, t) for name, t in buffers(engine.module).items())
+        yield from shared(alike, grid.name("dp_replicate", "dp_shard", "cp", "tp"))
+
+
+def buffers(module: nn.Module) -> dict[str, Tensor]:
+    """What a model learns without gradients, and all ranks alike: those of its buffers that its state_dict has."""
+    kept = module.state_dict().keys()
+    return {f"buffers.{name}": t for name, t in module.named_buffers() if name in kept}
 
 
 def _held(
@@ -60,7 +75,7 @@ def _held(
         if name in pieces:
             shape, start = pieces[name].parameter.shape, pieces[name].start
         inside = master.numel()
-        if split is not None and split.tp > 1:
+        if split is not None and not split.whole:
             held = split.held(name)
             if not copies and split.index % held.copies:
                 continue
@@ -87,7 +102,7 @@ def _tensors(name: str, master: Tensor, optimizer: torch.optim.Optimizer) -> Ite
 def gradients(engine: DataParallel, split: Split) -> dict[str, Tensor]:
     """Every parameter's gradient, whole. Of what several ranks hold, that one which is farthest from the first's. All
     ranks together."""
-    found = _over_tp(engine, split)
+    found = _over_layers(engine, split)
     for other in engine.comm.gather_objects(found, "pp"):
         for name, gradient in other.items():
             if name not in found or not torch.equal(found[name], gradient):  # of a tied embedding there are two
@@ -95,18 +110,20 @@ def gradients(engine: DataParallel, split: Split) -> dict[str, Tensor]:
     return found
 
 
-def _over_tp(engine: DataParallel, split: Split) -> dict[str, Tensor]:
-    if split.tp == 1:
+def _over_layers(engine: DataParallel, split: Split) -> dict[str, Tensor]:
+    """The same on a pipeline rank: of what is split over tp, and over the ranks that hold all experts."""
+    if split.whole:
         return dict(engine.gradients())
     comm, found = engine.comm, {}
-    ranks = comm.ranks("tp")
     for name, mine in engine.gradients():
         p = split.held(name).parameter
-        parts = mine.new_empty(split.tp, *mine.shape)
-        comm.start(Call("all_gather", ranks, split.index, mine.contiguous().view(-1), parts.view(-1))).wait()
+        axis, seen_at = ("ep+etp", split.at_experts) if p.of_experts else ("tp", split.at)
+        ranks = comm.ranks(axis)
+        parts = mine.new_empty(len(ranks), *mine.shape)
+        comm.start(Call("all_gather", ranks, comm.index(axis), mine.contiguous().view(-1), parts.view(-1))).wait()
         first, farthest = mine.new_zeros(p.shape), mine.new_zeros(p.shape)
         for index, part in enumerate(parts):
-            held = split.at(index).held(name)
+            held = seen_at(index).held(name)
             place = tuple(slice(o, o + n) for o, n in zip(held.offsets, held.sizes, strict=True))
             part = part[tuple(slice(n) for n in held.sizes)]
             if index % held.copies == 0:

@@ -255,7 +255,7 @@ class Parallel:
         whole = self._masters if self.strategy.stage == 0 else {}
         for b in engine.buckets if self.strategy.stage else ():
             assert b.master is not None
-            whole |= b.views(engine.whole(b.master))
+            whole |= b.views(engine.whole(b, b.master))
         return {
             name: (whole[self._names[name]] if name in self._names else t).detach().clone()
             for name, t in self.module.state_dict().items()
@@ -350,6 +350,8 @@ def _strategy(given: str | Strategy, world: World) -> Strategy:
     for name, alone, why in (
         ("tp", 1, "splits layers, which `phalanx train` has of its own"),
         ("cp", 1, "splits sequences, which `phalanx train` does"),
+        ("ep", 1, "sends tokens to experts, which `phalanx train` has of its own"),
+        ("etp", 1, "splits experts, which `phalanx train` has of its own"),
         ("recompute", "none", "repeats layers, which `phalanx train` has of its own"),
     ):
         if getattr(found, name) != alone:

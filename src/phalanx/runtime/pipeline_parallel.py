@@ -129,6 +129,7 @@ class Pipeline:
             raise ValueError(f"{len(micro_batches)} micro-batches, the schedule is of {self.schedule.micro_batches}")
         total = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
         self.engine.begin()
+        self.inner.seed = seed
         for at, action in enumerate(self.actions):
             self.inner.micro_batch = action.micro_batch
             match action.kind:

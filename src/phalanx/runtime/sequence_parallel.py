@@ -69,10 +69,10 @@ class Rows:
 
 class _Columns(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Rows, unit: str, owners: Owners, x: Tensor, biased: bool, *given: Tensor) -> Any:
-        weights = given[::2] if biased else given
-        biases = given[1::2] if biased else (None,) * len(weights)
-        ctx.rows, ctx.unit, ctx.owners, ctx.biased = rows, unit, owners, biased
+    def forward(ctx: Any, rows: Rows, unit: str, owners: Owners, x: Tensor, *given: Any) -> Any:
+        weights, biases = given[::2], given[1::2]
+        ctx.rows, ctx.unit, ctx.owners = rows, unit, owners
+        ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
         whole, arriving = rows.gather(x, unit, "F")
         outs = [x.new_empty(rows.batch, rows.seq, len(w)) for w in weights]
@@ -103,21 +103,25 @@ class _Columns(torch.autograd.Function):
             for part, weight in zip(others, weights[1:], strict=True):
                 torch.addmm(term, part, weight, out=term)
             underway.append(rows.scatter(into, term, ctx.unit, "B"))
-        d_given: list[Tensor | None] = [None] * (len(weights) * (1 + ctx.biased))
+        d_given: list[Tensor | None] = [None] * (2 * len(weights))
         if put_off is None:
             for handle in arriving:
                 handle.wait()
             d_given = [
-                d for part in g for d in ((part.t().mm(whole), part.sum(0)) if ctx.biased else (part.t().mm(whole),))
+                d
+                for part, biased in zip(g, ctx.biased, strict=True)
+                for d in (part.t().mm(whole), part.sum(0) if biased else None)
             ]
         else:
             put_off.leave(ctx.owners[-1], partial(_later, rows, ctx.unit, ctx.owners, ctx.biased, g, x.detach()))
         for handle in underway:
             handle.wait()
-        return (None, None, None, d_x, None, *d_given)
+        return (None, None, None, d_x, *d_given)
 
 
-def _later(rows: Rows, unit: str, owners: Owners, biased: bool, g: list[Tensor], x: Tensor, deliver: Deliver) -> None:
+def _later(
+    rows: Rows, unit: str, owners: Owners, biased: list[bool], g: list[Tensor], x: Tensor, deliver: Deliver
+) -> None:
     """The gradients that `columns` has put off."""
     whole, arriving = rows.gather(x, unit, "W")
     d_weights = [part.new_empty(part.shape[1], x.shape[1]) for part in g]
@@ -126,19 +130,16 @@ def _later(rows: Rows, unit: str, owners: Owners, biased: bool, g: list[Tensor],
         for d_weight, part in zip(d_weights, parts, strict=True):
             torch.addmm(d_weight, part.t(), here, beta=min(i, 1), out=d_weight)
     del whole, here
-    each = 1 + biased
-    for i in reversed(range(len(g))):
-        if biased:
-            deliver(owners[each * i + 1], g[i].sum(0), [])
-        deliver(owners[each * i], d_weights.pop(), [])
+    for part, (weight, *bias) in reversed(list(zip(g, weight_gradients.by_layer(owners, biased), strict=True))):
+        if bias:
+            deliver(bias[0], part.sum(0), [])
+        deliver(weight, d_weights.pop(), [])
 
 
-def columns(
-    rows: Rows, unit: str, owners: Owners, x: Tensor, biased: bool, given: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    """x Wᵀ + b of all tokens, each (batch, seq, out), of weights that stand in `given`, each before its bias; of x
-    every rank has its own rows, (own, in)."""
-    return _Columns.apply(rows, unit, owners, x, biased, *given)  # type: ignore[no-any-return]
+def columns(rows: Rows, unit: str, owners: Owners, x: Tensor, given: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """x Wᵀ + b of all tokens, each (batch, seq, out), of weights that stand in `given`, each before its bias or None;
+    of x every rank has its own rows, (own, in)."""
+    return _Columns.apply(rows, unit, owners, x, *given)  # type: ignore[no-any-return]
 
 
 Core = Callable[..., Tensor]

@@ -1,13 +1,13 @@
 """Whether replicas still hold the same bits: checksums of all that must be equal, gathered once, compared by name.
 
-    weights           stages 0, 1, 2: all data-parallel ranks hold them whole
+    weights           stages 0, 1, 2: all data-parallel ranks hold them whole; experts, all of edp
     masters           of a type of their own, or at stage 3, where weights rest in them: equal on all that
                       hold the same shard
     module buffers    all data-parallel ranks
     a tied embedding    the first and the last rank of a pipeline
     what tp ranks hold copies of: weights, or where those are sharded the masters of the same pieces
 
-A shard that nobody else holds (dp_replicate = 1) has nothing to be compared with.
+A shard that nobody else holds (dp_replicate = 1, and of experts any) has nothing to be compared with.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from phalanx.spec.split import Split
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _AT_ONCE = 2**20  # elements: their int64 copies stay small beside the tensors
+_MASTER = "the master of "
 _NAMED, _RANKS = 3, 8  # how many tensors, and of each how many ranks, an error names
 
 
@@ -78,12 +79,14 @@ def _found(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | N
     def rows(group: list[int]) -> list[int]:
         return [ranks.index(rank) for rank in group]
 
-    axis = comm.mesh.gradient_axis
-    for group in groups(axis):
-        found += _differences(table[rows(group), : len(whole)], names[: len(whole)], group)
-    same = axis if engine.stage == 0 else "dp_replicate"
-    for group in groups(same):
-        found += _differences(table[rows(group), len(whole) :], names[len(whole) :], group)
+    apart = {p.fqn for b in engine.buckets if b.bucket.experts for p in b.bucket.parameters}
+    axis, whole_ones = comm.mesh.gradient_axis, engine.stage == 0
+    for experts, weights_on, shards_on in ((False, axis, "dp_replicate"), (True, "edp", "")):
+        of = [i for i, name in enumerate(names) if (name.removeprefix(_MASTER) in apart) == experts]
+        first = [i for i in of if i < len(whole)], [i for i in of if i >= len(whole)]
+        for held_by, columns in zip((weights_on, weights_on if whole_ones else shards_on), first, strict=True):
+            for group in groups(held_by) if columns else ():
+                found += _differences(table[rows(group)][:, columns], [names[i] for i in columns], group)
     if split is not None and split.tp > 1:
         for group in groups("tp"):
             for i, name in enumerate(names):
@@ -118,14 +121,14 @@ def _held(
         if engine.stage < 3:
             whole[name] = weight
         own = engine.stage == 3 or (master is not None and master.dtype != weight.dtype)
-        shards[f"the master of {name}"] = master if own else None
+        shards[f"{_MASTER}{name}"] = master if own else None
     whole |= {f"buffer {name}": tensor for name, tensor in engine.module.named_buffers()}
     return whole, shards
 
 
 def _copies(name: str, split: Split) -> int:
     """How many neighbouring tp ranks hold the same of what is called so."""
-    return split.tp if name.startswith("buffer ") else split.held(name.removeprefix("the master of ")).copies
+    return split.tp if name.startswith("buffer ") else split.held(name.removeprefix(_MASTER)).copies
 
 
 def _differences(table: Tensor, names: Sequence[str], ranks: Sequence[int]) -> Iterator[str]:

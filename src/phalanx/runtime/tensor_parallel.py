@@ -49,11 +49,11 @@ class TensorParallel:
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tp: TensorParallel | None, unit: str, owners: Owners, x: Tensor, biased: bool, *given: Tensor
+        ctx: Any, tp: TensorParallel | None, unit: str, owners: Owners, x: Tensor, *given: Tensor | None
     ) -> Any:
-        weights = given[::2] if biased else given
-        biases = given[1::2] if biased else (None,) * len(weights)
-        ctx.tp, ctx.unit, ctx.owners, ctx.biased = tp, unit, owners, biased
+        weights, biases = given[::2], given[1::2]
+        ctx.tp, ctx.unit, ctx.owners = tp, unit, owners
+        ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
         return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
 
@@ -67,35 +67,52 @@ class _Columns(torch.autograd.Function):
         for part, weight in zip(g[1:], weights[1:], strict=True):
             torch.addmm(d_x, part, weight, out=d_x)
         underway = ctx.tp.all_reduce(d_x, ctx.unit, "B") if ctx.tp is not None else DONE
-        d_given: list[Tensor | None] = [None] * (len(weights) * (1 + ctx.biased))
+        d_given: list[Tensor | None] = [None] * (2 * len(weights))
         put_off = weight_gradients.now(ctx.owners)
         if put_off is not None:
-            put_off.products(ctx.owners, ctx.biased, g, rows)
+            put_off.products(weight_gradients.by_layer(ctx.owners, ctx.biased), g, rows)
         else:
             # While the sum over the ranks travels; one rank alone has whoever takes gradients make them.
-            each, alone = 1 + ctx.biased, () if ctx.tp is not None else ctx.owners
-            for i, part in enumerate(g):
-                d_given[each * i] = weight_gradients.beside(alone[each * i :], part, rows)
-                if ctx.biased:
-                    d_given[each * i + 1] = part.sum(0)
+            alone = weight_gradients.by_layer(() if ctx.tp is not None else ctx.owners, ctx.biased)
+            for i, (part, owners, biased) in enumerate(zip(g, alone, ctx.biased, strict=True)):
+                d_given[2 * i] = weight_gradients.beside(owners, part, rows)
+                d_given[2 * i + 1] = part.sum(0) if biased else None
         underway.wait()
-        return (None, None, None, d_x.view(x.shape), None, *d_given)
+        return (None, None, None, d_x.view(x.shape), *d_given)
 
 
 def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
     """x Wᵀ + b of layers that hold rows of W and of b, and read one input x: (..., in), which all ranks have, or with
     sequence parallelism own rows of it. On one rank layers run on their own, but where they put gradients off."""
-    biased = layers[0].bias is not None
-    parameters = [p for layer in layers for p in ((layer.weight, layer.bias) if biased else (layer.weight,))]
+    parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
     owners = weight_gradients.owners(*parameters)
     if tp is None and not owners:
         return tuple(layer(x) for layer in layers)
     # Through views, whose nodes in the graph are in order: so their gradients, which come together, reach the engine
     # in the order in which it fills its buckets.
-    given = [p.view_as(p) for p in parameters]
+    given = [None if p is None else p.view_as(p) for p in parameters]
     if tp is not None and tp.rows is not None:
-        return sequence_parallel.columns(tp.rows, unit, owners, x, biased, given)
-    return _Columns.apply(tp, unit, owners, x, biased, *given)  # type: ignore[no-any-return]
+        return sequence_parallel.columns(tp.rows, unit, owners, x, given)
+    return _Columns.apply(tp, unit, owners, x, *given)  # type: ignore[no-any-return]
+
+
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, unit: str, x: Tensor) -> Tensor:
+        ctx.tp, ctx.unit = tp, unit
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor]:
+        g = g.contiguous()
+        ctx.tp.all_reduce(g, ctx.unit, "B").wait()
+        return None, None, g
+
+
+def copied(tp: TensorParallel, unit: str, x: Tensor) -> Tensor:
+    """x, which all ranks have, for each to make something else of: the gradient is summed over the ranks."""
+    return _Copied.apply(tp, unit, x)  # type: ignore[no-any-return]
 
 
 class _Sum(torch.autograd.Function):

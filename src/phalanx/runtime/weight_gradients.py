@@ -50,8 +50,30 @@ class Product(NamedTuple):
             torch.mm(self.g.t(), self.x, out=place)
 
 
+class Grouped(NamedTuple):
+    """The same of several experts: of rows, in g (rows, out) and x (rows, in), that lie expert by expert, so many are
+    `held` of each. The gradient is (experts, out, in)."""
+
+    g: Tensor
+    x: Tensor
+    held: tuple[int, ...]
+
+    def made(self) -> Tensor:
+        gradient = self.g.new_empty(len(self.held), self.g.shape[1], self.x.shape[1])
+        self.put(gradient, add=False)
+        return gradient
+
+    def put(self, place: Tensor, add: bool) -> None:
+        parts = zip(place.view(len(self.held), -1), self.g.split(self.held), self.x.split(self.held), strict=True)
+        for into, g, x in parts:
+            if len(g):
+                Product(g, x).put(into.view(g.shape[1], -1), add)
+            elif not add:
+                into.zero_()
+
+
 Rows = list[tuple[Tensor, Tensor]]
-Deliver = Callable[[nn.Parameter, Tensor | Product | None, Rows], None]
+Deliver = Callable[[nn.Parameter, Tensor | Product | Grouped | None, Rows], None]
 """Takes a parameter's gradient: a dense one; or (index, values) of rows of it, as an embedding's."""
 Pay = Callable[[Deliver], None]
 Owners = tuple[nn.Parameter, ...]
@@ -93,8 +115,8 @@ class PutOff:
         unit, place = self._places[id(parameter)][0 if rows else -1]
         self._left.setdefault(unit, []).append((place, pay))
 
-    def made(self, parameter: nn.Parameter, gradient: Tensor | None) -> None:
-        """A gradient that is there already; or none."""
+    def made(self, parameter: nn.Parameter, gradient: Tensor | Grouped | None) -> None:
+        """A gradient that is there already, or that whoever takes it makes; or none."""
         if gradient is not None:
             self.leave(parameter, partial(_deliver, parameter, gradient))
 
@@ -105,11 +127,10 @@ class PutOff:
             self.sum(bias[0], g)
         self.leave(weight, partial(_product, weight, g, x.detach()))
 
-    def products(self, owners: Owners, biased: bool, g: Sequence[Tensor], x: Tensor) -> None:
-        """Those of several that read one x; `owners`: each weight before its bias, if they have any."""
-        each = 1 + biased
-        for i, part in enumerate(g):
-            self.product(owners[each * i : each * (i + 1)], part, x)
+    def products(self, layers: Sequence[Owners], g: Sequence[Tensor], x: Tensor) -> None:
+        """Those of several that read one x."""
+        for owners, part in zip(layers, g, strict=True):
+            self.product(owners, part, x)
 
     def sum(self, bias: nn.Parameter, g: Tensor) -> None:
         """That of a bias alone."""
@@ -130,7 +151,7 @@ def _last_first(left: tuple[int, Pay]) -> int:
     return -left[0]
 
 
-def _deliver(parameter: nn.Parameter, gradient: Tensor, deliver: Deliver) -> None:
+def _deliver(parameter: nn.Parameter, gradient: Tensor | Grouped, deliver: Deliver) -> None:
     deliver(parameter, gradient, [])
 
 
@@ -149,10 +170,15 @@ def _product(weight: nn.Parameter, g: Tensor, x: Tensor, deliver: Deliver) -> No
 def beside(owner: Sequence[nn.Parameter], g: Tensor, x: Tensor) -> Tensor | None:
     """The gradient of a weight, if it has an owner; nothing where the data-parallel engine takes products, which it
     then finds at the owner. The hook of that is called all the same."""
-    products: list[Product] | None = getattr(owner[0], "products_beside", None) if owner else None
+    return taken(owner, Product(g, x))
+
+
+def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor | None:
+    """As `beside`."""
+    products: list[Product | Grouped] | None = getattr(owner[0], "products_beside", None) if owner else None
     if products is None:
-        return Product(g, x).made()
-    products.append(Product(g, x))
+        return gradient.made()
+    products.append(gradient)
     return None
 
 
@@ -160,6 +186,15 @@ def owners(*parameters: nn.Parameter | None) -> Owners:
     """Of a layer's parameters those that it has, for its backward function to put gradients off; none in a model that
     does not."""
     return tuple(p for p in parameters if hasattr(p, "put_off"))
+
+
+def by_layer(owners: Owners, biased: Sequence[bool]) -> list[Owners]:
+    """Those of layers that follow each other, each weight before its bias, if it has one; or none of any."""
+    found, at = [], 0
+    for bias in biased:
+        found.append(owners[at : at + 1 + bias])
+        at += 1 + bias
+    return found
 
 
 def now(owners: Owners) -> PutOff | None:

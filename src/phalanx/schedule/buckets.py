@@ -2,6 +2,9 @@
 
 One function for the program that is predicted and for the engine that runs: the order in which gradients become
 ready in a backward pass, cut where a bucket is full (Li et al. 2020, "PyTorch Distributed", section 3.2).
+
+Experts whose gradients reduce over other ranks than all others' have buckets of their own, which fill beside the
+others; all are issued in the order in which they are full.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from functools import cache
 
 from phalanx.spec.compression import BLOCK
 from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec, Parameter, StageSpec, chunks, parameters
 from phalanx.spec.split import local
 from phalanx.spec.strategy import Strategy
@@ -26,7 +30,9 @@ class Bucket:
     index: int
     parameters: tuple[Parameter, ...]
     unit: str = ""
-    """At zero=3, where a bucket is what a unit gathers."""
+    """At zero=3, where a bucket is what a unit gathers, or its experts are."""
+    experts: bool = False
+    """Of experts alone, which go over `edp`; all others over the ranks of dp and cp."""
 
     @property
     def numel(self) -> int:
@@ -34,17 +40,49 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        return self.unit or f"bucket.{self.index}"
+        if self.unit:
+            return f"{self.unit}.experts" if self.experts else self.unit
+        return f"bucket.{self.index}"
+
+    def kind(self, what: str) -> str:
+        """What goes over the same ranks as this, by what it is."""
+        return f"{what}, experts" if self.experts else what
+
+    def ranks(self, strategy: Strategy) -> int:
+        """Whose gradients of it are summed."""
+        return strategy.edp if self.experts else strategy.gradient_ranks
+
+    def axis(self, strategy: Strategy) -> str:
+        """What its gradients are reduced over, to its parts where it has several."""
+        grid = mesh(strategy)
+        return "edp" if self.experts else grid.shard_axis if strategy.stage else grid.gradient_axis
+
+    def parts(self, strategy: Strategy) -> int:
+        """The equal parts of its flat buffer."""
+        return layout(strategy, self.experts)[0]
+
+    def replicas(self, strategy: Strategy) -> int:
+        """Ranks that have the same part of its gradients in the end."""
+        if strategy.stage:
+            return 1 if self.experts else strategy.dp_replicate
+        return self.ranks(strategy)
+
+    def across(self, strategy: Strategy) -> bool:
+        """Whether its parts are reduced over replicas of them (HSDP)."""
+        return strategy.stage > 0 and self.replicas(strategy) > 1
 
     def padded(self, strategy: Strategy) -> int:
         """Elements of its flat buffer: equal parts, each a whole number of what may not be cut."""
-        parts, aligned = layout(strategy)
+        parts, aligned = layout(strategy, self.experts)
         return -(-self.numel // (parts * aligned)) * parts * aligned if parts > 1 else self.numel
 
 
-def layout(strategy: Strategy) -> tuple[int, int]:
+def layout(strategy: Strategy, experts: bool = False) -> tuple[int, int]:
     """(Equal parts that a bucket falls into, elements that stay together in one): the shards, of whole cache lines.
-    Codes of a quantised gradient are summed part by part at stage 0 too, and their blocks are not cut."""
+    Those of `experts`, apart, are all ranks that have the same ones. Codes of a quantised gradient are summed part by
+    part at stage 0 too, and their blocks are not cut."""
+    if experts:
+        return (strategy.edp, _ALIGNED) if strategy.stage else (1, _ALIGNED)
     c = strategy.compressor
     if c is not None and c.quantised:
         if strategy.stage == 0:
@@ -82,34 +120,42 @@ def fill(order: Sequence[Parameter], element_bytes: int, bucket_bytes: int) -> t
     return tuple(buckets)
 
 
-def unit_buckets(spec: ModelSpec) -> tuple[Bucket, ...]:
-    """A bucket for every unit, in the order of the backward pass; what several units share (`model`) comes last."""
-    found: dict[str, list[Parameter]] = {}
+def unit_buckets(spec: ModelSpec, apart: bool = False) -> tuple[Bucket, ...]:
+    """A bucket for every unit, in the order of the backward pass, and before it one of its experts where they are
+    `apart`; what several units share (`model`) comes last."""
+    found: dict[tuple[str, bool], list[Parameter]] = {}
     for p in backward_order(spec):
-        found.setdefault(p.unit, []).append(p)
-    return tuple(Bucket(i, tuple(own), unit) for i, (unit, own) in enumerate(found.items()))
+        found.setdefault((p.unit, apart and p.of_experts), []).append(p)
+    # A unit's experts are done before its attention.
+    cut = sorted(found, key=lambda key: (list(dict.fromkeys(unit for unit, _ in found)).index(key[0]), not key[1]))
+    return tuple(Bucket(i, tuple(found[key]), *key) for i, key in enumerate(cut))
 
 
 def buckets(spec: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]:
     """What a strategy reduces at once: of a rank's own part of the model, where tensor parallelism splits it."""
-    held = local(spec, strategy.tp)
+    held = local(spec, strategy)
     if strategy.stage == 3:
-        return unit_buckets(held)
-    return gradient_buckets(held, job, strategy.bucket_bytes)
+        return unit_buckets(held, strategy.experts_apart)
+    return gradient_buckets(held, job, strategy.bucket_bytes, strategy.experts_apart)
 
 
 @cache
-def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Buckets of any units, full at `bucket_bytes` of the type that is reduced. A pipeline rank's have units of one
-    chunk; and a tied embedding has its own, so that it is cut alike where its other copy is."""
+def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int, apart: bool = False) -> tuple[Bucket, ...]:
+    """Buckets of any units, full at `bucket_bytes` of the type that is reduced; of experts alone, or of none, where
+    they are `apart`. A pipeline rank's have units of one chunk; and a tied embedding has its own, so that it is cut
+    alike where its other copy is."""
     found: list[Bucket] = []
     order, e = backward_order(spec), DTYPE_BYTES[job.precision.reduce_dtype]
     parts: list[Sequence[Parameter]] = [order]
     if isinstance(spec, StageSpec):
         own = [(*chunk,) for chunk in reversed(spec.chunks)] + [("model",)]
         parts = [[p for p in order if p.unit in units] for units in own]
+    at = {p: i for i, p in enumerate(order)}
     for part in parts:
-        found += [replace(b, index=len(found) + b.index) for b in fill(part, e, bucket_bytes)]
+        cut = list(fill([p for p in part if not (apart and p.of_experts)], e, bucket_bytes))
+        cut += [replace(b, experts=True) for b in fill([p for p in part if apart and p.of_experts], e, bucket_bytes)]
+        cut.sort(key=lambda b: at[b.parameters[-1]])
+        found += [replace(b, index=len(found) + i) for i, b in enumerate(cut)]
     return tuple(found)
 
 
@@ -138,11 +184,18 @@ def slots(sizes: list[int]) -> list[int]:
 
 def lent(spec: ModelSpec, cut: Sequence[Bucket], strategy: Strategy) -> tuple[list[int], list[int]]:
     """(The buffer that each bucket uses for gradients on their way, the elements of each buffer.) A pipeline rank's
-    tied embedding, which is ready when its neighbours in the order are not, has its own."""
+    tied embedding, which is ready when its neighbours in the order are not, has its own; buckets of experts, which
+    fill beside the others, take turns among themselves."""
     apart = isinstance(spec, StageSpec) and cut[-1].parameters[0].unit == "model"
-    sizes = [b.padded(strategy) for b in cut]
-    turns = sizes[:-1] if apart else sizes
-    return slots(turns) + [3] * apart, slot_sizes(turns) + sizes[-1:] * apart
+    alone = cut[-1:] if apart else ()
+    kinds = ([b for b in cut if not b.experts and b not in alone], [b for b in cut if b.experts], alone)
+    turn: dict[int, int] = {}
+    sizes: list[int] = []
+    for kind in kinds:
+        own = [b.padded(strategy) for b in kind]
+        turn |= {b.index: len(sizes) + slot for b, slot in zip(kind, slots(own), strict=True)}
+        sizes += slot_sizes(own)
+    return [turn[b.index] for b in cut], sizes
 
 
 def slot_sizes(sizes: list[int]) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["compute", "collective", "p2p"]
 Phase = Literal["F", "B", "I", "W", "opt"]
-INSIDE = ("tp", "ring", "ulysses")
+INSIDE = ("tp", "ring", "ulysses", "cp", "cp+tp", "ep", "ep+etp")
 """Axes over which layers communicate, in the middle of a unit's pass."""
 Reduction = Literal["sum", "avg", "min", "max", "product"]
 

@@ -31,7 +31,9 @@ def blocks_of(spec: ModelSpec, s: Strategy) -> tuple[int, ...]:
     multiplied: dict[str, int] = {}  # by unit
     for p in parameters(spec):
         if p.role not in ("embedding", "position", "norm") and len(p.shape) > 1:
-            multiplied[p.unit] = multiplied.get(p.unit, 0) + p.numel
+            met = spec.experts if p.of_experts else None  # of the experts, a token meets its own
+            numel = p.numel * met.top_k // met.count if met else p.numel
+            multiplied[p.unit] = multiplied.get(p.unit, 0) + numel
     costs = [multiplied[f"blocks.{i}"] for i in range(spec.layers)]
     return partition(Units(0, tuple(costs), spec.vocab * spec.hidden), rank_of(s)).blocks
 

@@ -24,6 +24,8 @@ def summed_elements(split: Split, cut: Sequence[Bucket], s: Strategy) -> int:
     parts = layout(s)[0]
     of_shard = [0] * parts
     for bucket in cut if boxes else ():
+        if bucket.experts:
+            continue
         size, begins = bucket.padded(s) // parts, 0
         for p in bucket.parameters:
             ends = begins + p.numel

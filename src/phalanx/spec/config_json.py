@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.mechanisms import Experts
 from phalanx.spec.model import ModelSpec
 
 Config = dict[str, Any]
@@ -50,7 +51,10 @@ def _rope(spec: ModelSpec, **more: float) -> Config:
         kept = {
             "linear": (),
             "llama3": ("low_freq_factor", "high_freq_factor", "original_max_seq"),
-            "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate", "original_max_seq"),
+            "yarn": (
+                *("beta_fast", "beta_slow", "attention_factor", "truncate", "original_max_seq"),
+                *(("mscale_all_dim",) if spec.latent else ()),
+            ),
         }[kind]
         scaling = {
             "rope_type": kind,
@@ -122,6 +126,62 @@ def _gpt_neox(spec: ModelSpec) -> Config:
     )
 
 
+def _mixtral(spec: ModelSpec) -> Config:
+    x = _experts(spec)
+    routed = {"num_local_experts": x.count, "num_experts_per_tok": x.top_k, "sliding_window": spec.window}
+    return _of_llama(spec) | routed | _balance_loss(x)
+
+
+def _qwen3_moe(spec: ModelSpec) -> Config:
+    x = _experts(spec)
+    return (
+        _of_llama(spec)
+        | {"attention_bias": spec.qkv_bias, "sliding_window": spec.window}
+        | {"use_sliding_window": spec.window is not None, "decoder_sparse_step": 1}
+        | {"num_experts": x.count, "num_experts_per_tok": x.top_k, "moe_intermediate_size": x.ffn}
+        | {"mlp_only_layers": list(x.dense_layers), "norm_topk_prob": x.normalized}
+        | _balance_loss(x)
+    )
+
+
+def _balance_loss(x: Experts) -> Config:
+    """Of shares of tokens that sum to top_k."""
+    return {"router_aux_loss_coef": x.balance_loss / x.top_k}
+
+
+def _deepseek_v2(spec: ModelSpec) -> Config:
+    x = _experts(spec)
+    method = "group_limited_greedy" if x.groups > 1 else "greedy"
+    more = {"topk_method": method, "scoring_func": "softmax", "mlp_bias": spec.mlp_bias}
+    return _deepseek(spec, x) | more
+
+
+def _deepseek_v3(spec: ModelSpec) -> Config:
+    more = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    interleaved = spec.latent is None or spec.latent.interleaved
+    return _deepseek(spec, _experts(spec)) | more | {"rope_interleave": interleaved}
+
+
+def _deepseek(spec: ModelSpec, x: Experts) -> Config:
+    a = spec.latent
+    assert a is not None
+    return (
+        _of_llama(spec)
+        | {"attention_bias": spec.qkv_bias, "head_dim": a.rope_dim}
+        | {"q_lora_rank": a.q_rank, "kv_lora_rank": a.kv_rank, "v_head_dim": a.v_dim}
+        | {"qk_nope_head_dim": a.nope_dim, "qk_rope_head_dim": a.rope_dim}
+        | {"n_routed_experts": x.count, "num_experts_per_tok": x.top_k, "moe_intermediate_size": x.ffn}
+        | {"n_shared_experts": x.shared_ffn // x.ffn, "first_k_dense_replace": len(x.dense_layers)}
+        | {"moe_layer_freq": 1, "norm_topk_prob": x.normalized, "routed_scaling_factor": x.scale}
+        | {"n_group": x.groups, "topk_group": x.top_groups, "aux_loss_alpha": x.balance_loss, "seq_aux": True}
+    )
+
+
+def _experts(spec: ModelSpec) -> Experts:
+    assert spec.experts is not None
+    return spec.experts
+
+
 _WRITERS: dict[str, tuple[str, Callable[[ModelSpec], Config]]] = {
     "llama": ("LlamaForCausalLM", _llama),
     "mistral": ("MistralForCausalLM", _mistral),
@@ -129,4 +189,8 @@ _WRITERS: dict[str, tuple[str, Callable[[ModelSpec], Config]]] = {
     "qwen3": ("Qwen3ForCausalLM", _qwen3),
     "gpt2": ("GPT2LMHeadModel", _gpt2),
     "gpt_neox": ("GPTNeoXForCausalLM", _gpt_neox),
+    "mixtral": ("MixtralForCausalLM", _mixtral),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", _qwen3_moe),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", _deepseek_v2),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", _deepseek_v3),
 }

@@ -27,7 +27,7 @@ def require_context(spec: ModelSpec, seq: int, s: Strategy) -> None:
             raise InputError(
                 "job.seq", seq, f"does not divide by {named}", f"use a multiple of {math.lcm(s.cp, chunks)}"
             )
-    held = local(spec, s.tp)
+    held = local(spec, s)
     of_rank = f" of a tp rank ({spec.heads} / {s.tp})" if s.tp > 1 else ""
     if held.heads % s.ulysses:
         raise InputError(

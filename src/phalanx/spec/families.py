@@ -47,6 +47,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"activation": "swiglu_clamped", "qkv_bias": True, "out_bias": True, "sinks": True, "rope_theta": 150_000.0},
 }
 
+# How a family routes where its model does not say it.
+_ROUTING: dict[str, dict[str, Any]] = {
+    "mixtral": {"normalized": True},
+    "qwen3_moe": {"normalized": True},
+    # The rate of the biases: DeepSeek-AI 2024b, section 4.2; no config.json says it.
+    "deepseek_v3": {"score": "sigmoid", "normalized": True, "group_score": "top2", "balance_bias": 0.001},
+}
+
 _NEEDS = {
     "mixtral": ("experts",),
     "qwen3_moe": ("experts",),
@@ -72,6 +80,8 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
         if not given.get(name):
             raise InputError(f"model.{name}", None, f"is missing, family {family} has it")
     full = {**FAMILIES[family], **given}
+    if isinstance(full.get("experts"), Mapping):
+        full["experts"] = {**_ROUTING.get(family, {}), **full["experts"]}
     heads, hidden, latent = full.get("heads"), full.get("hidden"), full.get("latent")
     if isinstance(latent, Mapping) and all(isinstance(latent.get(d), int) for d in ("nope_dim", "rope_dim")):
         full.setdefault("head_dim", latent["nope_dim"] + latent["rope_dim"])

@@ -219,9 +219,16 @@ def _gelu(c: _Config, key: str, default: str) -> str:
 
 
 def _mixtral(c: _Config) -> Fields:
+    c.only("router_jitter_noise", 0.0)
     given = _sizes(c, 131072, 1e-5, kv_heads=8) | _head_dim(c) | _rope(c, 1e6) | {"window": c("sliding_window")}
     routed = {"count": c("num_local_experts", 8), "top_k": c("num_experts_per_tok", 2), "ffn": given["ffn"]}
-    return given | {"experts": routed}
+    return given | {"experts": routed | _balance_loss(c, routed["top_k"])}
+
+
+def _balance_loss(c: _Config, top_k: int) -> Fields:
+    """Of a family whose loss is the number of experts x the sum over them of its share of the tokens and its mean
+    score, where shares sum to top_k; here they sum to 1."""
+    return {"balance_loss": c("router_aux_loss_coef", 0.001) * top_k}
 
 
 def _qwen3_moe(c: _Config) -> Fields:
@@ -234,22 +241,46 @@ def _qwen3_moe(c: _Config) -> Fields:
         "top_k": c("num_experts_per_tok", 8),
         "ffn": c("moe_intermediate_size", 768),
         "dense_layers": [i for i in range(given["layers"]) if i in dense or (i + 1) % step],
+        "normalized": c("norm_topk_prob", False),
     }
-    return given | {"experts": routed}
+    return given | {"experts": routed | _balance_loss(c, routed["top_k"])}
 
 
 def _deepseek_v2(c: _Config) -> Fields:
-    return _deepseek(c, 2048) | {"mlp_bias": c("mlp_bias", False)}
+    """transformers leaves norm_topk_prob out; the published code then leaves out the scale."""
+    for key, wanted in (("scoring_func", "softmax"), ("norm_topk_prob", False)):
+        c.only(key, wanted)
+    c.only("topk_method", "greedy", "group_limited_greedy")
+    given = _deepseek(c, 2048) | {"mlp_bias": c("mlp_bias", False)}
+    given["experts"] |= {"scale": c("routed_scaling_factor", 1.0)}
+    if c("topk_method") == "group_limited_greedy":
+        given["experts"] |= {"groups": c.need("n_group"), "top_groups": c.need("topk_group")}
+    return given
 
 
 def _deepseek_v3(c: _Config) -> Fields:
-    return _deepseek(c, 4096)
+    for key, wanted in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+        c.only(key, wanted)
+    given = _deepseek(c, 4096)
+    given["latent"] |= {"interleaved": c("rope_interleave", True)}
+    given["experts"] |= {
+        "normalized": c("norm_topk_prob", True),
+        "scale": c("routed_scaling_factor", 2.5),
+        "groups": c("n_group", 8),
+        "top_groups": c("topk_group", 4),
+    }  # the rest is the family's
+    return given
 
 
 def _deepseek(c: _Config, max_seq: int) -> Fields:
-    """Both generations; what they route by is no shape. Sizes that differ by default must be stated."""
+    """What both generations say alike. Sizes that differ by default must be stated."""
     c.only("moe_layer_freq", 1)
+    if c("aux_loss_alpha"):
+        c.only("seq_aux", True)
     given = _sizes(c, max_seq) | _biases(c) | _rope(c)
+    if "rope_scaling" in given:
+        rope = c("rope_parameters") or c("rope_scaling")
+        given["rope_scaling"] |= {"mscale_all_dim": float(rope.get("mscale_all_dim") or 0)}
     given["kv_heads"] = given["heads"]  # each head has keys of its own, made from what all share
     ffn = c.need("moe_intermediate_size")
     latent = {
@@ -265,6 +296,7 @@ def _deepseek(c: _Config, max_seq: int) -> Fields:
         "ffn": ffn,
         "shared_ffn": c.need("n_shared_experts") * ffn,
         "dense_layers": list(range(min(c.need("first_k_dense_replace"), given["layers"]))),
+        "balance_loss": c("aux_loss_alpha", 0.0),
     }
     return given | {"latent": latent, "experts": routed}
 

@@ -56,14 +56,16 @@ class Mesh:
     def groups(self, axis: str) -> Ranks:
         """All groups of an axis, (groups, ranks per group).
 
-        `axis` is a mesh axis, several joined by `+` (`dp_shard+cp`), `ring`, `ulysses`, `ep`, `etp`, `edp`,
-        `embed` (first and last pipeline rank) or `world`.
+        `axis` is a mesh axis, several joined by `+` (`dp_shard+cp`), `ring`, `ulysses`, `ep`, `etp`, `ep+etp`,
+        `edp`, `embed` (first and last pipeline rank) or `world`.
         """
         if axis == "world":
             return self._ranks.reshape(1, -1)
         if axis in ("edp", "ep", "etp"):
             where = ("edp", "ep", "etp").index(axis) + 1
             return _lines(self._experts, (where,))
+        if axis == "ep+etp":
+            return _lines(self._experts, (2, 3))
         if axis in ("ring", "ulysses"):
             return _lines(self._context, (("ring", "ulysses").index(axis) + 1,))
         names = [name for name, _ in self.axes]

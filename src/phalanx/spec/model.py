@@ -32,6 +32,7 @@ Role = Literal[
     "expert_row",
     "expert_row_bias",
     "head",
+    "balance",  # of buffers: what is added to experts' scores where they are chosen
 ]
 
 
@@ -105,7 +106,7 @@ class ModelSpec:
                 f"does not divide heads = {self.heads}",
                 f"use a divisor of {self.heads}",
             )
-        turning = "head_dim" if self.rotary_dim is None else "rotary_dim"
+        turning = "latent.rope_dim" if self.latent else "head_dim" if self.rotary_dim is None else "rotary_dim"
         if self.position == "rotary" and self.rotary_width % 2:
             raise InputError(f"model.{turning}", self.rotary_width, "rotary positions turn pairs", "use an even one")
         if self.rotary_dim is not None and not 2 <= self.rotary_dim <= self.head_dim:
@@ -114,12 +115,23 @@ class ModelSpec:
             raise InputError("model.window_layers", list(self.window_layers), "needs model.window")
         self._check_layers("window_layers", self.window_layers or ())
         self._check_layers("experts.dense_layers", self.experts.dense_layers if self.experts else ())
+        if self.experts and self.residual != "serial":
+            raise InputError("model.residual", self.residual, "experts follow attention", "use serial")
+        if self.experts and not self.gated:
+            raise InputError("model.activation", self.activation, "experts are gated", "use swiglu")
         if self.latent and self.latent.nope_dim + self.latent.rope_dim != self.head_dim:
             raise InputError(
                 "model.head_dim",
                 self.head_dim,
                 f"is not latent.nope_dim + rope_dim = {self.latent.nope_dim} + {self.latent.rope_dim}",
             )
+        if self.latent:
+            for name, needed in (("kv_heads", self.heads), ("position", "rotary"), ("qk_norm", False)):
+                if getattr(self, name) != needed:
+                    raise InputError(f"model.{name}", getattr(self, name), f"latent attention has {needed}")
+        elif self.rope_scaling is not None and self.rope_scaling.mscale_all_dim:
+            reason = "is of latent attention, which this model does not have"
+            raise InputError("model.rope_scaling.mscale_all_dim", self.rope_scaling.mscale_all_dim, reason)
 
     def _check_layers(self, name: str, given: tuple[int, ...]) -> None:
         outside = [i for i in given if not 0 <= i < self.layers]
@@ -139,6 +151,8 @@ class ModelSpec:
     @property
     def rotary_width(self) -> int:
         """How many dimensions of a head turn with the position."""
+        if self.latent is not None:
+            return self.latent.rope_dim
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     @property
@@ -196,13 +210,14 @@ class StageSpec(ModelSpec):
         return cls(**{name: getattr(model, name) for name in MODEL_FIELDS}, chunks=chunks)
 
 
-def require_runnable(spec: ModelSpec) -> None:
-    """Refuse a model of which only the shape is known."""
+def require_runnable(spec: ModelSpec, priced: bool = True) -> None:
+    """Refuse a model of which only the shape is known; not `priced`: which the decoder does not run."""
     for name, unknown, what in (
-        ("experts", spec.experts is not None, "mixture of experts"),
-        ("latent", spec.latent is not None, "latent attention"),
+        ("experts", priced and spec.experts is not None, "mixture of experts"),
+        ("latent", priced and spec.latent is not None, "latent attention"),
         ("sinks", spec.sinks, "attention sinks"),
         ("activation", spec.activation == "swiglu_clamped", "gpt_oss's activation"),
+        ("experts.bias", spec.experts is not None and spec.experts.bias, "experts with biases"),
     ):
         if unknown:
             reason = f"{what}: its shape is known, its step is not priced or run yet"
@@ -230,6 +245,12 @@ class Parameter:
     def of_experts(self) -> bool:
         """Whether its first dimension counts experts."""
         return self.role.startswith("expert")
+
+
+def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
+    """The numbers of the blocks that have experts in place of an MLP: of the whole model."""
+    x = spec.experts
+    return tuple(i for i in range(spec.layers) if i not in x.dense_layers) if x else ()
 
 
 def units(spec: ModelSpec) -> tuple[str, ...]:
@@ -282,6 +303,15 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
+@cache
+def buffers(spec: ModelSpec) -> tuple[Parameter, ...]:
+    """What a model learns without gradients, as if it were a parameter; of a pipeline rank that of its units."""
+    if spec.experts is None or spec.experts.balance_bias is None:
+        return ()
+    held = [i for i in expert_layers(spec) if i in spec.held_blocks]
+    return tuple(Parameter(f"blocks.{i}.mlp.balance", (spec.experts.count,), "balance", f"blocks.{i}") for i in held)
+
+
 def tied_apart(spec: ModelSpec) -> bool:
     """Whether a pipeline rank has one of the two copies of a tied embedding: the embedding's or the head's."""
     held = units(spec)
@@ -325,9 +355,12 @@ def _latent(spec: ModelSpec, a: Latent, name: str) -> _Rows:
         rows = _linear(f"{name}.q", spec.q_width, h, "column", False)
     else:
         rows = _linear(f"{name}.q_down", a.q_rank, h, "latent", bias)
+    rows += _linear(
+        f"{name}.kv_down", a.kv_rank + a.rope_dim, h, "latent", bias
+    )  # whose gradient comes with q_down's
+    if a.q_rank is not None:
         rows += [(f"{name}.q_norm.weight", (a.q_rank,), "norm")]
         rows += _linear(f"{name}.q_up", spec.q_width, a.q_rank, "column", False)
-    rows += _linear(f"{name}.kv_down", a.kv_rank + a.rope_dim, h, "latent", bias)
     rows += [(f"{name}.kv_norm.weight", (a.kv_rank,), "norm")]
     rows += _linear(f"{name}.kv_up", heads * (a.nope_dim + a.v_dim), a.kv_rank, "column", False)
     return rows + _linear(f"{name}.o", h, heads * a.v_dim, "row", spec.out_bias)
@@ -341,10 +374,10 @@ def _mlp(spec: ModelSpec, name: str, f: int) -> _Rows:
 
 
 def _experts(spec: ModelSpec, x: Experts, name: str) -> _Rows:
-    h, n = spec.hidden, x.count
-    rows: _Rows = [(f"{name}.router.weight", (n, h), "router")]
+    h, n = spec.hidden, x.here
+    rows: _Rows = [(f"{name}.router.weight", (x.count, h), "router")]
     if x.router_bias:
-        rows.append((f"{name}.router.bias", (n,), "router_bias"))
+        rows.append((f"{name}.router.bias", (x.count,), "router_bias"))
     for part in ("gate", "up") if spec.gated else ("up",):
         rows.append((f"{name}.experts.{part}.weight", (n, x.ffn, h), "expert_column"))
         if x.bias:

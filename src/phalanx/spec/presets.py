@@ -25,8 +25,10 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     return sizes | windows | {"family": "gpt_oss", "experts": routed, "rope_scaling": yarn}
 
 
-def _deepseek_yarn(attention_factor: float) -> dict[str, Any]:
-    return {"kind": "yarn", "factor": 40.0, "original_max_seq": 4096, "attention_factor": attention_factor}
+def _deepseek_yarn(mscale: float) -> dict[str, Any]:
+    """Of mscale = mscale_all_dim, whose quotient is what cos and sin are scaled by."""
+    scales = {"attention_factor": 1.0, "mscale_all_dim": mscale}
+    return {"kind": "yarn", "factor": 40.0, "original_max_seq": 4096, **scales}
 
 
 _LLAMA3 = {"rope_theta": 500_000.0}
@@ -70,24 +72,26 @@ PRESETS: dict[str, dict[str, Any]] = {
     "qwen3-32b": _llama(151936, 5120, 64, 64, 8, 25600, 40960, head_dim=128) | {"family": "qwen3"},
     # Jiang et al. 2024; mistralai/Mixtral-8x7B-v0.1
     "mixtral-8x7b": _llama(32000, 4096, 32, 32, 8, 14336, 32768)
-    | {"family": "mixtral", "experts": {"count": 8, "top_k": 2, "ffn": 14336}},
+    | {"family": "mixtral", "experts": {"count": 8, "top_k": 2, "ffn": 14336, "balance_loss": 2 * 0.02}},
     # Yang et al. 2025; Qwen/Qwen3-30B-A3B
     "qwen3-30b-a3b": _llama(151936, 2048, 48, 32, 4, 6144, 40960, head_dim=128)
-    | {"family": "qwen3_moe", "experts": {"count": 128, "top_k": 8, "ffn": 768}},
+    | {"family": "qwen3_moe", "experts": {"count": 128, "top_k": 8, "ffn": 768, "balance_loss": 8 * 0.001}},
     # DeepSeek-AI 2024a; deepseek-ai/DeepSeek-V2
     "deepseek-v2": _llama(102400, 5120, 60, 128, 128, 12288, 163840)
     | {
         "family": "deepseek_v2",
         "latent": {"q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "v_dim": 128},
-        "experts": {"count": 160, "top_k": 6, "ffn": 1536, "shared_ffn": 2 * 1536, "dense_layers": [0]},
-        "rope_scaling": _deepseek_yarn(1.0),  # mscale = mscale_all_dim
+        "experts": {"count": 160, "top_k": 6, "ffn": 1536, "shared_ffn": 2 * 1536, "dense_layers": [0]}
+        | {"scale": 16.0, "groups": 8, "top_groups": 3, "balance_loss": 0.001},
+        "rope_scaling": _deepseek_yarn(0.707),
     },
     # DeepSeek-AI 2024b; deepseek-ai/DeepSeek-V3, without its layer for predicting a second token
     "deepseek-v3": _llama(129280, 7168, 61, 128, 128, 18432, 163840)
     | {
         "family": "deepseek_v3",
         "latent": {"q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "v_dim": 128},
-        "experts": {"count": 256, "top_k": 8, "ffn": 2048, "shared_ffn": 2048, "dense_layers": [0, 1, 2]},
+        "experts": {"count": 256, "top_k": 8, "ffn": 2048, "shared_ffn": 2048, "dense_layers": [0, 1, 2]}
+        | {"scale": 2.5, "groups": 8, "top_groups": 4, "balance_loss": 0.0001},
         "rope_scaling": _deepseek_yarn(1.0),
     },
     # OpenAI 2025; openai/gpt-oss-*

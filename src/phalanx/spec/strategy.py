@@ -121,6 +121,22 @@ class Strategy:
         return self.dp * self.cp
 
     @property
+    def experts_apart(self) -> bool:
+        """Whether experts' gradients reduce over other ranks than all others do. Where layers are not split over tp
+        nor experts over ranks, those of `edp` are those of dp and cp."""
+        return self.tp * self.ep * self.etp > 1
+
+    @property
+    def edp(self) -> int:
+        """Ranks that hold the same experts, with tokens of their own: what is left of dp x cp x tp."""
+        return self.dp * self.cp * self.tp // (self.ep * self.etp)
+
+    @property
+    def unlike(self) -> bool:
+        """Whether ranks hold different parts of the gradients when these are reduced."""
+        return self.stage > 0 or self.pp > 1 or self.experts_apart
+
+    @property
     def stage(self) -> int:
         """The ZeRO stage that takes effect: over a single shard none does; at zero=2 with grad_sync=step gradients
         stay whole until the end of the step, which is stage 1."""
@@ -228,7 +244,14 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"micro_batch x dp = {s.micro_batch} x {s.dp} does not divide job.global_batch = {job.global_batch}",
             f"use one of {_some(fits)}",
         )
-    require_split(model, s.tp)
+    require_split(model, s)
+    if model.experts is not None and s.experts_apart and s.compressor is not None:
+        raise InputError(
+            "strategy.compression",
+            s.compression,
+            "is for gradients that all reduce over the same ranks, and experts' reduce over others",
+            "use ep=1 and etp=1, or leave it out",
+        )
     require_context(model, job.seq, s)
     if s.sp and s.micro_batch * job.seq // s.cp % s.tp:
         raise InputError(
@@ -256,8 +279,8 @@ _RUNNABLE: dict[str, set[Any] | None] = {
     "sp": None,
     "cp": None,
     "ulysses": None,
-    "ep": {1},
-    "etp": {1},
+    "ep": None,
+    "etp": None,
     "pp": None,
     "virtual": None,
     "schedule": None,

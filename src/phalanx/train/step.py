@@ -4,7 +4,7 @@ The trainer, the parity examiner and the benchmarks all run this same step.
 
     micro-batches: forward, backward (gradients leave with the last one)
     metrics:       one fused fp64 all-reduce: loss sum, target tokens, stop flag, flag of a rank whose loss or
-                   gradient is not finite; sharded gradients: the square of their norm
+                   gradient is not finite; sharded gradients: the square of their norm; loads of experts
     finish:        gradients are sums over the global batch; divided by its token count, clipped
     optimizer:     on the masters; weights are cast down from them
 
@@ -26,18 +26,20 @@ import torch
 from torch import Tensor
 
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.initial import create, initial, of_rank
+from phalanx.nn.initial import create, fill_buffers, initial, of_rank
 from phalanx.nn.weights import Weights
 from phalanx.runtime import checkpoint, logical, seam, sync
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.copies import Copies
 from phalanx.runtime.data_parallel import DataParallel
+from phalanx.runtime.expert_parallel import ExpertParallel
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.optimizers import SGD, AdamW
 from phalanx.runtime.part import Part
 from phalanx.runtime.pipeline_parallel import Pipeline
 from phalanx.runtime.record import Now
+from phalanx.runtime.sequence_tokens import SequenceTokens
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.runtime.weight_gradients import PutOff
 from phalanx.schedule import stages
@@ -48,6 +50,7 @@ from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model import ModelSpec, parameters, units
 from phalanx.spec.split import Split
 from phalanx.spec.strategy import Strategy
+from phalanx.train.loads import LayerLoad, Loads
 from phalanx.train.loss_scale import LossScale
 from phalanx.train.nonfinite import origin
 
@@ -58,19 +61,20 @@ SKIPS_IN_A_ROW = 10
 @dataclass(frozen=True)
 class StepResult:
     """`loss` in nats per token; `grad_norm` before clipping; `stop`: some rank was asked to stop; `skipped`: why the
-    step has changed nothing, empty where it has."""
+    step has changed nothing, empty where it has; `loads`: of each layer's experts."""
 
     loss: float
     grad_norm: float
     tokens: int
     stop: bool
     skipped: str = ""
+    loads: tuple[LayerLoad, ...] = ()
 
 
 class Training:
     """The state of a run on one rank. It begins with `weights`, or else with those that `seed` draws. `nonfinite`:
     what becomes of a step whose loss or gradient is not finite. `schedule`: a pipeline's, with sends and receives,
-    over the chunks of `strategy`, in place of its own."""
+    over the chunks of `strategy`, in place of its own. `balanced`: experts are chosen in turn."""
 
     def __init__(
         self,
@@ -82,6 +86,7 @@ class Training:
         nonfinite: Literal["stop", "skip"] = "stop",
         weights: Weights | None = None,
         schedule: PipelineSchedule | None = None,
+        balanced: bool = False,
     ) -> None:
         self.spec, self.job, self.strategy, self.comm, self.nonfinite = spec, job, strategy, comm, nonfinite
         precision = job.precision
@@ -90,15 +95,19 @@ class Training:
         self.inner = Inner(comm)
         place = comm.mesh.place(comm.world.rank)
         whole, spec = spec, stages.stage(spec, strategy, place["pp"])
-        self.split = Split(spec, strategy.tp, place["tp"], strategy.sp)
+        self.split = Split.of(spec, strategy, place["tp"], comm.index("ep"), comm.index("etp"))
         self.tp = TensorParallel(self.inner, self.split) if strategy.tp > 1 else None
         held = self.split.local
         self.context = context(strategy, comm.mesh, comm.world.rank, job.seq)
         self.cp = ContextParallel(self.inner, self.context, job.documents == "packed") if strategy.cp > 1 else None
-        self.model: Decoder = create(held, DTYPES[precision.compute], device, stage < 3, self.tp, self.cp)
+        ep = ExpertParallel(self.inner, held.experts, strategy.ep, strategy.etp, balanced) if held.experts else None
+        tokens = SequenceTokens(self.inner, self.tp, self.context)
+        self.model: Decoder = create(held, DTYPES[precision.compute], device, stage < 3, self.tp, self.cp, ep, tokens)
         self.model.recompute(strategy.recompute_of, self.inner)
         if job.documents == "packed":
             self.model.prepare(job.seq)  # memory is the same in every step
+        if weights is not None:
+            fill_buffers(self.model, weights)
         self.weights: dict[str, Tensor] = dict(self.model.named_parameters()) if stage == 0 else {}
         separate = precision.master_dtype != precision.compute
         self.masters: dict[str, Tensor] = {}
@@ -125,13 +134,14 @@ class Training:
             lent(spec, cut, strategy),
         )
         self.engine.start(lambda piece: first(piece.parameter, piece.start, piece.stop))
-        self.copies = Copies(self.engine, self.split) if strategy.tp > 1 or strategy.pp > 1 else None
+        self.copies = Copies(self.engine, self.split) if strategy.pp > 1 or not self.split.whole else None
         shape, dtype = stages.stream(spec, job, strategy), DTYPES[precision.compute]
         parts = strategy.pp > 1 or splits(schedule)
         put_off = PutOff(self.model.units(), self.inner) if parts else None
         self.pipeline = Pipeline(
             comm, self.inner, schedule, place["pp"], shape, dtype, self.engine, self._run, put_off
         )
+        self.loads = Loads(self.spec, self.model) if ep is not None else None
         self._gradients = dict(self.engine.gradients()) if stage == 0 else {}
         if stage:
             for piece, master, gradient in self.engine.pieces():
@@ -160,12 +170,18 @@ class Training:
         """
         job, comm = self.job, self.comm
         expected = job.global_batch * job.seq
-        parts = self.engine.stage > 0 or self.copies is not None  # gradients: each rank has some
+        parts = self.strategy.unlike  # gradients: each rank has some
         divisor = self.loss_scale.divisor(expected) if self.loss_scale else float(expected)
         self.engine.unscale = divisor / expected
+        loads = self.loads
+        if loads is not None:
+            loads.begin()
         loss_sum = self._passes(micro_batches, 1 / divisor)
         square_here = self.engine.norm_square() if self.copies is None else self.copies.norm_square()
-        metrics = torch.zeros(4 + parts, dtype=torch.float64, device=comm.world.device)
+        counted = loads.size if loads is not None else 0
+        metrics = torch.zeros(4 + parts + counted, dtype=torch.float64, device=comm.world.device)
+        if loads is not None:
+            loads.end(metrics[4 + parts :])
         if self._counts:
             metrics[0] = loss_sum
             metrics[1] = sum(map(self._targets, micro_batches))
@@ -175,18 +191,22 @@ class Training:
             metrics[4] = square_here
         comm.all_reduce(metrics, "world", unit="metrics", phase="opt").wait()
         # The step's one read of device memory by the host.
-        read = metrics if parts else torch.cat([metrics, square_here[None]])
-        loss, tokens, stops, faulty, square = seam.read(read, [0.0, float(expected), 0.0, 0.0, 1.0])
+        read = metrics if parts else torch.cat([metrics[:4], square_here[None], metrics[4:]])
+        alike = [0.0, float(expected), 0.0, 0.0, 1.0, *[1.0] * counted]
+        loss, tokens, stops, faulty, square, *told_loads = seam.read(read, alike)
         # The loss was divided by something else than the true number of target tokens.
         factor = (expected if self.engine.compressor else divisor) / tokens
         norm = math.sqrt(square) * factor if square >= 0 else math.nan
-        told = StepResult(loss / tokens, norm, int(tokens), stops > 0)
+        spread = loads.read(told_loads, int(tokens)) if loads is not None else ()
+        told = StepResult(loss / tokens, norm, int(tokens), stops > 0, loads=spread)
         if faulty or not math.isfinite(norm):
             return replace(told, skipped=self._skip(math.isfinite(loss), micro_batches, 1 / divisor))
         clip = min(1.0, job.clip / (norm + 1e-6)) if job.clip else 1.0
         self.engine.scale(factor * clip)
         comm.status.now("optimizer")
         self._update(lr)
+        if loads is not None:
+            loads.update(metrics[4 + parts :])
         self._in_a_row = 0
         if self.loss_scale:
             self.loss_scale = self.loss_scale.after(overflow=False)
@@ -304,7 +324,8 @@ class Training:
         self.skipped = about.get("skipped", 0)
         if self.loss_scale and about.get("loss_scale"):
             self.loss_scale = LossScale(**about["loss_scale"])
-        logical.load(self.engine, self.masters, self.optimizer, folder, step, split=self.split)
+        rest = logical.buffers(self.model)
+        logical.load(self.engine, self.masters, self.optimizer, folder, step, rest, split=self.split)
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.copy_(self.masters[name])

@@ -35,6 +35,7 @@ from phalanx.schedule.event import Event
 from phalanx.spec.job import Train
 from phalanx.spec.plan import Plan, write_json
 from phalanx.train.data import Batches, TokenSet, take, validation_windows
+from phalanx.train.loads import Watch, summary
 from phalanx.train.progress import Progress
 from phalanx.train.step import StepResult, Training
 from phalanx.train.tensorboard import scalars
@@ -81,6 +82,7 @@ class Trainer:
         self.traced = min(self.start + 2, train.steps - 1)
         self.trace_written = False
         self.saved = self.start
+        self.watch = Watch(plan.model) if plan.model.experts else None
 
     def run(self, stop: StopFlag) -> bool:
         """Train to the end, or to a stop that was asked for; True if it was. A checkpoint holds the last step.
@@ -119,6 +121,8 @@ class Trainer:
                 interrupted = row.pop("stop")
                 if "skipped_because" in row and progress is not None:
                     progress.say(f"step {step + 1} skipped: {row['skipped_because']}")
+                if (unbalanced := row.pop("unbalanced", "")) and progress is not None:
+                    progress.say(unbalanced)
                 done, last = step + 1, step + 1 == steps
                 if train.check_sync and done % train.check_sync == 0:
                     self._compare_replicas(done)  # before anything of a wrong state is saved
@@ -236,6 +240,8 @@ class Trainer:
             "skipped": self.training.skipped,
             "loss_scale": self.training.loss_scale.scale if self.training.loss_scale else None,
             **({"skipped_because": result.skipped} if result.skipped else {}),
+            **(summary(result.loads) if result.loads else {}),
+            **({"unbalanced": self.watch.step(result.loads)} if self.watch else {}),
             "stop": result.stop,
         }
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phalanx.nn.experts import MoE
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.world import ALONE
 from phalanx.spec.job import Job, Optimizer, Precision, Train
@@ -22,8 +23,9 @@ from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 from phalanx.train.data import Batches
-from phalanx.train.step import Training
+from phalanx.train.step import StepResult, Training
 from phalanx.train.trainer import learning_rate
+from phalanx.verify.near_ties import first_flip
 
 BOUNDS: dict[str, float] = {"float64": 1e-9, "float32": 1e-5}
 _ORACLE_TOKENS = 4096  # per micro-batch of the oracle: another split than the strategy's, where it can be
@@ -31,12 +33,15 @@ _ORACLE_TOKENS = 4096  # per micro-batch of the oracle: another split than the s
 
 @dataclass(frozen=True)
 class Deviation:
-    """The largest relative deviations seen, and where the worst gradient was."""
+    """The largest relative deviations seen, and where the worst gradient was. `near_tie`: why no more than `steps`
+    steps could be compared (near_ties.py), "" where all were."""
 
     optimizer: str
     loss_rel_max: float
     grad_rel_max: float
     worst: str
+    steps: int = 0
+    near_tie: str = ""
 
 
 def gradient_errors(ours: dict[str, Tensor], oracle: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
@@ -68,22 +73,48 @@ def examine(
     replica = comm.mesh.replica(comm.world.rank)
     device = comm.world.device
     loss_max, grad_max, worst = 0.0, 0.0, ""
+    ties = _NearTies(oracle) if dtype == "float32" and spec.experts and spec.experts.chooser == "tokens" else None
     for step in range(steps):
         lr = learning_rate(train, train.lr, step)
         share = batches.share(step, replica, strategy.dp, strategy.micro_batch)
         result = ours.step([torch.from_numpy(ours.context.cut(b)).to(device) for b in share], lr)
         gradients = ours.gradients()
-        if oracle is None:
+        truth = None
+        if oracle is not None:
+            share = batches.share(step, 0, 1, whole.micro_batch)
+            truth = oracle.step([torch.from_numpy(b).to(device) for b in share], lr)
+        if ties is not None and (why := ties.found(comm, result, truth)):
+            return Deviation(optimizer, loss_max, grad_max, worst, step, f"step {step + 1}: {why}") if first else None
+        if truth is None:
             continue
-        share = batches.share(step, 0, 1, whole.micro_batch)
-        truth = oracle.step([torch.from_numpy(b).to(device) for b in share], lr)
         loss_max = max(loss_max, abs(result.loss / truth.loss - 1))
         errors = dict(gradient_errors(gradients, dict(oracle.engine.gradients())))
         errors["gradient norm"] = abs(result.grad_norm / truth.grad_norm - 1)
         name = max(errors, key=lambda n: errors[n])
         if errors[name] > grad_max:
             grad_max, worst = errors[name], f"{name} at step {step + 1}"
-    return Deviation(optimizer, loss_max, grad_max, worst) if first else None
+    return Deviation(optimizer, loss_max, grad_max, worst, steps) if first else None
+
+
+class _NearTies:
+    """Notes what the oracle's routers see."""
+
+    def __init__(self, oracle: Training | None) -> None:
+        self._layers: dict[int, MoE] = {}
+        for name, block in oracle.model.blocks.items() if oracle is not None else ():
+            if isinstance(block.mlp, MoE):
+                self._layers[int(name)] = block.mlp
+                block.mlp.noted = []
+
+    def found(self, comm: Comm, ours: StepResult, truth: StepResult | None) -> str:
+        """Why the step that all ranks have just taken may be another than the oracle's; "" where it may not."""
+        why = ""
+        if truth is not None:
+            seen = {block: layer.noted or [] for block, layer in self._layers.items()}
+            why = first_flip(ours.loads, truth.loads, seen, next(iter(self._layers.values())).x)
+            for layer in self._layers.values():
+                layer.noted = []
+        return str(comm.gather_objects(why, "world")[0])
 
 
 def random_batches(spec: ModelSpec, job: Job, seed: int, steps: int) -> Batches:

@@ -3,14 +3,15 @@
 Data-parallel ranks issue the same events, and so do tensor-parallel ranks, who hold tensors of the same shapes, and
 those of a ring, but for the names of their peers. What differs is what they hold: where a bucket is padded to equal
 shards, the last shards hold less, maybe nothing at all of some bucket. So there are shards that are full and shards
-that are not, of which the last holds least. And in a ring, blocks of keys that stand before a rank's queries have
-other shapes than those behind: there are its first rank, its last one, and those between. Every place of a pipeline
-has its own units and its own order of actions.
+that are not, of which the last holds least; and so of experts, which are sharded over other ranks. And in a ring,
+blocks of keys that stand before a rank's queries have other shapes than those behind: there are its first rank, its
+last one, and those between. Every place of a pipeline has its own units and its own order of actions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -34,24 +35,33 @@ class RankClass:
 def classes(spec: ModelSpec, job: Job, s: Strategy) -> tuple[RankClass, ...]:
     """The classes of a strategy's ranks, each with the rank that stands for it."""
     grid = mesh(s)
-    shard, at_pp = grid.along(grid.shard_axis), grid.along("pp")
+    shard, of_experts, at_pp = grid.along(grid.shard_axis), grid.along("edp"), grid.along("pp")
     in_ring = np.sign(grid.along("ring")) + (grid.along("ring") == s.ring - 1) * (s.ring > 1)
     found = []
     for place in range(s.pp):
-        full = s.world  # shards without padding
-        if s.stage:
-            held = buckets(stage(spec, s, place), job, s)
-            full = min(b.numel // (b.padded(s) // s.shards) for b in held)
-        for pads in (False, True):
-            for at in range(3):
-                ranks = np.flatnonzero((at_pp == place) & ((shard >= full) == pads) & (in_ring == at))
-                if len(ranks):
-                    names = [f"pp {place}"] * (s.pp > 1) + [_PLACES[at]] * (s.ring > 1)
-                    names += [_SHARDS[pads]] * bool(0 < full < s.shards or pads)
-                    # Of padded shards the last one holds least.
-                    found.append(RankClass(int(ranks[-1 if pads else 0]), len(ranks), ", ".join(names) or "alike"))
+        full, full_experts = _full(spec, job, s, place)
+        for pads, experts_pad, at in product((False, True), (False, True), range(3)):
+            alike = ((shard >= full) == pads) & ((of_experts >= full_experts) == experts_pad)
+            ranks = np.flatnonzero((at_pp == place) & alike & (in_ring == at))
+            if len(ranks):
+                names = [f"pp {place}"] * (s.pp > 1) + [_PLACES[at]] * (s.ring > 1)
+                names += [_SHARDS[pads]] * bool(0 < full < s.shards or pads)
+                names += [_EXPERTS[experts_pad]] * bool(0 < full_experts < s.edp or experts_pad)
+                # Of padded shards the last one holds least.
+                last = pads or experts_pad
+                found.append(RankClass(int(ranks[-1 if last else 0]), len(ranks), ", ".join(names) or "alike"))
     return tuple(found)
+
+
+def _full(spec: ModelSpec, job: Job, s: Strategy, place: int) -> tuple[int, int]:
+    """How many shards at a place of the pipeline are without padding; and how many of experts apart."""
+    held = buckets(stage(spec, s, place), job, s) if s.stage else ()
+    full = [s.world, s.world]
+    for b in held:
+        full[b.experts] = min(full[b.experts], b.numel // (b.padded(s) // b.parts(s)))
+    return full[0], full[1]
 
 
 _PLACES = ("first in the ring", "within the ring", "last in the ring")
 _SHARDS = ("full shards", "shards with padding")
+_EXPERTS = ("full shards of experts", "shards of experts with padding")

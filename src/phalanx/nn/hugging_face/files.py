@@ -22,7 +22,7 @@ from phalanx.nn.hugging_face.container import FIELD, Outgoing, Stored
 from phalanx.nn.hugging_face.names import Source, is_buffer, plain, sources
 from phalanx.nn.weights import Weights
 from phalanx.spec.errors import InputError
-from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.model import ModelSpec, buffers
 from phalanx.spec.quantity import write_bytes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -30,32 +30,42 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class HuggingFaceWeights:
-    """`places`: of each of our parameters, by name. A Weights."""
+    """`places`: of each of our parameters and buffers, by name, its parts. A Weights."""
 
-    places: Mapping[str, tuple[Source, Stored]]
+    places: Mapping[str, tuple[tuple[Source, Stored], ...]]
 
     def dtype(self, fqn: str) -> torch.dtype:
-        return self.places[fqn][1].dtype
+        return self.places[fqn][0][1].dtype
 
     def slice(self, fqn: str, start: int, stop: int) -> Tensor:
         """Elements start..stop of the flattened parameter. Nothing else is read, but of a transposed tensor the rest
         of the columns that hold them."""
-        source, stored = self.places[fqn]
         if start == stop:
-            return torch.empty(0, dtype=stored.dtype)
-        if source.transposed:
-            into = source.shape[0]  # a row of ours
-            low, high = start // into, -(-stop // into)
-            columns = stored.read_columns(source.first + low, source.first + high)  # (into, high - low)
-            return columns.T.reshape(-1)[start - low * into : stop - low * into]
-        width = math.prod(source.shape[1:])
-        run, stride, first = source.run * width, source.stride * width, source.first * width
-        parts = []
-        for k in range(start // run, -(-stop // run)):
-            low, high = max(start, k * run), min(stop, (k + 1) * run)
-            at = first + k * stride - k * run
-            parts.append(stored.read(at + low, at + high))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            return torch.empty(0, dtype=self.dtype(fqn))
+        parts = self.places[fqn]
+        each = math.prod(parts[0][0].ours)
+        found = [
+            _slice(*parts[k], max(start - k * each, 0), min(stop - k * each, each))
+            for k in range(start // each, -(-stop // each))
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _slice(source: Source, stored: Stored, start: int, stop: int) -> Tensor:
+    """Of one part."""
+    if source.transposed:
+        into = source.shape[0]  # a row of ours
+        low, high = start // into, -(-stop // into)
+        columns = stored.read_columns(source.first + low, source.first + high)  # (into, high - low)
+        return columns.T.reshape(-1)[start - low * into : stop - low * into]
+    width = math.prod(source.shape[1:])
+    run, stride, first = source.run * width, source.stride * width, source.first * width
+    parts = []
+    for k in range(start // run, -(-stop // run)):
+        low, high = max(start, k * run), min(stop, (k + 1) * run)
+        at = first + k * stride - k * run
+        parts.append(stored.read(at + low, at + high))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
@@ -66,8 +76,13 @@ def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
     """
     wanted = sources(spec)
     found = {plain(spec.family, stored.name): stored for stored in _stored(path)}
-    places = {fqn: (s, _fitting(found, path, s, fqn, spec)) for fqn, s in wanted.items()}
-    used = {plain(spec.family, s.tensor) for s, _ in places.values()}
+    places = {fqn: tuple((s, _fitting(found, path, s, fqn, spec)) for s in parts) for fqn, parts in wanted.items()}
+    for fqn, parts in places.items():
+        other = next((stored for _, stored in parts if stored.code != parts[0][1].code), None)
+        if other is not None:
+            reason = f"{other.name} is stored as {other.code}, {parts[0][1].name} as {parts[0][1].code}"
+            raise InputError(FIELD, str(other.file), reason, f"{fqn} is all of one type: convert them")
+    used = {plain(spec.family, s.tensor) for parts in wanted.values() for s in parts}
     left = sorted(name for name in found.keys() - used if not is_buffer(spec, name))
     if left:
         stored = found[left[0]]
@@ -183,17 +198,17 @@ def write(
 
 def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> Iterator[Outgoing]:
     """Their tensors in forward order, each made of those of ours that it holds."""
-    placed = sources(spec)
-    shapes = {p.fqn: p.shape for p in parameters(spec)}
-    ours: dict[str, list[str]] = {}
-    for fqn, s in placed.items():
-        ours.setdefault(s.tensor, []).append(fqn)
+    fixed = {b.fqn for b in buffers(spec)}  # of sums of small steps, which keep their type
+    ours: dict[str, list[tuple[str, int, Source]]] = {}  # name, which part of it
+    for fqn, parts in sources(spec).items():
+        for i, s in enumerate(parts):
+            ours.setdefault(s.tensor, []).append((fqn, i, s))
 
-    def make(tensor: str, fqns: Iterable[str], kind: torch.dtype) -> Tensor:
+    def make(tensor: str, held: Iterable[tuple[str, int, Source]], kind: torch.dtype) -> Tensor:
         theirs: Tensor | None = None
-        for fqn in fqns:
-            s, shape = placed[fqn], shapes[fqn]
-            value = _cast(weights.slice(fqn, 0, math.prod(shape)), kind, tensor).view(shape)
+        for fqn, i, s in held:
+            each = math.prod(s.ours)
+            value = _cast(weights.slice(fqn, i * each, (i + 1) * each), kind, tensor).view(s.ours)
             if s.run == s.stride:  # a tensor of its own
                 return value.T if s.transposed else value
             if theirs is None:
@@ -204,10 +219,10 @@ def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> I
         assert theirs is not None
         return theirs
 
-    for tensor, fqns in ours.items():
-        kind = dtype or weights.dtype(fqns[0])
-        shape = placed[fqns[0]].shape
-        yield Outgoing(tensor, kind, shape, lambda t=tensor, f=fqns, k=kind: make(t, f, k))  # type: ignore[misc]
+    for tensor, held in ours.items():
+        fqn, _, s = held[0]
+        kind = weights.dtype(fqn) if dtype is None or fqn in fixed else dtype
+        yield Outgoing(tensor, kind, s.shape, lambda t=tensor, h=held, k=kind: make(t, h, k))  # type: ignore[misc]
 
 
 def _cast(value: Tensor, dtype: torch.dtype, tensor: str) -> Tensor:

@@ -6,20 +6,23 @@ Row r of ours, (rows, width), is row `first + r // run * stride + r % run` of th
     whole tensors                                  first = 0        run = stride = rows
     gpt2's c_attn, q above k above v               first = j rows   run = rows      stride = 3 rows
     gpt_neox's query_key_value, head by head       first = j d      run = d         stride = 3 d     (d = head_dim)
+
+Of experts each has a tensor of its own: the parts of ours, one after the other.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.model import ModelSpec, Parameter, parameters
+from phalanx.spec.model import ModelSpec, Parameter, buffers, parameters
 
 
 @dataclass(frozen=True)
 class Source:
-    """A parameter's place in a Hugging Face file. `tensor`, `shape`: theirs; `transposed`: theirs is (in, out)."""
+    """A parameter's place in a Hugging Face file, or that of a part of it. `tensor`, `shape`: theirs; `transposed`:
+    theirs is (in, out)."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -28,10 +31,17 @@ class Source:
     stride: int
     transposed: bool = False
 
+    @property
+    def ours(self) -> tuple[int, ...]:
+        """Our shape."""
+        rows, *others = self.shape[::-1] if self.transposed else self.shape
+        return (rows // self.stride * self.run, *others)
+
 
 @dataclass(frozen=True)
 class Naming:
-    """A family's names: our module, theirs. `base` stands before all but the head, and may be missing in a file."""
+    """A family's names: our module, theirs; of experts with a star for the number. `base` stands before all but the
+    head, and may be missing in a file."""
 
     base: str
     block: str
@@ -62,6 +72,26 @@ _LLAMA = Naming(
     },
     buffers=r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
 )
+_ROUTED = {
+    "mlp.router": "mlp.gate",
+    **{f"mlp.experts.{part}": f"mlp.experts.*.{part}_proj" for part in ("gate", "up", "down")},
+}
+_MIXTRAL = {
+    "mlp.router": "block_sparse_moe.gate",
+    **{
+        f"mlp.experts.{part}": f"block_sparse_moe.experts.*.w{n}" for part, n in (("gate", 1), ("up", 3), ("down", 2))
+    },
+}
+_LATENT = {
+    "attention.q_down": "self_attn.q_a_proj",
+    "attention.q_norm": "self_attn.q_a_layernorm",
+    "attention.q_up": "self_attn.q_b_proj",
+    "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_norm": "self_attn.kv_a_layernorm",
+    "attention.kv_up": "self_attn.kv_b_proj",
+}
+_SHARED = {f"mlp.shared.{part}": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+_DEEPSEEK = replace(_LLAMA, inside=_LLAMA.inside | _LATENT | _ROUTED | _SHARED)
 _GPT2 = Naming(
     base="transformer.",
     block="h",
@@ -99,38 +129,49 @@ NAMINGS = {
     "qwen3": _LLAMA,
     "gpt2": _GPT2,
     "gpt_neox": _GPT_NEOX,
+    "mixtral": replace(_LLAMA, inside=_LLAMA.inside | _MIXTRAL),
+    "qwen3_moe": replace(_LLAMA, inside=_LLAMA.inside | _ROUTED),
+    "deepseek_v2": _DEEPSEEK,
+    # Its 62nd layer predicts a second token; it is no part of the model, in transformers neither.
+    "deepseek_v3": replace(_DEEPSEEK, buffers=rf"{_LLAMA.buffers}|layers\.61\..+"),
 }
+_BALANCE = "mlp.gate.e_score_correction_bias"
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
-def source(spec: ModelSpec, p: Parameter) -> Source:
-    """Where a Hugging Face file of this model holds a parameter, named as `transformers` saves it."""
+def source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
+    """Where a Hugging Face file of this model holds a parameter, named as `transformers` saves it: in equal parts."""
     naming = NAMINGS[spec.family]
     module, kind = p.fqn.rsplit(".", 1)
     rows = p.shape[0]
     block = _BLOCK.fullmatch(module)
     if block is None:
         base = "" if module == "head.linear" else naming.base
-        return Source(f"{base}{naming.outside[module]}.{kind}", p.shape, 0, rows, rows)
+        return (Source(f"{base}{naming.outside[module]}.{kind}", p.shape, 0, rows, rows),)
     number, part = block.groups()
     transposed = naming.transposed and len(p.shape) == 2
     prefix = f"{naming.base}{naming.block}.{number}"
+    if p.role == "balance":
+        return (Source(f"{prefix}.{_BALANCE}", p.shape, 0, rows, rows),)
+    if p.of_experts:
+        each, out = f"{prefix}.{naming.inside[part]}.{kind}", p.shape[1]
+        return tuple(Source(each.replace("*", str(e)), p.shape[1:], 0, out, out) for e in range(rows))
     if naming.fused and part in ("attention.q", "attention.k", "attention.v"):
         which = ("attention.q", "attention.k", "attention.v").index(part)
         run = spec.head_dim if naming.by_head else rows
         whole = (3 * rows, *p.shape[1:])
         name = f"{prefix}.{naming.fused}.{kind}"
-        return Source(name, whole[::-1] if transposed else whole, which * run, run, 3 * run, transposed)
+        return (Source(name, whole[::-1] if transposed else whole, which * run, run, 3 * run, transposed),)
     shape = p.shape[::-1] if transposed else p.shape
-    return Source(f"{prefix}.{naming.inside[part]}.{kind}", shape, 0, rows, rows, transposed)
+    return (Source(f"{prefix}.{naming.inside[part]}.{kind}", shape, 0, rows, rows, transposed),)
 
 
-def sources(spec: ModelSpec) -> dict[str, Source]:
-    """Of every parameter, by its own name. Raises InputError for a family that has no names here."""
+def sources(spec: ModelSpec) -> dict[str, tuple[Source, ...]]:
+    """Of every parameter and buffer, by its own name. Raises InputError for a family that has no names here."""
     if spec.family not in NAMINGS:
         reason = "has no Hugging Face weights that this decoder takes"
         raise InputError("model.family", spec.family, reason, nearest(spec.family, NAMINGS))
-    return {p.fqn: source(spec, p) for p in parameters(spec)}
+    return {p.fqn: source(spec, p) for p in (*parameters(spec), *buffers(spec))}
 
 
 def plain(family: str, tensor: str) -> str:

@@ -1,0 +1,117 @@
+"""A benchmark rank: a mixture of experts over ep ranks beside the same model with experts replicated, over Gloo and
+over shared memory. And, on the first rank, products of several experts beside one of as many FLOPs.
+
+Tokens are routed as the model wants: the load is as uneven as a new router makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.interleaved import Step, rounds
+from benchmarks.programs import our_step
+from phalanx.nn import grouped
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.launch import run_rank
+from phalanx.runtime.weight_gradients import Grouped
+from phalanx.runtime.world import ALONE
+from phalanx.spec.families import complete
+from phalanx.spec.job import Job
+from phalanx.spec.jobfile import build
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.plan import write_json
+from phalanx.spec.strategy import Strategy
+
+ROUNDS, STEPS = 7, 2
+SEQ, BATCH = 256, 2  # of each rank
+SIZES = {
+    "family": "mixtral",
+    "vocab": 4096,
+    "hidden": 256,
+    "layers": 4,
+    "heads": 4,
+    "kv_heads": 4,
+    "ffn": 512,
+    "max_seq": SEQ,
+    "experts": {"count": 8, "top_k": 2, "ffn": 512, "normalized": True, "balance_loss": 0.01},
+}
+EXPERTS, ROWS, HIDDEN, FFN = 8, 2048, 512, 1024
+
+
+def products() -> dict[str, list[list[float]]]:
+    """Seconds of products of 8 experts and of a dense one, [grouped, dense] by round: of results, of gradients of
+    inputs and of weights. Rows are as uneven as 2 : 1."""
+    torch.manual_seed(0)
+    share = ROWS // (3 * EXPERTS // 2)
+    held = tuple([2 * share, share] * (EXPERTS // 2))
+    held = (*held[:-1], ROWS - sum(held[:-1]))
+    x, g = torch.randn(ROWS, HIDDEN), torch.randn(ROWS, FFN)
+    banks, dense = torch.randn(EXPERTS, FFN, HIDDEN), torch.randn(FFN, HIDDEN)
+    into, whole = torch.empty(EXPERTS, FFN, HIDDEN), torch.empty(FFN, HIDDEN)
+    y, d_x = torch.empty(ROWS, FFN), torch.empty(ROWS, HIDDEN)
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "results": (
+            lambda: grouped.product(x, banks.mT, held, out=y),
+            lambda: torch.mm(x, dense.t(), out=y),
+        ),
+        "gradients of inputs": (
+            lambda: grouped.product(g, banks, held, out=d_x),
+            lambda: torch.mm(g, dense, out=d_x),
+        ),
+        "gradients of weights": (
+            lambda: Grouped(g, x, held).put(into, add=False),
+            lambda: torch.mm(g.t(), x, out=whole),
+        ),
+    }
+    return {name: [[_best(one), _best(other)] for _ in range(ROUNDS)] for name, (one, other) in pairs.items()}
+
+
+def _best(work: Callable[[], object]) -> float:
+    found = []
+    for _ in range(5):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    world = worlds.external() or ALONE
+    torch.set_num_threads(1)
+    spec = build(ModelSpec, complete(SIZES), "model")
+
+    def work() -> None:
+        ranks = world.size
+        job = Job(ranks * BATCH, SEQ)
+        comm = Comm(world, mesh(Strategy(dp=ranks)))
+        found: dict[str, object] = {}
+        if world.rank == 0:
+            found["products"] = products()
+        comm.barrier()
+        runs: dict[str, tuple[Step, int]] = {}
+        for transport in ("native", "shm"):
+            for name, ep in (("replicated", 1), (f"ep={ranks}", ranks)):
+                strategy = Strategy(dp=ranks, ep=ep, micro_batch=BATCH)
+                runs[f"{name}, {transport}"] = (our_step(spec, job, world, strategy, transport), ranks)  # type: ignore[arg-type]
+        tokens: Tensor = torch.randint(
+            spec.vocab, (BATCH, SEQ + 1), generator=torch.Generator().manual_seed(world.rank)
+        )
+        found["steps"] = rounds(runs, tokens, comm, ROUNDS, STEPS)
+        if world.rank == 0:
+            write_json(Path(given["out"]), found)
+
+    run_rank(world, 300, work)
+
+
+if __name__ == "__main__":
+    main()

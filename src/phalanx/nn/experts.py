@@ -1,0 +1,185 @@
+"""A mixture of experts in place of the MLP (Shazeer et al. 2017; Dai et al. 2024, "DeepSeekMoE").
+
+    router     logits of every own token; its experts, and their weights (nn/routing.py)
+    leave      rows of own tokens set out for their experts' ranks (runtime/expert_parallel.py)
+    shared     the MLP that all tokens go through, while they travel
+    experts    the MLPs of own experts over what has come (nn/grouped.py)
+    give back, combine    results return; each token's are summed by their weights
+
+A rank routes its own tokens: with sequence parallelism those of its rows of the stream; of tp ranks that have all
+tokens, an equal part each, and their usual sum over tp puts the parts together. Capacity and balance are of
+sequences: ranks that share one tell each other what was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.nn import grouped, routing
+from phalanx.nn.mlp import MLP
+from phalanx.nn.routing import Losses
+from phalanx.runtime import expert_parallel, recompute, sequence_parallel, tensor_parallel
+from phalanx.runtime.expert_parallel import ExpertParallel, Route
+from phalanx.runtime.sequence_tokens import SequenceTokens, Shape
+from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.spec.model import ModelSpec
+
+
+class _Matrices(nn.Module):
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+
+
+class _Bank(nn.Module):
+    """The matrices of the experts that a rank has."""
+
+    def __init__(self, here: int, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.gate = _Matrices(here, ffn, hidden)
+        self.up = _Matrices(here, ffn, hidden)
+        self.down = _Matrices(here, hidden, ffn)
+
+
+class MoE(nn.Module):
+    balance: Tensor | None
+    """(count,): added to scores where experts are chosen."""
+    noted: list[tuple[Tensor, Tensor | None]] | None = None
+    """Where somebody wants to know what choices were made of: scores, balance."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        block: int,
+        tp: TensorParallel | None,
+        ep: ExpertParallel | None,
+        tokens: SequenceTokens,
+        shared: MLP | None,
+    ) -> None:
+        super().__init__()
+        assert spec.experts is not None
+        x = spec.experts
+        self.x, self.block, self.tp, self.ep, self.tokens = x, block, tp, ep, tokens
+        self.unit = f"blocks.{block}"
+        self.router = nn.Linear(spec.hidden, x.count, bias=x.router_bias)
+        self.experts = _Bank(x.here, spec.hidden, x.ffn)
+        if shared is not None:
+            self.shared = shared
+        balance = None if x.balance_bias is None else torch.zeros(x.count)
+        self.register_buffer("balance", balance)
+
+    def forward(self, x: Tensor, made: bool = True) -> Tensor:
+        """What is added to the stream: of x (batch, seq, hidden); with sequence parallelism, of own rows (own,
+        hidden). `made`: whether anybody reads it (runtime/recompute.py)."""
+        tp = self.tp
+        if tp is not None and tp.rows is not None:
+            return self._own_rows(tp, x, made)
+        batch, seq, hidden = x.shape
+        if tp is None:
+            routed, shared = self._routed(x.view(-1, hidden), (batch, seq), self._shared(x), made)
+            routed = routed.view(x.shape)
+            return routed if shared is None else recompute.add(routed, shared, made)
+        # All tp ranks have all tokens: each routes its part, and of shared experts has its part of the width.
+        x = tensor_parallel.copied(tp, self.unit, x)
+        own = self.tokens.part(x.view(-1, hidden), tp)
+        routed, term = self._routed(own, (batch, seq), self._shared(x), made)
+        whole = self.tokens.placed(routed, batch * seq, tp, made).view(x.shape)
+        term = whole if term is None else recompute.add(whole, term, made)
+        layers = (self.shared.down,) if hasattr(self, "shared") else ()
+        return tensor_parallel.summed(tp, self.unit, (term,), layers, made)
+
+    def _own_rows(self, tp: TensorParallel, x: Tensor, made: bool) -> Tensor:
+        assert tp.rows is not None
+        shared = (lambda: self.shared(x, made)) if hasattr(self, "shared") else None
+        routed, factors = self._routed(x, (tp.rows.batch, tp.rows.seq), shared, made)
+        if factors is None:
+            return routed
+        return recompute.add(routed, sequence_parallel.summed(tp.rows, self.unit, (factors,), made), made)
+
+    def _shared(self, x: Tensor, made: bool = True) -> Callable[[], Tensor] | None:
+        return (lambda: self.shared.term(x, made)) if hasattr(self, "shared") else None
+
+    def _routed(
+        self, x: Tensor, shape: Shape, shared: Callable[[], object] | None, made: bool
+    ) -> tuple[Tensor, object]:
+        """What experts make of own tokens, x (tokens, hidden), of sequences of that (batch, seq) on this rank and
+        those that share tp; and what the shared ones make, meanwhile."""
+        logits = recompute.linear(self.router, x)
+        weights, route = self._chosen(logits, shape)
+        rows = expert_parallel.leave(self.ep, self.unit, route, x)
+        beside = None if shared is None else shared()
+        rows = expert_parallel.come(self.ep, self.unit, route, rows)
+        bank = self.experts
+        y = grouped.swiglu(rows, route.held, bank.gate.weight, bank.up.weight, bank.down.weight)
+        y = expert_parallel.give_back(self.ep, self.unit, route, y)
+        return expert_parallel.combine(route, y, weights, made), beside
+
+    def _chosen(self, logits: Tensor, shape: Shape) -> tuple[Tensor, Route]:
+        """The weights of own tokens' experts, and where their rows go."""
+        x, tokens, width = self.x, len(logits), self.x.top_k
+        losses = Losses(z=x.z_loss, seed=self.tokens.seed)
+        with torch.no_grad():
+            p = routing.scores(logits, x)
+            if x.chooser == "tokens":
+                chosen, key = self._by_tokens(p, shape, losses)
+            else:
+                chosen, width = None, x.count
+                key = self._by_experts(p, shape)
+            slots = key.argsort(stable=True)
+            counts = _counts(key, x.count + 1)[: x.count]
+        if self.ep is not None and self.ep.counting and not self.ep.inner.again:
+            self._count(p, chosen, counts, logits, losses)
+        weights = routing.weights(logits, p, chosen, x, losses)
+        otherwise = routing.balanced(tokens, x)
+        return weights, expert_parallel.route(self.ep, self.unit, slots, width, tokens, counts, otherwise, x)
+
+    def _by_tokens(self, p: Tensor, shape: Shape, losses: Losses) -> tuple[Tensor, Tensor]:
+        """(The experts of own tokens, (tokens, top_k); the same flat, with `count` for those that are dropped.)"""
+        x, seq = self.x, self.tokens.seq(shape)
+        if self.noted is not None:
+            self.noted.append((p, None if self.balance is None else self.balance.clone()))
+        chosen = routing.evenly(len(p), x, p.device) if self._even else routing.choose(p, x, self.balance)
+        limit = routing.most(x, seq)
+        if limit is None and not x.balance_loss:
+            return chosen, chosen.flatten()
+        whole = self.tokens.whole(chosen.int(), shape, self.unit).long()  # (batch, seq, top_k)
+        if x.balance_loss:
+            of = torch.arange(len(whole), device=p.device).view(-1, 1, 1) * x.count
+            share = _counts((whole + of).flatten(), len(whole) * x.count).view(-1, x.count) / (seq * x.top_k)
+            losses.even = share.mul_(x.balance_loss * x.count).to(p.dtype)[self.tokens.sequence(shape, p.device)]
+        if limit is None:
+            return chosen, chosen.flatten()
+        if self._even:
+            kept = routing.fits(chosen[None], x.count, routing.most(x, len(p)) or 0)[0]
+        else:
+            kept = self.tokens.own(routing.fits(whole, x.count, limit), shape)
+        return chosen, chosen.masked_fill(kept.logical_not_(), x.count).flatten()
+
+    def _by_experts(self, p: Tensor, shape: Shape) -> Tensor:
+        """For every own token and expert, flat: that expert, if it takes the token, or else `count`."""
+        x, limit = self.x, routing.most(self.x, self.tokens.seq(shape)) or 0
+        taken = self.tokens.own(routing.take(self.tokens.whole(p, shape, self.unit), limit), shape)
+        if self._even:
+            taken = routing.in_turn(len(p), x, p.device)
+        experts = torch.arange(x.count, device=p.device).expand(p.shape)
+        return experts.masked_fill(taken.logical_not_(), x.count).flatten()
+
+    @property
+    def _even(self) -> bool:
+        return self.ep is not None and self.ep.balanced
+
+    @torch.no_grad()
+    def _count(self, p: Tensor, chosen: Tensor | None, counts: Tensor, logits: Tensor, losses: Losses) -> None:
+        """Own tokens' share in what the metrics say of this layer."""
+        assert self.ep is not None
+        load = counts if chosen is None else _counts(chosen.flatten(), self.x.count)
+        dropped = load.sum() - counts.sum()
+        self.ep.count(self.block, load, dropped, routing.losses(logits, p, losses, self.x))
+
+
+def _counts(key: Tensor, n: int) -> Tensor:
+    """How often each of 0 .. n - 1 is in `key`, (n,)."""
+    return torch.zeros(n, dtype=torch.int64, device=key.device).index_add_(0, key, torch.ones_like(key))

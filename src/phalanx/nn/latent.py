@@ -1,0 +1,118 @@
+"""Multi-head latent attention (DeepSeek-AI 2024a, "DeepSeek-V2", section 2.1): keys and values of all heads are made
+of `kv_rank` numbers per token, queries of `q_rank`.
+
+    q_down, kv_down   of x, on every tp rank alike; the last `rope_dim` numbers of kv_down turn with the position and
+                      are part of every head's keys
+    q_norm, kv_norm   of the two latents, without those
+    q_up, kv_up       of the normed latents: a rank's own heads alone, so that its gradients of all that comes before
+                      are parts of sums over tp
+
+Cores know one width, that of keys: what has fewer dimensions, mostly values, is filled up with zeros, which travel
+round a ring of context parallelism too. In a cache are the normed latent and the turned keys, not heads.
+
+What lives when, in order; t tokens (all, with sequence parallelism too), n heads of this rank, w the width. Those
+with a star are kept for the backward pass, by what stands behind them:
+
+    *x           (t, hidden)             columns; with sequence parallelism own rows
+    *down        (t, q_rank)             q_norm, with a number per token; without q_rank: q
+    *latent      (t, kv_rank + rope_dim) kv_norm, with a number per token, whole
+    *normed q    (t, q_rank)             q_up
+     q           (t, n head_dim)         until it is turned
+    *turned q    (t, n w)                core
+    *normed kv   (t, kv_rank)            kv_up
+     rope        (t, rope_dim)           turned, until keys are made
+     up          (t, n (nope_dim + v_dim))  until keys and values are made
+    *k, v        (t, n w) each           core
+    *out         (t, n w)                core, with a number per token and head
+    *result      (t, n v_dim)            o; it is out where values have the full width
+
+Selective recomputation keeps turned q, k and v of what stands from there on; full keeps the block's input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from phalanx.nn import functions
+from phalanx.nn.attention import Angles, Cache, Core
+from phalanx.nn.norms import RMSNorm
+from phalanx.runtime import recompute, tensor_parallel
+from phalanx.runtime.context_parallel import ContextParallel
+from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.spec.model import ModelSpec
+
+_EPS = 1e-6
+"""Of the norms of latents, whatever the model's others have (modeling_deepseek.py of DeepSeek-V2 and V3)."""
+
+
+class _KeysAndValues(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, up: Tensor, rope: Tensor, nope_dim: int, width: int) -> tuple[Tensor, Tensor]:
+        v_dim, head_dim = up.shape[-1] - nope_dim, nope_dim + rope.shape[-1]
+        ctx.sizes = nope_dim, head_dim, v_dim
+        k, v = (up.new_empty(*up.shape[:-1], width) for _ in range(2))
+        k[..., :nope_dim], k[..., nope_dim:head_dim] = up[..., :nope_dim], rope
+        v[..., :v_dim] = up[..., nope_dim:]
+        for made, used in ((k, head_dim), (v, v_dim)):
+            if used < width:
+                made[..., used:] = 0
+        return k, v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_k: Tensor, d_v: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        nope_dim, head_dim, v_dim = ctx.sizes
+        d_up = torch.cat([d_k[..., :nope_dim], d_v[..., :v_dim]], -1)
+        return d_up, d_k[..., nope_dim:head_dim].sum(2, keepdim=True), None, None
+
+
+def keys_and_values(up: Tensor, rope: Tensor, nope_dim: int, width: int) -> tuple[Tensor, Tensor]:
+    """Both (batch, tokens, heads, width), from what each head has of them, (batch, tokens, heads, nope_dim + v_dim),
+    and from the keys' part that all share, (batch, tokens, 1, rope_dim). Keeps nothing."""
+    return _KeysAndValues.apply(up, rope, nope_dim, width)  # type: ignore[no-any-return]
+
+
+class LatentAttention(Core):
+    """Communicates over tp as Attention does: the gradient of x, and the sum of `o`."""
+
+    def __init__(
+        self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None = None
+    ) -> None:
+        super().__init__(spec, block, tp, cp)
+        assert spec.latent is not None
+        self.sizes = a = spec.latent
+        self.v_dim, self.width = a.v_dim, max(spec.head_dim, a.v_dim)
+        self.scale = spec.head_dim**-0.5 * (spec.rope_scaling.logits if spec.rope_scaling is not None else 1.0)
+        if a.q_rank is None:
+            self.q = nn.Linear(spec.hidden, spec.q_width, bias=False)
+        else:
+            self.q_down = nn.Linear(spec.hidden, a.q_rank, bias=spec.qkv_bias)
+        self.kv_down = nn.Linear(spec.hidden, a.kv_rank + a.rope_dim, bias=spec.qkv_bias)
+        if a.q_rank is not None:
+            self.q_norm = RMSNorm(a.q_rank, _EPS)
+            self.q_up = nn.Linear(a.q_rank, spec.q_width, bias=False)
+        self.kv_norm = RMSNorm(a.kv_rank, _EPS)
+        self.kv_up = nn.Linear(a.kv_rank, spec.heads * (a.nope_dim + a.v_dim), bias=False)
+        self.o = nn.Linear(spec.heads * a.v_dim, spec.hidden, bias=spec.out_bias)
+
+    def heads(self, x: Tensor, angles: Angles, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        assert angles is not None
+        a = self.sizes
+        first = self.q if a.q_rank is None else self.q_down
+        q, latent = tensor_parallel.columns(self.tp, self.unit, x, (first, self.kv_down))
+        if a.q_rank is not None:
+            q = recompute.linear(self.q_up, self.q_norm(q))
+        q = functions.rotary(q.view(*q.shape[:2], -1, self.head_dim), *angles, a.nope_dim, a.interleaved)
+        if self.width > self.head_dim:
+            q = F.pad(q, (0, self.width - self.head_dim))
+        latent, rope = latent.split([a.kv_rank, a.rope_dim], -1)
+        latent, rope = self.kv_norm(latent), functions.rotary(rope.unsqueeze(2), *angles, 0, a.interleaved)
+        if cache is not None:
+            latent, rope = cache.extend(self.block, latent, rope)
+        up = recompute.linear(self.kv_up, latent)
+        return q, *keys_and_values(up.view(*up.shape[:2], -1, a.nope_dim + a.v_dim), rope, a.nope_dim, self.width)

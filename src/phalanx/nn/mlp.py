@@ -1,0 +1,44 @@
+"""The MLP: gated or not, over the ranks of tp."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.nn import functions
+from phalanx.runtime import recompute, sequence_parallel, tensor_parallel
+from phalanx.runtime.sequence_parallel import Factors
+from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.spec.model import ModelSpec
+
+
+class MLP(nn.Module):
+    """`width`: of this rank's part of it."""
+
+    def __init__(self, spec: ModelSpec, width: int, block: int, tp: TensorParallel | None) -> None:
+        super().__init__()
+        self.gated, self.block, self.tp = spec.gated, block, tp
+        self.approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
+        if self.gated:
+            self.gate = nn.Linear(spec.hidden, width, bias=spec.mlp_bias)
+        self.up = nn.Linear(spec.hidden, width, bias=spec.mlp_bias)
+        self.down = nn.Linear(width, spec.hidden, bias=spec.mlp_bias)
+
+    def forward(self, x: Tensor, made: bool = True) -> Tensor | Factors:
+        """As Attention's."""
+        x = self._activated(x, self.tp)
+        if self.tp is None:
+            return recompute.linear(self.down, x, made)
+        if self.tp.rows is not None:
+            return sequence_parallel.factors(x, self.down)
+        return tensor_parallel.rows(x, self.down, made)
+
+    def term(self, x: Tensor, made: bool = True) -> Tensor:
+        """What it is without sequence parallelism, of an x whose gradient somebody else sums over the ranks."""
+        x = self._activated(x, None)
+        return recompute.linear(self.down, x, made) if self.tp is None else tensor_parallel.rows(x, self.down, made)
+
+    def _activated(self, x: Tensor, tp: TensorParallel | None) -> Tensor:
+        layers = (self.gate, self.up) if self.gated else (self.up,)
+        into = tensor_parallel.columns(tp, f"blocks.{self.block}", x, layers)
+        return functions.swiglu(*into) if self.gated else F.gelu(*into, approximate=self.approximate)

@@ -1,0 +1,156 @@
+"""Which experts a token goes to, and with what weight: functions of the router's logits.
+
+    scores      p = softmax(z) or sigmoid(z), (tokens, count), of logits z = x Wᵀ
+    choose      the top_k best of each token, of its best groups where there are groups; where there is a balance bias
+                by p + bias (Wang et al. 2024), which does not enter the weight
+    fits        whether a choice is among the first `most` of its expert and sequence
+    take        of each expert, the `most` best tokens of a sequence (Zhou et al. 2022, "expert choice")
+    weights     of those chosen: p, divided by their sum if `normalized`, times `scale`; (tokens, top_k) where tokens
+                choose, (tokens, count) where experts do
+
+With p' = p / Σ p, f the share of a sequence's choices that an expert got, and a mean over the tokens of the batch:
+
+    balance loss   balance_loss x count x mean(Σ_e f_e p'_e)          (Fedus et al. 2021; per sequence, DeepSeek-V2)
+    z loss         z_loss x mean((log Σ_e exp z_e)²)                  (Zoph et al. 2022)
+
+Both only bend gradients: they are added in the backward pass of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from phalanx.nn.functions import accumulate_dtype
+from phalanx.spec.mechanisms import Experts
+
+
+def scores(logits: Tensor, x: Experts) -> Tensor:
+    """(tokens, count), in fp32 (fp64 in fp64 runs)."""
+    z = logits.to(accumulate_dtype(logits.dtype))
+    return z.softmax(-1) if x.score == "softmax" else z.sigmoid()
+
+
+def choose(p: Tensor, x: Experts, balance: Tensor | None) -> Tensor:
+    """The experts that tokens choose, (tokens, top_k)."""
+    by = p if balance is None else p + balance
+    if x.groups > 1:
+        grouped = by.unflatten(-1, (x.groups, -1))
+        best = grouped.amax(-1) if x.group_score == "max" else grouped.topk(2, -1).values.sum(-1)
+        out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, best.topk(x.top_groups, -1).indices, False)
+        by = grouped.masked_fill(out.unsqueeze(-1), -math.inf).flatten(-2)
+    return by.topk(x.top_k, -1).indices
+
+
+def most(x: Experts, seq: int) -> int | None:
+    """How many tokens of a sequence an expert takes; None: all that come."""
+    capacity = 1.0 if x.capacity is None and x.chooser == "experts" else x.capacity
+    return None if capacity is None else min(seq, math.ceil(capacity * x.top_k * seq / x.count))
+
+
+def fits(chosen: Tensor, count: int, most: int) -> Tensor:
+    """Which choices are among the first `most` of their expert and sequence; (batch, seq, top_k) both."""
+    batch, *_ = chosen.shape
+    of = torch.arange(batch, device=chosen.device).view(-1, 1, 1) * count
+    key = (chosen + of).flatten()
+    order = key.argsort(stable=True)
+    held = torch.zeros(batch * count, dtype=torch.int64, device=key.device).index_add_(0, key, torch.ones_like(key))
+    begins = held.cumsum(0) - held
+    place = torch.empty_like(key)
+    place[order] = torch.arange(len(key), device=key.device) - begins[key[order]]
+    return place.view(chosen.shape) < most
+
+
+def take(p: Tensor, most: int) -> Tensor:
+    """Which tokens experts take, of scores (batch, seq, count); of the same shape."""
+    return torch.zeros_like(p, dtype=torch.bool).scatter_(1, p.topk(most, 1).indices, True)
+
+
+@dataclass
+class Losses:
+    """What bends the gradients of a layer's logits. `even`: balance_loss x count x f of each token's sequence,
+    (tokens, count); `seed`: the gradient of the loss of one token."""
+
+    even: Tensor | None = None
+    z: float = 0.0
+    seed: float = 1.0
+
+
+class _Weights(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, p: Tensor, chosen: Tensor | None, x: Experts, losses: Losses) -> Tensor:
+        ctx.x, ctx.losses, ctx.dtype = x, losses, logits.dtype
+        lse = None
+        if losses.z:
+            lse = logits.to(p.dtype).logsumexp(-1, keepdim=True)
+        ctx.save_for_backward(p, chosen, lse, losses.even)
+        w = p if chosen is None else p.gather(-1, chosen)
+        if x.normalized:
+            w = w / w.sum(-1, keepdim=True).add_(1e-20)
+        return w * x.scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
+        p, chosen, lse, even = ctx.saved_tensors
+        x: Experts = ctx.x
+        losses: Losses = ctx.losses
+        d_w = g * x.scale
+        if x.normalized:  # w = p / Σ p over those chosen
+            own = p.gather(-1, chosen)
+            total = own.sum(-1, keepdim=True).add_(1e-20)
+            d_w = (d_w - (d_w * own).sum(-1, keepdim=True).div_(total)).div_(total)
+        d_p = d_w if chosen is None else torch.zeros_like(p).scatter_(-1, chosen, d_w)
+        if even is not None and x.score == "softmax":
+            d_p = d_p.add(even, alpha=losses.seed)
+        elif even is not None:  # of p / Σ p
+            total = p.sum(-1, keepdim=True)
+            mean = (even * p).sum(-1, keepdim=True).div_(total)
+            d_p = d_p.add((even - mean).div_(total), alpha=losses.seed)
+        d_z = p * (d_p - (d_p * p).sum(-1, keepdim=True) if x.score == "softmax" else d_p * (1 - p))
+        if lse is not None:
+            soft = p if x.score == "softmax" else (p.log() - (-p).log1p()).sub_(lse).exp_()
+            d_z = d_z.addcmul_(soft, lse, value=2 * losses.z * losses.seed)
+        return d_z.to(ctx.dtype), None, None, None, None
+
+
+def weights(logits: Tensor, p: Tensor, chosen: Tensor | None, x: Experts, losses: Losses) -> Tensor:
+    """The weights of a token's experts, of the type of the scores p. Keeps p, what was chosen, and for the z loss a
+    number per token."""
+    return _Weights.apply(logits, p, chosen, x, losses)  # type: ignore[no-any-return]
+
+
+def losses(logits: Tensor, p: Tensor, given: Losses, x: Experts) -> Tensor:
+    """(balance loss, z loss) summed over tokens, (2,), fp64."""
+    found = torch.zeros(2, dtype=torch.float64, device=p.device)
+    if given.even is not None:
+        found[0] = (given.even * (p / p.sum(-1, keepdim=True))).sum()
+    if given.z:
+        found[1] = given.z * logits.to(p.dtype).logsumexp(-1).square_().sum()
+    return found
+
+
+def balanced(tokens: int, x: Experts) -> list[int]:
+    """How many of `tokens` tokens' choices each expert gets where all are even: what verification assumes."""
+    limit = most(x, tokens)
+    if x.chooser == "experts":
+        return [limit or 0] * x.count
+    each, over = divmod(tokens * x.top_k, x.count)
+    return [min(each + (e < over), tokens if limit is None else limit) for e in range(x.count)]
+
+
+def evenly(tokens: int, x: Experts, device: torch.device) -> Tensor:
+    """The choices of that: token t's are t top_k, t top_k + 1, ... modulo the number of experts; (tokens, top_k)."""
+    return torch.arange(tokens * x.top_k, device=device).remainder_(x.count).view(tokens, x.top_k)
+
+
+def in_turn(tokens: int, x: Experts, device: torch.device) -> Tensor:
+    """The same where experts choose: each takes as many, from where the one before it stopped; (tokens, count)."""
+    each = most(x, tokens) or 0
+    taken = torch.arange(x.count * each, device=device).remainder_(tokens).view(x.count, each)
+    return torch.zeros(x.count, tokens, dtype=torch.bool, device=device).scatter_(1, taken, True).t().contiguous()

@@ -1,0 +1,143 @@
+"""How the tokens of a step were spread over the experts of every layer: told by all ranks with the metrics, and what
+comes of it: the balance biases, and a warning where the balance is bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.nn.decoder import Decoder
+from phalanx.spec.model import ModelSpec, expert_layers
+
+BUSY = 3.0
+"""Times the mean load of a layer's experts: the busiest one of it is worth a warning."""
+DROPPED = 0.1
+"""Share of the choices: so many dropped are worth a warning."""
+OVER = 20
+"""Steps that a warning is about."""
+
+
+@dataclass(frozen=True)
+class LayerLoad:
+    """Of a layer and step: how many tokens have chosen each expert, how many choices found no room, and the losses
+    that even them out, per token."""
+
+    block: int
+    chosen: tuple[int, ...]
+    dropped: int
+    balance_loss: float
+    z_loss: float
+
+    @property
+    def busiest(self) -> float:
+        """The load of the busiest expert, over the mean."""
+        return max(self.chosen) * len(self.chosen) / max(1, sum(self.chosen))
+
+
+class Loads:
+    """Of a model's layers with experts, on one rank, which may hold some of them."""
+
+    def __init__(self, spec: ModelSpec, model: Decoder) -> None:
+        assert spec.experts is not None
+        self.spec, self.model, self.experts = spec, model, spec.experts
+        self.blocks = expert_layers(spec)
+        self.size = len(self.blocks) * (self.experts.count + 3)
+
+    def begin(self) -> None:
+        """A step begins: its forward passes are counted."""
+        if self.model.ep is not None:
+            self.model.ep.loads.clear()
+            self.model.ep.counting = True
+
+    def end(self, into: Tensor) -> None:
+        """Its passes are over: this rank's part of what all have counted, into (size,) zeros."""
+        ep = self.model.ep
+        assert ep is not None
+        ep.counting = False
+        rows = into.view(len(self.blocks), -1)
+        for i, block in enumerate(self.blocks):
+            if block in ep.loads:
+                rows[i] = ep.loads[block]
+
+    @torch.no_grad()
+    def update(self, told: Tensor) -> None:
+        """Move the balance biases against what all ranks have counted, (size,): the same on every rank (Wang et al.
+        2024, "Auxiliary-Loss-Free Load Balancing Strategy")."""
+        rate = self.experts.balance_bias
+        if rate is None:
+            return
+        for i, block in enumerate(self.blocks):
+            if str(block) in self.model.blocks:
+                load = told.view(len(self.blocks), -1)[i, : self.experts.count]
+                bias = self.model.blocks[str(block)].mlp.balance
+                bias.add_((load.mean() - load).sign_().to(bias.dtype), alpha=rate)
+
+    def read(self, told: Sequence[float], tokens: int) -> tuple[LayerLoad, ...]:
+        """The same as numbers, by layer."""
+        n, width = self.experts.count, self.experts.count + 3
+        return tuple(
+            LayerLoad(block, tuple(map(int, row[:n])), int(row[n]), row[n + 1] / tokens, row[n + 2] / tokens)
+            for block, row in zip(self.blocks, (told[i : i + width] for i in range(0, self.size, width)), strict=True)
+        )
+
+
+def summary(loads: Sequence[LayerLoad]) -> dict[str, Any]:
+    """What a line of metrics.jsonl says: the busiest expert of any layer over the mean, the share of choices that
+    were dropped, the losses, and by layer how many tokens have chosen each expert."""
+    chosen = sum(sum(load.chosen) for load in loads)
+    return {
+        "expert_busiest": max(load.busiest for load in loads),
+        "expert_dropped": sum(load.dropped for load in loads) / max(1, chosen),
+        "balance_loss": sum(load.balance_loss for load in loads),
+        "z_loss": sum(load.z_loss for load in loads),
+        "expert_tokens": {load.block: load.chosen for load in loads},
+    }
+
+
+class Watch:
+    """Looks at the loads of a run, and says once in `OVER` steps where they are bad."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._steps: list[Sequence[LayerLoad]] = []
+
+    def step(self, loads: Sequence[LayerLoad]) -> str:
+        """The warning that is due, or nothing."""
+        self._steps.append(loads)
+        if len(self._steps) < OVER:
+            return ""
+        layers, self._steps = list(zip(*self._steps, strict=True)), []
+        worst = max(map(_together, layers), key=lambda load: load.busiest)
+        chosen = sum(sum(load.chosen) for load in map(_together, layers))
+        dropped = sum(_together(layer).dropped for layer in layers) / max(1, chosen)
+        found = []
+        if worst.busiest > BUSY:
+            idle = sum(n == 0 for n in worst.chosen)
+            at = worst.chosen.index(max(worst.chosen))
+            nobody = f", {idle} of {len(worst.chosen)} are chosen by none" if idle else ""
+            found.append(f"expert {at} of block {worst.block} has {worst.busiest:.1f} times the mean load{nobody}")
+        if dropped > DROPPED:
+            found.append(f"{dropped:.0%} of all choices were dropped, capacity = {self._spec.experts.capacity:g}")  # type: ignore[union-attr]
+        if not found:
+            return ""
+        return f"experts, last {OVER} steps: {'; '.join(found)}; {self._mend()}"
+
+    def _mend(self) -> str:
+        x = self._spec.experts
+        assert x is not None
+        if x.balance_bias is not None:
+            return f"raise model.experts.balance_bias = {x.balance_bias:g}"
+        return (
+            f"raise model.experts.balance_loss = {x.balance_loss:g}" if x.balance_loss else "set balance_loss = 0.01"
+        )
+
+
+def _together(steps: Sequence[LayerLoad]) -> LayerLoad:
+    """A layer's loads of several steps as one."""
+    chosen = tuple(map(sum, zip(*(load.chosen for load in steps), strict=True)))
+    return LayerLoad(steps[0].block, chosen, sum(load.dropped for load in steps), 0.0, 0.0)

@@ -1,0 +1,53 @@
+"""Near-ties of a router: in fp32 a token's k-th and next best experts may differ by less than sums differ in another
+order. Then a strategy may choose the other one, and everything after is another, rightly.
+
+A flip is seen in the loads of the experts. It is a near-tie where choices of as many tokens of that layer hang on
+less than `BOUND` of their scores; else it is an error like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from phalanx.nn import routing
+from phalanx.spec.mechanisms import Experts
+from phalanx.train.loads import LayerLoad
+
+BOUND = 1e-5
+"""Relative: that of gradients in fp32."""
+_TRIALS = 16
+
+
+def tied(p: Tensor, x: Experts, balance: Tensor | None) -> int:
+    """How many tokens, of scores p (tokens, count), choose others when scores change by up to `BOUND`."""
+    generator = torch.Generator(p.device).manual_seed(0)
+    chosen = routing.choose(p, x, balance).sort(-1).values
+    differ = torch.zeros(len(p), dtype=torch.bool, device=p.device)
+    for _ in range(_TRIALS):
+        noise = torch.randint(0, 2, p.shape, generator=generator, device=p.device).mul_(2).sub_(1)
+        other = routing.choose(p * (1 + BOUND * noise.to(p.dtype)), x, balance).sort(-1).values
+        differ |= (other != chosen).any(-1)
+    return int(differ.sum())
+
+
+def first_flip(
+    ours: Sequence[LayerLoad],
+    truth: Sequence[LayerLoad],
+    seen: Mapping[int, Sequence[tuple[Tensor, Tensor | None]]],
+    x: Experts,
+) -> str:
+    """What the first layer whose loads differ says, if near-ties explain it; "" where loads are alike, or nothing
+    explains it. `seen`: scores and balance biases of each block and pass, as one process had them."""
+    for a, b in zip(ours, truth, strict=True):
+        if a.chosen == b.chosen:
+            continue
+        moved = sum(abs(m - n) for m, n in zip(a.chosen, b.chosen, strict=True)) // 2
+        ties = sum(tied(p, x, balance) for p, balance in seen[b.block])
+        if moved > ties:
+            return ""
+        choices = "1 choice" if moved == 1 else f"{moved} choices"
+        return f"{choices} in block {b.block}, where {ties} tokens hang on less than {BOUND:g} of a score"
+    return ""

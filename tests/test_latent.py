@@ -1,0 +1,135 @@
+"""Latent attention: what transformers computes, alone and over ranks, in any part of a backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pool import Pool
+from ranks_split import all_apart, apart
+from test_weight_gradients import live
+from toy import model, order_of_gradients
+
+from phalanx.nn import latent
+from phalanx.nn.decoder import Cache, Decoder
+from phalanx.nn.initial import initial
+from phalanx.runtime.world import ALONE
+from phalanx.schedule.buckets import backward_order
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.strategy import Strategy
+from phalanx.verify.parity import BOUNDS
+
+FP64 = Precision("float64")
+EXACT = 1e-12
+
+
+def small(q_rank: int | None = 12, v_dim: int = 6, **sizes: Any) -> ModelSpec:
+    """The last `rope_dim` = 4 of 12 dimensions turn; values are narrower or wider than keys."""
+    ranks = {"kv_rank": 10, "nope_dim": 8, "rope_dim": 4, "v_dim": v_dim, "q_rank": q_rank}
+    return model(**{"kv_heads": 4, "head_dim": 12, "latent": ranks} | sizes)
+
+
+MODELS = [
+    small(),
+    small(q_rank=None, v_dim=16, qkv_bias=True, out_bias=True),
+    small(v_dim=12, qkv_bias=True, window=5),
+    small(residual="parallel"),
+]
+
+
+def test_gradients_of_keys_and_values() -> None:
+    torch.manual_seed(0)
+    up, rope = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 4, 9), (2, 3, 1, 2)))
+    for width in (7, 8):
+        assert torch.autograd.gradcheck(lambda *given, w=width: latent.keys_and_values(*given, 5, w), (up, rope))
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(MODELS), st.integers(1, 20), st.integers(1, 6))
+def test_a_cache_of_latents_changes_nothing(spec: ModelSpec, first: int, at_once: int) -> None:
+    decoder, values = Decoder(spec, torch.float64), initial(spec, 0, None)
+    tokens = torch.randint(spec.vocab, (2, 24))
+    with torch.no_grad():
+        for p in parameters(spec):
+            decoder.get_parameter(p.fqn).copy_(values(p, 0, p.numel).view(p.shape) * 3)
+        whole = decoder(tokens)
+        cache = Cache()
+        parts = [decoder(part, cache=cache) for part in (tokens[:, :first], *tokens[:, first:].split(at_once, 1))]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-12)
+    a = spec.latent
+    assert a is not None
+    assert [t.shape[2:].numel() for t in (cache.keys[0], cache.values[0])] == [a.kv_rank, a.rope_dim]
+
+
+@pytest.mark.parametrize("spec", MODELS, ids=range(4))
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_gradients_of_weights_may_come_later(spec: ModelSpec, mode: Any) -> None:
+    """And in the order of the engine's buckets."""
+    found = apart(ALONE, spec, Job(4, 8, FP64, documents="separate"), Strategy(recompute=mode, micro_batch=2))
+    assert max(found["differences"].values()) < EXACT
+    assert found["came"] == [p.fqn for p in backward_order(spec)]
+
+
+def test_so_they_may_on_ranks(pool: Pool) -> None:
+    cases = [
+        (spec, Job(4, 8, FP64), Strategy(recompute=mode, micro_batch=2, **over))
+        for spec, mode, over in zip(
+            MODELS * 2,
+            ["none", "selective", "full", "none"] * 2,
+            [{"tp": 2}, {"tp": 2, "sp": True}, {"cp": 2}, {"cp": 2, "ulysses": 2}, *[{"tp": 2, "sp": True}] * 4],
+            strict=True,
+        )
+    ]
+    for found in pool.run(2, all_apart, cases):
+        for case, one in zip(cases, found, strict=True):
+            assert max(one["differences"].values()) < EXACT, (case, one["differences"])
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(tp=4),
+        Strategy(tp=2, sp=True, dp=2, zero=3, recompute="selective"),
+        Strategy(cp=4, ulysses=2, zero=2),
+        Strategy(tp=2, sp=True, cp=2, recompute="full"),
+        Strategy(pp=2, tp=2, schedule="zb-h1"),
+    ],
+    ids=str,
+)
+def test_any_strategy_equals_one_process(pool: Pool, strategy: Strategy) -> None:
+    for i, spec in enumerate(MODELS):
+        dtype: Any = ("float64", "float32")[i % 2]
+        job = Job(2 * strategy.dp * 2, 16)
+        for found in pool.run(4, ranks.examine, spec, job, strategy, dtype, 3)[0]:
+            assert found.loss_rel_max <= BOUNDS[dtype], (spec, found)
+            assert found.grad_rel_max <= BOUNDS[dtype], (spec, found)
+
+
+@pytest.mark.parametrize("spec", MODELS, ids=range(4))
+def test_gradients_come_in_the_order_of_one_process(spec: ModelSpec) -> None:
+    strategies = Strategy(dp=2, zero=2), Strategy(dp=2, tp=2, zero=2), Strategy(dp=2, tp=2, sp=True, zero=2)
+    alone, *split = (order_of_gradients(spec, strategy) for strategy in strategies)
+    assert alone == split[0] == split[1]
+
+
+def test_what_stands_with_a_star_is_kept_and_nothing_else() -> None:
+    """The table of nn/latent.py, by a block more in the same model."""
+    job, tokens = Job(2, 128), 256
+    for spec in (small(max_seq=128), small(q_rank=None, v_dim=16, max_seq=128), small(v_dim=12, max_seq=128)):
+        one, two = (
+            live(replace(spec, layers=n), job, Strategy(micro_batch=2), lambda part, loss: loss) for n in (1, 2)
+        )
+        a = spec.latent
+        assert a is not None
+        heads, width = spec.heads, max(spec.head_dim, a.v_dim)
+        into = spec.hidden + (2 * a.q_rank + 1 if a.q_rank else 0)  # x, down, normed q; numbers of norms
+        into += a.kv_rank + a.rope_dim + 1 + a.kv_rank
+        core = 4 * heads * width + heads + (heads * a.v_dim if a.v_dim < width else 0)
+        others = 2 * (spec.hidden + 1) + spec.hidden + 3 * spec.ffn  # both norms and the MLP
+        assert two - one == 4 * tokens * (into + core + others)
