@@ -45,7 +45,7 @@ def _brute(model: ModelSpec, job: Job, ranks: int, options: space.Options) -> li
             options.recompute,
             options.orders if pp > 1 and dp > 1 else options.orders[:1],
         ):
-            if zero == 0 and shard > 1 or zero > 0 and shard * cp == 1:
+            if shard > 1 if zero == 0 else shard * cp == 1:
                 continue
             try:
                 s = Strategy(
@@ -109,13 +109,12 @@ def test_columns_and_strategies_are_the_same():
     assert all((getattr(again, name) == getattr(found, name)).all() for name in space.COLUMNS)
 
 
-def test_counts_are_those_of_the_rows():
-    model, job, options = _model(4, 2, 4, 8, 0), Job(8, 16), space.Options()
-    rows = space.pipelines(space.cores(model, job, 8, options), model, job, options)
-    each = space.count(rows, lambda r: space.sharding(r, options), ("dp", "cp", "pp"))
-    assert each.sum() == len(space.sharding(rows, options))
+@pytest.mark.parametrize("experts", [0, 4])
+def test_sizes_are_those_of_the_rows(experts):
+    model, job, options = _model(4, 2, 4, 8, experts), Job(8, 16), space.Options()
+    assert space.size(space.cores(model, job, 8), model, job, options).sum() == len(space.everything(model, job, 8))
 
 
 def test_no_split_is_one_line():
     with pytest.raises(InputError, match="no split of 7 ranks"):
-        space.cores(_model(2, 2, 2, 8, 0), Job(4, 8), 7, space.Options())
+        space.cores(_model(2, 2, 2, 8, 0), Job(4, 8), 7)

@@ -1,20 +1,21 @@
 """All legal strategies of a model over a number of ranks, none twice, as NumPy columns.
 
-A strategy is chosen in four steps, each of which multiplies the rows:
+A strategy is chosen in five steps, each of which multiplies the rows:
 
-    core       dp, tp, sp, cp, ulysses, ep, etp, pp, micro_batch     what every rank computes
-    pipeline   schedule, virtual                                     when
-    recompute  none, selective, full, every:k                        what is computed again
-    sharding   zero, shard, order                                    where the model state lies, and who are neighbours
+    core       dp, tp, sp, cp, ulysses, pp, micro_batch     what every rank computes
+    experts    ep, etp                                      and of which experts
+    pipeline   schedule, virtual                            when
+    recompute  none, selective, full, every:k               what is computed again
+    sharding   zero, shard, order                           where the model state lies, and who are neighbours
 
-so that a search can drop a row of one step before it is multiplied by the next (plan/search_space.py). Two rows never
+so that a search can drop a row of one step before it is multiplied by the next (plan/explore.py). Two rows never
 mean the same: fields without effect keep their defaults (`shard` is written only where it is less than dp, ZeRO only
 where there is something to shard over, `order` only where stages and replicas can change places).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -27,10 +28,11 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.split import require_split
-from phalanx.spec.strategy import FIELDS, Strategy, divisors
+from phalanx.spec.strategy import Strategy, divisors
 
 Ints = npt.NDArray[np.int64]
 NAMES = tuple(SCHEDULES)
+Ways = Sequence[tuple[int, ...]]
 ORDERS = ("pp/dp/cp/tp", "dp/pp/cp/tp")
 """Stages outermost, as the mesh has them by default; or replicas outermost, and stages on neighbouring nodes."""
 RECOMPUTE = ("none", "selective", "full", "every:2", "every:4")
@@ -39,12 +41,11 @@ _ONE_F_ONE_B = NAMES.index("1f1b")
 
 @dataclass(frozen=True)
 class Options:
-    """What a search may choose from, where the grammar allows more or a stack has less. `micro_batch`: the largest."""
+    """What a search may choose from, where the grammar allows more or a stack has less."""
 
     schedules: tuple[str, ...] = NAMES
     recompute: tuple[str, ...] = RECOMPUTE
     orders: tuple[str, ...] = ORDERS
-    micro_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,63 +127,118 @@ def of(strategies: Sequence[Strategy]) -> Strategies:
 
 
 def everything(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
-    """All of them, all four steps. Raises InputError where a model or batch has none."""
+    """All of them, all steps. Raises InputError where a model or batch has none."""
     options = options or Options()
-    rows = pipelines(cores(model, job, ranks, options), model, job, options)
+    rows = pipelines(experts(cores(model, job, ranks), model), model, job, options)
     return sharding(recomputing(rows, model, options), options)
 
 
-def cores(model: ModelSpec, job: Job, ranks: int, options: Options) -> Strategies:
-    """What every rank computes: degrees and micro-batch, without pipelines' schedules, recomputation and ZeRO.
+def cores(model: ModelSpec, job: Job, ranks: int) -> Strategies:
+    """What every rank computes: degrees and micro-batch, without experts, schedules, recomputation and ZeRO.
 
     Raises InputError where the job has no strategy over so many ranks.
     """
     if job.seq > model.max_seq:
         reason = f"is longer than model.max_seq = {model.max_seq}"
         raise InputError("job.seq", job.seq, reason, "shorten seq or raise model.max_seq")
-    found: dict[str, list[Ints]] = {name: [] for name in _CORE}
-    expert_ways = _expert_ways(model, ranks)
-    for tp in divisors(ranks):
-        if not _legal(lambda tp=tp: require_split(model, Strategy(dp=ranks // tp, tp=tp))):
-            continue
-        for cp in divisors(ranks // tp):
-            ways = [u for u in divisors(cp) if _legal(lambda u=u: _require_context(model, job, tp, cp, u))]
-            if not ways:
+    found: dict[str, list[Ints]] = {name: [] for name in ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")}
+    for tp, cp in _pairs(ranks):
+        ways = np.array([u for u in divisors(cp) if _splits(model, job, tp, cp, u)], dtype=np.int64)
+        for pp in divisors(ranks // tp // cp) if len(ways) else ():
+            dp = ranks // tp // cp // pp
+            if job.global_batch % dp or model.layers < pp - 2:
                 continue
-            for pp in divisors(ranks // tp // cp):
-                dp = ranks // tp // cp // pp
-                if job.global_batch % dp or model.layers < pp - 2:
-                    continue
-                micro = np.array(divisors(job.global_batch // dp), dtype=np.int64)
-                if options.micro_batch:
-                    micro = micro[micro <= options.micro_batch]
-                experts = [e for e in expert_ways if dp * cp * tp % (e[0] * e[1]) == 0]
-                for sp in (0, 1) if tp > 1 else (0,):
-                    fits = micro[micro * job.seq // cp % tp == 0] if sp else micro
-                    count = len(fits) * len(ways) * len(experts)
-                    found["micro_batch"].append(np.repeat(fits, len(ways) * len(experts)))
-                    found["ulysses"].append(np.tile(np.repeat(np.array(ways), len(experts)), len(fits)))
-                    for i, name in enumerate(("ep", "etp")):
-                        each = np.array([e[i] for e in experts], dtype=np.int64)
-                        found[name].append(np.tile(each, len(fits) * len(ways)))
-                    for name, value in (("dp", dp), ("tp", tp), ("sp", sp), ("cp", cp), ("pp", pp)):
-                        found[name].append(np.full(count, value, dtype=np.int64))
+            micro = np.array(divisors(job.global_batch // dp), dtype=np.int64)
+            for sp in (0, 1) if tp > 1 else (0,):
+                fits = micro[micro * job.seq // cp % tp == 0] if sp else micro
+                found["micro_batch"].append(np.repeat(fits, len(ways)))
+                found["ulysses"].append(np.tile(ways, len(fits)))
+                for name, value in (("dp", dp), ("tp", tp), ("sp", sp), ("cp", cp), ("pp", pp)):
+                    found[name].append(np.full(len(fits) * len(ways), value, dtype=np.int64))
     columns = {name: np.concatenate(parts) if parts else np.zeros(0, np.int64) for name, parts in found.items()}
     if not len(columns["dp"]):
         reason = f"no split of {ranks} ranks divides global_batch = {job.global_batch} and the model's sizes"
         raise InputError("--gpus", ranks, reason, "use another number, or another batch")
-    same = np.ones_like(columns["dp"])
-    rest = {"zero": 0 * same, "shard": same, "virtual": same, "schedule": _ONE_F_ONE_B * same}
-    return Strategies(**columns, **rest, recompute=0 * same, order=0 * same)
+    one = np.ones_like(columns["dp"])
+    rest = {"ep": one, "etp": one, "shard": one, "virtual": one, "schedule": _ONE_F_ONE_B * one}
+    return Strategies(**columns, **rest, zero=0 * one, recompute=0 * one, order=0 * one)
 
 
-_CORE = ("dp", "tp", "sp", "cp", "ulysses", "ep", "etp", "pp", "micro_batch")
+def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints:
+    """How many strategies each core becomes, without making them."""
+    steps = (
+        _by_experts(rows, model),
+        _by_pipeline(rows, model, job, options),
+        _by_recompute(rows, model, options),
+        _by_sharding(rows, options),
+    )
+    return np.prod([step.times for step in steps], axis=0, dtype=np.int64)
+
+
+def experts(rows: Strategies, model: ModelSpec) -> Strategies:
+    """Each row with every way to spread experts over its ranks."""
+    return _by_experts(rows, model).rows
 
 
 def pipelines(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
     """Each row with every schedule that it can have (schedule/stages.py refuses the others)."""
+    return _by_pipeline(rows, model, job, options).rows
 
-    def ways(pp: int, m: int) -> list[tuple[int, int]]:
+
+def recomputing(rows: Strategies, model: ModelSpec, options: Options) -> Strategies:
+    """Each row with everything that may be computed again."""
+    return _by_recompute(rows, model, options).rows
+
+
+def sharding(rows: Strategies, options: Options) -> Strategies:
+    """Each row with every ZeRO stage, number of shards, and order of the mesh."""
+    return _by_sharding(rows, options).rows
+
+
+class _Expansion:
+    """Every row once for each way that its two keys have; a way is the values of some columns."""
+
+    def __init__(
+        self, rows: Strategies, first: Ints, second: Ints, into: tuple[str, ...], ways: Callable[[int, int], Ways]
+    ) -> None:
+        self._given, self._into = rows, into
+        base = int(second.max(initial=0)) + 1
+        each, self._kind = np.unique(first * base + second, return_inverse=True)
+        self._tables = [np.array(ways(*divmod(int(k), base)), np.int64).reshape(-1, len(into)) for k in each]
+        self._lengths = np.array([len(t) for t in self._tables], dtype=np.int64)
+
+    @property
+    def times(self) -> Ints:
+        """How many ways each row has."""
+        return self._lengths[self._kind]
+
+    @property
+    def rows(self) -> Strategies:
+        if not len(self._given):
+            return self._given
+        times = self.times
+        index = np.repeat(np.arange(len(times)), times)
+        place = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
+        starts = (np.cumsum(self._lengths) - self._lengths)[self._kind]
+        chosen = np.concatenate(self._tables)[starts[index] + place]
+        columns = {name: getattr(self._given, name)[index] for name in COLUMNS if name not in self._into}
+        return Strategies(**columns, **{name: chosen[:, i] for i, name in enumerate(self._into)})
+
+
+def _by_experts(rows: Strategies, model: ModelSpec) -> _Expansion:
+    x = model.experts
+
+    def ways(ranks: int, _: int) -> Ways:
+        if x is None:
+            return [(1, 1)]
+        pairs = [(ep, etp) for ep in divisors(x.count) for etp in divisors(x.ffn) if ranks % (ep * etp) == 0]
+        return [(ep, etp) for ep, etp in pairs if _legal(require_split, model, Strategy(dp=ep * etp, ep=ep, etp=etp))]
+
+    return _Expansion(rows, rows.dp * rows.cp * rows.tp, rows.zero, ("ep", "etp"), ways)
+
+
+def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> _Expansion:
+    def ways(pp: int, m: int) -> Ways:
         if pp == 1:
             return [(_ONE_F_ONE_B, 1)]
         found = []
@@ -191,95 +247,47 @@ def pipelines(rows: Strategies, model: ModelSpec, job: Job, options: Options) ->
             if name == "interleaved":
                 if m % max(1, m // pp) == 0:  # rounds of equally many
                     found += [(number, v) for v in range(2, (model.layers + 2) // pp + 1)]
-            elif name not in V_SHAPED:
-                found.append((number, 1))
-            elif model.layers >= 2 * pp - 2 and (name != "dualpipe-v" or m >= 2 * pp):
+            elif name not in V_SHAPED or (model.layers >= 2 * pp - 2 and (name != "dualpipe-v" or m >= 2 * pp)):
                 found.append((number, 1))
         return found
 
-    return _expanded(rows, (rows.pp, rows.micro_batches(job)), ("schedule", "virtual"), ways)
+    return _Expansion(rows, rows.pp, rows.micro_batches(job), ("schedule", "virtual"), ways)
 
 
-def recomputing(rows: Strategies, model: ModelSpec, options: Options) -> Strategies:
-    """Each row with everything that may be computed again. Every k-th block of k or less is the first alone, so of
-    those that mean the same one is enough."""
-    ways, seen = [], set()
+def _by_recompute(rows: Strategies, model: ModelSpec, options: Options) -> _Expansion:
+    """Every k-th block of k or less is the first alone, so of those that mean the same one is enough."""
+    kinds: dict[tuple[str, ...], tuple[int]] = {}
     for name in options.recompute:
         blocks = tuple(Strategy(recompute=name).recompute_of(i) for i in range(model.layers))
-        if blocks not in seen:
-            seen.add(blocks)
-            ways.append((RECOMPUTE.index(name),))
-    return _expanded(rows, (np.zeros(len(rows), np.int64), rows.zero), ("recompute",), lambda *_: ways)
+        kinds.setdefault(blocks, (RECOMPUTE.index(name),))
+    return _Expansion(rows, rows.zero, rows.zero, ("recompute",), lambda *_: list(kinds.values()))
 
 
-def sharding(rows: Strategies, options: Options) -> Strategies:
-    """Each row with every ZeRO stage, number of shards, and order of the mesh."""
+def _by_sharding(rows: Strategies, options: Options) -> _Expansion:
     orders = [ORDERS.index(name) for name in options.orders]
 
-    def ways(dp: int, more: int) -> list[tuple[int, int, int]]:
-        cp_shards, moves = divmod(more, 2)
-        plain = [(0, 1)]
-        sharded = [(zero, d) for zero in (1, 2, 3) for d in divisors(dp) if d > 1 or cp_shards]
-        return [(*way, order) for way in plain + sharded for order in (orders if moves else orders[:1])]
+    def ways(dp: int, flags: int) -> Ways:
+        over_cp, moves = divmod(flags, 2)
+        sharded = [(zero, d) for zero in (1, 2, 3) for d in divisors(dp) if d > 1 or over_cp]
+        return [(*way, order) for way in [(0, 1), *sharded] for order in (orders if moves else orders[:1])]
 
-    more = 2 * (rows.cp > 1) + ((rows.pp > 1) & (rows.dp > 1))
-    return _expanded(rows, (rows.dp, more), ("zero", "shard", "order"), ways)
-
-
-def count(rows: Strategies, expand: Callable[[Strategies], Strategies], by: Sequence[str]) -> Ints:
-    """How many rows each row becomes, of those that differ in these columns alone: without making them."""
-    key = np.zeros(len(rows), np.int64)
-    for name in by:
-        column = getattr(rows, name)
-        key = key * (int(column.max(initial=0)) + 1) + column
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    return np.array([len(expand(rows.take([i]))) for i in first], dtype=np.int64)[inverse]
+    flags = 2 * (rows.cp > 1) + ((rows.pp > 1) & (rows.dp > 1))
+    return _Expansion(rows, rows.dp, flags, ("zero", "shard", "order"), ways)
 
 
-def _expanded(
-    rows: Strategies, keys: tuple[Ints, Ints], into: tuple[str, ...], ways: Callable[..., Iterable[tuple[int, ...]]]
-) -> Strategies:
-    """Every row once for each way that its two keys have; a way is the values of columns."""
-    if not len(rows):
-        return rows
-    base = int(keys[1].max()) + 1
-    each, inverse = np.unique(keys[0] * base + keys[1], return_inverse=True)
-    tables = [np.array(list(ways(*divmod(int(k), base))), dtype=np.int64).reshape(-1, len(into)) for k in each]
-    lengths = np.array([len(t) for t in tables])
-    starts, times = (np.cumsum(lengths) - lengths)[inverse], lengths[inverse]
-    index = np.repeat(np.arange(len(rows)), times)
-    place = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
-    chosen = np.concatenate(tables)[starts[index] + place]
-    columns = {name: getattr(rows, name)[index] for name in COLUMNS if name not in into}
-    return Strategies(**columns, **{name: chosen[:, i] for i, name in enumerate(into)})
+def _pairs(ranks: int) -> list[tuple[int, int]]:
+    """Two degrees whose product divides the ranks."""
+    return [(one, other) for one in divisors(ranks) for other in divisors(ranks // one)]
 
 
-def _expert_ways(model: ModelSpec, ranks: int) -> list[tuple[int, int]]:
-    """(ep, etp) that the experts fall into."""
-    if model.experts is None:
-        return [(1, 1)]
-    return [
-        (ep, etp)
-        for ep in divisors(model.experts.count)
-        for etp in divisors(model.experts.ffn)
-        if ranks % (ep * etp) == 0 and _legal(lambda ep=ep, etp=etp: require_split(model, _experts(ep, etp)))
-    ]
+def _splits(model: ModelSpec, job: Job, tp: int, cp: int, ulysses: int) -> bool:
+    s = Strategy(tp=tp, cp=cp, ulysses=ulysses)
+    return _legal(require_split, model, s) and _legal(require_context, model, job.seq, s)
 
 
-def _experts(ep: int, etp: int) -> Strategy:
-    return Strategy(dp=ep * etp, ep=ep, etp=etp)
-
-
-def _require_context(model: ModelSpec, job: Job, tp: int, cp: int, ulysses: int) -> None:
-    require_context(model, job.seq, Strategy(tp=tp, cp=cp, ulysses=ulysses))
-
-
-def _legal(require: Callable[[], None]) -> bool:
+def _legal(require: Callable[..., None], *given: Any) -> bool:
     try:
-        require()
+        require(*given)
     except InputError:
         return False
     return True
-
-
-assert set(COLUMNS) <= set(FIELDS)

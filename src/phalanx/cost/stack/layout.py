@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from phalanx.cost.stack.columns import Column
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.strategy import Strategy
@@ -37,6 +39,8 @@ class Layout:
     format: Column
     activation_bytes: Column
     gathers_once: Column
+    stages_inside: Column = 0.0
+    """1: stages on neighbouring nodes, replicas outermost (order=dp/pp/cp/tp); else the other way round."""
     frozen: Column = 0.0
     """1: weights have no gradients (adapters are trained beside them)."""
 
@@ -48,6 +52,16 @@ class Layout:
     @property
     def world(self) -> Column:
         return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def stage_stride(self) -> Column:
+        """From a rank to the same one of the next stage."""
+        return self.world / self.pp / np.where(self.stages_inside > 0, self.dp, 1)
+
+    @property
+    def data_stride(self) -> Column:
+        """From a rank to the next one with the same part of the model."""
+        return self.tp * np.where(self.stages_inside > 0, self.pp, 1)
 
     @property
     def step_tokens(self) -> Column:
@@ -79,4 +93,5 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         format=FORMATS.index(number_format),
         activation_bytes=DTYPE_BYTES[job.precision.compute],
         gathers_once=float(s.gathers_once),
+        stages_inside=float(s.order.index("dp") < s.order.index("pp")),
     )

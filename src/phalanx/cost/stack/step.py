@@ -177,7 +177,7 @@ def _transfers(found: dict[str, Column], shape: Shape, layout: Layout, system: S
     """What a pipeline sends: with scatter/gather a part per tp rank, gathered behind in the node."""
     cut = np.where((layout.sp > 0) | (profile.scatter_gather > 0), layout.tp, 1)
     n = layout.tokens * shape.hidden * layout.activation_bytes
-    stride = layout.world / layout.pp
+    stride = layout.stage_stride
     sent = message_s(n / cut, stride, system)
     gathered = np.where((cut > 1) & (layout.sp == 0), collective_s("all_gather", n, layout.tp, 1, system), 0.0)
     times = 2 * layout.micro_batches * layout.virtual + 2 * (layout.pp - 1)
@@ -197,7 +197,7 @@ def _data_parallel(
     """Gradients over dp x cp, of experts over what is left of it; parameters gathered after the update (ZeRO-1, 2) or
     for every pass (ZeRO-3); the update."""
     ranks = layout.dp * layout.cp
-    stride = layout.tp
+    stride = layout.data_stride
     moe_share = shape.moe_layers / shape.layers
     dense = held * ((1 - moe_share) * shape.block_params + moe_share * shape.moe_block_params) / layout.tp
     ends = np.where(layout.pp > 1, np.maximum(shape.embedding_params, shape.head_params), shape.ends) / layout.tp

@@ -1,0 +1,120 @@
+"""Seconds and bytes of many strategies at once: the terms of a step (cost/stack), over columns of strategies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.cost.profiles import Profile, profile
+from phalanx.cost.stack.columns import Column
+from phalanx.cost.stack.hardware import system_of
+from phalanx.cost.stack.layout import FORMATS, Layout
+from phalanx.cost.stack.shape import Shape, shape
+from phalanx.cost.stack.step import Step, step
+from phalanx.cost.stack.system import System
+from phalanx.plan.footprint import Footprint, footprint
+from phalanx.plan.space import NAMES, RECOMPUTE, Strategies
+from phalanx.schedule.pipeline import V_SHAPED
+from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+
+Floats = npt.NDArray[np.float64]
+_SLICE = 16_384
+"""Rows priced together: their columns stay in the cache."""
+
+# The bubble of equal chunks over that of 1f1b with as many per rank; F, I and W alike (tests/test_plan_pricing.py
+# holds it against the schedules themselves). Of naive it is m times: nobody else works while one does.
+_BUBBLE = {"zb-h1": 1 / 3, "zb-v": 1 / 3, "dualpipe-v": 1 / 3}
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What all strategies of a question share."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: Job
+    stack: str
+
+    @cached_property
+    def shape(self) -> Shape:
+        return shape(self.model)
+
+    @cached_property
+    def system(self) -> System:
+        return system_of(self.cluster)
+
+    @cached_property
+    def profile(self) -> Profile:
+        return profile(self.stack)
+
+    def layout(self, rows: Strategies) -> Layout:
+        full, selective = self._recomputed
+        v_shaped = np.isin(rows.schedule, [NAMES.index(name) for name in V_SHAPED])
+        return Layout(
+            tp=rows.tp,
+            sp=rows.sp,
+            pp=rows.pp,
+            virtual=np.where(v_shaped, 2, rows.virtual),
+            dp=rows.dp,
+            cp=rows.cp,
+            ulysses=rows.ulysses,
+            ep=rows.ep,
+            etp=rows.etp,
+            zero=rows.zero,
+            shards=rows.shards,
+            micro_batch=rows.micro_batch,
+            micro_batches=rows.micro_batches(self.job),
+            seq=self.job.seq,
+            full=full[rows.recompute],
+            selective=selective[rows.recompute],
+            format=FORMATS.index("bfloat16"),
+            activation_bytes=DTYPE_BYTES[self.job.precision.compute],
+            gathers_once=1.0 * ((rows.zero == 3) & (rows.pp > 1)),
+            stages_inside=rows.order,
+        )
+
+    @cached_property
+    def _recomputed(self) -> tuple[Floats, Floats]:
+        """The shares of the blocks that each kind of recomputation repeats whole, and in part."""
+        n = self.model.layers
+        kinds = [[Strategy(recompute=name).recompute_of(i) for i in range(n)] for name in RECOMPUTE]
+        shares = [[own.count(part) / n for own in kinds] for part in ("full", "selective")]
+        return np.array(shares[0]), np.array(shares[1])
+
+    def step(self, rows: Strategies) -> Step:
+        """The terms, with the bubble of each row's own schedule."""
+        found = step(self.shape, self.layout(rows), self.system, self.profile)
+        factor: Column = np.where(rows.schedule == NAMES.index("naive"), rows.micro_batches(self.job), 1.0)
+        for name, share in _BUBBLE.items():
+            factor = np.where(rows.schedule == NAMES.index(name), share, factor)
+        found.terms["bubble"] = found.terms["bubble"] * factor
+        return found
+
+    def seconds(self, rows: Strategies) -> Floats:
+        """Of a step."""
+        return _sliced(rows, lambda part: self.step(part).seconds)
+
+    def footprint(self, rows: Strategies) -> Footprint:
+        return footprint(self.shape, self.layout(rows), rows, self.job, self.profile)
+
+    def bytes_(self, rows: Strategies) -> Floats:
+        """On the fullest rank."""
+        return _sliced(rows, lambda part: self.footprint(part).total)
+
+    @property
+    def usable(self) -> int:
+        return self.cluster.device.usable_bytes
+
+
+def _sliced(rows: Strategies, price: Column) -> Floats:
+    found = np.empty(len(rows))
+    for at in range(0, len(rows), _SLICE):
+        part = rows.take(slice(at, at + _SLICE))
+        found[at : at + _SLICE] = price(part)
+    return found
