@@ -35,8 +35,8 @@ class Footprint:
     optimizer: Column
     activations: Column
     logits: Column
-    gathered: Column
-    """Parameters that ZeRO-3 has fetched from the other shards."""
+    transit: Column
+    """Whole gradients of ZeRO-2 and 3 on their way to shards, and parameters that ZeRO-3 has fetched from them."""
 
     @property
     def total(self) -> Column:
@@ -66,7 +66,9 @@ def footprint(shape: Shape, layout: Layout, rows: Strategies, job: Job, profile:
     blocks = np.ceil(shape.layers / rows.pp)
     dense, routed = block_parameters(shape, rows)
     kept, whole = activations(shape, layout, profile)
-    in_flight = blocks * kept + np.where(layout.full > 0, whole / np.maximum(first, 1), 0)
+    again = np.where(
+        layout.full > 0, whole - layout.tokens * layout.activation_bytes * shape.hidden / own_of(layout), 0
+    )
     pipe = rows.pp > 1
     tied = np.where(shape.head_params > 0, shape.head_params, shape.embedding_params)
     ends = [np.where(pipe, shape.embedding_params, shape.ends), np.where(pipe, tied, shape.ends)]
@@ -75,7 +77,7 @@ def footprint(shape: Shape, layout: Layout, rows: Strategies, job: Job, profile:
     ends[0] = np.where(v_shaped & pipe, shape.embedding_params + tied, ends[0])
     logits = layout.tokens * shape.vocab / layout.tp * (2 * layout.activation_bytes + 4)
     both = [
-        _of_rank(blocks, dense, routed, extra / layout.tp, live * in_flight, has * logits, rows, layout, job)
+        _of_rank(blocks, dense, routed, extra / layout.tp, live * blocks * kept + again, has * logits, rows, job)
         for extra, live, has in zip(ends, (first, last), top, strict=True)
     ]
     fuller = both[0].total >= both[1].total
@@ -92,7 +94,6 @@ def _of_rank(
     live: Column,
     logits: Column,
     rows: Strategies,
-    layout: Layout,
     job: Job,
 ) -> Footprint:
     policy = Policy.of(job)
@@ -110,11 +111,11 @@ def _of_rank(
     whole = np.where(rows.pp > 1, own + own_routed, 2 * unit)
     return Footprint(
         parameters=policy.parameter * held(3),
-        gradients=policy.gradient * held(2) + buckets,
+        gradients=policy.gradient * held(2),
         optimizer=policy.optimizer * held(1),
         activations=live,
         logits=logits,
-        gathered=np.where((rows.zero == 3) & (shards > 1), policy.parameter * whole, 0),
+        transit=buckets + np.where((rows.zero == 3) & (shards > 1), policy.parameter * whole, 0),
     )
 
 
@@ -125,9 +126,14 @@ def block_parameters(shape: Shape, rows: Strategies) -> tuple[Column, Column]:
     return dense, moe * shape.expert_params / (rows.ep * rows.etp)
 
 
+def own_of(layout: Layout) -> Column:
+    """Ranks that share what lies between the split layers: those of tp, with sequence parallelism."""
+    return np.where(layout.sp > 0, layout.tp, 1)
+
+
 def activations(shape: Shape, layout: Layout, profile: Profile) -> tuple[Column, Column]:
     """Bytes of a block for a micro-batch: kept until its backward pass, and all of it."""
-    own = np.where(layout.sp > 0, layout.tp, 1)
+    own = own_of(layout)
     heads = shape.heads * (shape.head_dim + shape.value_dim) + shape.kv_heads * (shape.head_dim + shape.value_dim)
     latent = shape.q_rank + shape.kv_rank
     moe = shape.moe_layers / shape.layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,7 @@ from phalanx.cost.stack.shape import Shape, shape
 from phalanx.cost.stack.step import Step, step
 from phalanx.cost.stack.system import System
 from phalanx.plan.footprint import Footprint, footprint
-from phalanx.plan.space import NAMES, RECOMPUTE, Strategies
+from phalanx.plan.space import NAMES, RECOMPUTE, Ints, Strategies
 from phalanx.schedule.pipeline import V_SHAPED
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -55,28 +55,32 @@ class Pricing:
 
     def layout(self, rows: Strategies) -> Layout:
         full, selective = self._recomputed
+
+        def as_float(column: Ints) -> Floats:
+            return column.astype(np.float64)  # once, or every operation does it
+
         v_shaped = np.isin(rows.schedule, [NAMES.index(name) for name in V_SHAPED])
         return Layout(
-            tp=rows.tp,
-            sp=rows.sp,
-            pp=rows.pp,
-            virtual=np.where(v_shaped, 2, rows.virtual),
-            dp=rows.dp,
-            cp=rows.cp,
-            ulysses=rows.ulysses,
-            ep=rows.ep,
-            etp=rows.etp,
-            zero=rows.zero,
-            shards=rows.shards,
-            micro_batch=rows.micro_batch,
-            micro_batches=rows.micro_batches(self.job),
+            tp=as_float(rows.tp),
+            sp=as_float(rows.sp),
+            pp=as_float(rows.pp),
+            virtual=np.where(v_shaped, 2.0, rows.virtual),
+            dp=as_float(rows.dp),
+            cp=as_float(rows.cp),
+            ulysses=as_float(rows.ulysses),
+            ep=as_float(rows.ep),
+            etp=as_float(rows.etp),
+            zero=as_float(rows.zero),
+            shards=as_float(rows.shards),
+            micro_batch=as_float(rows.micro_batch),
+            micro_batches=as_float(rows.micro_batches(self.job)),
             seq=self.job.seq,
             full=full[rows.recompute],
             selective=selective[rows.recompute],
             format=FORMATS.index("bfloat16"),
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
             gathers_once=1.0 * ((rows.zero == 3) & (rows.pp > 1)),
-            stages_inside=rows.order,
+            stages_inside=as_float(rows.order),
         )
 
     @cached_property
@@ -106,6 +110,34 @@ class Pricing:
     def bytes_(self, rows: Strategies) -> Floats:
         """On the fullest rank."""
         return _sliced(rows, lambda part: self.footprint(part).total)
+
+    def least_seconds(self, rows: Strategies, whole: bool) -> Floats:
+        """No way to shard these rows is faster: what gradients and parameters take to travel is left out, the update
+        is over all shards, stages are neighbours. Of cores (`whole` false), that have plain 1f1b and repeat nothing,
+        no schedule and recomputation is either: their bubble is left out too."""
+        sharded = np.where(rows.dp * rows.cp > 1, 1, 0)
+        best = replace(rows, zero=sharded, shard=rows.dp, order=np.ones_like(rows.order))
+
+        def least(part: Strategies) -> Column:
+            found = self.step(part)
+            return found.seconds - found.terms["dp"] - (0 if whole else found.terms["bubble"])
+
+        return _sliced(best, least)
+
+    def least_bytes(self, rows: Strategies, whole: bool) -> Floats:
+        """The same of memory: all is sharded and nothing on its way; of cores, one micro-batch at a time with full
+        recomputation."""
+        sharded = np.where(rows.dp * rows.cp > 1, 3, 0)
+        best = replace(rows, zero=sharded, shard=rows.dp)
+        if not whole:
+            one = np.ones_like(rows.dp)
+            best = replace(best, schedule=NAMES.index("naive") * one, recompute=RECOMPUTE.index("full") * one)
+
+        def least(part: Strategies) -> Column:
+            found = self.footprint(part)
+            return found.total - found.transit
+
+        return _sliced(best, least)
 
     @property
     def usable(self) -> int:

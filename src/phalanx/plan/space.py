@@ -126,6 +126,20 @@ def of(strategies: Sequence[Strategy]) -> Strategies:
     return Strategies(**{name: np.array(column, dtype=np.int64) for name, column in found.items()})
 
 
+def joined(parts: Sequence[Strategies]) -> Strategies:
+    """The rows of all parts, one after the other."""
+    return Strategies(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS})
+
+
+def first(rows: Strategies) -> Ints:
+    """The numbers of rows, without those that are there before."""
+    key = np.zeros(len(rows), np.uint64)
+    for name in COLUMNS:
+        _, places = np.unique(getattr(rows, name), return_inverse=True)
+        key = key * np.uint64(places.max(initial=0) + 1) + places.astype(np.uint64)
+    return np.unique(key, return_index=True)[1]
+
+
 def everything(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
     """All of them, all steps. Raises InputError where a model or batch has none."""
     options = options or Options()
