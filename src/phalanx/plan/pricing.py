@@ -27,8 +27,7 @@ Floats = npt.NDArray[np.float64]
 _SLICE = 16_384
 """Rows priced together: their columns stay in the cache."""
 
-# The bubble of equal chunks over that of 1f1b with as many per rank; F, I and W alike (tests/test_plan_pricing.py
-# holds it against the schedules themselves). Of naive it is m times: nobody else works while one does.
+# The bubble of equal chunks over that of 1f1b with as many per rank, where F, I and W take the same time.
 _BUBBLE = {"zb-h1": 1 / 3, "zb-v": 1 / 3, "dualpipe-v": 1 / 3}
 
 
@@ -94,7 +93,12 @@ class Pricing:
     def step(self, rows: Strategies) -> Step:
         """The terms, with the bubble of each row's own schedule."""
         found = step(self.shape, self.layout(rows), self.system, self.profile)
-        factor: Column = np.where(rows.schedule == NAMES.index("naive"), rows.micro_batches(self.job), 1.0)
+        m, p, v = rows.micro_batches(self.job), rows.pp, rows.virtual
+        # naive: nobody else works while one does. interleaved with fewer micro-batches than ranks: a rank waits for
+        # the first of them to come round before each of its chunks.
+        factor: Column = np.where(rows.schedule == NAMES.index("naive"), m, 1.0)
+        short = (rows.schedule == NAMES.index("interleaved")) & (m < p)
+        factor = np.where(short, (v * (p - m) + m - 1) / np.maximum(p - 1, 1), factor)
         for name, share in _BUBBLE.items():
             factor = np.where(rows.schedule == NAMES.index(name), share, factor)
         found.terms["bubble"] = found.terms["bubble"] * factor

@@ -28,6 +28,10 @@ class Step:
 
     terms: dict[str, Column] = field(default_factory=dict)
     of: dict[str, dict[str, Column]] = field(default_factory=dict)
+    blocks: list[tuple[Column, Passes]] = field(default_factory=list)
+    """How many blocks of each kind the model has, those with a plain MLP first, and a micro-batch's passes of one."""
+    head: Passes = Passes(0.0, 0.0)
+    """A micro-batch's passes of the head and the loss."""
 
     @property
     def seconds(self) -> Column:
@@ -154,11 +158,13 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
         found["recompute"] = found.get("recompute", 0) + m * share * repeated
         idle = f + b - block.forward - block.backward - repeated
         found["launch"] = found.get("launch", 0) + m * share * idle
+        out.blocks.append((count, Passes(f, b)))
         forward = forward + share * f
         backward = backward + share * b
 
     products, loss = compute.head(shape, layout, system, profile)
-    top = products.forward + products.backward + loss
+    out.head = Passes(products.forward + loss / 2, products.backward + loss / 2)
+    top = out.head.forward + out.head.backward
     # The last rank has the head as well; where blocks do not divide, it is one of those with fewer.
     fewer = np.floor(shape.layers / layout.pp) * (forward + backward) / held
     whole = forward + backward
