@@ -17,10 +17,13 @@ import numpy.typing as npt
 from phalanx.cost import profiles
 from phalanx.cost.profiles import profile
 from phalanx.cost.stack.columns import gather, take
+from phalanx.cost.constants import resolve
+from phalanx.cost.stack.hardware import _BUILT as GENERATIONS
 from phalanx.cost.stack.hardware import _DEFAULTS as HARDWARE
+from phalanx.cost.stack.hardware import CHIPS, chain, system
 from phalanx.cost.stack.step import step
 from phalanx.validate.cases import Case
-from phalanx.validate.systems import system_of_row
+from phalanx.validate.systems import benched, description, measured
 
 Floats = npt.NDArray[np.float64]
 SHARES = (
@@ -54,7 +57,7 @@ class Free:
 
     @property
     def hardware(self) -> bool:
-        return self.field in HARDWARE and self.owner in ("nvidia", "volta", "ampere", "hopper", "blackwell")
+        return self.field == "clock" or self.owner in ("nvidia", *GENERATIONS)
 
     @property
     def share(self) -> bool:
@@ -63,9 +66,20 @@ class Free:
     def parent(self, constants: Mapping[str, float]) -> float:
         """Its value were it not fitted."""
         without = {k: v for k, v in constants.items() if k != self.key}
+        if self.field == "clock":
+            return 1.0
+        if self.owner == "nvidia":
+            return HARDWARE[self.field]
         if self.hardware:
-            return without.get(f"nvidia.{self.field}", HARDWARE[self.field])
+            return resolve(HARDWARE, chain(self.owner), without)[self.field]
         return float(getattr(profile(self.owner, without), self.field))
+
+
+def _chain(stack: str) -> list[str]:
+    found = [stack]
+    while profiles.STACKS[found[-1]].parent:
+        found.append(profiles.STACKS[found[-1]].parent)
+    return found
 
 
 def up(x: float, share: bool) -> float:
@@ -74,6 +88,7 @@ def up(x: float, share: bool) -> float:
 
 
 def down(u: float, share: bool) -> float:
+    u = min(max(u, -12.0), 12.0) if share else u
     return 1 / (1 + math.exp(-u)) if share else math.exp(min(u, 50))
 
 
@@ -82,7 +97,7 @@ def order(free: Sequence[Free]) -> list[Free]:
 
     def depth(f: Free) -> int:
         if f.hardware:
-            return 0 if f.owner == "nvidia" else 1
+            return 0 if f.owner == "nvidia" else len(chain(f.owner)) if f.owner in GENERATIONS else 1
         found, owner = 0, f.owner
         while profiles.STACKS[owner].parent:
             owner, found = profiles.STACKS[owner].parent, found + 1
@@ -110,33 +125,27 @@ class Data:
     def __post_init__(self) -> None:
         self.shape = gather([c.shape for c in self.cases])
         self.layout = gather([c.layout for c in self.cases])
-        rows: dict[tuple[str, ...], int] = {}
-        self.kinds: list[Case] = []
-        self.which = np.zeros(len(self.cases), dtype=int)
-        columns = (
-            "gpu",
-            "interconnect",
-            "gpus_per_node",
-            "gpus",
-            "busbw_ar_gbs",
-            "busbw_ag_gbs",
-            "busbw_ar_intra_gbs",
-            "busbw_ag_intra_gbs",
-        )
-        for i, c in enumerate(self.cases):
-            key = tuple(c.row[name] for name in columns)
-            if key not in rows:
-                rows[key] = len(self.kinds)
-                self.kinds.append(c)
-            self.which[i] = rows[key]
+        self.benched = gather([benched(c.row) for c in self.cases])
+        self.kinds = sorted({description(c.row) for c in self.cases})
+        self.which = np.array([self.kinds.index(description(c.row)) for c in self.cases])
         self.names = sorted({c.profile for c in self.cases})
         self.stack = np.array([self.names.index(c.profile) for c in self.cases])
 
     def systems(self, constants: Mapping[str, float]) -> object:
-        return take([system_of_row(c.row, constants) for c in self.kinds], self.which)
+        return measured(take([system(*kind, constants=constants) for kind in self.kinds], self.which), self.benched)
 
     def stacks(self, constants: Mapping[str, float]) -> object:
         return take([profile(name, constants) for name in self.names], self.stack)
+
+    def of(self, free: Free) -> Data:
+        """The cases that a constant has a say in."""
+        keep = []
+        for i, c in enumerate(self.cases):
+            chip = description(c.row)[0]
+            owners = (chip, *chain(CHIPS[chip].generation)) if free.hardware else _chain(c.profile)
+            if free.owner in owners:
+                keep.append(i)
+        return Data([self.cases[i] for i in keep], self.measured[keep], self.weight[keep])
 
     def predict(self, constants: Mapping[str, float], systems: object = None) -> Floats:
         systems = systems if systems is not None else self.systems(constants)
@@ -189,9 +198,53 @@ def fit(
         x, r, best = x + s, tried, value
         damping = max(damping / 4, 1e-4)
         say(f"round {n}: cost {best:.4f}")
-        if gained < 1e-3 * best:
+        if gained < 1e-4 * best:
             break
     return x, constants_of(free, x, fixed)
 
 
-PRIOR = 0.02
+def descend(
+    data: Data,
+    free: Sequence[Free],
+    fixed: Mapping[str, float],
+    start: Floats | None = None,
+    sweeps: int = 10,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Floats, dict[str, float]]:
+    """Offsets and constants: one after the other, each by steps that grow where they help and shrink where not."""
+    x = np.zeros(len(free)) if start is None else start.copy()
+    parts: dict[str, Data] = {}
+    steps = np.array([0.4 * f.spread for f in free])
+    for n in range(sweeps):
+        moved = 0.0
+        for j, f in enumerate(free):
+            if abs(steps[j]) < 2e-3:
+                continue
+            part = parts.setdefault(f.owner, data.of(f))
+            if not part.cases:
+                steps[j] = 0.0
+                continue
+
+            def cost(at: float, j: int = j, f: Free = f, part: Data = part) -> float:
+                y = x.copy()
+                y[j] = at
+                r = np.log(part.predict(constants_of(free, y, fixed)) / part.measured)
+                return float((part.weight * np.abs(r)).sum() + 0.5 * PRIOR * (at / f.spread) ** 2)
+
+            here = cost(x[j])
+            for sign in (1, -1):
+                there = cost(x[j] + sign * steps[j])
+                if there < here - 1e-6:
+                    x[j] += sign * steps[j]
+                    moved += here - there
+                    steps[j] *= 1.6 * sign
+                    break
+            else:
+                steps[j] *= 0.4
+        say(f"sweep {n}: gained {moved:.4f}")
+        if moved < 1e-3:
+            break
+    return x, constants_of(free, x, fixed)
+
+
+PRIOR = 0.004

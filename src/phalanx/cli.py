@@ -17,6 +17,8 @@ from phalanx.cli_collectives import collectives
 from phalanx.cli_experts import experts
 from phalanx.cli_models import models
 from phalanx.cli_pipeline import pipeline
+from phalanx.cli_predict import predict
+from phalanx.cli_validate import validate
 from phalanx.cli_verify import verify
 from phalanx.cli_weights import export_weights, import_weights
 from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json, require_torch
@@ -45,6 +47,8 @@ app.add_typer(pipeline, name="pipeline")
 app.add_typer(experts, name="experts")
 app.command()(models)
 app.command()(clusters)
+app.command()(predict)
+app.command()(validate)
 app.command()(verify)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)

@@ -35,6 +35,8 @@ class Profile:
     """Traffic per logit of the loss, forward and backward together."""
     gemm: Column = 1.0
     """Matrix products against the chip's own best."""
+    gemm8: Column = 1.0
+    """The same of products in 8 bits and less, beyond `gemm`."""
     grouped: Column = 0.8
     """Products of many experts at once against plain ones."""
     portable: Column = 0.0
@@ -50,6 +52,8 @@ class Profile:
     listed: Column = 0.0
     """Collectives of a block's forward pass that are given a list of tensors, one per rank, each with a cost on the
     CPU: they hold up the launch of what follows."""
+    launch_sync: Column = 0.05
+    """What launches lose more over 8 tp ranks, in proportion: each collective waits for the slowest CPU."""
     tp_overlap: Column = 0.3
     dp_overlap: Column = 0.7
     gather_overlap: Column = 0.6
@@ -74,6 +78,41 @@ class Profile:
     """Traffic per routed token and hidden element: permutation there and back."""
     router_s: Column = 1.0e-4
     """Of a layer of experts: routing, and the wait for the counts."""
+    balanced: Column = 0.0
+    """Whether pipeline ranks have equal work, the head counted, and not equal numbers of blocks."""
+    whole_bytes: Column = 18.0
+    """Of a parameter's state without ZeRO: weight 2, gradient 4 (and 2 where both are kept), master 4, moments 8."""
+    replica_bytes: Column = 0.0
+    """and more where gradients travel through buckets of their own."""
+    kept_bytes: Column = 6.0
+    """What of it ZeRO-1 leaves whole on each rank,"""
+    shard_bytes: Column = 12.0
+    """and what it shards."""
+    idle_bytes: Column = 0.0
+    """What of the kept bytes is free while activations are at their peak: made by the update of shards, or after it."""
+    full_shard_bytes: Column = 16.0
+    """Of a parameter's state under ZeRO-3, all of it sharded."""
+    kept_hidden: Column = 10.0
+    """Bytes per token and hidden element that a block's forward pass leaves for its backward pass: inputs of norms
+    and products, residuals, masks of dropout (Korthikanti et al. 2022, equation 1)."""
+    kept_whole: Column = 0.0
+    """The same that each tp rank keeps whole: inputs gathered for products and kept, not gathered again."""
+    kept_qkv: Column = 1.0
+    """Copies of queries, keys, values and attention's result that it leaves,"""
+    kept_ffn: Column = 1.0
+    """and of what is inside the MLP."""
+    kept_score: Column = 5.0
+    """Bytes per score where attention writes them: before and after the softmax, and a mask of dropout."""
+    kept_logit: Column = 8.0
+    """Bytes per logit at the loss."""
+    buffers: Column = 0.0
+    """Whole hidden states that tensor parallelism gathers into, kept from step to step."""
+    constant_bytes: Column = 0.1e9
+    """Whatever the model: tables, workspaces, scratch."""
+    fragments: Column = 0.06
+    """What the allocator reserves beyond the peak, as a share of what comes and goes."""
+    context_bytes: Column = 1.5e9
+    """What the driver shows beyond what the allocator has reserved: context, NCCL, libraries."""
     jitter: Column = 0.0
     """Loss per doubling of ranks beyond a node: the slowest rank sets the pace."""
 
@@ -101,6 +140,8 @@ STACKS: dict[str, Stack] = {
     "megatron-deepspeed-2021": Stack("megatron-deepspeed-2022"),
     # Megatron-Core on Transformer Engine; NeMo and Megatron-Bridge are recipes over it.
     "megatron-core": Stack("any"),
+    # The same without flash attention.
+    "megatron-core-unfused": Stack("megatron-core", _SCORES),
     "nemo-23.05": Stack("megatron-core"),
     "nemo-24.03": Stack("nemo-24.11"),
     "nemo-24.11": Stack("megatron-core"),
@@ -119,7 +160,19 @@ STACKS: dict[str, Stack] = {
     "simumax-b200": Stack("megatron-core"),
     # PyTorch FSDP around eager modules, each operation a kernel of its own.
     "eager": Stack("any", {"portable": 1.0}),
-    "nanotron": Stack("eager", {"listed": 3.0}),
+    "nanotron": Stack(
+        "eager",
+        # Gradients are accumulated in fp32 beside those of the backward pass; collectives take lists of tensors.
+        {
+            "listed": 4.6,
+            "balanced": 1.0,
+            "whole_bytes": 18.0,
+            "replica_bytes": 2.0,
+            "kept_bytes": 10.0,
+            "shard_bytes": 14.0,
+            "buffers": 2.0,
+        },
+    ),
     "llm-foundry": Stack("eager"),
     "llm-foundry-pure": Stack("llm-foundry", {"gradient_bytes": 2.0}),
     "torchtitan-eager": Stack("eager"),

@@ -64,7 +64,7 @@ class Row:
         return self.number("step_time_s_derived") or None
 
 
-def load(path: Path) -> list[Row]:
+def load(path: Path, needed: tuple[str, ...] = ("source_family", "gpu", "gpus", "model")) -> list[Row]:
     """All rows of a file. Raises InputError where it has none of the columns, or cannot be read."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -73,7 +73,7 @@ def load(path: Path) -> list[Row]:
             columns = reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError("--runs", str(path), f"cannot be read ({error})") from None
-    missing = [c for c in ("source_family", "gpu", "gpus", "model") if c not in columns]
+    missing = [c for c in needed if c not in columns]
     if missing:
         raise InputError("--runs", str(path), f"has no column {missing[0]}", "see the files that ship with phalanx")
     return rows

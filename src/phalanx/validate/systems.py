@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from phalanx.cost.constants import CONSTANTS
-from phalanx.cost.stack.hardware import CHIPS, system
+from phalanx.cost.stack.columns import Column
+from phalanx.cost.stack.hardware import system
 from phalanx.cost.stack.system import System
 from phalanx.validate.models import Unspecified
 from phalanx.validate.records import Row
@@ -16,6 +17,7 @@ from phalanx.validate.records import Row
 # GPUs as the rows name them; the longest beginning that fits.
 _GPUS = {
     "V100": "V100",
+    "V100-SXM2-16GB": "V100-16GB",
     "A100-SXM-40GB": "A100-40GB",
     "A100": "A100",
     "H100-96GB-HBM2e-500W": "H100-500W",
@@ -39,51 +41,90 @@ _NICS = {
     "8x HDR": 25e9,
     "NVLink + EFA/IB": 50e9,
 }
-_BY_CHIP = {"V100": 12.5e9, "A100-40GB": 25e9, "A100": 25e9}
+_BY_CHIP = {"V100": 12.5e9, "V100-16GB": 12.5e9, "A100-40GB": 25e9, "A100": 25e9}
 _RACK = 72
 
 
 def chip_name(row: Row) -> str:
     """Raises Unspecified for hardware that is not modelled."""
+    if row.family == "torchao" and row["gpu"] == "H100":
+        return "H100-500W"  # run by torchtitan's authors, on their machines
     found = [known for known in _GPUS if row["gpu"].startswith(known)]
     if not found:
         raise Unspecified(f"hardware {row['gpu'] or 'not stated'} is not modelled")
     return _GPUS[max(found, key=len)]
 
 
-def system_of_row(row: Row, constants: Mapping[str, float] = CONSTANTS) -> System:
-    """Raises Unspecified."""
+def description(row: Row) -> tuple[str, int, float, bool]:
+    """Chip, ranks of a node (NVLink domain), bytes/s of a rank's NIC, and whether that is a cloud's own. Raises
+    Unspecified."""
     chip = chip_name(row)
     stated = [rate for words, rate in _NICS.items() if words in row["interconnect"]]
     nic = stated[0] if stated else _BY_CHIP.get(chip, 50e9)
     node = row.count("gpus_per_node", 8) or 8
-    if chip.startswith("GB"):
-        node = _RACK
-    return _measured(system(CHIPS[chip], node, nic, constants), row)
+    return chip, _RACK if chip.startswith("GB") else node, nic, "EFA" in row["interconnect"]
+
+
+@dataclass(frozen=True)
+class Benched:
+    """Bus bandwidths (bytes/s) that a row's own job has measured: all-reduce and all-gather, over all its ranks and
+    inside a node; 0 where it has none."""
+
+    ranks: Column = 0.0
+    reduce: Column = 0.0
+    gather: Column = 0.0
+    reduce_inside: Column = 0.0
+    gather_inside: Column = 0.0
+
+
+def benched(row: Row) -> Benched:
+    names = ("busbw_ar_gbs", "busbw_ag_gbs", "busbw_ar_intra_gbs", "busbw_ag_intra_gbs")
+    found = [row.number(name) for name in names]
+    if not all(found):
+        return Benched()
+    return Benched(float(row.count("gpus") or 1), *(rate * 1e9 for rate in found if rate))
 
 
 _BENCHED = 1.5e9
-"""Bytes of the collectives that a row's bus bandwidths were measured with, about: at this size they agree with the
-time of tensor-parallel collectives over the same nodes."""
+"""Bytes of the collectives that those were measured with, about: at this size they agree with the time of
+tensor-parallel collectives over the same nodes."""
 
 
-def _measured(known: System, row: Row) -> System:
-    """With the bus bandwidths that a row's own job has measured. They fall with the number of nodes by a time per
-    hop, p-1 of them: n/busbw - n/busbw inside of a node = hops x latency, of bulk messages."""
-    inside = {op: row.number(f"busbw_{op}_intra_gbs") for op in ("ar", "ag")}
-    over = {op: row.number(f"busbw_{op}_gbs") for op in ("ar", "ag")}
-    ranks = row.count("gpus") or 1
+_HOP_S = 6e-5
+"""The most of it that is the network's; what is beyond is the CPU's."""
+
+
+def measured(known: System, by: Benched) -> System:
+    """The system of a row with what its job has measured of links. Bus bandwidth falls with the number of ranks by a
+    time for each of them: n/busbw - n/busbw inside of a node = hops x that."""
     inner, outer = known.tiers
-    if not inside["ag"] or not inside["ar"] or not over["ag"] or not over["ar"]:
-        return known
-    inner = replace(inner, bytes_per_s_per_gpu_per_direction=inside["ag"] * 1e9)
-    if ranks > inner.ranks:
-        blocks = ranks / inner.ranks
-        hops = {"ag": ranks - 1, "ar": 2 * min(ranks - 1, inner.ranks - 1 + 2 * np.log2(blocks))}
-        hop = {
-            op: max(passes * _BENCHED * (1 / over[op] - 1 / inside[op]) * 1e-9 / hops[op], outer.hop_s)
-            for op, passes in (("ag", 1), ("ar", 2))
-        }
-        outer = replace(outer, bulk_reduce_hop_s=hop["ar"])
-        known = replace(known, rank_s=hop["ag"])
-    return replace(known, tiers=(inner, outer), reduce_gain=inside["ar"] / inside["ag"])
+    has = np.asarray(by.gather_inside) > 0
+    inside, reduce_inside = np.where(has, by.gather_inside, 1.0), np.where(has, by.reduce_inside, 1.0)
+    gather, reduce = np.where(has, by.gather, 1.0), np.where(has, by.reduce, 1.0)
+    ranks = np.maximum(by.ranks, inner.ranks + 1)
+    blocks = ranks / inner.ranks
+    hops = np.maximum(np.minimum(blocks - 1, 2 * np.log2(np.maximum(blocks, 1))), 1)
+    rank_s = _BENCHED * (1 / gather - 1 / inside) / (ranks - 1)
+    hop = _BENCHED * (1 / reduce - 1 / reduce_inside) / hops
+    over = has & (by.ranks > inner.ranks)
+    return replace(
+        known,
+        tiers=(
+            replace(
+                inner,
+                bytes_per_s_per_gpu_per_direction=np.where(has, inside, inner.bytes_per_s_per_gpu_per_direction),
+            ),
+            replace(
+                outer,
+                bulk_hop_s=np.where(over, np.minimum(rank_s, _HOP_S) * inner.ranks, outer.bulk_hop_s),
+                bulk_reduce_hop_s=np.where(over, np.maximum(hop, outer.hop_s), outer.bulk_reduce_hop_s),
+            ),
+        ),
+        reduce_gain=np.where(has, reduce_inside / inside, known.reduce_gain),
+        rank_s=np.where(over, np.maximum(rank_s, 0.0), known.rank_s),
+    )
+
+
+def system_of_row(row: Row, constants: Mapping[str, float] = CONSTANTS) -> System:
+    """Raises Unspecified."""
+    return measured(system(*description(row), constants=constants), benched(row))

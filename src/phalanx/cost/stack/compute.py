@@ -48,9 +48,9 @@ def rate_of(layout: Layout, system: System, profile: Profile) -> Column:
         np.asarray(layout.format, dtype=int),
         [
             system.peak_bf16 * system.gemm,
-            system.peak_fp8 * system.gemm8,
-            system.peak_fp8 * system.gemm8,
-            system.peak_fp4 * system.gemm4,
+            system.peak_fp8 * system.gemm8 * profile.gemm8,
+            system.peak_fp8 * system.gemm8 * profile.gemm8,
+            system.peak_fp4 * system.gemm4 * profile.gemm8,
         ],
     )
     return best * profile.gemm
@@ -64,58 +64,66 @@ class Passes:
     backward: Column
 
 
-def linear(m: Column, n: Column, k: Column, system: System, rate: Column, e: Column, batch: Column = 1.0) -> Passes:
-    """x (m, k) W (k, n): forward, and the gradients of its input (m, k) and of its weight (k, n)."""
-    return Passes(
-        product_s(m, n, k, system, rate, e, batch),
-        product_s(m, k, n, system, rate, e, batch) + product_s(n, k, m, system, rate, e, batch),
-    )
+@dataclass(frozen=True)
+class Products:
+    """How a rank multiplies: at which rate, in elements of how many bytes, and whether weights have gradients."""
+
+    system: System
+    rate: Column
+    e: Column
+    frozen: Column = 0.0
+
+    def linear(self, m: Column, n: Column, k: Column, batch: Column = 1.0) -> Passes:
+        """x (m, k) W (k, n): forward, and the gradients of its input (m, k) and of its weight (k, n)."""
+        one = (self.system, self.rate, self.e, batch)
+        weight = product_s(n, k, m, *one) * (1 - self.frozen)
+        return Passes(product_s(m, n, k, *one), product_s(m, k, n, *one) + weight)
 
 
 def _sum(parts: list[Passes]) -> Passes:
     return Passes(sum(p.forward for p in parts), sum(p.backward for p in parts))
 
 
-def projections(shape: Shape, layout: Layout, system: System, rate: Column) -> Passes:
+def projections(shape: Shape, layout: Layout, by: Products) -> Passes:
     """The products around attention. Latent attention (DeepSeek-V2, 2024) has low-rank ones in their place."""
-    m, h, e = layout.tokens, shape.hidden, layout.activation_bytes
+    m, h = layout.tokens, shape.hidden
     out = shape.heads * shape.value_dim / layout.tp
     q = shape.heads * shape.head_dim / layout.tp
-    plain = linear(m, q + 2 * shape.kv_heads * shape.head_dim / layout.tp, h, system, rate, e)
-    last = linear(m, h, out, system, rate, e)
+    plain = by.linear(m, q + 2 * shape.kv_heads * shape.head_dim / layout.tp, h)
+    last = by.linear(m, h, out)
     if not np.any(shape.kv_rank):
         return _sum([plain, last])
     kv = shape.heads * (shape.head_dim - shape.rope_dim + shape.value_dim) / layout.tp
-    down = linear(m, shape.q_rank + shape.kv_rank + shape.rope_dim, h, system, rate, e)
-    up_q = linear(m, q, np.where(shape.q_rank > 0, shape.q_rank, h), system, rate, e)
-    up_kv = linear(m, kv, np.maximum(shape.kv_rank, 1), system, rate, e)
+    down = by.linear(m, shape.q_rank + shape.kv_rank + shape.rope_dim, h)
+    up_q = by.linear(m, q, np.where(shape.q_rank > 0, shape.q_rank, h))
+    up_kv = by.linear(m, kv, np.maximum(shape.kv_rank, 1))
     low = _sum([down, up_q, up_kv])
     latent = shape.kv_rank > 0
     first = Passes(np.where(latent, low.forward, plain.forward), np.where(latent, low.backward, plain.backward))
     return _sum([first, last])
 
 
-def mlp(shape: Shape, layout: Layout, width: Column, system: System, rate: Column) -> Passes:
+def mlp(shape: Shape, layout: Layout, width: Column, by: Products) -> Passes:
     """A dense MLP of this width; the gate beside its first product."""
-    m, h, e, f = layout.tokens, shape.hidden, layout.activation_bytes, width / layout.tp
+    m, h, f = layout.tokens, shape.hidden, width / layout.tp
     return _sum(
         [
-            linear(m, (shape.mlp_matrices - 1) * f, h, system, rate, e),
-            linear(m, h, f, system, rate, e),
+            by.linear(m, (shape.mlp_matrices - 1) * f, h),
+            by.linear(m, h, f),
         ]
     )
 
 
-def experts(shape: Shape, layout: Layout, system: System, rate: Column) -> Passes:
+def experts(shape: Shape, layout: Layout, by: Products) -> Passes:
     """Grouped products of the experts that a rank holds, each with an equal share of the tokens."""
     held = np.maximum(shape.experts / layout.ep, 1)
     routed = layout.tokens * shape.top_k / layout.tp * layout.etp
-    m, h, e = routed / held, shape.hidden, layout.activation_bytes
+    m, h = routed / held, shape.hidden
     f = np.maximum(shape.expert_ffn / layout.etp, 1)
     return _sum(
         [
-            linear(m, (shape.mlp_matrices - 1) * f, h, system, rate, e, held),
-            linear(m, h, f, system, rate, e, held),
+            by.linear(m, (shape.mlp_matrices - 1) * f, h, held),
+            by.linear(m, h, f, held),
         ]
     )
 
@@ -179,8 +187,8 @@ def traffic(shape: Shape, layout: Layout, width: Column, system: System, profile
 
 def head(shape: Shape, layout: Layout, system: System, profile: Profile) -> tuple[Passes, Column]:
     """Logits over a rank's part of the vocabulary, never in 8 bits; and the loss over them, both passes."""
-    rate = system.peak_bf16 * system.gemm * profile.gemm
+    by = Products(system, system.peak_bf16 * system.gemm * profile.gemm, layout.activation_bytes, layout.frozen)
     vocab = shape.vocab / layout.tp
-    products = linear(layout.tokens, vocab, shape.hidden, system, rate, layout.activation_bytes)
+    products = by.linear(layout.tokens, vocab, shape.hidden)
     loss = profile.logit_bytes * layout.tokens * vocab / (system.memory_bytes_per_s * system.memory)
     return products, loss

@@ -14,7 +14,8 @@ from phalanx.spec.errors import InputError
 @dataclass(frozen=True)
 class Generation:
     """What kernels reach on chips of one generation, and NCCL on its links. Field names as in System; `nvlink`: of
-    the direction's rate, all-gather in a node; `nic`: of a port's rate."""
+    the direction's rate, all-gather in a node; `nic`: of a port's rate. Hops between nodes: `net` over InfiniBand or
+    RoCE, `cloud` over a provider's own transport (EFA, TCPXO)."""
 
     processors: float = 132
     gemm: float = 0.78
@@ -22,7 +23,7 @@ class Generation:
     gemm8: float = 0.60
     gemm4: float = 0.45
     attention: float = 0.6
-    portable_attention: float = 0.6
+    portable_attention: float = 0.42
     attention_narrow: float = 0.3
     attention_backward: float = 0.85
     attention_half: float = 500
@@ -34,6 +35,8 @@ class Generation:
     node_bulk_s: float = 10e-6
     net_hop_s: float = 5e-6
     net_bulk_s: float = 14e-6
+    cloud_hop_s: float = 30e-6
+    cloud_bulk_s: float = 150e-6
     rank_s: float = 50e-6
     bulk_bytes: float = 0.3e6
     bulk_reduce_bytes: float = 1.5e6
@@ -45,18 +48,26 @@ _BUILT: dict[str, dict[str, float]] = {
     "ampere": {"processors": 108, "reduce_gain": 1.0},
     "hopper": {"processors": 132},
     "blackwell": {"processors": 148},
+    "blackwell-ultra": {"processors": 148},
 }
+_PARENTS = {"blackwell-ultra": "blackwell"}
 _DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: ignore[arg-type]
+
+
+def chain(name: str) -> tuple[str, ...]:
+    """A generation, and those whose constants it has where it has none of its own."""
+    return (name, *((_PARENTS[name],) if name in _PARENTS else ()), "nvidia")
 
 
 def generation(name: str, constants: Mapping[str, float] = CONSTANTS) -> Generation:
     """By name."""
-    return Generation(**(resolve(_DEFAULTS, (name, "nvidia"), constants) | _BUILT[name]))
+    return Generation(**(resolve(_DEFAULTS, chain(name), constants) | _BUILT[name]))
 
 
 @dataclass(frozen=True)
 class Chip:
-    """Dense peak FLOP/s by format, memory, and how its clock holds under load against its generation's."""
+    """Dense peak FLOP/s by format, bytes/s and bytes of memory, and of NVLink in one direction. How its clock holds
+    under load against its generation's first is a constant, `name.clock`."""
 
     generation: str
     bf16: float
@@ -65,28 +76,34 @@ class Chip:
     bandwidth: float
     memory: float
     nvlink: float
-    clock: float = 1.0
 
 
+_MIB = 2**20
 CHIPS: dict[str, Chip] = {
-    "V100": Chip("volta", 125e12, 125e12, 125e12, 0.9e12, 32e9, 150e9),
-    "A100-40GB": Chip("ampere", 312e12, 312e12, 312e12, 1.555e12, 40e9, 300e9),
-    "A100": Chip("ampere", 312e12, 312e12, 312e12, 2.039e12, 80e9, 300e9),
-    "H100": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 80e9, 450e9),
+    "V100": Chip("volta", 125e12, 125e12, 125e12, 0.9e12, 32510 * _MIB, 150e9),
+    "V100-16GB": Chip("volta", 125e12, 125e12, 125e12, 0.9e12, 16160 * _MIB, 150e9),
+    "A100-40GB": Chip("ampere", 312e12, 312e12, 312e12, 1.555e12, 40960 * _MIB, 300e9),
+    "A100": Chip("ampere", 312e12, 312e12, 312e12, 2.039e12, 81920 * _MIB, 300e9),
+    "H100": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 81559 * _MIB, 450e9),
     # 500 W, HBM2e: its clock falls further under load.
-    "H100-500W": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 2.4e12, 96e9, 450e9, 0.7),
-    "H800": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 80e9, 200e9),
-    "H200": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 4.8e12, 141e9, 450e9),
-    "B200": Chip("blackwell", 2250e12, 4500e12, 9000e12, 7.7e12, 180e9, 900e9),
+    "H100-500W": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 2.4e12, 97871 * _MIB, 450e9),
+    "H800": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 81559 * _MIB, 200e9),
+    "H200": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 4.8e12, 143771 * _MIB, 450e9),
+    "B200": Chip("blackwell", 2250e12, 4500e12, 9000e12, 7.7e12, 183359 * _MIB, 900e9),
     "GB200": Chip("blackwell", 2500e12, 5000e12, 10000e12, 8e12, 186e9, 900e9),
-    "B300": Chip("blackwell", 2250e12, 4500e12, 13500e12, 8e12, 270e9, 900e9),
-    "GB300": Chip("blackwell", 2500e12, 5000e12, 15000e12, 8e12, 279e9, 900e9),
+    "B300": Chip("blackwell-ultra", 2250e12, 4500e12, 13500e12, 8e12, 270e9, 900e9),
+    "GB300": Chip("blackwell-ultra", 2500e12, 5000e12, 15000e12, 8e12, 279e9, 900e9),
 }
 
 
-def system(chip: Chip, node: int, nic: float, constants: Mapping[str, float] = CONSTANTS) -> System:
+def system(
+    name: str, node: int, nic: float, cloud: bool = False, constants: Mapping[str, float] = CONSTANTS
+) -> System:
     """Nodes (NVLink domains) of so many ranks, each with `nic` bytes/s in one direction to other nodes."""
+    chip = CHIPS[name]
     g = generation(chip.generation, constants)
+    hop, bulk = (g.cloud_hop_s, g.cloud_bulk_s) if cloud else (g.net_hop_s, g.net_bulk_s)
+    clock = constants.get(f"{name}.clock", 1.0)
     return System(
         peak_bf16=chip.bf16,
         peak_fp8=chip.fp8,
@@ -94,12 +111,12 @@ def system(chip: Chip, node: int, nic: float, constants: Mapping[str, float] = C
         memory_bytes_per_s=chip.bandwidth,
         memory_bytes=chip.memory,
         processors=g.processors,
-        gemm=g.gemm * chip.clock,
+        gemm=g.gemm * clock,
         gemm_half=g.gemm_half,
-        gemm8=g.gemm8 * chip.clock,
-        gemm4=g.gemm4 * chip.clock,
-        attention=g.attention * chip.clock,
-        portable_attention=min(g.portable_attention, g.attention) * chip.clock,
+        gemm8=g.gemm8 * clock,
+        gemm4=g.gemm4 * clock,
+        attention=g.attention * clock,
+        portable_attention=g.portable_attention * clock,
         attention_narrow=g.attention_narrow,
         attention_backward=g.attention_backward,
         attention_half=g.attention_half,
@@ -110,30 +127,27 @@ def system(chip: Chip, node: int, nic: float, constants: Mapping[str, float] = C
         bulk_reduce_bytes=g.bulk_reduce_bytes,
         tiers=(
             TierRates(node, chip.nvlink * g.nvlink, g.node_hop_s, g.node_bulk_s, g.node_bulk_s),
-            TierRates(1 << 30, nic * g.nic, g.net_hop_s, g.net_bulk_s, g.net_bulk_s),
+            TierRates(1 << 30, nic * g.nic, hop, bulk, bulk),
         ),
     )
 
 
-def chip_of(name: str) -> Chip:
+def chip_name(device: str) -> str:
     """The chip that a device's name stands for, the longest known one. Raises InputError."""
-    found = [known for known in CHIPS if name.replace("SXM4-", "").replace("SXM5-", "").startswith(known)]
+    found = [known for known in CHIPS if device.replace("SXM4-", "").replace("SXM5-", "").startswith(known)]
     if not found:
-        raise InputError("cluster.device", name, "has no rates of kernels here", f"known: {', '.join(CHIPS)}")
-    return CHIPS[max(found, key=len)]
+        raise InputError("cluster.device", device, "has no rates of kernels here", f"known: {', '.join(CHIPS)}")
+    return max(found, key=len)
 
 
-def system_of(cluster: ClusterSpec) -> System:
+def system_of(cluster: ClusterSpec, constants: Mapping[str, float] = CONSTANTS) -> System:
     """Of a described cluster: its tiers, and its chip's rates. Raises InputError for a chip that is not known."""
     device = cluster.device
-    chip = chip_of(device.name)
-    chip = replace(
-        chip,
-        bandwidth=device.memory_bandwidth_bytes_per_s,
-        memory=device.usable_bytes,
-        bf16=device.dense_flops_per_s.get("bfloat16", chip.bf16),
+    name = chip_name(device.name)
+    base, g = (
+        system(name, cluster.ranks_per_node, 1.0, constants=constants),
+        generation(CHIPS[name].generation, constants),
     )
-    base, g = system(chip, cluster.ranks_per_node, 1.0), generation(chip.generation)
     tiers, below = [], 1
     for i, tier in enumerate(cluster.tiers):
         rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
@@ -143,4 +157,10 @@ def system_of(cluster: ClusterSpec) -> System:
         bulk = max(bulk, tier.latency_s)
         tiers.append(TierRates(tier.ranks, rate * share, hop, bulk, bulk))
         below = tier.ranks
-    return replace(base, tiers=tuple(tiers))
+    return replace(
+        base,
+        memory_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        memory_bytes=device.usable_bytes,
+        peak_bf16=device.dense_flops_per_s.get("bfloat16", base.peak_bf16),
+        tiers=tuple(tiers),
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.stack.columns import Column
+from phalanx.cost.stack.shape import Shape
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.strategy import Strategy
 
@@ -67,6 +68,26 @@ class Layout:
     def step_tokens(self) -> Column:
         """Of all ranks."""
         return self.micro_batch * self.micro_batches * self.dp * self.seq
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Blocks of pipeline ranks: the most that one has, and the last one's, which has the head as well."""
+
+    most: Column
+    last: Column
+
+
+def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
+    """By numbers of blocks, or by work: then the head counts as many blocks as it has times their parameters."""
+    chunk = np.ceil(shape.layers / (layout.pp * layout.virtual))
+    most = np.minimum(chunk * layout.virtual, np.ceil(shape.layers / layout.pp) + (layout.virtual - 1))
+    last = np.floor(shape.layers / layout.pp)
+    head = shape.vocab * shape.hidden / np.maximum(shape.block_params, 1)
+    each = (shape.layers + head) / layout.pp
+    ends = np.maximum(shape.layers - np.ceil((layout.pp - 1) * each - 1e-9), 0)
+    apart = (np.asarray(balanced) > 0) & (np.asarray(layout.pp) > 1)
+    return Stages(np.where(apart, np.minimum(np.ceil(each - 1e-9), shape.layers), most), np.where(apart, ends, last))
 
 
 def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") -> Layout:

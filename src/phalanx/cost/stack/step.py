@@ -8,7 +8,7 @@ the chunks of a rank (Narayanan et al. 2021, section 2.2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from phalanx.cost.profiles import Profile
 from phalanx.cost.stack import compute
 from phalanx.cost.stack.columns import Column
 from phalanx.cost.stack.compute import Passes
-from phalanx.cost.stack.layout import Layout
+from phalanx.cost.stack.layout import Layout, stages
 from phalanx.cost.stack.shape import Shape
 from phalanx.cost.stack.system import System
 from phalanx.cost.stack.traffic import collective_s, message_s
@@ -24,7 +24,8 @@ from phalanx.cost.stack.traffic import collective_s, message_s
 
 @dataclass
 class Step:
-    """Seconds by term; `of`: what each was computed from, by name, for explanations."""
+    """Seconds by term along the critical path of the slowest rank; `of`: a term's factors by name, from which its
+    formula (FORMULAS) is told with numbers."""
 
     terms: dict[str, Column] = field(default_factory=dict)
     of: dict[str, dict[str, Column]] = field(default_factory=dict)
@@ -36,6 +37,24 @@ class Step:
     @property
     def seconds(self) -> Column:
         return sum(self.terms.values())
+
+
+FORMULAS = {
+    "matmul": "micro_batches x blocks x (forward_s + backward_s)",
+    "attention": "micro_batches x blocks x (forward_s + backward_s)",
+    "memory": "micro_batches x blocks x (forward_s + backward_s)",
+    "tp": "micro_batches x blocks x (forward_s + backward_s), what overlap leaves of two all-reduces each",
+    "cp": "micro_batches x blocks x (forward_s + backward_s), what attention does not hide of keys and values",
+    "ep": "micro_batches x blocks x (forward_s + backward_s), two all-to-alls each, permutation, the router",
+    "recompute": "micro_batches x blocks x repeated_s",
+    "launch": "micro_batches x blocks x what a pass's launches take longer than the GPU (max, not sum)",
+    "head": "micro_batches x (slowest_s - blocks_s): logits and loss where they are not a faster rank's",
+    "bubble": "(through_s - slowest_s) / virtual: one micro-batch through the other ranks",
+    "transfers": "(2 micro_batches x virtual + 2 (pp - 1)) x message_s x (1 - overlap)",
+    "dp": "scatter_s + again_s + gather_s - hidden_s; ZeRO-3: micro_batches x what does not fit beside compute",
+    "optimizer": "bytes x parameters / memory bandwidth",
+    "other": "once a step, and the slowest rank's jitter",
+}
 
 
 @dataclass(frozen=True)
@@ -105,16 +124,18 @@ def _expert_parallel(shape: Shape, layout: Layout, system: System, profile: Prof
     return Passes(one, one)
 
 
+_QUEUED_S = 4e-4
 _NONE = Passes(0.0, 0.0)
 
 
 def _block(shape: Shape, layout: Layout, system: System, profile: Profile, moe: bool) -> _Block:
     rate = compute.rate_of(layout, system, profile)
     core = compute.attention(shape, layout, system, profile)
-    around = compute.projections(shape, layout, system, rate)
+    by = compute.Products(system, rate, layout.activation_bytes, layout.frozen)
+    around = compute.projections(shape, layout, by)
     if moe:
-        inner = compute.experts(shape, layout, system, rate * profile.grouped)
-        shared = compute.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), system, rate)
+        inner = compute.experts(shape, layout, replace(by, rate=rate * profile.grouped))
+        shared = compute.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), by)
         has = shape.shared_ffn > 0
         inner = Passes(
             inner.forward + np.where(has, shared.forward, 0), inner.backward + np.where(has, shared.backward, 0)
@@ -122,7 +143,7 @@ def _block(shape: Shape, layout: Layout, system: System, profile: Profile, moe: 
         width = shape.top_k * shape.expert_ffn + shape.shared_ffn
         ep = _expert_parallel(shape, layout, system, profile)
     else:
-        inner, width, ep = compute.mlp(shape, layout, shape.ffn, system, rate), shape.ffn, _NONE
+        inner, width, ep = compute.mlp(shape, layout, shape.ffn, by), shape.ffn, _NONE
     return _Block(
         matmul=Passes(around.forward + inner.forward, around.backward + inner.backward),
         attention=core,
@@ -141,11 +162,13 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
     if np.any(shape.moe_layers):
         kinds.append((_block(shape, layout, system, profile, True), shape.moe_layers))
 
-    held = np.ceil(shape.layers / (layout.pp * layout.virtual)) * layout.virtual
-    held = np.minimum(held, np.ceil(shape.layers / layout.pp) + (layout.virtual > 1) * layout.virtual)
+    parts = stages(shape, layout, profile.balanced)
+    held = parts.most
     m, full = layout.micro_batches, layout.full
-    lists = np.where(layout.tp > 1, profile.listed * layout.tp * system.rank_s, 0.0)
-    launched = np.hypot(profile.launch_s, lists)
+    # A list's cost is met where it outlasts what is queued on the GPU meanwhile.
+    waits = system.rank_s**2 / (system.rank_s + _QUEUED_S)
+    behind = 1 + profile.launch_sync * (layout.tp - 1) / 7
+    launched = profile.launch_s * behind + np.where(layout.tp > 1, profile.listed * layout.tp * waits, 0.0)
     forward: Column = 0.0
     backward: Column = 0.0
     for block, count in kinds:
@@ -155,6 +178,10 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
         b = np.maximum(block.backward + repeated, launched * (profile.launch_backward + full))
         for name, part in block.parts.items():
             found[name] = found.get(name, 0) + m * share * (part.forward + part.backward)
+            own = {"micro_batches": m, "blocks": share, "forward_s": part.forward, "backward_s": part.backward}
+            out.of[name if len(kinds) == 1 or block is kinds[-1][0] else f"{name}, dense blocks"] = own
+        out.of["recompute"] = {"micro_batches": m, "blocks": share, "repeated_s": repeated}
+        out.of["launch"] = {"micro_batches": m, "blocks": share, "forward_s": launched}
         found["recompute"] = found.get("recompute", 0) + m * share * repeated
         idle = f + b - block.forward - block.backward - repeated
         found["launch"] = found.get("launch", 0) + m * share * idle
@@ -166,20 +193,22 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
     out.head = Passes(products.forward + loss / 2, products.backward + loss / 2)
     top = out.head.forward + out.head.backward
     # The last rank has the head as well; where blocks do not divide, it is one of those with fewer.
-    fewer = np.floor(shape.layers / layout.pp) * (forward + backward) / held
+    fewer = parts.last * (forward + backward) / held
     whole = forward + backward
     slowest = np.maximum(whole, fewer + top)
     found["head"] = m * (slowest - whole)
     through = shape.layers / held * whole + top
+    out.of["head"] = {"micro_batches": m, "slowest_s": slowest, "blocks_s": whole, "head_s": top}
+    out.of["bubble"] = {"through_s": through, "slowest_s": slowest, "virtual": layout.virtual, "pp": layout.pp}
     found["bubble"] = np.where(layout.pp > 1, (through - slowest) / layout.virtual, 0.0)
 
-    _transfers(found, shape, layout, system, profile)
-    _data_parallel(found, shape, layout, system, profile, forward, backward, held)
+    _transfers(out, shape, layout, system, profile)
+    _data_parallel(out, shape, layout, system, profile, forward, backward, held)
     found["other"] = profile.step_s + profile.jitter * np.log2(np.maximum(layout.world / 8, 1)) * m * slowest
     return out
 
 
-def _transfers(found: dict[str, Column], shape: Shape, layout: Layout, system: System, profile: Profile) -> None:
+def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile: Profile) -> None:
     """What a pipeline sends: with scatter/gather a part per tp rank, gathered behind in the node."""
     cut = np.where((layout.sp > 0) | (profile.scatter_gather > 0), layout.tp, 1)
     n = layout.tokens * shape.hidden * layout.activation_bytes
@@ -187,11 +216,13 @@ def _transfers(found: dict[str, Column], shape: Shape, layout: Layout, system: S
     sent = message_s(n / cut, stride, system)
     gathered = np.where((cut > 1) & (layout.sp == 0), collective_s("all_gather", n, layout.tp, 1, system), 0.0)
     times = 2 * layout.micro_batches * layout.virtual + 2 * (layout.pp - 1)
-    found["transfers"] = np.where(layout.pp > 1, times * (sent + gathered) * (1 - profile.pp_overlap), 0.0)
+    own = {"messages": times, "bytes": n / cut, "message_s": sent, "gathered_s": gathered}
+    out.of["transfers"] = own | {"overlap": profile.pp_overlap}
+    out.terms["transfers"] = np.where(layout.pp > 1, times * (sent + gathered) * (1 - profile.pp_overlap), 0.0)
 
 
 def _data_parallel(
-    found: dict[str, Column],
+    out: Step,
     shape: Shape,
     layout: Layout,
     system: System,
@@ -238,7 +269,21 @@ def _data_parallel(
     slowed = (profile.contention - 1) * np.minimum(forward + backward, 2 * gather + scatter)
     each = np.maximum(gather - ahead, 0) + np.maximum(gather + scatter - behind, 0) + slowed
     last = np.maximum(again - behind, 0)
-    found["dp"] = np.where(ranks > 1, np.where(layout.zero >= 3, m * each + last, once), 0.0)
+    out.of["dp"] = {
+        "ranks": ranks,
+        "shards": shards,
+        "gradient_bytes": own * grad,
+        "scatter_s": scatter,
+        "again_s": again,
+        "gather_s": gather,
+        "hidden_s": hidden,
+    }
+    out.of["optimizer"] = {"parameters": own / shards, "bytes": profile.optimizer_bytes}
+    out.terms["dp"] = np.where(ranks > 1, np.where(layout.zero >= 3, m * each + last, once), 0.0) * (
+        1 - layout.frozen
+    )
     expert_shards = np.where(layout.zero >= 1, expert_ranks, 1)
     updated = own / shards + routed / expert_shards
-    found["optimizer"] = profile.optimizer_bytes * updated / (system.memory_bytes_per_s * system.memory)
+    out.terms["optimizer"] = (
+        (1 - layout.frozen) * profile.optimizer_bytes * updated / (system.memory_bytes_per_s * system.memory)
+    )

@@ -5,7 +5,7 @@ own link; across, the r of a block use r NICs side by side, for all groups of an
 
     all-gather, reduce-scatter   n (p-1)/p / busbw             busbw = min(inner, r x NIC)
     all-reduce                   twice that; between blocks once per block: 2 n (b-1)/b / (r x NIC), b blocks
-    + hops x latency             p-1 hops of a ring, each as slow as its slowest link; all-reduce: a tree if shorter
+    + hops x latency             p-1 hops of a ring, one from block to block; all-reduce between blocks: a tree
 
 A hop of a small chunk (n/p) takes `hop_s`, of a large one `bulk_hop_s`: NCCL's protocols for small messages (LL) and
 for large ones (Simple), which waits for a receiver's memory at every hop (NCCL, src/graph/tuning.cc).
@@ -27,16 +27,16 @@ def together(p: Column, stride: Column, tier: TierRates) -> Column:
 def collective_s(op: str, n: Column, p: Column, stride: Column, system: System) -> Column:
     """One all_reduce, all_gather, reduce_scatter or all_to_all of n bytes (DESIGN.md's counting); 0 for one rank."""
     p = np.maximum(p, 1)
-    share = (p - 1) / p
+    share, chunk = (p - 1) / p, n / p
     reduces = op == "all_reduce"
     passes = 2 if reduces else 1
     inner = system.tiers[0]
     members = inside = together(p, stride, inner)
     gain = np.where(inside >= 4, system.reduce_gain, 1.0) if reduces else 1.0
     seconds = passes * n * share / (inner.bytes_per_s_per_gpu_per_direction * gain)
-    small: Column = inner.hop_s
-    bulk: Column = inner.bulk_reduce_hop_s if reduces else inner.bulk_hop_s
-    hops = p - 1
+    waits = passes * (p - np.ceil(p / inside)) * _hop_s(inner, chunk, reduces, system)
+    if reduces:
+        waits = passes * (inside - 1) * _hop_s(inner, chunk, reduces, system)
     for tier in system.tiers[1:]:
         blocks = np.ceil(p / members)
         rate = tier.bytes_per_s_per_gpu_per_direction
@@ -47,16 +47,17 @@ def collective_s(op: str, n: Column, p: Column, stride: Column, system: System) 
         else:
             across = n * share / (members * rate)
         crossing = blocks > 1
+        hops = np.minimum(blocks - 1, 2 * np.log2(blocks)) if reduces else blocks - 1
         seconds = np.where(crossing, np.maximum(seconds, across), seconds)
-        small = np.where(crossing, tier.hop_s, small)
-        bulk = np.where(crossing, tier.bulk_reduce_hop_s if reduces else tier.bulk_hop_s, bulk)
-        if reduces:
-            hops = np.where(crossing, np.minimum(hops, inside - 1 + 2 * np.log2(blocks)), hops)
+        waits = waits + passes * hops * _hop_s(tier, chunk, reduces, system)
         members = together(p, stride, tier)
-    chunk = n / p
+    return np.where(p > 1, seconds + waits, 0.0)
+
+
+def _hop_s(tier: TierRates, chunk: Column, reduces: bool, system: System) -> Column:
+    bulk = tier.bulk_reduce_hop_s if reduces else tier.bulk_hop_s
     half = system.bulk_reduce_bytes if reduces else system.bulk_bytes
-    hop = small + (bulk - small) * chunk / (chunk + half)
-    return np.where(p > 1, seconds + passes * hops * hop, 0.0)
+    return tier.hop_s + (bulk - tier.hop_s) * chunk / (chunk + half)
 
 
 def message_s(n: Column, stride: Column, system: System) -> Column:
@@ -69,5 +70,4 @@ def message_s(n: Column, stride: Column, system: System) -> Column:
 
 
 def _sent(n: Column, tier: TierRates, system: System) -> Column:
-    hop = tier.hop_s + (tier.bulk_hop_s - tier.hop_s) * n / (n + system.bulk_bytes)
-    return n / tier.bytes_per_s_per_gpu_per_direction + hop
+    return n / tier.bytes_per_s_per_gpu_per_direction + _hop_s(tier, n, False, system)

@@ -1,0 +1,107 @@
+"""`phalanx predict`: time, memory and FLOPs of a strategy on a cluster that need not be here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.terminal import Json, announce, console, mistakes, print_json
+
+if TYPE_CHECKING:
+    from phalanx.cost.estimate import Estimate
+
+
+def predict(
+    model: Annotated[str, typer.Option("--model", metavar="NAME|config.json", help="A preset, or a config.json.")],
+    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|FILE.toml", help="A cluster, as of `clusters`.")],
+    gpus: Annotated[int, typer.Option("--gpus", help="How many ranks.")],
+    batch: Annotated[int, typer.Option("--batch", help="Sequences in a step, over all ranks.")],
+    seq: Annotated[int, typer.Option("--seq", help="Tokens of a sequence.")],
+    strategy: Annotated[
+        str, typer.Option("--strategy", metavar="LINE", help="Such as tp=8,pp=4,zero=1; dp takes the other ranks.")
+    ] = "",
+    profile: Annotated[str, typer.Option("--profile", metavar="STACK", help="The software stack.")] = "megatron-core",
+    precision: Annotated[
+        str, typer.Option("--precision", help="Of matrix products: bf16, fp16, fp8, fp8-mx or fp4.")
+    ] = "bf16",
+    explain: Annotated[bool, typer.Option("--explain", help="Each term's formula with its numbers.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Predict a step of a strategy: how long, how much memory, where the time goes. Nothing is run or measured."""
+    with mistakes():
+        found, line = _found(model, cluster, gpus, batch, seq, strategy, profile, precision)
+        if as_json:
+            print_json(_as_json(found, line))
+            return
+
+        from phalanx.report.predicted import bars, explained, figures
+
+        out = console()
+        out.print(figures(found, line))
+        out.print(bars(found, out.width))
+        if explain:
+            out.print(explained(found))
+
+
+def _found(
+    model: str, cluster: str, gpus: int, batch: int, seq: int, line: str, stack: str, precision: str
+) -> tuple[Estimate, str]:
+    from phalanx.cost.estimate import estimate
+    from phalanx.spec import strategy as strategies
+    from phalanx.spec.cluster_presets import preset
+    from phalanx.spec.errors import InputError, nearest
+    from phalanx.spec.job import Job, Precision
+    from phalanx.spec.jobfile import make_model
+    from phalanx.spec.strategy import Strategy
+
+    formats = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "float8", "fp8-mx": "float8-mx", "fp4": "float4"}
+    if precision not in formats:
+        raise InputError("--precision", precision, "is not modelled", nearest(precision, formats))
+    for name, given in (("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
+        if given < 1:
+            raise InputError(name, given, "must be at least 1")
+    spec, notes = make_model({"config" if model.endswith(".json") else "preset": model}, Path())
+    for note in notes:
+        announce(f"note: {note}")
+    one = preset(cluster, 1)
+    described = preset(cluster, -(-gpus // one.ranks_per_node))
+    table = strategies.parse(line)
+    others = 1
+    for axis in ("tp", "pp", "cp"):
+        others *= int(table.get(axis, 1))
+    if "dp" not in table and gpus % others == 0:
+        table["dp"] = gpus // others
+    chosen = Strategy(**table)
+    compute = "float16" if precision == "fp16" else "bfloat16"
+    job = Job(batch, seq, Precision(compute))  # type: ignore[arg-type]
+    strategies.check(chosen, spec, job, gpus)
+    found = estimate(spec, described, job, chosen, stack, formats[precision])
+    return found, f"{model} on {gpus} ranks of {cluster}: {chosen}, {stack}, {precision}"
+
+
+def _as_json(e: Estimate, line: str) -> dict[str, Any]:
+    tokens = e.layout.step_tokens
+    held = e.memory
+    return {
+        "what": line,
+        "step_time_s": float(e.seconds),
+        "tokens_per_s_per_gpu": float(tokens / e.seconds / e.layout.world),
+        "mfu": float(e.mfu),
+        "hfu": float(e.hfu),
+        "model_flops": float(e.model_flops),
+        "six_n_flops": float(6 * e.active_params * tokens),
+        "terms_s": {name: float(value) for name, value in e.step.terms.items()},
+        "factors": {name: {k: float(v) for k, v in of.items()} for name, of in e.step.of.items()},
+        "memory_bytes": {
+            "steady": float(held.steady),
+            "peak": float(held.peak),
+            "reserved": float(held.reserved),
+            "shown": float(held.shown),
+            "usable": float(e.system.memory_bytes),
+            "terms": {name: float(value) for name, value in held.terms.items()},
+        },
+        "fits": bool(e.fits),
+        "origin": "estimated: formulas with constants fitted on published runs",
+    }

@@ -1,0 +1,123 @@
+"""Bytes on a rank as the maximum over instants, for any stack: state, what passes leave behind, what comes and goes.
+
+    start of a backward pass   state + activations in flight + logits + gathered parameters
+    update                     state + what the update makes
+
+Of a pipeline the first rank (most micro-batches in flight, the embedding) and the last (the head, logits). Our own
+runtime's bytes are exact (cost/memory.py); those of published stacks follow from the formulas of Korthikanti et al.
+2022 with each stack's constants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.cost.profiles import Profile
+from phalanx.cost.stack.columns import Column
+from phalanx.cost.stack.layout import Layout, stages
+from phalanx.cost.stack.shape import Shape
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the fullest rank. `steady`: allocated between steps; `peak`: allocated at most, `last` on the last
+    pipeline rank; `reserved`: by the allocator; `shown`: by the driver. `terms`: what makes up the peak."""
+
+    steady: Column
+    peak: Column
+    last: Column
+    reserved: Column
+    shown: Column
+    terms: dict[str, Column]
+
+
+def _per_parameter(layout: Layout, profile: Profile, shards: Column) -> Column:
+    """Bytes of state per parameter that a rank computes with, by ZeRO stage: 1 and 2 keep weights and gradients whole
+    (2 drops the gradient in its own 4 bytes), 3 shards everything."""
+    one = profile.kept_bytes + profile.shard_bytes / shards
+    two = profile.kept_bytes - 4 + (profile.shard_bytes + 4) / shards
+    three = profile.full_shard_bytes / shards
+    found = np.where(layout.zero == 1, one, np.where(layout.zero == 2, two, three))
+    whole = profile.whole_bytes + profile.replica_bytes * (layout.dp * layout.cp > 1)
+    return np.where(layout.zero == 0, whole, found)
+
+
+def block_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
+    """What the forward pass of a block leaves for its backward pass, on average over dense blocks and experts."""
+    own = np.where(layout.sp > 0, layout.tp, 1)
+    t = layout.tokens
+    hidden = (profile.kept_hidden / own + np.where(layout.tp > 1, profile.kept_whole, 0.0)) * shape.hidden
+    q = shape.heads * (shape.head_dim + shape.value_dim)
+    kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
+    attention = profile.kept_qkv * 2 * (q + kv) / layout.tp
+    scores = np.where(
+        (profile.flash > 0) | (layout.selective > 0),
+        0.0,
+        profile.kept_score * shape.heads * layout.seq / layout.cp / layout.tp,
+    )
+    inside = 2 * profile.kept_ffn * shape.mlp_matrices / layout.tp
+    moe = shape.moe_layers / shape.layers
+    routed = shape.top_k * (shape.expert_ffn * inside + 4 * shape.hidden / layout.tp)
+    mlp = (1 - moe) * shape.ffn * inside + moe * (routed + shape.shared_ffn * inside)
+    size = layout.activation_bytes / 2
+    return t * size * (hidden + attention + scores + mlp)
+
+
+def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
+    """Of one rank, numbers or columns."""
+    parts = stages(shape, layout, profile.balanced)
+    moe = shape.moe_layers / shape.layers
+    dense = ((1 - moe) * shape.block_params + moe * shape.moe_block_params) / layout.tp
+    routed = moe * shape.expert_params / (layout.ep * layout.etp)
+    shards = np.maximum(layout.shards, 1)
+    expert_shards = np.maximum(shards * layout.tp / (layout.ep * layout.etp), 1)
+    each = _per_parameter(layout, profile, shards)
+    expert = _per_parameter(layout, profile, expert_shards)
+    alone = layout.pp == 1
+    tied = shape.tied > 0
+    # With pp > 1 the last rank holds a copy of a tied embedding for its head.
+    first_ends = np.where(alone, shape.ends, shape.embedding_params) / layout.tp
+    last_ends = np.where(alone, shape.ends, np.where(tied, shape.vocab * shape.hidden, shape.head_params)) / layout.tp
+
+    kept = block_bytes(shape, layout, profile)
+    input_ = layout.tokens * shape.hidden * layout.activation_bytes / np.where(layout.sp > 0, layout.tp, 1)
+    stored = layout.full * input_ + (1 - layout.full) * kept
+    again = layout.full * kept
+    flight = np.minimum(layout.micro_batches, layout.pp)
+    more = np.where(layout.virtual > 1, 1 + (layout.pp - 1) / (layout.pp * layout.virtual), 1.0)
+    logits = profile.kept_logit * layout.tokens * shape.vocab / layout.tp
+    # ZeRO-3: two blocks gathered, and one block's gradient before it is reduced.
+    unit = (dense + routed) * 3 * profile.parameter_bytes + shape.ends / layout.tp * profile.parameter_bytes
+    gathered = np.where((layout.zero >= 3) & (shards > 1), unit, 0.0)
+    buffers = np.where(layout.tp > 1, profile.buffers * layout.tokens * shape.hidden * layout.activation_bytes, 0.0)
+    still = profile.constant_bytes + buffers
+
+    found = []
+    for blocks, ends, in_flight, top in (
+        (parts.most, first_ends, flight * more, np.where(alone, logits, 0.0)),
+        (np.where(alone, parts.most, np.maximum(parts.last, 0)), last_ends, 1.0, logits),
+    ):
+        state = blocks * (dense * each + routed * expert) + ends * each
+        idle = np.where(
+            (layout.zero == 1) | (layout.zero == 2), profile.idle_bytes * (blocks * (dense + routed) + ends), 0.0
+        )
+        coming = blocks * in_flight * stored + again + top + gathered
+        found.append((state, np.maximum(coming - idle, 0.0), coming, top, blocks * in_flight * stored + again))
+    (state_a, coming_a, _, top_a, act_a), (state_b, coming_b, _, top_b, act_b) = found
+    fuller = state_a + coming_a >= state_b + coming_b
+    state = np.where(fuller, state_a, state_b)
+    coming = np.where(fuller, coming_a, coming_b)
+    steady = np.maximum(state_a, state_b) + still
+    peak = state + coming + still
+    reserved = np.maximum(peak + profile.fragments * coming, steady)
+    terms = {
+        "state": state,
+        "activations": np.where(fuller, act_a, act_b),
+        "logits": np.where(fuller, top_a, top_b),
+        "gathered": gathered,
+        "buffers": still,
+    }
+    last = state_b + coming_b + still
+    return Memory(steady, peak, last, reserved, reserved + profile.context_bytes, terms)

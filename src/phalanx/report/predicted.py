@@ -1,0 +1,74 @@
+"""One prediction: its figures, where its time and memory go as bars, and each term with formula and numbers."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from phalanx.cost.estimate import Estimate
+from phalanx.cost.stack.step import FORMULAS
+from phalanx.report.tables import seconds, size
+
+_SHOWN = 0.002
+"""Terms below this share of the step are not drawn."""
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def figures(e: Estimate, line: str) -> Table:
+    """The numbers that people ask for."""
+    table = _table(line)
+    table.add_column("")
+    table.add_column("predicted", justify="right")
+    table.add_column("how it came about")
+    tokens, world = e.layout.step_tokens, e.layout.world
+    held, usable = e.memory, float(e.system.memory_bytes)
+    six = 6 * e.active_params * tokens
+    table.add_row("step", seconds(float(e.seconds)), "estimated: the terms below, summed")
+    table.add_row("tokens/s per GPU", f"{tokens / e.seconds / world:,.0f}", f"{tokens:,.0f} tokens a step")
+    table.add_row("MFU", f"{e.mfu:.1%}", f"{e.model_flops:.3g} FLOP a step; 6N says {six:.3g}; peak of bf16")
+    table.add_row("HFU", f"{e.hfu:.1%}", "with what recomputation repeats")
+    fits = "fits" if e.fits else "does not fit"
+    table.add_row("memory, peak", size(float(held.peak)), "allocated, fullest rank, fullest instant")
+    table.add_row("memory, reserved", size(float(held.reserved)), f"{fits}: {size(usable)} usable (estimated)")
+    return table
+
+
+def bars(e: Estimate, width: int) -> Text:
+    """A line per term, as long as its share; of time, then of the peak of memory."""
+    found = Text(no_wrap=True)
+    time = {name: float(value) for name, value in e.step.terms.items()}
+    held = {name: float(value) for name, value in e.memory.terms.items()}
+    for parts, written, colour in ((time, seconds, "#56b4e9"), (held, size, "#e69f00")):
+        whole = sum(parts.values())
+        room = max(10, width - 34)
+        for name, value in sorted(parts.items(), key=lambda item: -item[1]):
+            if value < _SHOWN * whole:
+                continue
+            found.append(f"{name:12} {written(value):>10} {value / whole:5.0%} ")
+            found.append(" " * max(1, round(room * value / whole)), f"on {colour}")
+            found.append("\n")
+        found.append("\n")
+    found.rstrip()
+    return found
+
+
+def explained(e: Estimate) -> Table:
+    """Each term's formula, and the numbers that went into it."""
+    table = _table("terms of the step")
+    for name in ("term", "seconds", "formula", "with"):
+        table.add_column(name, justify="right" if name == "seconds" else "left", overflow="fold")
+    for name, value in e.step.terms.items():
+        of = e.step.of.get(name, {})
+        numbers = ", ".join(f"{k} = {_number(k, float(v))}" for k, v in of.items())
+        table.add_row(name, seconds(float(value)) if float(value) else "0", FORMULAS[name], numbers)
+    return table
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("_s"):
+        return seconds(value) if value else "0"
+    return f"{value:,.4g}"

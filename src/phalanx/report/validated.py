@@ -1,0 +1,71 @@
+"""How far predictions are from published runs, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+_PLACES = {
+    "time": "step time",
+    "memory_allocated": "allocated",
+    "memory_reserved": "reserved",
+    "memory_shown": "shown",
+}
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _percent(value: float | None, sign: bool = False) -> str:
+    return "" if value is None else f"{value:+.1f}" if sign else f"{value:.1f}"
+
+
+def families(told: Mapping[str, Any]) -> Table:
+    """A line per source family and quantity."""
+    table = _table("predicted against published runs: error in percent")
+    for name in ("family", "of", "runs", "mean", "median", "p90", "bias", "rank corr."):
+        table.add_column(name, justify="left" if name in ("family", "of") else "right", no_wrap=True)
+    parts = {**told["by_family"], **{f"  {name}": of for name, of in told["by_group"].items()}, "all": told}
+    for family, scored in parts.items():
+        for key, shown in _PLACES.items():
+            e = scored[key]
+            if e["n"]:
+                rho = "" if e["spearman"] is None else f"{e['spearman']:.3f}"
+                numbers = (_percent(e["mape"]), _percent(e["median"]), _percent(e["p90"]), _percent(e["bias"], True))
+                table.add_row(family, shown, str(e["n"]), *numbers, rho)
+    return table
+
+
+def overall(told: Mapping[str, Any]) -> str:
+    """Whether runs fit, and collectives, in sentences."""
+    lines = []
+    for key, where in (("fit", "of all"), ("fit_near", "of those predicted at half to twice the card")):
+        f = told[key]
+        if f["n"]:
+            lines.append(
+                f"fits or not: {f['accuracy']:.1f} % right {where} ({f['n']}; {f['tp']} fit and {f['tn']} do not as "
+                f"predicted, {f['fp']} did not fit, {f['fn']} did after all)"
+            )
+    if "collectives" in told:
+        for name, e in told["collectives"].items():
+            if isinstance(e, Mapping) and e.get("n"):
+                what = "all-reduce" if name == "all_reduce" else "other collectives"
+                lines.append(
+                    f"{what}: time off by {e['median']:.1f} % in the median, {e['mape']:.1f} % on average ({e['n']})"
+                )
+    return "\n".join(lines)
+
+
+def reasons(told: Mapping[str, Any]) -> Table:
+    """Why rows were left out."""
+    table = _table(f"{told['skipped']['n']} rows left out")
+    for name in ("family", "rows", "reason"):
+        table.add_column(name, justify="right" if name == "rows" else "left")
+    for family, found in told["skipped"]["reasons"].items():
+        for why, count in found.items():
+            table.add_row(family, str(count), why)
+    return table

@@ -1,0 +1,92 @@
+"""Published times of single collectives, against what the links of a system predict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.cost.constants import CONSTANTS
+from phalanx.cost.stack.hardware import system
+from phalanx.cost.stack.traffic import collective_s
+from phalanx.validate.models import Unspecified
+from phalanx.validate.records import Row
+from phalanx.validate.scores import errors
+
+_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_CHIPS = ("A100-SXM-40GB", "A100-SXM-80GB", "H100", "H200", "B200", "GB200", "GB300")
+_NAMES = {"A100-SXM-40GB": "A100-40GB", "A100-SXM-80GB": "A100"}
+_NODES = {
+    # bytes/s that a node's ports carry in one direction, by what the source says
+    "4x100Gb/s": 50e9,
+    "8x200Gb/s": 200e9,
+    "16x200Gb/s": 400e9,
+    "16x100Gb/s": 200e9,
+    "32x100Gb/s": 400e9,
+    "NDR400 IB per GPU": 400e9,
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured collective."""
+
+    row: Row
+    op: str
+    chip: str
+    node: int
+    nic: float
+    cloud: bool
+    ranks: int
+    bytes: float
+    measured_s: float
+
+
+def point(row: Row) -> Point:
+    """Raises Unspecified for hardware of unknown make, and where no time follows."""
+    chips = [name for name in _CHIPS if row["hardware"].startswith(name)]
+    if not chips:
+        raise Unspecified(f"hardware {row['hardware'][:40] or 'not stated'} is not modelled, or of unknown make")
+    op, ranks, size = row["collective"], row.count("gpus"), row.number("bytes")
+    if op not in _OPS or not ranks or not size:
+        raise Unspecified("operation, ranks or bytes are not stated")
+    rate = row.number("busbw_gbs")
+    time = row.number("time_us")
+    passes = 2 if op == "all_reduce" else 1
+    if not time and not rate:
+        raise Unspecified("neither time nor bus bandwidth is stated")
+    seconds = time * 1e-6 if time else passes * size * (ranks - 1) / ranks / (rate * 1e9)  # type: ignore[operator]
+    nodes, links = row.count("nodes", 1) or 1, row["interconnect"]
+    node = row.count("gpus_per_node", 8) or 8
+    if "one rack" in links or "1 rack" in links:
+        node, nodes = ranks, 1
+    stated = [total / node for words, total in _NODES.items() if words in links]
+    if nodes > 1 and not stated:
+        raise Unspecified("links between nodes are not stated")
+    chip, cloud = max(chips, key=len), "EFA" in links or "TCPXO" in links
+    return Point(row, op, _NAMES.get(chip, chip), node, stated[0] if stated else 50e9, cloud, ranks, size, seconds)
+
+
+def predicted_s(p: Point, constants: Mapping[str, float] = CONSTANTS) -> float:
+    return float(collective_s(p.op, p.bytes, p.ranks, 1, system(p.chip, p.node, p.nic, p.cloud, constants)))
+
+
+def points(rows: list[Row]) -> tuple[list[Point], list[tuple[Row, str]]]:
+    found, skipped = [], []
+    for row in rows:
+        try:
+            found.append(point(row))
+        except Unspecified as reason:
+            skipped.append((row, str(reason)))
+    return found, skipped
+
+
+def link_scores(rows: list[Row], constants: Mapping[str, float] = CONSTANTS) -> dict[str, Any]:
+    """Errors of times, all-reduce apart from the other operations."""
+    found, skipped = points(rows)
+    out: dict[str, Any] = {}
+    for name, wanted in (("all_reduce", True), ("other", False)):
+        of = [p for p in found if (p.op == "all_reduce") == wanted]
+        out[name] = errors([predicted_s(p, constants) for p in of], [p.measured_s for p in of])
+    return {**out, "skipped": len(skipped), "reasons": dict(Counter(why for _, why in skipped).most_common())}
