@@ -12,10 +12,10 @@ from phalanx.cost.profiles import Profile, profile
 from phalanx.cost.stack.columns import Column
 from phalanx.cost.stack.hardware import system_of
 from phalanx.cost.stack.layout import FORMATS, Layout
+from phalanx.cost.stack.memory import Memory, memory
 from phalanx.cost.stack.shape import Shape, shape
 from phalanx.cost.stack.step import Step, step
 from phalanx.cost.stack.system import System
-from phalanx.plan.footprint import Footprint, footprint
 from phalanx.plan.space import NAMES, RECOMPUTE, Ints, Strategies
 from phalanx.schedule.pipeline import V_SHAPED
 from phalanx.spec.cluster import ClusterSpec
@@ -58,6 +58,7 @@ class Pricing:
         def as_float(column: Ints) -> Floats:
             return column.astype(np.float64)  # once, or every operation does it
 
+        first, last = in_flight(rows, self.job)
         v_shaped = np.isin(rows.schedule, [NAMES.index(name) for name in V_SHAPED])
         return Layout(
             tp=as_float(rows.tp),
@@ -80,6 +81,8 @@ class Pricing:
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
             gathers_once=1.0 * ((rows.zero == 3) & (rows.pp > 1)),
             stages_inside=as_float(rows.order),
+            in_flight=first,
+            in_flight_last=last,
         )
 
     @cached_property
@@ -108,12 +111,13 @@ class Pricing:
         """Of a step."""
         return _sliced(rows, lambda part: self.step(part).seconds)
 
-    def footprint(self, rows: Strategies) -> Footprint:
-        return footprint(self.shape, self.layout(rows), rows, self.job, self.profile)
+    def memory(self, rows: Strategies) -> Memory:
+        """On the fullest rank."""
+        return memory(self.shape, self.layout(rows), self.profile)
 
     def bytes_(self, rows: Strategies) -> Floats:
-        """On the fullest rank."""
-        return _sliced(rows, lambda part: self.footprint(part).total)
+        """What "fits" is judged by: reserved at most."""
+        return _sliced(rows, lambda part: self.memory(part).reserved)
 
     def least_seconds(self, rows: Strategies, whole: bool) -> Floats:
         """No way to shard these rows is faster: what gradients and parameters take to travel is left out, the update
@@ -129,23 +133,39 @@ class Pricing:
         return _sliced(best, least)
 
     def least_bytes(self, rows: Strategies, whole: bool) -> Floats:
-        """The same of memory: all is sharded and nothing on its way; of cores, one micro-batch at a time with full
-        recomputation."""
-        sharded = np.where(rows.dp * rows.cp > 1, 3, 0)
-        best = replace(rows, zero=sharded, shard=rows.dp)
+        """The same of memory: of the ways to shard over all ranks the smallest; of cores, one micro-batch at a time
+        and the smallest recomputation (of every k-th block bytes lie between none and full)."""
+        one = np.ones_like(rows.dp)
         if not whole:
-            one = np.ones_like(rows.dp)
-            best = replace(best, schedule=NAMES.index("naive") * one, recompute=RECOMPUTE.index("full") * one)
-
-        def least(part: Strategies) -> Column:
-            found = self.footprint(part)
-            return found.total - found.transit
-
-        return _sliced(best, least)
+            rows = replace(rows, schedule=NAMES.index("naive") * one)
+        kinds = [rows]
+        if not whole:
+            kinds = [replace(rows, recompute=RECOMPUTE.index(kind) * one) for kind in ("none", "selective", "full")]
+        sharded = rows.dp * rows.cp > 1
+        found = np.full(len(rows), np.inf)
+        for zero in (0, 1, 2, 3):
+            for kind in kinds:
+                best = replace(kind, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
+                found = np.minimum(found, self.bytes_(best))
+        return found
 
     @property
     def usable(self) -> int:
         return self.cluster.device.usable_bytes
+
+
+def in_flight(rows: Strategies, job: Job) -> tuple[Floats, Floats]:
+    """Micro-batches whose activations the first and the last pipeline rank hold at once; 0 where 1f1b's formula says
+    so. Where chunks lie in a V, the first rank is the last one too."""
+    m, p = rows.micro_batches(job), rows.pp
+    at_once = np.minimum(p, m)
+    by_name = {"naive": (1.0, 1.0), "gpipe": (m, m), "zb-h1": (at_once, at_once), "zb-v": (at_once, at_once)}
+    by_name["dualpipe-v"] = (np.minimum(p + 0.5, m),) * 2
+    first, last = np.zeros(len(rows)), np.ones(len(rows))
+    for name, (of_first, of_last) in by_name.items():
+        own = (rows.schedule == NAMES.index(name)) & (p > 1)
+        first, last = np.where(own, of_first, first), np.where(own, of_last, last)
+    return first, last
 
 
 def _sliced(rows: Strategies, price: Column) -> Floats:

@@ -42,6 +42,11 @@ class Layout:
     gathers_once: Column
     stages_inside: Column = 0.0
     """1: stages on neighbouring nodes, replicas outermost (order=dp/pp/cp/tp); else the other way round."""
+    in_flight: Column = 0.0
+    """Micro-batches whose activations a first pipeline rank holds at once, where its schedule is neither 1f1b nor
+    interleaved; 0: as those do."""
+    in_flight_last: Column = 1.0
+    """The same of the last pipeline rank."""
     frozen: Column = 0.0
     """1: weights have no gradients (adapters are trained beside them)."""
 

@@ -87,6 +87,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
     again = layout.full * kept
     flight = np.minimum(layout.micro_batches, layout.pp)
     more = np.where(layout.virtual > 1, 1 + (layout.pp - 1) / (layout.pp * layout.virtual), 1.0)
+    flight = np.where(np.asarray(layout.in_flight) > 0, layout.in_flight, flight * more)
     logits = profile.kept_logit * layout.tokens * shape.vocab / layout.tp
     # ZeRO-3: two blocks gathered, and one block's gradient before it is reduced.
     unit = (dense + routed) * 3 * profile.parameter_bytes + shape.ends / layout.tp * profile.parameter_bytes
@@ -96,8 +97,8 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
 
     found = []
     for blocks, ends, in_flight, top in (
-        (parts.most, first_ends, flight * more, np.where(alone, logits, 0.0)),
-        (np.where(alone, parts.most, np.maximum(parts.last, 0)), last_ends, 1.0, logits),
+        (parts.most, first_ends, flight, np.where(alone, logits, 0.0)),
+        (np.where(alone, parts.most, np.maximum(parts.last, 0)), last_ends, layout.in_flight_last, logits),
     ):
         state = blocks * (dense * each + routed * expert) + ends * each
         idle = np.where(

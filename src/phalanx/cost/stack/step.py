@@ -31,7 +31,7 @@ class Step:
     of: dict[str, dict[str, Column]] = field(default_factory=dict)
     blocks: list[tuple[Column, Passes]] = field(default_factory=list)
     """How many blocks of each kind the model has, those with a plain MLP first, and a micro-batch's passes of one."""
-    head: Passes = Passes(0.0, 0.0)
+    head: Passes = field(default_factory=lambda: Passes(0.0, 0.0))
     """A micro-batch's passes of the head and the loss."""
 
     @property
@@ -101,15 +101,20 @@ def _tensor_parallel(shape: Shape, layout: Layout, system: System, profile: Prof
 
 
 def _context_parallel(shape: Shape, layout: Layout, system: System, core: Passes) -> Passes:
-    """Keys and values go round beside attention over the blocks before; what does not fit there is seen."""
+    """Keys and values go round beside attention over the blocks before; what does not fit there is seen. Ulysses:
+    all-to-alls of queries, keys and values before attention and of its result behind, which nothing hides."""
     kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
     n = layout.tokens * kv / layout.tp * layout.activation_bytes
-    hop = message_s(n, layout.tp, system) * (layout.cp > 1)
-    hops = np.maximum(layout.cp - 1, 0)
-    part = 1 - 1 / layout.cp
+    ring = layout.cp / layout.ulysses
+    hop = message_s(n, layout.tp * layout.ulysses, system) * (ring > 1)
+    hops = np.maximum(ring - 1, 0)
+    part = 1 - 1 / ring
+    heads = shape.heads * (shape.head_dim + shape.value_dim) + kv
+    turned = layout.tokens * heads / layout.tp * layout.activation_bytes
+    turns = collective_s("all_to_all", turned, layout.ulysses, layout.tp, system)
     return Passes(
-        np.maximum(hops * hop - core.forward * part, 0) + hop,
-        np.maximum(2 * hops * hop - core.backward * part, 0) + 2 * hop,
+        np.maximum(hops * hop - core.forward * part, 0) + hop + turns,
+        np.maximum(2 * hops * hop - core.backward * part, 0) + 2 * hop + turns,
     )
 
 
