@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.cost.stack.layout import layout
 from phalanx.cost.stack.step import step
-from phalanx.plan import explore, makespan, space
+from phalanx.plan import explore, makespan, reasons, space
 from phalanx.plan.pricing import Pricing
 from phalanx.spec.cluster_presets import preset
 from phalanx.spec.job import Job, Precision
@@ -87,18 +87,14 @@ def test_bounds_are_below_all_that_they_stand_for(llama):
 def test_bubbles_are_those_of_the_schedules(schedule, virtual, micro_batch, near):
     p = _pricing("gpt3-175b", 128, 1536, 2048)
     s = Strategy(dp=16, zero=1, tp=8, sp=True, pp=8, schedule=schedule, virtual=virtual, micro_batch=micro_batch)
-    rows = space.of([s])
-    assert makespan.run(p, rows, 0).seconds == pytest.approx(float(p.seconds(rows)[0]), rel=near)
+    found = reasons.priced(p, s)
+    assert makespan.run(p, s).seconds(found.terms) == pytest.approx(found.seconds, rel=near)
 
 
 def test_few_rounds_stand_for_many(llama, monkeypatch):
     """What is added at the slowest rank's pace is what running on would have shown."""
-    rows = space.of(
-        [
-            Strategy(dp=1, tp=2, pp=4, cp=4, virtual=v, schedule=n)
-            for n, v in (("1f1b", 1), ("interleaved", 4), ("zb-v", 1))
-        ]
-    )
-    few = [makespan.run(llama, rows, i).seconds for i in range(3)]
+    kinds = (("1f1b", 1), ("interleaved", 4), ("zb-v", 1))
+    given = [Strategy(tp=2, pp=4, cp=4, virtual=v, schedule=name) for name, v in kinds]
+    few = [makespan.run(llama, s).makespan for s in given]
     monkeypatch.setattr(makespan, "_ROUNDS", 16)
-    assert [makespan.run(llama, rows, i).seconds for i in range(3)] == pytest.approx(few, rel=1e-9)
+    assert [makespan.run(llama, s).makespan for s in given] == pytest.approx(few, rel=1e-9)

@@ -49,8 +49,11 @@ def family(rows: Strategies) -> Ints:
     return np.select(kinds, [_EP, _CP, _3D, _TP, _PP], data)
 
 
-def explore(pricing: Pricing, ranks: int, options: Options | None = None, keep: int = 10) -> Found:
-    """Of all strategies over so many ranks: the `keep` best and the best of each family, among others.
+def explore(
+    pricing: Pricing, ranks: int, options: Options | None = None, keep: int = 10, slack: float = 0.0
+) -> Found:
+    """Of all strategies over so many ranks: the `keep` best and the best of each family, and all that are slower than
+    those by a share of `slack` at most.
 
     Raises InputError where the job has no strategy at all.
     """
@@ -61,7 +64,7 @@ def explore(pricing: Pricing, ranks: int, options: Options | None = None, keep: 
     least = pricing.least_bytes(cores, whole=False)
     able = cores.take(least <= pricing.usable)
     able = space.experts(able if len(able) else cores.take(np.argsort(least)[:_CORES]), model)
-    marks = _Marks(pricing, keep)
+    marks = _Marks(pricing, keep, slack)
 
     def finish(rows: Strategies) -> None:
         """Cores to the end."""
@@ -78,8 +81,8 @@ def explore(pricing: Pricing, ranks: int, options: Options | None = None, keep: 
 class _Marks:
     """What was priced in full, and what a row must reach to be worth it."""
 
-    def __init__(self, pricing: Pricing, keep: int) -> None:
-        self._pricing, self._keep = pricing, keep
+    def __init__(self, pricing: Pricing, keep: int, slack: float) -> None:
+        self._pricing, self._keep, self._slack = pricing, keep, slack
         self._parts: list[tuple[Strategies, Floats, Floats]] = []
         self._most = np.full(len(FAMILIES), np.inf)
         self._overall, self._best, self._priced = np.inf, np.zeros(0), 0
@@ -118,7 +121,7 @@ class _Marks:
         parallelism, whose families differ by sharding, all may."""
         most = np.maximum(self._most, self._overall)
         most[_DDP] = np.inf
-        return least <= most[family(rows)]
+        return least <= most[family(rows)] * (1 + self._slack)
 
     def found(self, legal: int) -> Found:
         rows = space.joined([part[0] for part in self._parts])

@@ -8,14 +8,16 @@ the rest is added at the pace of the slowest rank.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from phalanx.cost.pipeline import Costs, price
+from phalanx.cost.stack.columns import Column
 from phalanx.cost.stack.step import Step
 from phalanx.plan.pricing import Pricing
-from phalanx.plan.space import Strategies
+from phalanx.plan.space import of
 from phalanx.schedule import stages
 from phalanx.schedule.partition import Units, explain, partition
 from phalanx.schedule.pipeline import build
@@ -25,24 +27,31 @@ _ROUNDS = 4
 """Micro-batches per rank that are run: by then every schedule here repeats itself."""
 
 
+_PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "launch", "head", "bubble")
+"""The terms of a step that a pipeline's makespan stands for."""
+
+
 @dataclass(frozen=True)
 class Run:
-    """`seconds` of the whole step. `blocks` of each chunk; `imbalance`: of the slowest rank over the mean, as a share
-    of it; `bubble`: seconds in which the slowest rank waits."""
+    """`blocks` of each chunk; `imbalance`: of the slowest rank over the mean, as a share of it; `bubble`: seconds in
+    which the slowest rank waits."""
 
-    seconds: float
+    makespan: float
     blocks: tuple[int, ...]
     imbalance: float
     bubble: float
 
+    def seconds(self, terms: Mapping[str, float]) -> float:
+        """Of a step with these terms, its pipeline as it runs."""
+        return self.makespan + sum(value for name, value in terms.items() if name not in _PIPELINED)
 
-def run(pricing: Pricing, rows: Strategies, row: int) -> Run:
-    """One strategy with its real makespan; of one rank the price as it is."""
-    s = rows.strategy(row)
-    step = pricing.step(rows.take([row]))
-    terms = {name: float(np.broadcast_to(term, (1,))[0]) for name, term in step.terms.items()}
+
+def run(pricing: Pricing, s: Strategy) -> Run:
+    """The pipeline of one strategy; of one rank its work."""
+    step = pricing.step(of([s]))
     if s.pp == 1:
-        return Run(sum(terms.values()), (pricing.model.layers,), 0.0, 0.0)
+        work = sum(number(step.terms[name]) for name in _PIPELINED)
+        return Run(work, (pricing.model.layers,), 0.0, 0.0)
     passes, head = _passes(pricing, step)
     whole = Units(0.0, tuple(f + b for f, b in passes), sum(head))
     ranks = stages.rank_of(s)
@@ -51,20 +60,21 @@ def run(pricing: Pricing, rows: Strategies, row: int) -> Run:
     slowest = max(share.seconds for share in found.ranks)
     m = s.accumulation(pricing.job)
     makespan = _makespan(s, m, _costs(passes, head, blocks), slowest)
-    pipelined = sum(terms[name] for name in ("matmul", "attention", "memory", "tp", "cp", "ep") if name in terms)
-    pipelined += sum(terms[name] for name in ("recompute", "launch", "head", "bubble"))
-    seconds = sum(terms.values()) - pipelined + makespan
-    return Run(seconds, blocks, found.imbalance, makespan - m * slowest)
+    return Run(makespan, blocks, found.imbalance, makespan - m * slowest)
+
+
+def number(value: Column) -> float:
+    """The only row of a column."""
+    return float(np.asarray(value).reshape(-1)[0])
 
 
 def _passes(pricing: Pricing, step: Step) -> tuple[list[tuple[float, float]], tuple[float, float]]:
     """Seconds of every block's forward and backward pass, and of the head's."""
-    kinds = [tuple(float(np.broadcast_to(p, (1,))[0]) for p in (k.forward, k.backward)) for _, k in step.blocks]
+    kinds = [(number(own.forward), number(own.backward)) for _, own in step.blocks]
     experts = pricing.model.experts
     plain = [experts is None or i in experts.dense_layers for i in range(pricing.model.layers)]
-    passes = [(kinds[0][0], kinds[0][1]) if dense else (kinds[-1][0], kinds[-1][1]) for dense in plain]
-    forward, backward = (float(np.broadcast_to(p, (1,))[0]) for p in (step.head.forward, step.head.backward))
-    return passes, (forward, backward)
+    passes = [kinds[0] if dense else kinds[-1] for dense in plain]
+    return passes, (number(step.head.forward), number(step.head.backward))
 
 
 def _costs(passes: list[tuple[float, float]], head: tuple[float, float], blocks: tuple[int, ...]) -> Costs:

@@ -1,0 +1,198 @@
+"""The best strategy for a model on a cluster, and why: both passes of the search, families, front, and what was
+rejected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from phalanx.cost.stack.flops import model_flops
+from phalanx.plan import explore, makespan, reasons, space
+from phalanx.plan.explore import FAMILIES, Found
+from phalanx.plan.least import least_ranks
+from phalanx.plan.makespan import Run
+from phalanx.plan.pricing import Pricing
+from phalanx.plan.reasons import Priced
+from phalanx.plan.space import NAMES, RECOMPUTE, Options
+from phalanx.spec.cluster import GIB, ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy import Strategy
+
+Objective = Literal["throughput", "memory"]
+OBJECTIVES = ("throughput", "memory")
+_SLACK = 0.10
+"""How much slower than the fastest a strategy may be that is chosen for the memory that it leaves."""
+_FRONT = 1.5
+"""The front of time and memory goes up to this many times the shortest step."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A strategy that fits. `seconds` of a step, its pipeline as it runs; `mfu` of the peak in bf16."""
+
+    family: str
+    priced: Priced
+    run: Run
+    seconds: float
+    mfu: float
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.priced.strategy
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A strategy with the reason, in numbers, why it is not the best one."""
+
+    family: str
+    priced: Priced
+    reason: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`ranked`: best first. `families`: the best of each that has any. `front`: fastest first, each with less memory
+    than all before it. `evaluated`: all legal strategies; `examined`: those priced one by one, the others were
+    decided by a bound. `seconds`: of the search."""
+
+    pricing: Pricing
+    gpus: int
+    ranked: tuple[Ranked, ...]
+    families: tuple[Ranked, ...]
+    front: tuple[Ranked, ...]
+    rejected: tuple[Rejected, ...]
+    evaluated: int
+    examined: int
+    seconds: float
+
+    @property
+    def best(self) -> Ranked:
+        return self.ranked[0]
+
+
+def options_of(stack: str, flash: bool) -> Options:
+    """What a stack can do. Megatron and what is built on it have no zero-bubble schedules; where scores are never
+    written, repeating attention's core frees nothing."""
+    own = stack.startswith(("phalanx", "torchtitan"))
+    kinds = tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective"))
+    return Options(NAMES if own else ("1f1b", "interleaved"), kinds)
+
+
+def answer(
+    larger: Callable[[int], Pricing], gpus: int, objective: Objective = "throughput", keep: int = 10
+) -> Answer:
+    """Search. `larger`: the question on so many GPUs of the same kind. Raises InputError where nothing is legal, or
+    nothing fits: then with the least hardware that would do."""
+    start = time.perf_counter()
+    pricing = larger(gpus)
+    options = _for_tiers(options_of(pricing.stack, bool(pricing.profile.flash)), pricing.cluster)
+    found = explore.explore(pricing, gpus, options, keep, _SLACK if objective == "memory" else 0.0)
+    if not len(found.rows):
+        raise _nothing_fits(pricing, larger, gpus, options)
+    second = _Second(pricing)
+    order = found.order
+    if objective == "memory":
+        near = order[found.seconds[order] <= (1 + _SLACK) * found.seconds[order[0]]]
+        order = near[np.argsort(found.bytes_[near], kind="stable")]
+    ranked = second.all(found, order[:keep])
+    if objective == "throughput":
+        ranked.sort(key=lambda r: r.seconds)
+    families = second.all(found, _best_of_each(found))
+    front = second.all(found, _front(found))
+    rejected = tuple(_rejected(pricing, ranked[0], gpus, {r.family for r in families}, options))
+    seconds = time.perf_counter() - start
+    return Answer(
+        pricing, gpus, tuple(ranked), tuple(families), tuple(front), rejected, found.legal, found.priced, seconds
+    )
+
+
+class _Second:
+    """The second pass; strategies that differ in sharding alone have the same pipeline."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        self._pricing = pricing
+        self._runs: dict[Strategy, Run] = {}
+
+    def all(self, found: Found, rows: Iterable[int]) -> list[Ranked]:
+        return [self.ranked(found.rows.strategy(row), FAMILIES[found.family[row]]) for row in rows]
+
+    def ranked(self, s: Strategy, family: str) -> Ranked:
+        p = self._pricing
+        like = replace(s, zero=0, shard=None, order=space.ORDERS[0])
+        if like not in self._runs:
+            self._runs[like] = makespan.run(p, like)
+        run, own = self._runs[like], reasons.priced(p, s)
+        seconds = run.seconds(own.terms)
+        flops = makespan.number(model_flops(p.shape, p.layout(space.of([s]))))
+        return Ranked(family, own, run, seconds, flops / (seconds * s.world * p.system.peak_bf16))
+
+
+def _best_of_each(found: Found) -> list[int]:
+    first: dict[int, int] = {}
+    kinds = found.family[found.order]
+    for kind in np.unique(kinds):
+        first[int(kind)] = int(found.order[np.argmax(kinds == kind)])
+    return [first[kind] for kind in sorted(first)]
+
+
+def _front(found: Found) -> list[int]:
+    """Of what was priced: each with less memory than all faster ones."""
+    order = found.order
+    order = order[found.seconds[order] <= _FRONT * found.seconds[order[0]]]
+    least = np.minimum.accumulate(found.bytes_[order])
+    return [int(i) for i in order[np.concatenate([[True], least[1:] < 0.98 * least[:-1]])]][:8]
+
+
+def _rejected(pricing: Pricing, best: Ranked, gpus: int, has: set[str], options: Options) -> Iterable[Rejected]:
+    """Families of which nothing fits, by the member of least memory; and the neighbours of the best one."""
+    for p, kind in _misfits(pricing, gpus, has, options):
+        yield Rejected(kind, p, reasons.why_not(p, best.priced, pricing))
+    for what, s in reasons.neighbours(best.strategy, pricing, gpus):
+        if not _searched(s, options):
+            continue
+        p = reasons.priced(pricing, s)
+        if p.fits and p.seconds < best.priced.seconds:
+            continue  # the first pass has it faster, the second one not
+        kind = FAMILIES[int(explore.family(space.of([s]))[0])]
+        yield Rejected(kind, p, f"{what}: {reasons.why_not(p, best.priced, pricing)}")
+
+
+def _searched(s: Strategy, options: Options) -> bool:
+    kinds = (s.schedule in options.schedules, s.recompute in options.recompute, s.order in options.orders)
+    return all(kinds)
+
+
+def _misfits(pricing: Pricing, gpus: int, has: set[str], options: Options) -> Iterable[tuple[Priced, str]]:
+    """By family without a strategy that fits, the one that lacks least, of plain cores."""
+    rows = space.cores(pricing.model, pricing.job, gpus)
+    rows = rows.take((rows.cp == 1) & (rows.micro_batch == 1))
+    rows = space.sharding(space.recomputing(rows, pricing.model, options), options)
+    kinds, bytes_ = explore.family(rows), pricing.bytes_(rows)
+    for kind in np.unique(kinds):
+        if FAMILIES[kind] in has:
+            continue
+        own = np.flatnonzero(kinds == kind)
+        least = own[np.argmin(bytes_[own])]
+        if bytes_[least] > pricing.usable:
+            yield reasons.priced(pricing, rows.strategy(int(least))), FAMILIES[kind]
+
+
+def _for_tiers(options: Options, cluster: ClusterSpec) -> Options:
+    """The order of the mesh matters where there is more than one kind of link."""
+    rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in cluster.tiers}
+    return options if len(rates) > 1 else replace(options, orders=options.orders[:1])
+
+
+def _nothing_fits(pricing: Pricing, larger: Callable[[int], Pricing], gpus: int, options: Options) -> InputError:
+    every: dict[str, Priced] = {kind: p for p, kind in _misfits(pricing, gpus, set(), options)}
+    most = min(every.values(), key=lambda p: p.bytes_, default=None)
+    needs = f": {most.strategy} {reasons.why_not(most, None, pricing)}" if most else ""
+    enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)
+    device = f"{pricing.cluster.device.name}, {pricing.cluster.device.usable_bytes / GIB:.1f} GiB each"
+    mend = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"
+    return InputError("--gpus", gpus, f"nothing fits{needs}", mend)
