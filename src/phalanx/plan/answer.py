@@ -4,7 +4,7 @@ rejected."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +17,7 @@ from phalanx.plan.least import least_ranks
 from phalanx.plan.makespan import Run
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.reasons import Priced
-from phalanx.plan.space import NAMES, RECOMPUTE, Options
+from phalanx.plan.space import NAMES, RECOMPUTE, Options, Strategies
 from phalanx.spec.cluster import GIB, ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy import Strategy
@@ -93,43 +93,45 @@ def answer(
     options = _for_tiers(options_of(pricing.stack, bool(pricing.profile.flash)), pricing.cluster)
     found = explore.explore(pricing, gpus, options, keep, _SLACK if objective == "memory" else 0.0)
     if not len(found.rows):
-        raise _nothing_fits(pricing, larger, gpus, options)
-    second = _Second(pricing)
+        raise _nothing_fits(pricing, found, larger, gpus, options)
     order = found.order
     if objective == "memory":
         near = order[found.seconds[order] <= (1 + _SLACK) * found.seconds[order[0]]]
         order = near[np.argsort(found.bytes_[near], kind="stable")]
-    ranked = second.all(found, order[:keep])
+    kept, each, front = [int(row) for row in order[:keep]], _best_of_each(found), _front(found)
+    second = _second(pricing, found, [*kept, *each, *front])
+    ranked = [second[row] for row in kept]
     if objective == "throughput":
         ranked.sort(key=lambda r: r.seconds)
-    families = second.all(found, _best_of_each(found))
-    front = second.all(found, _front(found))
-    rejected = tuple(_rejected(pricing, ranked[0], gpus, {r.family for r in families}, options))
-    seconds = time.perf_counter() - start
+    families = tuple(second[row] for row in each)
+    rejected = tuple(_rejected(pricing, ranked[0], found, {r.family for r in families}, options))
     return Answer(
-        pricing, gpus, tuple(ranked), tuple(families), tuple(front), rejected, found.legal, found.priced, seconds
+        pricing=pricing,
+        gpus=gpus,
+        ranked=tuple(ranked),
+        families=families,
+        front=tuple(second[row] for row in front),
+        rejected=rejected,
+        evaluated=found.legal,
+        examined=found.priced,
+        seconds=time.perf_counter() - start,
     )
 
 
-class _Second:
-    """The second pass; strategies that differ in sharding alone have the same pipeline."""
-
-    def __init__(self, pricing: Pricing) -> None:
-        self._pricing = pricing
-        self._runs: dict[Strategy, Run] = {}
-
-    def all(self, found: Found, rows: Iterable[int]) -> list[Ranked]:
-        return [self.ranked(found.rows.strategy(row), FAMILIES[found.family[row]]) for row in rows]
-
-    def ranked(self, s: Strategy, family: str) -> Ranked:
-        p = self._pricing
-        like = replace(s, zero=0, shard=None, order=space.ORDERS[0])
-        if like not in self._runs:
-            self._runs[like] = makespan.run(p, like)
-        run, own = self._runs[like], reasons.priced(p, s)
+def _second(pricing: Pricing, found: Found, rows: Sequence[int]) -> dict[int, Ranked]:
+    """The second pass over some rows; strategies that differ in sharding alone have the same pipeline."""
+    given = {row: found.rows.strategy(row) for row in dict.fromkeys(rows)}
+    like = {row: replace(s, zero=0, shard=None, order=space.ORDERS[0]) for row, s in given.items()}
+    alike = list(dict.fromkeys(like.values()))
+    runs = dict(zip(alike, makespan.run(pricing, alike), strict=True))
+    flops = float(np.max(model_flops(pricing.shape, pricing.layout(space.of(alike)))))  # of all the same
+    ranked = {}
+    for row, own in zip(given, reasons.priced(pricing, list(given.values())), strict=True):
+        run = runs[like[row]]
         seconds = run.seconds(own.terms)
-        flops = makespan.number(model_flops(p.shape, p.layout(space.of([s]))))
-        return Ranked(family, own, run, seconds, flops / (seconds * s.world * p.system.peak_bf16))
+        mfu = flops / (seconds * own.strategy.world * pricing.system.peak_bf16)
+        ranked[row] = Ranked(FAMILIES[found.family[row]], own, run, seconds, mfu)
+    return ranked
 
 
 def _best_of_each(found: Found) -> list[int]:
@@ -148,17 +150,15 @@ def _front(found: Found) -> list[int]:
     return [int(i) for i in order[np.concatenate([[True], least[1:] < 0.98 * least[:-1]])]][:8]
 
 
-def _rejected(pricing: Pricing, best: Ranked, gpus: int, has: set[str], options: Options) -> Iterable[Rejected]:
+def _rejected(pricing: Pricing, best: Ranked, found: Found, has: set[str], options: Options) -> Iterable[Rejected]:
     """Families of which nothing fits, by the member of least memory; and the neighbours of the best one."""
-    for p, kind in _misfits(pricing, gpus, has, options):
+    for p, kind in _misfits(pricing, found.cores, has, options):
         yield Rejected(kind, p, reasons.why_not(p, best.priced, pricing))
-    for what, s in reasons.neighbours(best.strategy, pricing, gpus):
-        if not _searched(s, options):
-            continue
-        p = reasons.priced(pricing, s)
+    near = [(what, s) for what, s in reasons.neighbours(best.strategy, pricing) if _searched(s, options)]
+    for (what, _), p in zip(near, reasons.priced(pricing, [s for _, s in near]), strict=True):
         if p.fits and p.seconds < best.priced.seconds:
             continue  # the first pass has it faster, the second one not
-        kind = FAMILIES[int(explore.family(space.of([s]))[0])]
+        kind = FAMILIES[int(explore.family(space.of([p.strategy]))[0])]
         yield Rejected(kind, p, f"{what}: {reasons.why_not(p, best.priced, pricing)}")
 
 
@@ -167,10 +167,9 @@ def _searched(s: Strategy, options: Options) -> bool:
     return all(kinds)
 
 
-def _misfits(pricing: Pricing, gpus: int, has: set[str], options: Options) -> Iterable[tuple[Priced, str]]:
+def _misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Options) -> Iterable[tuple[Priced, str]]:
     """By family without a strategy that fits, the one that lacks least, of plain cores."""
-    rows = space.cores(pricing.model, pricing.job, gpus)
-    rows = rows.take((rows.cp == 1) & (rows.micro_batch == 1))
+    rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
     rows = space.sharding(space.recomputing(rows, pricing.model, options), options)
     kinds, bytes_ = explore.family(rows), pricing.bytes_(rows)
     for kind in np.unique(kinds):
@@ -179,7 +178,7 @@ def _misfits(pricing: Pricing, gpus: int, has: set[str], options: Options) -> It
         own = np.flatnonzero(kinds == kind)
         least = own[np.argmin(bytes_[own])]
         if bytes_[least] > pricing.usable:
-            yield reasons.priced(pricing, rows.strategy(int(least))), FAMILIES[kind]
+            yield reasons.priced(pricing, [rows.strategy(int(least))])[0], FAMILIES[kind]
 
 
 def _for_tiers(options: Options, cluster: ClusterSpec) -> Options:
@@ -188,8 +187,10 @@ def _for_tiers(options: Options, cluster: ClusterSpec) -> Options:
     return options if len(rates) > 1 else replace(options, orders=options.orders[:1])
 
 
-def _nothing_fits(pricing: Pricing, larger: Callable[[int], Pricing], gpus: int, options: Options) -> InputError:
-    every: dict[str, Priced] = {kind: p for p, kind in _misfits(pricing, gpus, set(), options)}
+def _nothing_fits(
+    pricing: Pricing, found: Found, larger: Callable[[int], Pricing], gpus: int, options: Options
+) -> InputError:
+    every: dict[str, Priced] = {kind: p for p, kind in _misfits(pricing, found.cores, set(), options)}
     most = min(every.values(), key=lambda p: p.bytes_, default=None)
     needs = f": {most.strategy} {reasons.why_not(most, None, pricing)}" if most else ""
     enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)

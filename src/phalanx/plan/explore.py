@@ -33,6 +33,7 @@ class Found:
     seconds: Floats
     bytes_: Floats
     family: Ints
+    cores: Strategies
     legal: int
     priced: int
 
@@ -63,7 +64,7 @@ def explore(
     legal = int(space.size(cores, model, job, options).sum())
     least = pricing.least_bytes(cores, whole=False)
     able = cores.take(least <= pricing.usable)
-    able = space.experts(able if len(able) else cores.take(np.argsort(least)[:_CORES]), model)
+    able = space.experts(able, model)
     marks = _Marks(pricing, keep, slack)
 
     def finish(rows: Strategies) -> None:
@@ -75,7 +76,7 @@ def explore(
         )
 
     marks.through(able, pricing.least_seconds(able, whole=False), _CORES, finish)
-    return marks.found(legal)
+    return marks.found(cores, legal)
 
 
 class _Marks:
@@ -123,7 +124,8 @@ class _Marks:
         most[_DDP] = np.inf
         return least <= most[family(rows)] * (1 + self._slack)
 
-    def found(self, legal: int) -> Found:
-        rows = space.joined([part[0] for part in self._parts])
-        seconds, bytes_ = (np.concatenate([part[i] for part in self._parts]) for i in (1, 2))
-        return Found(rows, seconds, bytes_, family(rows), legal, self._priced)
+    def found(self, cores: Strategies, legal: int) -> Found:
+        parts = [(cores.take(slice(0)), np.zeros(0), np.zeros(0)), *self._parts]
+        rows = space.joined([part[0] for part in parts])
+        seconds, bytes_ = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
+        return Found(rows, seconds, bytes_, family(rows), cores, legal, self._priced)

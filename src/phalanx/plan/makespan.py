@@ -8,14 +8,13 @@ the rest is added at the pace of the slowest rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from phalanx.cost.pipeline import Costs, price
-from phalanx.cost.stack.columns import Column
-from phalanx.cost.stack.step import Step
+from phalanx.cost.stack.compute import Passes
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.space import of
 from phalanx.schedule import stages
@@ -23,7 +22,7 @@ from phalanx.schedule.partition import Units, explain, partition
 from phalanx.schedule.pipeline import build
 from phalanx.spec.strategy import Strategy
 
-_ROUNDS = 4
+_ROUNDS = 3
 """Micro-batches per rank that are run: by then every schedule here repeats itself."""
 
 
@@ -46,35 +45,40 @@ class Run:
         return self.makespan + sum(value for name, value in terms.items() if name not in _PIPELINED)
 
 
-def run(pricing: Pricing, s: Strategy) -> Run:
-    """The pipeline of one strategy; of one rank its work."""
-    step = pricing.step(of([s]))
-    if s.pp == 1:
-        work = sum(number(step.terms[name]) for name in _PIPELINED)
-        return Run(work, (pricing.model.layers,), 0.0, 0.0)
-    passes, head = _passes(pricing, step)
+def run(pricing: Pricing, strategies: Sequence[Strategy]) -> list[Run]:
+    """The pipeline of each strategy; of one rank its work."""
+    if not strategies:
+        return []
+    step, count = pricing.step(of(strategies)), len(strategies)
+    work = np.broadcast_to(sum(step.terms[name] for name in _PIPELINED), count)
+    kinds = [_rows(own, count) for _, own in step.blocks]
+    heads = _rows(step.head, count)
+    experts = pricing.model.experts
+    plain = [experts is None or i in experts.dense_layers for i in range(pricing.model.layers)]
+    found = []
+    for i, s in enumerate(strategies):
+        if s.pp == 1:
+            found.append(Run(float(work[i]), (pricing.model.layers,), 0.0, 0.0))
+            continue
+        passes = [kinds[0][i] if dense else kinds[-1][i] for dense in plain]
+        found.append(_run(s, s.accumulation(pricing.job), passes, heads[i]))
+    return found
+
+
+def _rows(own: Passes, count: int) -> list[tuple[float, float]]:
+    forward, backward = (np.broadcast_to(part, count) for part in (own.forward, own.backward))
+    return [(float(f), float(b)) for f, b in zip(forward, backward, strict=True)]
+
+
+def _run(s: Strategy, m: int, passes: list[tuple[float, float]], head: tuple[float, float]) -> Run:
+    """`passes`: seconds of every block's forward and backward pass; `head`: of the head's."""
     whole = Units(0.0, tuple(f + b for f, b in passes), sum(head))
     ranks = stages.rank_of(s)
     blocks = partition(whole, ranks).blocks
     found = explain(whole, ranks, blocks)
     slowest = max(share.seconds for share in found.ranks)
-    m = s.accumulation(pricing.job)
     makespan = _makespan(s, m, _costs(passes, head, blocks), slowest)
     return Run(makespan, blocks, found.imbalance, makespan - m * slowest)
-
-
-def number(value: Column) -> float:
-    """The only row of a column."""
-    return float(np.asarray(value).reshape(-1)[0])
-
-
-def _passes(pricing: Pricing, step: Step) -> tuple[list[tuple[float, float]], tuple[float, float]]:
-    """Seconds of every block's forward and backward pass, and of the head's."""
-    kinds = [(number(own.forward), number(own.backward)) for _, own in step.blocks]
-    experts = pricing.model.experts
-    plain = [experts is None or i in experts.dense_layers for i in range(pricing.model.layers)]
-    passes = [kinds[0] if dense else kinds[-1] for dense in plain]
-    return passes, (number(step.head.forward), number(step.head.backward))
 
 
 def _costs(passes: list[tuple[float, float]], head: tuple[float, float], blocks: tuple[int, ...]) -> Costs:

@@ -16,12 +16,11 @@ from phalanx.cost.stack.memory import Memory, memory
 from phalanx.cost.stack.shape import Shape, shape
 from phalanx.cost.stack.step import Step, step
 from phalanx.cost.stack.system import System
-from phalanx.plan.space import NAMES, RECOMPUTE, Ints, Strategies
+from phalanx.plan.space import NAMES, RECOMPUTE, Ints, Strategies, repeated
 from phalanx.schedule.pipeline import V_SHAPED
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
 
 Floats = npt.NDArray[np.float64]
 _SLICE = 16_384
@@ -89,7 +88,7 @@ class Pricing:
     def _recomputed(self) -> tuple[Floats, Floats]:
         """The shares of the blocks that each kind of recomputation repeats whole, and in part."""
         n = self.model.layers
-        kinds = [[Strategy(recompute=name).recompute_of(i) for i in range(n)] for name in RECOMPUTE]
+        kinds = [repeated(name, n) for name in RECOMPUTE]
         shares = [[own.count(part) / n for own in kinds] for part in ("full", "selective")]
         return np.array(shares[0]), np.array(shares[1])
 
@@ -135,19 +134,27 @@ class Pricing:
     def least_bytes(self, rows: Strategies, whole: bool) -> Floats:
         """The same of memory: of the ways to shard over all ranks the smallest; of cores, one micro-batch at a time
         and the smallest recomputation (of every k-th block bytes lie between none and full)."""
-        one = np.ones_like(rows.dp)
-        if not whole:
-            rows = replace(rows, schedule=NAMES.index("naive") * one)
         kinds = [rows]
         if not whole:
-            kinds = [replace(rows, recompute=RECOMPUTE.index(kind) * one) for kind in ("none", "selective", "full")]
+            one = np.ones_like(rows.dp)
+            rows = replace(rows, schedule=NAMES.index("naive") * one)
+            ends = ("none", "full") if np.all(self.profile.flash) else ("none", "selective", "full")
+            kinds = [replace(rows, recompute=RECOMPUTE.index(kind) * one) for kind in ends]
         sharded = rows.dp * rows.cp > 1
         found = np.full(len(rows), np.inf)
-        for zero in (0, 1, 2, 3):
+        for zero in self._smallest:
             for kind in kinds:
                 best = replace(kind, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
                 found = np.minimum(found, self.bytes_(best))
         return found
+
+    @cached_property
+    def _smallest(self) -> tuple[int, ...]:
+        """ZeRO stages one of which is the smallest over all ranks: 2 always keeps less than 1, and less than 0 where
+        a stack's constants say so of two shards already."""
+        p = self.profile
+        two = p.kept_bytes - 4 + (p.shard_bytes + 4) / 2
+        return (2, 3) if np.all(p.whole_bytes + p.replica_bytes >= two) else (0, 2, 3)
 
     @property
     def usable(self) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from phalanx.cost.stack.columns import Column
 from phalanx.plan import space
-from phalanx.plan.makespan import number
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.space import NAMES, ORDERS, RECOMPUTE
-from phalanx.schedule.stages import check
+from phalanx.spec import strategy as strategies
 from phalanx.spec.cluster import GIB
 from phalanx.spec.errors import InputError
 from phalanx.spec.mesh import mesh
@@ -56,13 +58,24 @@ class Priced:
         return sum(self.terms.get(name, 0.0) for name in COMMUNICATION) / self.seconds
 
 
-def priced(pricing: Pricing, s: Strategy) -> Priced:
-    """One strategy, term by term. Raises InputError for one that a search would not take."""
-    rows = space.of([s])
+def priced(pricing: Pricing, given: Sequence[Strategy]) -> list[Priced]:
+    """Each strategy, term by term. Raises InputError for one that a search would not take."""
+    if not given:
+        return []
+    rows = space.of(given)
     step, memory = pricing.step(rows), pricing.memory(rows)
-    terms = {name: number(value) for name, value in step.terms.items()}
-    held = {name: number(value) for name, value in memory.terms.items()}
-    return Priced(s, sum(terms.values()), number(memory.reserved), terms, held, pricing.usable)
+    terms, held = each(step.terms, len(rows)), each(memory.terms, len(rows))
+    reserved = np.broadcast_to(memory.reserved, len(rows))
+    return [
+        Priced(s, sum(terms[i].values()), float(reserved[i]), terms[i], held[i], pricing.usable)
+        for i, s in enumerate(given)
+    ]
+
+
+def each(columns: Mapping[str, Column], count: int) -> list[dict[str, float]]:
+    """Columns by name as the numbers of each row."""
+    full = {name: np.broadcast_to(column, count) for name, column in columns.items()}
+    return [{name: float(column[i]) for name, column in full.items()} for i in range(count)]
 
 
 def why_not(p: Priced, best: Priced | None, pricing: Pricing) -> str:
@@ -94,17 +107,19 @@ def leaving(s: Strategy, pricing: Pricing) -> str:
     return ""
 
 
-def neighbours(s: Strategy, pricing: Pricing, ranks: int) -> list[tuple[str, Strategy]]:
+def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
     """Legal strategies that differ from one in a single decision (which the data axis makes up for), each with what
     was changed."""
     found: dict[Strategy, str] = {}
     for what, changes in _changes(s):
         try:
             other = replace(s, **_mended(s, changes))  # type: ignore[arg-type]
-            check(other, pricing.model, pricing.job, ranks)
+            strategies.check(other, pricing.model, pricing.job, s.world)
         except InputError:
             continue
-        if other != s:
+        m = other.accumulation(pricing.job)
+        way = (NAMES.index(other.schedule), other.virtual)
+        if other != s and way in space.pipeline_ways(pricing.model.layers, other.pp, m):
             found.setdefault(other, what)
     return [(what, other) for other, what in found.items()]
 

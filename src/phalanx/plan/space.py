@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -252,29 +253,43 @@ def _by_experts(rows: Strategies, model: ModelSpec) -> _Expansion:
 
 
 def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> _Expansion:
-    def ways(pp: int, m: int) -> Ways:
-        if pp == 1:
-            return [(_ONE_F_ONE_B, 1)]
-        found = []
-        for name in options.schedules:
-            number = NAMES.index(name)
-            if name == "interleaved":
-                if m % max(1, m // pp) == 0:  # rounds of equally many
-                    found += [(number, v) for v in range(2, (model.layers + 2) // pp + 1)]
-            elif name not in V_SHAPED or (model.layers >= 2 * pp - 2 and (name != "dualpipe-v" or m >= 2 * pp)):
-                found.append((number, 1))
-        return found
+    return _Expansion(
+        rows,
+        rows.pp,
+        rows.micro_batches(job),
+        ("schedule", "virtual"),
+        lambda pp, m: pipeline_ways(model.layers, pp, m, options.schedules),
+    )
 
-    return _Expansion(rows, rows.pp, rows.micro_batches(job), ("schedule", "virtual"), ways)
+
+def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = NAMES) -> list[tuple[int, int]]:
+    """(schedule, virtual) of so many ranks and micro-batches."""
+    if pp == 1:
+        return [(_ONE_F_ONE_B, 1)]
+    found = []
+    for name in schedules:
+        number = NAMES.index(name)
+        if name == "interleaved":
+            if m % max(1, m // pp) == 0:  # rounds of equally many
+                found += [(number, v) for v in range(2, (layers + 2) // pp + 1)]
+        elif name not in V_SHAPED or (layers >= 2 * pp - 2 and (name != "dualpipe-v" or m >= 2 * pp)):
+            found.append((number, 1))
+    return found
 
 
 def _by_recompute(rows: Strategies, model: ModelSpec, options: Options) -> _Expansion:
     """Every k-th block of k or less is the first alone, so of those that mean the same one is enough."""
     kinds: dict[tuple[str, ...], tuple[int]] = {}
     for name in options.recompute:
-        blocks = tuple(Strategy(recompute=name).recompute_of(i) for i in range(model.layers))
-        kinds.setdefault(blocks, (RECOMPUTE.index(name),))
+        kinds.setdefault(repeated(name, model.layers), (RECOMPUTE.index(name),))
     return _Expansion(rows, rows.zero, rows.zero, ("recompute",), lambda *_: list(kinds.values()))
+
+
+@cache
+def repeated(recompute: str, layers: int) -> tuple[str, ...]:
+    """What of each block is computed again."""
+    s = Strategy(recompute=recompute)
+    return tuple(s.recompute_of(i) for i in range(layers))
 
 
 def _by_sharding(rows: Strategies, options: Options) -> _Expansion:
