@@ -46,7 +46,7 @@ class Found:
 def family(rows: Strategies) -> Ints:
     """Which family each row is of."""
     data = np.where(rows.zero == 0, _DDP, np.where(rows.shard == rows.dp, _ZERO, _HSDP))
-    kinds = [rows.ep > 1, rows.cp > 1, (rows.tp > 1) & (rows.pp > 1), rows.tp > 1, rows.pp > 1]
+    kinds = [rows.ep * rows.etp > 1, rows.cp > 1, (rows.tp > 1) & (rows.pp > 1), rows.tp > 1, rows.pp > 1]
     return np.select(kinds, [_EP, _CP, _3D, _TP, _PP], data)
 
 
