@@ -44,13 +44,13 @@ def test_columns_price_as_single_strategies_do(llama):
 def test_branch_and_bound_finds_what_pricing_everything_finds(nodes, batch, seq):
     p = _pricing("llama3-8b", nodes, batch, seq)
     options = space.Options(("1f1b", "interleaved", "zb-v", "naive"), ("none", "full"))
-    rows = space.everything(p.model, p.job, 8 * nodes, options)
-    bytes_ = p.bytes_(rows)
-    rows = rows.take(bytes_ <= p.usable)
+    everything = space.everything(p.model, p.job, 8 * nodes, options)
+    rows = everything.take(p.bytes_(everything) <= p.usable)
     seconds = p.seconds(rows)
-    found = explore.explore(p, 8 * nodes, options, keep=10)
+    found = explore.explore(p, 8 * nodes, options, keep=300)
+    assert found.legal == len(everything)
     assert found.legal > found.priced >= len(found.rows)
-    assert found.seconds[found.order][:10] == pytest.approx(np.sort(seconds)[:10], rel=1e-12)
+    assert found.seconds[found.order][:300] == pytest.approx(np.sort(seconds)[:300], rel=1e-12)
     kinds = explore.family(rows)
     assert set(kinds) == set(found.family)
     for kind in set(kinds):
