@@ -15,6 +15,7 @@ import typer
 from phalanx.cli_clusters import clusters
 from phalanx.cli_collectives import collectives
 from phalanx.cli_experts import experts
+from phalanx.cli_explain import explain, lint
 from phalanx.cli_models import models
 from phalanx.cli_pipeline import pipeline
 from phalanx.cli_predict import predict
@@ -49,6 +50,8 @@ app.command()(models)
 app.command()(clusters)
 app.command()(predict)
 app.command()(validate)
+app.command()(explain)
+app.command()(lint)
 app.command()(verify)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)

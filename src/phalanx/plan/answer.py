@@ -17,8 +17,8 @@ from phalanx.plan.least import least_ranks
 from phalanx.plan.makespan import Run
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.reasons import Priced
-from phalanx.plan.space import NAMES, RECOMPUTE, Options, Strategies
-from phalanx.spec.cluster import GIB, ClusterSpec
+from phalanx.plan.space import Options, Strategies
+from phalanx.spec.cluster import GIB
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy import Strategy
 
@@ -75,14 +75,6 @@ class Answer:
         return self.ranked[0]
 
 
-def options_of(stack: str, flash: bool) -> Options:
-    """What a stack can do. Megatron and what is built on it have no zero-bubble schedules; where scores are never
-    written, repeating attention's core frees nothing."""
-    own = stack.startswith(("phalanx", "torchtitan"))
-    kinds = tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective"))
-    return Options(NAMES if own else ("1f1b", "interleaved"), kinds)
-
-
 def answer(
     larger: Callable[[int], Pricing], gpus: int, objective: Objective = "throughput", keep: int = 10
 ) -> Answer:
@@ -90,7 +82,7 @@ def answer(
     nothing fits: then with the least hardware that would do."""
     start = time.perf_counter()
     pricing = larger(gpus)
-    options = _for_tiers(options_of(pricing.stack, bool(pricing.profile.flash)), pricing.cluster)
+    options = pricing.options
     found = explore.explore(pricing, gpus, options, keep, _SLACK if objective == "memory" else 0.0)
     if not len(found.rows):
         raise _nothing_fits(pricing, found, larger, gpus, options)
@@ -154,17 +146,12 @@ def _rejected(pricing: Pricing, best: Ranked, found: Found, has: set[str], optio
     """Families of which nothing fits, by the member of least memory; and the neighbours of the best one."""
     for p, kind in _misfits(pricing, found.cores, has, options):
         yield Rejected(kind, p, reasons.why_not(p, best.priced, pricing))
-    near = [(what, s) for what, s in reasons.neighbours(best.strategy, pricing) if _searched(s, options)]
+    near = reasons.neighbours(best.strategy, pricing)
     for (what, _), p in zip(near, reasons.priced(pricing, [s for _, s in near]), strict=True):
         if p.fits and p.seconds < best.priced.seconds:
             continue  # the first pass has it faster, the second one not
         kind = FAMILIES[int(explore.family(space.of([p.strategy]))[0])]
         yield Rejected(kind, p, f"{what}: {reasons.why_not(p, best.priced, pricing)}")
-
-
-def _searched(s: Strategy, options: Options) -> bool:
-    kinds = (s.schedule in options.schedules, s.recompute in options.recompute, s.order in options.orders)
-    return all(kinds)
 
 
 def _misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Options) -> Iterable[tuple[Priced, str]]:
@@ -179,12 +166,6 @@ def _misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Option
         least = own[np.argmin(bytes_[own])]
         if bytes_[least] > pricing.usable:
             yield reasons.priced(pricing, [rows.strategy(int(least))])[0], FAMILIES[kind]
-
-
-def _for_tiers(options: Options, cluster: ClusterSpec) -> Options:
-    """The order of the mesh matters where there is more than one kind of link."""
-    rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in cluster.tiers}
-    return options if len(rates) > 1 else replace(options, orders=options.orders[:1])
 
 
 def _nothing_fits(

@@ -8,6 +8,7 @@ network     the part of `sent` that leaves the node through the rank's own port
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -75,24 +76,29 @@ def _all(pricing: Pricing, s: Strategy) -> Iterator[Flow]:
     turned = tokens * (shape.heads * (shape.head_dim + shape.value_dim) + kv) / s.tp * e
     yield flow("ulysses", "all_to_all", "heads for tokens", s.ulysses, s.tp, each * (again + 1), turned)
     routed = tokens * shape.top_k * shape.hidden / s.tp * e
-    yield flow("ep", "all_to_all", "tokens to experts and back", s.ep, s.etp, each * moe * 2 * (again + 1), routed)
+    apart = int(np.max(layout.expert_stride))
+    yield flow("ep", "all_to_all", "tokens to experts and back", s.ep, apart, each * moe * 2 * (again + 1), routed)
 
     dense = ((1 - moe) * shape.block_params + moe * shape.moe_block_params) / s.tp * blocks
     ends = (max(shape.embedding_params, shape.head_params) if s.pp > 1 else shape.ends) / s.tp
     experts = moe * shape.expert_params / (s.ep * s.etp) * blocks
     edp = max(s.dp * s.cp * s.tp // (s.ep * s.etp), 1)
     stride = int(layout.data_stride[0])
-    parts = [("dp", dense + ends, s.dp * s.cp, stride), ("edp", experts, edp, s.ep * s.etp)]
-    for axis, params, ranks, apart in parts:
+    parts = [("dp", dense + ends, s.dp * s.cp, stride), ("edp", experts, edp, s.ep * apart)]
+    for axis, params, ranks, between in parts:
         shards = min(s.shards, ranks)
         grad, own = profile.gradient_bytes * params, profile.parameter_bytes * params
         times = m if s.zero == 3 else 1
-        yield flow(axis, "reduce_scatter", "gradients", shards, apart, times, grad)
-        yield flow(axis, "all_gather", "parameters", shards, apart, 2 * times if s.zero == 3 else 1, own)
-        yield flow(axis, "all_reduce", "gradients", ranks // shards, apart * shards, 1, grad / shards)
+        for op, what, among, apart, often, n in (
+            ("reduce_scatter", "gradients", shards, between, times, grad),
+            ("all_gather", "parameters", shards, between, 2 * times if s.zero == 3 else 1, own),
+            ("all_reduce", "gradients", ranks // shards, between * shards, 1, grad / shards),
+        ):
+            buckets = max(math.ceil(n / profile.bucket_bytes), 1)
+            yield flow(axis, op, what, among, apart, often * buckets, n / buckets)
     cut = s.tp if s.sp or profile.scatter_gather else 1
-    between = int(layout.stage_stride[0])
-    yield flow("pp", "send", "activations and their gradients", s.pp, between, 2 * m * s.virtual, hidden / cut)
+    stages = int(layout.stage_stride[0])
+    yield flow("pp", "send", "activations and their gradients", s.pp, stages, 2 * m * s.virtual, hidden / cut)
 
 
 def _flow(

@@ -46,8 +46,8 @@ def _wide_tp(x: Subject) -> Iterator[Finding]:
         share = x.priced.terms["tp"] / x.priced.seconds
         yield Finding(
             "wide-tp",
-            f"tp={s.tp} leaves the {min(fast, node)} ranks that the fastest links join: {share:.0%} of the step is its "
-            "communication",
+            f"tp={s.tp} leaves the {min(fast, node)} ranks that the fastest links join: its communication is "
+            f"{share:.0%} of the step",
             f"tp at most {min(fast, node)}, more of pp",
         )
 
@@ -138,7 +138,8 @@ def _unbalanced_stages(x: Subject) -> Iterator[Finding]:
         blocks = x.pricing.model.layers
         yield Finding(
             "unbalanced-stages",
-            f"{blocks} blocks and the head over {s.pp} ranks: the slowest has {x.run.imbalance:.0%} more than the mean",
+            f"{blocks} blocks and the head over {s.pp} ranks: the slowest has {x.run.imbalance:.0%} "
+            "more than the mean",
             "other pp, or virtual stages, which are cut finer",
         )
 
@@ -156,7 +157,8 @@ def _small_buckets(x: Subject) -> Iterator[Finding]:
         yield Finding(
             "small-buckets",
             f"buckets of {s.bucket_bytes / 2**20:.3g} MiB are below the crossover of {tier.name} over "
-            f"{s.gradient_ranks} ranks, p x alpha x rate = {crossover / 2**20:.3g} MiB: latency takes more than bytes",
+            f"{s.gradient_ranks} ranks, p x alpha x rate = {crossover / 2**20:.3g} MiB: latency takes "
+            "more than bytes",
             "bucket=auto, or a larger one",
         )
 
@@ -178,8 +180,8 @@ def _needless_zero3(x: Subject) -> Iterator[Finding]:
         if p is not None and p.seconds < x.priced.seconds:
             yield Finding(
                 "needless-zero3",
-                f"zero={zero} fits as well ({p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB), and gathers parameters "
-                "once a step or never",
+                f"zero={zero} fits as well ({p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB), and "
+                "gathers parameters once a step or never",
                 f"zero={zero} saves {1 - p.seconds / x.priced.seconds:.1%}",
             )
             return
@@ -213,8 +215,8 @@ def _losing_compressor(x: Subject) -> Iterator[Finding]:
         most = 2 * e / element / share
         yield Finding(
             "losing-compressor",
-            f"{s.compression} over {p} ranks travels by all-gather: {sparse:.2f} bytes sent per gradient, {dense:.2f} "
-            "by the dense all-reduce",
+            f"{s.compression} over {p} ranks travels by all-gather: {sparse:.2f} bytes sent per gradient, "
+            f"{dense:.2f} by the dense all-reduce",
             f"at most {int(most)} ranks, or a smaller share than {2 * e / element / p:.2g}",
         )
 

@@ -16,7 +16,7 @@ from phalanx.cost.stack.memory import Memory, memory
 from phalanx.cost.stack.shape import Shape, shape
 from phalanx.cost.stack.step import Step, step
 from phalanx.cost.stack.system import System
-from phalanx.plan.space import NAMES, RECOMPUTE, Ints, Strategies, repeated
+from phalanx.plan.space import NAMES, ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
 from phalanx.schedule.pipeline import V_SHAPED
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -50,6 +50,19 @@ class Pricing:
     @cached_property
     def profile(self) -> Profile:
         return profile(self.stack)
+
+    @cached_property
+    def options(self) -> Options:
+        """What a search chooses from. Megatron and what is built on it have no zero-bubble schedules; where
+        scores are never written, repeating attention's core frees nothing; where all links are alike, so is every order."""
+        own = self.stack.startswith(("phalanx", "torchtitan"))
+        flash = bool(np.all(self.profile.flash))
+        rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
+        return Options(
+            schedules=NAMES if own else ("1f1b", "interleaved"),
+            recompute=tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective")),
+            orders=ORDERS if len(rates) > 1 else ORDERS[:1],
+        )
 
     def layout(self, rows: Strategies) -> Layout:
         full, selective = self._recomputed

@@ -16,6 +16,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.jobfile import cluster_from_toml, make_model
 from phalanx.spec.model import ModelSpec
+from phalanx.spec.plan import Plan
 
 _FASTEST_NIC = 100e9
 """Bytes/s in one direction of one GPU's ports between nodes: 800 Gb/s."""
@@ -79,3 +80,10 @@ def require_plausible(cluster: ClusterSpec) -> None:
             reason = f"{what} carries {most / 1e9:g} GB/s in one direction"
             mend = "is it in bits? divide by 8" if rate > 3 * most else "does it count both directions? halve it"
             raise InputError(field, f"{rate:g}", reason, mend)
+
+
+def of_plan(plan: Plan, stack: str) -> Callable[[int], Pricing]:
+    """A plan's own question. Raises InputError for a device of which no rates are known."""
+    profile(stack)
+    system_of(plan.cluster)
+    return lambda gpus: Pricing(plan.model, plan.cluster, plan.job, stack)

@@ -18,7 +18,7 @@ from phalanx.spec.mesh import mesh
 from phalanx.spec.strategy import Strategy
 
 COMMUNICATION = ("tp", "cp", "ep", "dp", "transfers")
-_SAID = {
+SAID = {
     "matmul": "matrix products",
     "attention": "attention",
     "memory": "memory-bound work",
@@ -90,7 +90,7 @@ def why_not(p: Priced, best: Priced | None, pricing: Pricing) -> str:
     leaves = leaving(p.strategy, pricing)
     if worst in COMMUNICATION and leaves:
         return f"{slower:+.1%}: {leaves}: {p.communication:.0%} of the step is communication"
-    return f"{slower:+.1%}: {_SAID.get(worst, worst)} {_seconds(p.terms[worst])}, there {_seconds(best.terms[worst])}"
+    return f"{slower:+.1%}: {SAID.get(worst, worst)} {_seconds(p.terms[worst])}, there {_seconds(best.terms[worst])}"
 
 
 def _seconds(s: float) -> str:
@@ -119,6 +119,13 @@ def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
             continue
         m = other.accumulation(pricing.job)
         way = (NAMES.index(other.schedule), other.virtual)
+        own = pricing.options
+        if (
+            other.schedule not in own.schedules
+            or other.recompute not in own.recompute
+            or other.order not in own.orders
+        ):
+            continue
         if other != s and way in space.pipeline_ways(pricing.model.layers, other.pp, m):
             found.setdefault(other, what)
     return [(what, other) for other, what in found.items()]

@@ -28,7 +28,8 @@ MFU = Target(
     0.40,
     0.50,
     True,
-    "large runs report 38-43 % (Grattafiori et al. 2024, table 4), 46 % (Chowdhery et al. 2022), 52 % (Narayanan et al. 2021)",
+    "large runs report 38-43 % (Grattafiori et al. 2024, table 4), 46 % (Chowdhery et al. 2022), 52 % (Narayanan et "
+    "al. 2021)",
 )
 BUBBLE = Target(
     "bubble",

@@ -70,6 +70,13 @@ class Layout:
         return self.tp * np.where(self.stages_inside > 0, self.pp, 1)
 
     @property
+    def expert_stride(self) -> Column:
+        """From a rank to the one with the next experts: ep x etp takes the innermost ranks first, and those beyond
+        cp x tp lie where the data axis does."""
+        beyond = (np.asarray(self.stages_inside) > 0) & (np.asarray(self.ep * self.etp) > self.cp * self.tp)
+        return self.etp * np.where(beyond, self.pp, 1)
+
+    @property
     def step_tokens(self) -> Column:
         """Of all ranks."""
         return self.micro_batch * self.micro_batches * self.dp * self.seq

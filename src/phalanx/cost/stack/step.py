@@ -122,7 +122,7 @@ def _expert_parallel(shape: Shape, layout: Layout, system: System, profile: Prof
     """Tokens to their experts and back: two all-to-alls a pass; permutation on both sides; the router's wait."""
     routed = layout.tokens * shape.top_k * shape.hidden / layout.tp
     n = routed * layout.activation_bytes
-    sent = 2 * collective_s("all_to_all", n, layout.ep, layout.etp, system)
+    sent = 2 * collective_s("all_to_all", n, layout.ep, layout.expert_stride, system)
     permuted = profile.token_bytes * routed / (system.memory_bytes_per_s * system.memory)
     inside = 2 * collective_s("all_gather", n * layout.etp, layout.etp, 1, system)
     one = (sent + inside) * (1 - profile.ep_overlap) + permuted + profile.router_s
@@ -246,7 +246,7 @@ def _data_parallel(
     own = dense + ends
     routed = held * moe_share * shape.expert_params / (layout.ep * layout.etp)
     expert_ranks = np.maximum(ranks * layout.tp / (layout.ep * layout.etp), 1)
-    expert_stride = layout.ep * layout.etp
+    expert_stride = layout.ep * layout.expert_stride
 
     def over(op: str, bytes_: Column, among: Column, apart: Column) -> Column:
         """In buckets over `among` ranks of the data axis at distance `apart`; experts over what is left of it."""
