@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,6 @@ import numpy.typing as npt
 from phalanx.cost import profiles
 from phalanx.cost.profiles import profile
 from phalanx.cost.stack.columns import gather, take
-from phalanx.cost.constants import resolve
 from phalanx.cost.stack.hardware import _BUILT as GENERATIONS
 from phalanx.cost.stack.hardware import _DEFAULTS as HARDWARE
 from phalanx.cost.stack.hardware import CHIPS, chain, system
@@ -64,22 +64,27 @@ class Free:
         return self.field in SHARES and (self.hardware or self.field.endswith("overlap"))
 
     def parent(self, constants: Mapping[str, float]) -> float:
-        """Its value were it not fitted."""
-        without = {k: v for k, v in constants.items() if k != self.key}
+        """Its value were it not fitted: constants hold those of the owners that it comes from, not its own."""
         if self.field == "clock":
             return 1.0
-        if self.owner == "nvidia":
-            return HARDWARE[self.field]
-        if self.hardware:
-            return resolve(HARDWARE, chain(self.owner), without)[self.field]
-        return float(getattr(profile(self.owner, without), self.field))
+        for owner in (chain(self.owner) if self.hardware else chain_of(self.owner))[1:]:
+            if (key := f"{owner}.{self.field}") in constants:
+                return constants[key]
+        return HARDWARE[self.field] if self.hardware else _default(self.owner, self.field)
 
 
-def _chain(stack: str) -> list[str]:
+@cache
+def _default(stack: str, field: str) -> float:
+    """As built, or else any stack's."""
+    return float(getattr(profile(stack, {}), field))
+
+
+@cache
+def chain_of(stack: str) -> tuple[str, ...]:
     found = [stack]
     while profiles.STACKS[found[-1]].parent:
         found.append(profiles.STACKS[found[-1]].parent)
-    return found
+    return tuple(found)
 
 
 def up(x: float, share: bool) -> float:
@@ -98,10 +103,7 @@ def order(free: Sequence[Free]) -> list[Free]:
     def depth(f: Free) -> int:
         if f.hardware:
             return 0 if f.owner == "nvidia" else len(chain(f.owner)) if f.owner in GENERATIONS else 1
-        found, owner = 0, f.owner
-        while profiles.STACKS[owner].parent:
-            owner, found = profiles.STACKS[owner].parent, found + 1
-        return found
+        return len(chain_of(f.owner))
 
     return sorted(free, key=depth)
 
@@ -110,7 +112,8 @@ def constants_of(free: Sequence[Free], x: Floats, fixed: Mapping[str, float]) ->
     """All constants where the fit stands: x are offsets from each parent's value."""
     found = dict(fixed)
     for f, offset in zip(free, x, strict=True):
-        found[f.key] = down(up(f.parent(found), f.share) + float(offset), f.share)
+        value = down(up(f.parent(found), f.share) + float(offset), f.share)
+        found[f.key] = max(value, 1.0) if f.field == "contention" else value
     return found
 
 
@@ -142,7 +145,7 @@ class Data:
         keep = []
         for i, c in enumerate(self.cases):
             chip = description(c.row)[0]
-            owners = (chip, *chain(CHIPS[chip].generation)) if free.hardware else _chain(c.profile)
+            owners = (chip, *chain(CHIPS[chip].generation)) if free.hardware else chain_of(c.profile)
             if free.owner in owners:
                 keep.append(i)
         return Data([self.cases[i] for i in keep], self.measured[keep], self.weight[keep])

@@ -89,7 +89,7 @@ class Profile:
     shard_bytes: Column = 12.0
     """and what it shards."""
     idle_bytes: Column = 0.0
-    """What of the kept bytes is free while activations are at their peak: made by the update of shards, or after it."""
+    """What of the kept bytes is free while activations are at their peak: made by or after the update."""
     full_shard_bytes: Column = 16.0
     """Of a parameter's state under ZeRO-3, all of it sharded."""
     kept_hidden: Column = 10.0
@@ -156,7 +156,7 @@ STACKS: dict[str, Stack] = {
     "megatron-bridge-26.04.01": Stack("megatron-bridge-26.04"),
     "megatron-bridge-26.06": Stack("megatron-bridge-26.04"),
     "megatron-bridge-26.06.01": Stack("megatron-bridge-26.06"),
-    "megatron-bridge-26.08": Stack("megatron-bridge-26.06"),
+    "megatron-bridge-26.08": Stack("megatron-bridge-26.06.01"),
     "simumax-b200": Stack("megatron-core"),
     # PyTorch FSDP around eager modules, each operation a kernel of its own.
     "eager": Stack("any", {"portable": 1.0}),

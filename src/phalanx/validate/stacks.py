@@ -30,6 +30,8 @@ def profile_name(row: Row) -> str:
         return framework.lower()
     if framework == "Megatron-Bridge":
         return "megatron-bridge-" + version.removeprefix("NeMo ")
+    if framework == "NeMo Megatron":
+        return "nemo-23.05"
     if framework == "NeMo":
         found = re.search(r"(\d\d\.\d\d)", version)
         return f"nemo-{found.group(1)}" if found else "nemo-24.11"

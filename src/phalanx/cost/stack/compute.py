@@ -53,7 +53,11 @@ def rate_of(layout: Layout, system: System, profile: Profile) -> Column:
             system.peak_fp4 * system.gemm4 * profile.gemm8,
         ],
     )
-    return best * profile.gemm
+    return best * _tuned(system, profile)
+
+
+def _tuned(system: System, profile: Profile) -> Column:
+    return profile.gemm * np.where(profile.portable > 0, system.portable_gemm, 1.0)
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ def experts(shape: Shape, layout: Layout, by: Products) -> Passes:
 
 
 def seen(shape: Shape, layout: Layout) -> Column:
-    """Keys that a query meets on average under a causal mask, over all blocks: half of the sequence, or its window."""
+    """Keys that a query meets on average under a causal mask, over all blocks: half of the sequence, or a window."""
     window = np.minimum(np.maximum(shape.window, 1), layout.seq / 2)
     return (1 - shape.window_share) * layout.seq / 2 + shape.window_share * window
 
@@ -187,7 +191,9 @@ def traffic(shape: Shape, layout: Layout, width: Column, system: System, profile
 
 def head(shape: Shape, layout: Layout, system: System, profile: Profile) -> tuple[Passes, Column]:
     """Logits over a rank's part of the vocabulary, never in 8 bits; and the loss over them, both passes."""
-    by = Products(system, system.peak_bf16 * system.gemm * profile.gemm, layout.activation_bytes, layout.frozen)
+    by = Products(
+        system, system.peak_bf16 * system.gemm * _tuned(system, profile), layout.activation_bytes, layout.frozen
+    )
     vocab = shape.vocab / layout.tp
     products = by.linear(layout.tokens, vocab, shape.hidden)
     loss = profile.logit_bytes * layout.tokens * vocab / (system.memory_bytes_per_s * system.memory)

@@ -23,6 +23,7 @@ class Generation:
     gemm8: float = 0.60
     gemm4: float = 0.45
     attention: float = 0.6
+    portable_gemm: float = 1.0
     portable_attention: float = 0.42
     attention_narrow: float = 0.3
     attention_backward: float = 0.85
@@ -56,6 +57,8 @@ _DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: igno
 
 def chain(name: str) -> tuple[str, ...]:
     """A generation, and those whose constants it has where it has none of its own."""
+    if name == "nvidia":
+        return (name,)
     return (name, *((_PARENTS[name],) if name in _PARENTS else ()), "nvidia")
 
 
@@ -116,6 +119,7 @@ def system(
         gemm8=g.gemm8 * clock,
         gemm4=g.gemm4 * clock,
         attention=g.attention * clock,
+        portable_gemm=g.portable_gemm,
         portable_attention=g.portable_attention * clock,
         attention_narrow=g.attention_narrow,
         attention_backward=g.attention_backward,

@@ -88,16 +88,21 @@ class _Block:
         return sum(p.backward for p in self.parts.values())
 
 
-def _tensor_parallel(shape: Shape, layout: Layout, system: System, profile: Profile) -> Passes:
+def _tensor_parallel(shape: Shape, layout: Layout, system: System, profile: Profile, beside: Passes) -> Passes:
     """Two all-reduces a pass, or with sequence parallelism as many all-gathers and reduce-scatters; backward gathers
-    each product's input again beside the gradient of its weight (Korthikanti et al. 2022)."""
+    each product's input again beside the gradient of its weight (Korthikanti et al. 2022). They hide behind the
+    products next to them, which are half of a block's, as far as those last."""
     n = layout.tokens * shape.hidden * layout.activation_bytes
     reduced = 2 * collective_s("all_reduce", n, layout.tp, 1, system)
     halves = 2 * (
         collective_s("all_gather", n, layout.tp, 1, system) + collective_s("reduce_scatter", n, layout.tp, 1, system)
     )
-    seen = np.where(layout.sp > 0, halves, reduced) * (1 - profile.tp_overlap)
-    return Passes(seen, seen)
+    whole = np.where(layout.sp > 0, halves, reduced)
+    hidden = profile.tp_overlap * whole
+    return Passes(
+        whole - np.minimum(hidden, beside.forward / 2),
+        whole - np.minimum(hidden, beside.backward / 2),
+    )
 
 
 def _context_parallel(shape: Shape, layout: Layout, system: System, core: Passes) -> Passes:
@@ -149,11 +154,12 @@ def _block(shape: Shape, layout: Layout, system: System, profile: Profile, moe: 
         ep = _expert_parallel(shape, layout, system, profile)
     else:
         inner, width, ep = compute.mlp(shape, layout, shape.ffn, by), shape.ffn, _NONE
+    products = Passes(around.forward + inner.forward, around.backward + inner.backward)
     return _Block(
-        matmul=Passes(around.forward + inner.forward, around.backward + inner.backward),
+        matmul=products,
         attention=core,
         memory=compute.traffic(shape, layout, width, system, profile),
-        tp=_tensor_parallel(shape, layout, system, profile),
+        tp=_tensor_parallel(shape, layout, system, profile, products),
         cp=_context_parallel(shape, layout, system, core),
         ep=ep,
     )

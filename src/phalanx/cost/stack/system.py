@@ -39,6 +39,8 @@ class System:
     gemm8: Column
     gemm4: Column
     attention: Column
+    portable_gemm: Column
+    """What products reach of that from eager PyTorch, whose library calls are not tuned for the generation."""
     portable_attention: Column
     """The same of kernels that are not written for this generation (FlashAttention 2)."""
     attention_narrow: Column

@@ -1,0 +1,150 @@
+"""What `python -m benchmarks calibrate` fits, on which families, and what of it is left out in turn.
+
+A constant is `owner.field`: of a generation of chips (or `nvidia`, all of them), or of a software stack (or one that
+others come from). Its spread is how far, in logs (shares: in logits), it may well be from its parent's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from benchmarks.calibrate import Data, Free, order
+from phalanx.validate.cases import Case
+
+# family: every how many of its rows are fitted on, so that a fit takes a minute; the errors are over all rows.
+THINNED = {
+    "vtrain single-node": 11,
+    "hf-ultrascale pp>1": 9,
+    "hf-ultrascale pp=1": 5,
+    "llm-foundry": 2,
+    "bigscience-bloom": 2,
+    "nvidia-dgxc-benchmarking": 2,
+    "nvidia-dgxc-benchmarking MoE": 2,
+    "nvidia-dgxc-benchmarking JAX": 2,
+    "nemo-megatron-bridge MoE": 2,
+}
+UNFITTED = ("bigscience-v100", "megatron-ci-golden", "megatron-ci-golden MoE")
+"""Times that vary by 40 %, and tests: predicted, never fitted."""
+
+LEFT_OUT: dict[str, tuple[str, ...]] = {
+    "vtrain multi-node": ("vtrain multi-node",),
+    "vtrain single-node": ("vtrain single-node",),
+    "llm-foundry": ("llm-foundry",),
+    "nvidia-dgxc-benchmarking": ("nvidia-dgxc-benchmarking", "nvidia-dgxc-benchmarking MoE"),
+    "nvidia-dgxc-benchmarking JAX": ("nvidia-dgxc-benchmarking JAX",),
+    "nemo-megatron-bridge": ("nemo-megatron-bridge", "nemo-megatron-bridge MoE"),
+    "simumax-b200": ("simumax-b200",),
+    "megatron-sc21": ("megatron-sc21",),
+    "bigscience-bloom": ("bigscience-bloom",),
+    "torchtitan": ("torchtitan", "torchao"),
+    "hf-ultrascale": ("hf-ultrascale pp=1", "hf-ultrascale pp>1"),
+}
+"""Left out together: rows of one source."""
+
+
+def family(case: Case) -> str:
+    """The family that a row's error is told of."""
+    row = case.row
+    if row.family == "vtrain":
+        return "vtrain single-node" if "single" in row.group else "vtrain multi-node"
+    if row.family == "hf-ultrascale":
+        return "hf-ultrascale pp=1" if case.layout.pp == 1 else "hf-ultrascale pp>1"
+    if row.family == "nvidia-dgxc-benchmarking" and row["framework"] in ("MaxText", "PAX"):
+        return "nvidia-dgxc-benchmarking JAX"
+    return f"{row.family} MoE" if row.moe else row.family
+
+
+def timed(found: Sequence[Case]) -> list[Case]:
+    """Cases that ran and whose time is published."""
+    return [c for c in found if c.measured_s and c.row["status"] in ("", "ok")]
+
+
+def fitted(found: Sequence[Case], without: Sequence[str] = ()) -> Data:
+    """The rows that constants are fitted on: each family weighs the same, one of few rows less."""
+    seen: dict[str, int] = {}
+    keep: list[tuple[Case, str]] = []
+    for case in found:
+        name = family(case)
+        if name in UNFITTED or name in without:
+            continue
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] % THINNED.get(name, 1) == 0:
+            keep.append((case, name))
+    count = {name: sum(own == name for _, own in keep) for name in seen}
+    weight = np.array([min(1.0, count[name] / 10) / count[name] for _, name in keep])
+    return Data([c for c, _ in keep], np.array([c.measured_s for c, _ in keep]), weight)
+
+
+def _of(owners: Sequence[str], *given: tuple[str, float]) -> Iterator[Free]:
+    for owner in owners:
+        for field, spread in given:
+            yield Free(owner, field, spread)
+
+
+def free() -> list[Free]:
+    """All constants that are fitted on step times, parents first."""
+    found: list[Free] = []
+    found += _of(
+        ("nvidia",),
+        ("gemm", 0.3),
+        ("gemm_half", 0.4),
+        ("attention", 0.3),
+        ("attention_half", 0.4),
+        ("memory", 0.1),
+        ("portable_attention", 0.4),
+        ("attention_backward", 0.15),
+        ("attention_narrow", 0.5),
+    )
+    generations = ("ampere", "hopper", "blackwell")
+    found += _of(generations, ("gemm", 0.3), ("gemm_half", 0.3), ("attention", 0.3), ("portable_attention", 0.5))
+    found += _of(("hopper", "blackwell"), ("gemm8", 0.3))
+    found += _of(("blackwell",), ("gemm4", 0.3))
+    found += _of(("hopper",), ("portable_gemm", 0.15))
+    found += _of(("blackwell-ultra",), ("gemm", 0.1), ("gemm8", 0.15), ("gemm4", 0.15), ("attention", 0.2))
+    found += [Free("H100-500W", "clock", 0.3), Free("GB200", "clock", 0.05)]
+    found += _of(
+        ("any",),
+        ("hidden_bytes", 0.3),
+        ("ffn_bytes", 0.3),
+        ("backward_traffic", 0.15),
+        ("logit_bytes", 0.3),
+        ("launch_s", 0.4),
+        ("launch_backward", 0.2),
+        ("launch_sync", 0.5),
+        ("tp_overlap", 0.8),
+        ("dp_overlap", 0.8),
+        ("gather_overlap", 0.8),
+        ("contention", 0.05),
+        ("optimizer_bytes", 0.3),
+        ("step_s", 0.3),
+        ("cast_bytes", 0.5),
+        ("fine_cast", 0.3),
+        ("token_bytes", 0.5),
+        ("grouped", 0.2),
+        ("router_s", 0.7),
+        ("ep_overlap", 0.8),
+    )
+    roots = ("eager", "compiled", "megatron-core", "megatron-2020")
+    found += _of(roots, ("hidden_bytes", 0.4), ("launch_s", 0.5), ("gemm", 0.08))
+    found += _of(roots[:3], ("dp_overlap", 0.8), ("tp_overlap", 0.8))
+    found += _of(("megatron-2020",), ("score_bytes", 0.4))
+    stacks = ("nanotron", "llm-foundry", "torchtitan-compiled", "torchtitan-eager", "maxtext", "pax", "simumax-b200")
+    stacks += ("nemo-24.11", "nemo-24.03", "megatron-2021", "megatron-2022", "megatron-deepspeed-2022")
+    stacks += ("megatron-bridge-25.09",)
+    releases = ("megatron-bridge-26.02", "megatron-bridge-26.04", "megatron-bridge-26.06")
+    found += _of(stacks, ("gemm", 0.12), ("hidden_bytes", 0.2), ("launch_s", 0.3))
+    found += _of(releases, ("gemm", 0.12))
+    overlapping = ("nanotron", "llm-foundry", "torchtitan-compiled", "maxtext", "pax", "simumax-b200", "nemo-24.11")
+    found += _of((*overlapping, "megatron-bridge-25.09"), ("tp_overlap", 0.6), ("dp_overlap", 0.6))
+    of_experts = ("megatron-bridge-26.04", "megatron-bridge-26.06", "megatron-bridge-26.06.01", "nemo-24.11")
+    found += _of(of_experts, ("token_bytes", 0.4), ("router_s", 0.5), ("ep_overlap", 0.6))
+    in_8_bits = ("megatron-core", "compiled", "torchtitan-compiled", "megatron-bridge-25.09", "nemo-24.11", "pax")
+    found += _of(in_8_bits, ("cast_bytes", 0.4), ("gemm8", 0.1))
+    found += [Free("torchtitan-eager", "cast_bytes", 0.4), Free("maxtext", "contention", 0.05)]
+    found += _of(("megatron-2022", "nanotron"), ("launch_sync", 0.7))
+    found += _of(
+        ("nanotron",), ("listed", 0.3), ("launch_backward", 0.3), ("gather_overlap", 0.8), ("logit_bytes", 0.3)
+    )
+    return order(found)

@@ -1,0 +1,86 @@
+"""Constants of memory, fitted on published peaks: each stack on its own rows, against what is known of its code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from benchmarks.calibrate import chain_of
+from phalanx.cost.profiles import profile
+from phalanx.cost.stack.columns import gather, take
+from phalanx.cost.stack.memory import memory
+from phalanx.validate.cases import Case, cases
+from phalanx.validate.compare import memory_kind
+from phalanx.validate.records import GIB, RUNS, SMALL_RUNS, load
+
+FITTED: dict[str, tuple[str, ...]] = {
+    "nanotron": (
+        "kept_whole",
+        "kept_hidden",
+        "kept_qkv",
+        "kept_ffn",
+        "kept_logit",
+        "idle_bytes",
+        "fragments",
+        "constant_bytes",
+    ),
+    "megatron-core": ("kept_logit", "constant_bytes"),
+    "megatron-core-unfused": ("kept_score",),
+    "simumax-b200": ("kept_logit",),
+    "megatron-deepspeed-2022": ("kept_bytes", "kept_hidden", "context_bytes", "kept_logit", "fragments"),
+    "torchtitan-compiled": ("kept_hidden", "kept_qkv", "kept_ffn", "kept_logit"),
+    "torchtitan-eager": ("kept_hidden", "kept_ffn", "kept_logit"),
+}
+_START = {"nanotron.kept_whole": 2.0, "nanotron.idle_bytes": 2.0}
+_PRIOR = 0.01
+"""Of a constant that is e times what it starts from."""
+
+
+def fitted(sweeps: int = 25) -> dict[str, float]:
+    found = [
+        c for c in cases(load(RUNS) + load(SMALL_RUNS))[0] if c.row.number("peak_mem_gb") and c.row["status"] == "ok"
+    ]
+    constants: dict[str, float] = dict(_START)
+    for owner, fields in FITTED.items():
+        own = [c for c in found if owner in chain_of(c.profile)]
+        constants |= _of(owner, fields, own, constants, sweeps)
+    return constants
+
+
+def _of(
+    owner: str, fields: tuple[str, ...], own: list[Case], known: Mapping[str, float], sweeps: int
+) -> dict[str, float]:
+    names = sorted({c.profile for c in own})
+    which = np.array([names.index(c.profile) for c in own])
+    shapes, layouts = gather([c.shape for c in own]), gather([c.layout for c in own])
+    measured = np.array([(c.row.number("peak_mem_gb") or 0) * GIB for c in own])
+    kinds = np.array([memory_kind(c.row) for c in own])
+    families = [c.row.family for c in own]
+    weight = np.array([1 / families.count(f) for f in families])
+    start = {f: float(getattr(profile(owner, known), f)) for f in fields}
+
+    def cost(x: Mapping[str, float]) -> float:
+        constants = {**known, **{f"{owner}.{f}": v for f, v in x.items()}}
+        held = memory(shapes, layouts, take([profile(n, constants) for n in names], which))
+        predicted = np.choose(
+            [("last", "peak", "reserved", "shown").index(k) for k in kinds],
+            [np.asarray(getattr(held, k)) for k in ("last", "peak", "reserved", "shown")],
+        )
+        off = float((weight * np.abs(np.log(predicted / measured))).sum())
+        return off + _PRIOR * sum(np.log(x[f] / start[f]) ** 2 for f in fields)
+
+    x, steps = dict(start), dict.fromkeys(fields, 0.3)
+    best = cost(x)
+    for _ in range(sweeps):
+        for f in fields:
+            for sign in (1, -1):
+                tried = {**x, f: x[f] * float(np.exp(sign * steps[f]))}
+                value = cost(tried)
+                if value < best - 1e-7:
+                    best, x = value, tried
+                    steps[f] *= 1.5
+                    break
+            else:
+                steps[f] *= 0.5
+    return {f"{owner}.{f}": v for f, v in x.items()}

@@ -1,0 +1,82 @@
+"""`python -m benchmarks calibrate [--leave-out [FAMILY ...]] [--write]`: fit all constants, and print how well.
+
+Without options: links, step times, memory, in some minutes. --leave-out: fits once more for every family (or those
+named) without its rows, and prints what is then predicted of them. --write: src/phalanx/cost/constants.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import calibrate_links, calibrate_memory
+from benchmarks.calibrate import Data, Free, descend, fit
+from benchmarks.calibrate_free import LEFT_OUT, family, fitted, free, timed
+from benchmarks.calibrate_write import write
+from phalanx.validate.cases import Case, cases
+from phalanx.validate.records import RUNS, load
+from phalanx.validate.scores import errors
+
+LEFT = Path(__file__).parent / "left_out.json"
+
+
+def times(
+    found: Sequence[Case],
+    links: Mapping[str, float],
+    without: Sequence[str] = (),
+    say: Callable[[str], None] = print,
+) -> dict[str, float]:
+    """Constants of step times, from the defaults: one by one, then all together."""
+    data = fitted(found, without)
+    moved: list[Free] = free()
+    x, _ = descend(data, moved, links, sweeps=5, say=say)
+    x, _ = fit(data, moved, links, start=x, rounds=8, say=say)
+    _, constants = descend(data, moved, links, start=x, sweeps=1, say=say)
+    return constants
+
+
+def table(
+    found: Sequence[Case], constants: Mapping[str, float], only: Sequence[str] = ()
+) -> dict[str, dict[str, float]]:
+    """Errors by family, over all rows."""
+    names = np.array([family(c) for c in found])
+    kept = [i for i, name in enumerate(names) if not only or name in only]
+    of = [found[i] for i in kept]
+    measured = np.array([c.measured_s for c in of])
+    predicted = Data(of, measured, np.ones(len(of))).predict(constants)
+    own = names[kept]
+    return {name: errors(predicted[own == name], measured[own == name]) for name in sorted(set(own))}
+
+
+def show(of: Mapping[str, Mapping[str, float]], note: str = "") -> None:
+    for name, e in of.items():
+        rho = f"{e['spearman']:6.3f}" if e["spearman"] is not None else "     -"
+        print(
+            f"{name:34s} {e['n']:4d} rows  mean {e['mape']:5.1f}  median {e['median']:5.1f}  bias {e['bias']:+6.1f}"
+            f"  rank {rho}{note}",
+            flush=True,
+        )
+
+
+def main(arguments: Sequence[str]) -> None:
+    found = timed(cases(load(RUNS))[0])
+    links = calibrate_links.fitted()
+    if "--leave-out" in arguments:
+        named = [a for a in arguments if not a.startswith("--")] or list(LEFT_OUT)
+        told = json.loads(LEFT.read_text()) if LEFT.exists() else {}
+        for name in named:
+            left = LEFT_OUT[name]
+            of = table(found, times(found, links, left, lambda _: None), left)
+            show(of, f"  without {name}")
+            told |= of
+            LEFT.write_text(json.dumps(told, indent=1) + "\n")
+        return
+    constants = {**links, **times(found, links, say=lambda text: print(text, file=sys.stderr, flush=True))}
+    constants |= calibrate_memory.fitted()
+    show(table(found, constants))
+    if "--write" in arguments:
+        write(constants)

@@ -1,0 +1,58 @@
+"""The file of constants, as `python -m benchmarks calibrate --write` leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.calibrate_links import KEYS
+from phalanx.cost import constants as module
+
+# Which published runs say something of an owner's constants.
+ORIGINS = {
+    "nvidia": "all families on NVIDIA's chips",
+    "ampere": "vtrain, llm-foundry, megatron-sc21, bigscience-bloom on A100",
+    "hopper": "nvidia-dgxc-benchmarking, hf-ultrascale, llm-foundry, nemo-megatron-bridge on H100",
+    "blackwell": "simumax-b200, nemo-megatron-bridge on B200 and GB200",
+    "blackwell-ultra": "nemo-megatron-bridge on B300 and GB300",
+    "H100-500W": "torchtitan, torchao",
+    "GB200": "nemo-megatron-bridge, against B200",
+    "any": "all families",
+    "eager": "hf-ultrascale, llm-foundry, torchtitan without compiling",
+    "compiled": "torchtitan, MaxText and PAX of nvidia-dgxc-benchmarking",
+    "megatron-core": "nvidia-dgxc-benchmarking, nemo-megatron-bridge, simumax-b200; memory: Megatron's own tests",
+    "megatron-core-unfused": "Megatron's own tests",
+    "megatron-2020": "vtrain, megatron-sc21, megatron-2020-tp, bigscience-bloom",
+    "megatron-2021": "megatron-sc21",
+    "megatron-2022": "vtrain",
+    "megatron-deepspeed-2022": "bigscience-bloom",
+    "nanotron": "hf-ultrascale",
+    "llm-foundry": "llm-foundry",
+    "torchtitan-compiled": "torchtitan, torchao",
+    "torchtitan-eager": "torchtitan, torchao",
+    "simumax-b200": "simumax-b200",
+    "maxtext": "MaxText of nvidia-dgxc-benchmarking",
+    "pax": "PAX of nvidia-dgxc-benchmarking",
+    "nemo-24.03": "nemo-longseq",
+    "nemo-24.11": "NeMo of nvidia-dgxc-benchmarking",
+}
+
+
+def write(constants: Mapping[str, float]) -> None:
+    """Four digits of each, owner by owner; what is as its parent's within a thousandth stays out."""
+    path = Path(module.__file__)
+    source = path.read_text()
+    start = source.index("CONSTANTS: ")
+    end = source.index("\n\n\n", start)
+    lines = ["CONSTANTS: dict[str, float] = {"]
+    links = {key: constants[key] for key in KEYS}
+    lines += ["    # links: nccl-tests of collectives.csv"]
+    lines += [f'    "{key}": {value:.4g},' for key, value in links.items()]
+    owners: dict[str, list[str]] = {}
+    for key, value in constants.items():
+        if key not in links:
+            owners.setdefault(key.rsplit(".", 1)[0], []).append(f'    "{key}": {value:.4g},')
+    for owner, own in owners.items():
+        said = ORIGINS.get(owner, owner.replace("megatron-bridge-", "nemo-megatron-bridge of release "))
+        lines += [f"    # {owner}: {said}", *own]
+    path.write_text(source[:start] + "\n".join([*lines, "}"]) + source[end:])

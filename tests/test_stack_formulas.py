@@ -1,0 +1,188 @@
+"""The formulas that price any stack: columns as numbers, terms that sum, known limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phalanx.cost.estimate import Estimate, estimate, estimate_all
+from phalanx.cost.profiles import STACKS, profile
+from phalanx.cost.stack.compute import product_s
+from phalanx.cost.stack.flops import forward_per_token
+from phalanx.cost.stack.hardware import system, system_of
+from phalanx.cost.stack.shape import shape
+from phalanx.cost.stack.step import FORMULAS, step
+from phalanx.cost.stack.traffic import collective_s, message_s
+from phalanx.spec.cluster_presets import preset
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.jobfile import make_model
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.presets import PRESETS
+from phalanx.spec.strategy import Strategy, parse
+
+JOB = Job(256, 4096, Precision("bfloat16"))
+LINES = (
+    "dp=64",
+    "dp=64,zero=1",
+    "dp=64,zero=3,micro_batch=2",
+    "dp=16,zero=1,tp=4,sp=1",
+    "dp=4,zero=2,tp=4,pp=4,recompute=full",
+    "dp=4,tp=2,pp=8,virtual=2,schedule=interleaved,recompute=selective",
+    "dp=8,zero=1,cp=8",
+    "dp=32,zero=3,shard=8,tp=2,sp=1,recompute=every:2",
+)
+
+
+def model(name: str = "llama2-7b") -> ModelSpec:
+    return make_model({"preset": name}, Path())[0]
+
+
+def one(line: str, name: str = "llama2-7b", stack: str = "megatron-core") -> Estimate:
+    return estimate(model(name), preset("dgx-h100", 8), JOB, Strategy(**parse(line)), stack)
+
+
+def test_columns_are_what_single_strategies_are() -> None:
+    strategies = [Strategy(**parse(line)) for line in LINES]
+    columns = estimate_all(model(), preset("dgx-h100", 8), JOB, strategies, "megatron-core")
+    for i, line in enumerate(LINES):
+        alone = one(line)
+        assert columns.seconds[i] == pytest.approx(float(alone.seconds), rel=1e-12)
+        assert columns.memory.reserved[i] == pytest.approx(float(alone.memory.reserved), rel=1e-12)
+        assert columns.mfu[i] == pytest.approx(float(alone.mfu), rel=1e-12)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_terms_sum_to_the_step_and_each_has_a_formula(line: str) -> None:
+    found = one(line)
+    assert sum(map(float, found.step.terms.values())) == pytest.approx(float(found.seconds))
+    assert set(found.step.terms) <= set(FORMULAS)
+    assert all(float(value) >= -1e-12 for value in found.step.terms.values())
+    assert 0 < float(found.mfu) < 1
+    assert float(found.hfu) >= float(found.mfu)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_memory_holds_at_least_the_state(line: str) -> None:
+    found = one(line)
+    assert float(found.memory.steady) <= float(found.memory.peak) + 1
+    assert float(found.memory.peak) <= float(found.memory.reserved)
+    assert sum(map(float, found.memory.terms.values())) == pytest.approx(float(found.memory.peak), rel=1e-9)
+
+
+def test_state_by_zero_stage() -> None:
+    """18 bytes per parameter in Megatron: 2 + 4 + 12; sharded 6 + 12/64; ZeRO-3 16/64."""
+    n = model().parameter_count
+    rest = profile("megatron-core").constant_bytes
+    for line, each in (("dp=64", 18), ("dp=64,zero=1", 6 + 12 / 64), ("dp=64,zero=3", 16 / 64)):
+        assert float(one(line).memory.steady) - rest == pytest.approx(n * each, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_shapes_count_the_parameters_of_every_model(name: str) -> None:
+    spec = model(name)
+    assert shape(spec).params == pytest.approx(
+        spec.parameter_count, rel=2e-4
+    )  # but for a norm's weights
+
+
+def test_flops_are_near_6n_where_attention_is_small() -> None:
+    spec = model("llama3-70b")
+    blocks, head = forward_per_token(shape(spec), 128)
+    assert 3 * (blocks + head) == pytest.approx(6 * (spec.parameter_count - spec.vocab * spec.hidden), rel=0.01)
+
+
+def test_bubble_of_1f1b_and_interleaved() -> None:
+    """(P-1)/M of the work, and a V-th of that with V chunks (Narayanan et al. 2021, section 2.2)."""
+    plain, chunked = one("dp=8,pp=8"), one("dp=8,pp=8,virtual=4,schedule=interleaved")
+    work = sum(float(plain.step.terms[n]) for n in ("matmul", "attention", "memory", "recompute", "launch"))
+    head = float(plain.step.of["head"]["head_s"])
+    assert float(plain.step.terms["bubble"]) == pytest.approx(work * 7 / 32, abs=2 * head)
+    assert float(chunked.step.terms["bubble"]) == pytest.approx(float(plain.step.terms["bubble"]) / 4, rel=0.01)
+
+
+def test_nics_are_shared_by_the_ranks_of_a_node() -> None:
+    """An all-gather of groups that have one rank in each node goes at one NIC's rate, of whole nodes at eight."""
+    on = system_of(preset("dgx-h100", 8))
+    n = 8e9
+    nic = on.tiers[1].bytes_per_s_per_gpu_per_direction
+    apart = float(collective_s("all_gather", n, 8, 8, on))
+    whole = float(collective_s("all_gather", n, 64, 1, on))
+    assert apart == pytest.approx(n * 7 / 8 / nic, rel=0.02)
+    inner = on.tiers[0].bytes_per_s_per_gpu_per_direction
+    assert whole == pytest.approx(n * 63 / 64 / min(inner, 8 * nic), rel=0.05)
+
+
+def test_groups_inside_a_node_do_not_meet_the_network() -> None:
+    slow = system("H100", 8, 1e9)
+    fast = system("H100", 8, 100e9)
+    assert float(collective_s("all_reduce", 1e8, 8, 1, slow)) == float(collective_s("all_reduce", 1e8, 8, 1, fast))
+    assert float(collective_s("all_reduce", 1e8, 16, 1, slow)) > float(collective_s("all_reduce", 1e8, 16, 1, fast))
+    assert float(message_s(1e8, 4, slow)) < float(message_s(1e8, 8, slow))
+
+
+def test_one_rank_sends_nothing() -> None:
+    on = system_of(preset("dgx-a100", 1))
+    for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        assert float(collective_s(op, 1e9, 1, 1, on)) == 0
+    assert float(one("dp=64").step.terms["tp"]) == 0
+
+
+def test_products_come_in_waves() -> None:
+    """One tile more than the processors hold costs more than its share, and a product never beats its rate."""
+    on = system_of(preset("dgx-h100", 1))
+    rate = on.peak_bf16 * on.gemm
+    full = float(product_s(1024, 1024, 4096, on, rate, 2))  # 128 tiles of 128 x 64 for 132 processors
+    more = float(product_s(1024, 1088, 4096, on, rate, 2))  # 136
+    assert more > full * 1.3
+    m = np.array([64, 256, 1024, 4096, 16384])
+    best = 2 * m * 4096 * 4096 / rate
+    found = product_s(m, 4096, 4096, on, rate, 2)
+    assert np.all(found > best)
+    assert np.all(np.diff(best / found) > 0)
+
+
+def test_launches_are_a_floor_and_not_a_sum() -> None:
+    small = make_model({"preset": "gpt2"}, Path())[0]
+    strategy, job = Strategy(dp=8), Job(8, 128, Precision("bfloat16"))
+    found = estimate(small, preset("dgx-h100", 1), job, strategy, "eager")
+    by = found.profile
+    floor = 12 * by.launch_s * (1 + by.launch_backward)
+    assert float(found.seconds) > floor
+    slower = replace(by, launch_s=by.launch_s * 2)
+    again = step(found.shape, found.layout, found.system, slower)
+    assert float(again.seconds) - float(found.seconds) == pytest.approx(floor, rel=1e-6)
+    large = one("dp=64,micro_batch=4", stack="eager")
+    assert float(large.step.terms["launch"]) == 0
+
+
+def test_every_stack_has_constants_that_make_sense() -> None:
+    for name in STACKS:
+        p = profile(name)
+        for share in ("tp_overlap", "dp_overlap", "gather_overlap", "ep_overlap", "pp_overlap"):
+            assert 0 <= getattr(p, share) <= 1, (name, share)
+        assert 0.5 < p.gemm < 1.5, name
+        assert 0 <= p.launch_s < 5e-3, name
+        assert p.contention >= 1, name
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ("dp=64,compression=fp16", "compression"),
+        ("dp=16,pp=4,schedule=zb-h1", "schedule"),
+        ("dp=32,cp=2,ulysses=2", "ulysses"),
+        ("dp=16,pp=4,layers=9/9/7/7", "layers"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(line: str, field: str) -> None:
+    with pytest.raises(InputError, match=f"strategy.{field}"):
+        one(line)
+
+
+def test_chips_that_are_not_known_are_refused() -> None:
+    with pytest.raises(InputError, match=r"cluster\.device"):
+        estimate(model(), preset("pcie-l4", 8), JOB, Strategy(dp=64), "megatron-core")

@@ -1,0 +1,151 @@
+"""Predictions against the published runs that ship with the package, and how they are scored."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from phalanx.cli import app
+from phalanx.spec.errors import InputError
+from phalanx.validate import records
+from phalanx.validate.cases import cases
+from phalanx.validate.compare import compare, scores
+from phalanx.validate.links import link_scores
+from phalanx.validate.scores import errors, fit
+
+
+@pytest.fixture(scope="module")
+def told() -> dict:
+    return scores(compare(records.load(records.RUNS) + records.load(records.SMALL_RUNS)))
+
+
+# family, and the bounds that its step times keep: mean and median absolute error, percent
+_TIMES = {
+    "bigscience-bloom": (9, 8),
+    "llm-foundry": (8, 5),
+    "megatron-sc21": (3, 3),
+    "nvidia-dgxc-benchmarking": (6, 4),
+    "nemo-megatron-bridge": (12, 8),
+    "simumax-b200": (6, 5),
+    "torchtitan": (10, 9),
+    "vtrain": (10, 8),
+    "hf-ultrascale": (19, 12),
+}
+
+
+@pytest.mark.parametrize("family", _TIMES)
+def test_step_times_of_a_family_are_as_near_as_the_docs_say(told: dict, family: str) -> None:
+    mean, median = _TIMES[family]
+    found = told["by_family"][family]["time"]
+    assert found["mape"] <= mean
+    assert found["median"] <= median
+
+
+def test_ranks_and_biases(told: dict) -> None:
+    assert told["by_group"]["vtrain/multi-node"]["time"]["median"] <= 6
+    assert told["time"]["spearman"] >= 0.97
+    for family, found in told["by_family"].items():
+        if found["time"]["n"] >= 50:
+            assert abs(found["time"]["bias"]) <= 5, family
+
+
+def test_memory(told: dict) -> None:
+    families = told["by_family"]
+    assert families["hf-ultrascale"]["memory_allocated"]["mape"] <= 2
+    assert families["simumax-b200"]["memory_allocated"]["mape"] <= 4
+    assert families["megatron-ci-golden"]["memory_allocated"]["mape"] <= 12
+    assert families["hf-ultrascale"]["memory_reserved"]["mape"] <= 15
+
+
+def test_what_fits(told: dict) -> None:
+    assert told["fit"]["accuracy"] >= 97.5
+    assert told["fit_near"]["accuracy"] >= 92
+    assert told["fit"]["tn"] > 700  # runs that did not fit are among them
+
+
+def test_all_reduces() -> None:
+    found = link_scores(records.load(records.COLLECTIVES, ("hardware", "collective")))
+    assert found["all_reduce"]["median"] <= 15
+    assert found["all_reduce"]["n"] > 100
+
+
+def test_every_row_is_predicted_or_left_out_with_a_reason(told: dict) -> None:
+    rows = records.load(records.RUNS) + records.load(records.SMALL_RUNS)
+    assert told["predicted"] + told["skipped"]["n"] == len(rows)
+    assert all(told["skipped"]["rows"].values())
+
+
+def test_results_of_a_row_are_no_input_of_its_prediction() -> None:
+    rows = [r for r in records.load(records.RUNS) if r["step_time_s"]][:200]
+    blind = []
+    for row in rows:
+        cells = dict(row.cells)
+        for name in (
+            "tokens_per_s_per_gpu",
+            "tflops_per_gpu",
+            "mfu_pct",
+            "hfu_pct",
+            "peak_mem_gb",
+            "mem_allocated_gb",
+        ):
+            cells[name] = ""
+        cells["step_time_s"] = "1"
+        blind.append(records.Row(cells))
+    seen, unseen = compare(rows), compare(blind)
+    assert [p.predicted for p in seen.time] == [p.predicted for p in unseen.time]
+
+
+def test_a_row_that_contradicts_itself_is_left_out() -> None:
+    row = next(r for r in records.load(records.RUNS) if r.family == "vtrain")
+    found, skipped = cases([records.Row({**row.cells, "gpus": "7"})])
+    assert not found
+    assert "is not gpus=7" in skipped[0][1]
+    found, skipped = cases([records.Row({**row.cells, "gpu": "TPUv4"})])
+    assert "TPUv4 is not modelled" in skipped[0][1]
+    found, skipped = cases([records.Row({**row.cells, "framework": "Theano", "source_family": "other"})])
+    assert "Theano is not modelled" in skipped[0][1]
+
+
+def test_errors_by_hand() -> None:
+    found = errors([1.1, 1.8, 3.0, 4.0], [1.0, 2.0, 3.0, 5.0])
+    assert found["mape"] == pytest.approx((10 + 10 + 0 + 20) / 4)
+    assert found["median"] == pytest.approx(10)
+    assert found["bias"] == pytest.approx((10 - 10 + 0 - 20) / 4)
+    assert found["spearman"] == pytest.approx(1)
+    assert errors([3, 2, 1], [1, 2, 3])["spearman"] == pytest.approx(-1)
+    assert errors([1, 1, 2], [1, 2, 3])["spearman"] == pytest.approx(np.sqrt(3) / 2)  # ties share a rank
+    assert errors([], [])["n"] == 0
+
+
+def test_fit_by_hand() -> None:
+    found = fit([True, True, False, False, True], [True, False, False, True, True])
+    assert found == {"accuracy": 60.0, "tp": 2, "fp": 1, "tn": 1, "fn": 1, "n": 5}
+
+
+def test_the_command_on_another_file(tmp_path: Path) -> None:
+    rows = [r for r in records.load(records.RUNS) if r.family == "megatron-sc21"]
+    path = tmp_path / "runs.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0].cells))
+        writer.writeheader()
+        writer.writerows(r.cells for r in rows)
+    done = CliRunner().invoke(app, ["validate", "--runs", str(path), "--json"])
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert found["time"]["n"] + found["skipped"]["n"] == len(rows)
+    assert set(found["time"]) == {"mape", "median", "p90", "bias", "spearman", "n"}
+    assert set(found["by_family"]) == {"megatron-sc21"}
+
+
+def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="has no column source_family"):
+        records.load(path)
+    done = CliRunner().invoke(app, ["validate", "--runs", str(path)])
+    assert done.exit_code == 2
