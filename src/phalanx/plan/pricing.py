@@ -54,7 +54,7 @@ class Pricing:
     @cached_property
     def options(self) -> Options:
         """What a search chooses from. Megatron and what is built on it have no zero-bubble schedules; where
-        scores are never written, repeating attention's core frees nothing; where all links are alike, so is every order."""
+        scores are never written, repeating attention's core frees nothing; of links all alike one order is all."""
         own = self.stack.startswith(("phalanx", "torchtitan"))
         flash = bool(np.all(self.profile.flash))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
