@@ -58,8 +58,10 @@ def test_branch_and_bound_finds_what_pricing_everything_finds(nodes, batch, seq)
 
 
 def test_bounds_are_below_all_that_they_stand_for(llama):
-    options = space.Options(recompute=("none", "full", "every:2"))
+    options = llama.options
     cores = space.cores(llama.model, llama.job, 32)
+    fits = llama.may_fit(cores, whole=False)
+    assert (fits == (llama.least_bytes(cores, whole=False) <= llama.usable)).all()
     for core in np.random.default_rng(1).integers(0, len(cores), 12):
         own = cores.take([core])
         rows = space.recomputing(space.pipelines(own, llama.model, llama.job, options), llama.model, options)

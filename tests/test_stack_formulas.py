@@ -84,9 +84,7 @@ def test_state_by_zero_stage() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_shapes_count_the_parameters_of_every_model(name: str) -> None:
     spec = model(name)
-    assert shape(spec).params == pytest.approx(
-        spec.parameter_count, rel=2e-4
-    )  # but for a norm's weights
+    assert shape(spec).params == pytest.approx(spec.parameter_count, rel=2e-4)  # but for a norm's weights
 
 
 def test_flops_are_near_6n_where_attention_is_small() -> None:

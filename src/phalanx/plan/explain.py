@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.plan import operators, reasons
-from phalanx.plan.flows import exposed
+from phalanx.plan.flows import term_of
 from phalanx.plan.reasons import COMMUNICATION, Priced
 from phalanx.plan.subject import Subject
 
@@ -59,7 +59,7 @@ def axes(x: Subject) -> list[Axis]:
         intensity, top = flops / sent, float(system.peak_bf16) / rates[tier]
         once = axis in ("dp", "edp") and s.zero < 3
         critical = batch * top / intensity if once else None
-        rows.append(Axis(axis, tier, sent, intensity, top, exposed(x.priced.terms, axis), critical))
+        rows.append(Axis(axis, tier, sent, intensity, top, x.priced.terms.get(term_of(axis), 0.0), critical))
     return rows
 
 

@@ -62,15 +62,13 @@ def explore(
     model, job = pricing.model, pricing.job
     cores = space.cores(model, job, ranks)
     legal = int(space.size(cores, model, job, options).sum())
-    least = pricing.least_bytes(cores, whole=False)
-    able = cores.take(least <= pricing.usable)
-    able = space.experts(able, model)
+    able = space.experts(cores.take(pricing.may_fit(cores, whole=False)), model)
     marks = _Marks(pricing, keep, slack)
 
     def finish(rows: Strategies) -> None:
         """Cores to the end."""
         rows = space.recomputing(space.pipelines(rows, model, job, options), model, options)
-        rows = rows.take(pricing.least_bytes(rows, whole=True) <= pricing.usable)
+        rows = rows.take(pricing.may_fit(rows, whole=True))
         marks.through(
             rows, pricing.least_seconds(rows, whole=True), _ROWS, lambda r: marks.see(space.sharding(r, options))
         )

@@ -132,14 +132,13 @@ def _flow(
 
 def _tier(pricing: Pricing, s: Strategy, axis: str, ranks: int, stride: int) -> str:
     """The innermost links that hold every group: as far apart as its ranks lie."""
-    reach = ranks * stride if axis != "pp" else s.world
+    reach = (2 if axis == "pp" else ranks) * stride
     if axis in ("tp", "cp", "ring", "ulysses"):
         return mesh(s).tier("cp" if axis in ("ring", "ulysses") else axis, pricing.cluster).name
     tiers = pricing.cluster.tiers
     return next((t.name for t in tiers if reach <= t.ranks), tiers[-1].name)
 
 
-def exposed(terms: dict[str, float], axis: str) -> float:
-    """Seconds of a step in which nothing hides an axis's traffic."""
-    term = {"ring": "cp", "ulysses": "cp", "edp": "dp", "pp": "transfers"}.get(axis, axis)
-    return terms.get(term, 0.0)
+def term_of(axis: str) -> str:
+    """The term of a step that says how much of an axis's traffic nothing hides; some axes share one."""
+    return {"ring": "cp", "ulysses": "cp", "edp": "dp", "pp": "transfers"}.get(axis, axis)

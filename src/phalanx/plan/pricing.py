@@ -146,20 +146,25 @@ class Pricing:
 
     def least_bytes(self, rows: Strategies, whole: bool) -> Floats:
         """The same of memory: of the ways to shard over all ranks the smallest; of cores, one micro-batch at a time
-        and the smallest recomputation (of every k-th block bytes lie between none and full)."""
-        kinds = [rows]
-        if not whole:
-            one = np.ones_like(rows.dp)
-            rows = replace(rows, schedule=NAMES.index("naive") * one)
-            ends = ("none", "full") if np.all(self.profile.flash) else ("none", "selective", "full")
-            kinds = [replace(rows, recompute=RECOMPUTE.index(kind) * one) for kind in ends]
-        sharded = rows.dp * rows.cp > 1
+        and the smallest recomputation."""
         found = np.full(len(rows), np.inf)
-        for zero in self._smallest:
-            for kind in kinds:
-                best = replace(kind, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
-                found = np.minimum(found, self.bytes_(best))
+        for zero, kind in self._least_ways(whole):
+            found = np.minimum(found, self.bytes_(_smallest_of(rows, zero, kind, whole)))
         return found
+
+    def may_fit(self, rows: Strategies, whole: bool) -> npt.NDArray[np.bool_]:
+        """Whether the least bytes fit: as soon as one way does, no other is looked at."""
+        found = np.zeros(len(rows), dtype=bool)
+        for zero, kind in self._least_ways(whole):
+            open_ = np.flatnonzero(~found)
+            own = self.bytes_(_smallest_of(rows.take(open_), zero, kind, whole))
+            found[open_[own <= self.usable]] = True
+        return found
+
+    def _least_ways(self, whole: bool) -> list[tuple[int, str]]:
+        """ZeRO stage and recomputation ("": the row's own) among which the smallest one is, likely ones first."""
+        kinds = [""] if whole else sorted(self.options.recompute, key=lambda kind: kind != "full")
+        return [(zero, kind) for kind in kinds for zero in self._smallest]
 
     @cached_property
     def _smallest(self) -> tuple[int, ...]:
@@ -167,11 +172,21 @@ class Pricing:
         a stack's constants say so of two shards already."""
         p = self.profile
         two = p.kept_bytes - 4 + (p.shard_bytes + 4) / 2
-        return (2, 3) if np.all(p.whole_bytes + p.replica_bytes >= two) else (0, 2, 3)
+        return (3, 2) if np.all(p.whole_bytes + p.replica_bytes >= two) else (3, 2, 0)
 
     @property
     def usable(self) -> int:
         return self.cluster.device.usable_bytes
+
+
+def _smallest_of(rows: Strategies, zero: int, recompute: str, whole: bool) -> Strategies:
+    """All sharded; of cores, one micro-batch at a time with this recomputation."""
+    sharded = rows.dp * rows.cp > 1
+    best = replace(rows, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
+    if whole:
+        return best
+    one = np.ones_like(rows.dp)
+    return replace(best, schedule=NAMES.index("naive") * one, recompute=RECOMPUTE.index(recompute) * one)
 
 
 def in_flight(rows: Strategies, job: Job) -> tuple[Floats, Floats]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.cost.stack.hardware import system_of
 from phalanx.plan import operators
-from phalanx.plan.flows import exposed
+from phalanx.plan.flows import term_of
 from phalanx.plan.operators import Operator
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.sheet import Sheet, columns
@@ -19,10 +19,10 @@ def sheet(x: Subject) -> Sheet:
     rows = []
     whole: dict[str, float] = {}
     for f in x.flows:
-        whole[f.axis] = whole.get(f.axis, 0.0) + f.seconds
+        whole[term_of(f.axis)] = whole.get(term_of(f.axis), 0.0) + f.seconds
     for f in x.flows:
-        seen = exposed(x.priced.terms, f.axis)
-        share = min(1.0, seen / whole[f.axis]) if whole[f.axis] else 0.0
+        term = term_of(f.axis)
+        share = min(1.0, x.priced.terms.get(term, 0.0) / whole[term])
         said = "critical" if share > 0.5 else "hidden" if share < 0.05 else "partly hidden"
         rows.append(
             (
@@ -59,7 +59,7 @@ def sheet(x: Subject) -> Sheet:
             "critical or hidden",
         ),
         rows,
-        "payload: the buffer of one operation as nccl-tests counts it; sent, over the network: by one rank in a step, "
+        "payload: the buffer of one operation as nccl-tests counts it; sent, over the network: by one rank, "
         "a ring's bytes on the wire; all ranks: sent x world; alone: where nothing hides it. Busiest link: a rank's "
         f"port, {port / 2**30:.2f} GiB a step, {node * port / 2**30:.2f} a node",
     )

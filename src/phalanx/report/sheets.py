@@ -15,7 +15,12 @@ def drawn(sheet: Sheet) -> Table:
     table = Table(title=sheet.title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in sheet.columns:
         name = f"{column.name} (GB)" if column.unit == "GB" else column.name
-        table.add_column(name, justify="right" if column.unit else "left", overflow="fold")
+        table.add_column(
+            name,
+            justify="right" if column.unit else "left",
+            overflow="fold",
+            no_wrap=column.name in ("axis", "operation"),
+        )
     for row in sheet.rows:
         table.add_row(*(_written(value, c.unit) for value, c in zip(row, sheet.columns, strict=True)))
     table.caption = sheet.note or None
