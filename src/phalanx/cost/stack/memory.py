@@ -107,12 +107,12 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
         coming = blocks * in_flight * stored + again + top + gathered
         found.append((state, np.maximum(coming - idle, 0.0), coming, top, blocks * in_flight * stored + again))
     (state_a, coming_a, _, top_a, act_a), (state_b, coming_b, _, top_b, act_b) = found
-    fuller = state_a + coming_a >= state_b + coming_b
+    most_a, most_b = (s + (1 + profile.fragments) * c for s, c in ((state_a, coming_a), (state_b, coming_b)))
+    fuller = most_a >= most_b
     state = np.where(fuller, state_a, state_b)
-    coming = np.where(fuller, coming_a, coming_b)
     steady = np.maximum(state_a, state_b) + still
-    peak = state + coming + still
-    reserved = np.maximum(peak + profile.fragments * coming, steady)
+    peak = np.maximum(state_a + coming_a, state_b + coming_b) + still
+    reserved = np.maximum(np.maximum(most_a, most_b) + still, steady)
     terms = {
         "state": state,
         "activations": np.where(fuller, act_a, act_b),
