@@ -15,11 +15,13 @@ import typer
 from phalanx.cli_clusters import clusters
 from phalanx.cli_collectives import collectives
 from phalanx.cli_experts import experts
+from phalanx.cli_explain import explain, lint
 from phalanx.cli_lab import lab
 from phalanx.cli_measure import measure
 from phalanx.cli_models import models
 from phalanx.cli_pipeline import pipeline
 from phalanx.cli_predict import predict
+from phalanx.cli_sheets import comm, memory, roofline, scaling
 from phalanx.cli_validate import validate
 from phalanx.cli_verify import verify
 from phalanx.cli_weights import export_weights, import_weights
@@ -52,6 +54,10 @@ app.command()(models)
 app.command()(clusters)
 app.command()(predict)
 app.command()(validate)
+app.command()(explain)
+app.command()(lint)
+for _sheets in (scaling, memory, comm, roofline):
+    app.command()(_sheets)
 app.command()(verify)
 app.command()(measure)
 app.command("import")(import_weights)
@@ -69,17 +75,43 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 @app.command()
 def plan(
-    job: Job,
+    job: OptionalJob = None,
     strategy: StrategyLine = None,
     overrides: Set = None,
     choices: Annotated[bool, typer.Option("--choices", help="Say which transport serves which collective.")] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME|config.json", help="Instead of a job: search for a model,")
+    ] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", metavar="NAME|FILE.toml", help="on a cluster,")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="over so many of its GPUs,")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="with so many sequences in a step")] = None,
+    seq: Annotated[int | None, typer.Option("--seq", help="of so many tokens.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="300B|optimal", help="What the whole training takes.")
+    ] = None,
+    price: Annotated[float | None, typer.Option("--price", help="Of a GPU-hour, for --tokens.")] = None,
+    objective: Annotated[
+        str,
+        typer.Option("--objective", help="throughput; or memory: the most of it left, within 10 % of the fastest."),
+    ] = "throughput",
+    profile: Annotated[str, typer.Option("--profile", metavar="STACK", help="The software stack.")] = "megatron-core",
+    out: Annotated[Path, typer.Option("--out", help="Where the plan goes, with --model.")] = Path("plan.json"),
     as_json: Json = False,
 ) -> None:
-    """Price the strategies of a job on its cluster; nothing is run."""
-    from phalanx import session
-    from phalanx.spec import jobfile
-
+    """Price the strategies of a job on its cluster; or find the best of all legal ones for a model on a cluster."""
     with mistakes():
+        if model is not None:
+            from phalanx.cli_plan import ask
+
+            ask(model, cluster, gpus, batch, seq, tokens, price, objective, profile, out, as_json)
+            return
+
+        from phalanx import session
+        from phalanx.spec import jobfile
+        from phalanx.spec.errors import InputError
+
+        if job is None:
+            raise InputError("JOB.toml", None, "is missing", "name a job file, or --model, --cluster, --gpus, ...")
         file = session.with_overrides(jobfile.load(job, overrides or ()), strategy)
         _notes(file.notes)
         decision = session.decide(file, announce=announce)

@@ -98,7 +98,7 @@ def run(target: Target, announce: Announce) -> Verification:
 
 def _stale(target: Target) -> Iterator[Difference]:
     """Where what a plan.json predicts is not what is predicted now: it was edited, or another Phalanx wrote it."""
-    if target.prediction is None:
+    if target.prediction is None or "stack" in target.prediction:  # of another stack, not of this program
         return
     first, *others = programs(target.model, target.job, target.strategy)
     steps = (first, *others)

@@ -24,7 +24,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import FIELDS, Strategy
 
-_AS_DEFAULT = ("layers", "compression", "grad_sync", "reshard", "bucket", "order", "ulysses")
+_AS_DEFAULT = ("layers", "compression", "grad_sync", "reshard", "bucket")
 """Fields of a strategy that these formulas have no term for."""
 
 

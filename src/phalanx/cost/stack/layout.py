@@ -40,6 +40,13 @@ class Layout:
     format: Column
     activation_bytes: Column
     gathers_once: Column
+    stages_inside: Column = 0.0
+    """1: stages on neighbouring nodes, replicas outermost (order=dp/pp/cp/tp); else the other way round."""
+    in_flight: Column = 0.0
+    """Micro-batches whose activations a first pipeline rank holds at once, where its schedule is neither 1f1b nor
+    interleaved; 0: as those do."""
+    in_flight_last: Column = 1.0
+    """The same of the last pipeline rank."""
     frozen: Column = 0.0
     """1: weights have no gradients (adapters are trained beside them)."""
 
@@ -51,6 +58,23 @@ class Layout:
     @property
     def world(self) -> Column:
         return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def stage_stride(self) -> Column:
+        """From a rank to the same one of the next stage."""
+        return self.world / self.pp / np.where(self.stages_inside > 0, self.dp, 1)
+
+    @property
+    def data_stride(self) -> Column:
+        """From a rank to the next one with the same part of the model."""
+        return self.tp * np.where(self.stages_inside > 0, self.pp, 1)
+
+    @property
+    def expert_stride(self) -> Column:
+        """From a rank to the one with the next experts: ep x etp takes the innermost ranks first, and those beyond
+        cp x tp lie where the data axis does."""
+        beyond = (np.asarray(self.stages_inside) > 0) & (np.asarray(self.ep * self.etp) > self.cp * self.tp)
+        return self.etp * np.where(beyond, self.pp, 1)
 
     @property
     def step_tokens(self) -> Column:
@@ -102,4 +126,5 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         format=FORMATS.index(number_format),
         activation_bytes=DTYPE_BYTES[job.precision.compute],
         gathers_once=float(s.gathers_once),
+        stages_inside=float(s.order.index("dp") < s.order.index("pp")),
     )

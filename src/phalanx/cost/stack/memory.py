@@ -89,7 +89,10 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
     # Interleaved: the first rank runs ahead by 2 (pp - 1) + (v - 1) pp chunks, the last by (v - 1) pp (Megatron's
     # schedules.py); a chunk is a v-th of what a rank holds.
     more = np.where(layout.virtual > 1, 1 + (layout.pp - 1) / (layout.pp * layout.virtual), 1.0)
+    known = np.asarray(layout.in_flight) > 0
+    flight = np.where(known, layout.in_flight, flight * more)
     behind = np.minimum(layout.micro_batches, ((layout.virtual - 1) * layout.pp + 1) / layout.virtual)
+    behind = np.where(known, layout.in_flight_last, behind)
     logits = profile.kept_logit * layout.tokens * shape.vocab / layout.tp
     # ZeRO-3: two blocks gathered, and one block's gradient before it is reduced.
     unit = (dense + routed) * 3 * profile.parameter_bytes + shape.ends / layout.tp * profile.parameter_bytes
@@ -99,7 +102,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
 
     found = []
     for blocks, ends, in_flight, top in (
-        (parts.most, first_ends, flight * more, np.where(alone, logits, 0.0)),
+        (parts.most, first_ends, flight, np.where(alone, logits, 0.0)),
         (np.where(alone, parts.most, np.maximum(parts.last, 0)), last_ends, behind, logits),
     ):
         state = blocks * (dense * each + routed * expert) + ends * each
@@ -109,12 +112,12 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
         coming = blocks * in_flight * stored + again + top + gathered
         found.append((state, np.maximum(coming - idle, 0.0), coming, top, blocks * in_flight * stored + again))
     (state_a, coming_a, _, top_a, act_a), (state_b, coming_b, _, top_b, act_b) = found
-    fuller = state_a + coming_a >= state_b + coming_b
+    most_a, most_b = (s + (1 + profile.fragments) * c for s, c in ((state_a, coming_a), (state_b, coming_b)))
+    fuller = most_a >= most_b
     state = np.where(fuller, state_a, state_b)
-    coming = np.where(fuller, coming_a, coming_b)
     steady = np.maximum(state_a, state_b) + still
-    peak = state + coming + still
-    reserved = np.maximum(peak + profile.fragments * coming, steady)
+    peak = np.maximum(state_a + coming_a, state_b + coming_b) + still
+    reserved = np.maximum(np.maximum(most_a, most_b) + still, steady)
     terms = {
         "state": state,
         "activations": np.where(fuller, act_a, act_b),

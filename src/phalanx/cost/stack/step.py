@@ -29,6 +29,10 @@ class Step:
 
     terms: dict[str, Column] = field(default_factory=dict)
     of: dict[str, dict[str, Column]] = field(default_factory=dict)
+    blocks: list[tuple[Column, Passes]] = field(default_factory=list)
+    """How many blocks of each kind the model has, those with a plain MLP first, and a micro-batch's passes of one."""
+    head: Passes = field(default_factory=lambda: Passes(0.0, 0.0))
+    """A micro-batch's passes of the head and the loss."""
 
     @property
     def seconds(self) -> Column:
@@ -102,15 +106,20 @@ def _tensor_parallel(shape: Shape, layout: Layout, system: System, profile: Prof
 
 
 def _context_parallel(shape: Shape, layout: Layout, system: System, core: Passes) -> Passes:
-    """Keys and values go round beside attention over the blocks before; what does not fit there is seen."""
+    """Keys and values go round beside attention over the blocks before; what does not fit there is seen. Ulysses:
+    all-to-alls of queries, keys and values before attention and of its result behind, which nothing hides."""
     kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
     n = layout.tokens * kv / layout.tp * layout.activation_bytes
-    hop = message_s(n, layout.tp, system) * (layout.cp > 1)
-    hops = np.maximum(layout.cp - 1, 0)
-    part = 1 - 1 / layout.cp
+    ring = layout.cp / layout.ulysses
+    hop = message_s(n, layout.tp * layout.ulysses, system) * (ring > 1)
+    hops = np.maximum(ring - 1, 0)
+    part = 1 - 1 / ring
+    heads = shape.heads * (shape.head_dim + shape.value_dim) + kv
+    turned = layout.tokens * heads / layout.tp * layout.activation_bytes
+    turns = collective_s("all_to_all", turned, layout.ulysses, layout.tp, system)
     return Passes(
-        np.maximum(hops * hop - core.forward * part, 0) + hop,
-        np.maximum(2 * hops * hop - core.backward * part, 0) + 2 * hop,
+        np.maximum(hops * hop - core.forward * part, 0) + hop + turns,
+        np.maximum(2 * hops * hop - core.backward * part, 0) + 2 * hop + turns,
     )
 
 
@@ -118,7 +127,7 @@ def _expert_parallel(shape: Shape, layout: Layout, system: System, profile: Prof
     """Tokens to their experts and back: two all-to-alls a pass; permutation on both sides; the router's wait."""
     routed = layout.tokens * shape.top_k * shape.hidden / layout.tp
     n = routed * layout.activation_bytes
-    sent = 2 * collective_s("all_to_all", n, layout.ep, layout.etp, system)
+    sent = 2 * collective_s("all_to_all", n, layout.ep, layout.expert_stride, system)
     permuted = profile.token_bytes * routed / (system.memory_bytes_per_s * system.memory)
     inside = 2 * collective_s("all_gather", n * layout.etp, layout.etp, 1, system)
     one = (sent + inside) * (1 - profile.ep_overlap) + permuted + profile.router_s
@@ -189,11 +198,13 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
         found["recompute"] = found.get("recompute", 0) + m * share * repeated
         idle = f + b - block.forward - block.backward - repeated
         found["launch"] = found.get("launch", 0) + m * share * idle
+        out.blocks.append((count, Passes(f, b)))
         forward = forward + share * f
         backward = backward + share * b
 
     products, loss = compute.head(shape, layout, system, profile)
-    top = products.forward + products.backward + loss
+    out.head = Passes(products.forward + loss / 2, products.backward + loss / 2)
+    top = out.head.forward + out.head.backward
     # The last rank has the head as well; where blocks do not divide, it is one of those with fewer.
     fewer = parts.last * (forward + backward) / held
     whole = forward + backward
@@ -214,7 +225,7 @@ def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile:
     """What a pipeline sends: with scatter/gather a part per tp rank, gathered behind in the node."""
     cut = np.where((layout.sp > 0) | (profile.scatter_gather > 0), layout.tp, 1)
     n = layout.tokens * shape.hidden * layout.activation_bytes
-    stride = layout.world / layout.pp
+    stride = layout.stage_stride
     sent = message_s(n / cut, stride, system)
     gathered = np.where((cut > 1) & (layout.sp == 0), collective_s("all_gather", n, layout.tp, 1, system), 0.0)
     times = 2 * layout.micro_batches * layout.virtual + 2 * (layout.pp - 1)
@@ -236,14 +247,14 @@ def _data_parallel(
     """Gradients over dp x cp, of experts over what is left of it; parameters gathered after the update (ZeRO-1, 2) or
     for every pass (ZeRO-3); the update."""
     ranks = layout.dp * layout.cp
-    stride = layout.tp
+    stride = layout.data_stride
     moe_share = shape.moe_layers / shape.layers
     dense = held * ((1 - moe_share) * shape.block_params + moe_share * shape.moe_block_params) / layout.tp
     ends = np.where(layout.pp > 1, np.maximum(shape.embedding_params, shape.head_params), shape.ends) / layout.tp
     own = dense + ends
     routed = held * moe_share * shape.expert_params / (layout.ep * layout.etp)
     expert_ranks = np.maximum(ranks * layout.tp / (layout.ep * layout.etp), 1)
-    expert_stride = layout.ep * layout.etp
+    expert_stride = layout.ep * layout.expert_stride
 
     def over(op: str, bytes_: Column, among: Column, apart: Column) -> Column:
         """In buckets over `among` ranks of the data axis at distance `apart`; experts over what is left of it."""

@@ -1,0 +1,127 @@
+"""`phalanx explain` and `phalanx lint`: what a plan's strategy spends, and what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.terminal import FAILED, Json, console, mistakes, print_json
+
+if TYPE_CHECKING:
+    from phalanx.plan.subject import Subject
+
+Plan = Annotated[Path | None, typer.Argument(metavar="PLAN.json", help="As `phalanx plan` wrote it.")]
+Model = Annotated[str | None, typer.Option("--model", metavar="NAME|config.json", help="Without a plan: a model,")]
+Cluster = Annotated[str | None, typer.Option("--cluster", metavar="NAME|FILE.toml", help="a cluster,")]
+Gpus = Annotated[int | None, typer.Option("--gpus", help="how many GPUs,")]
+Batch = Annotated[int | None, typer.Option("--batch", help="sequences in a step,")]
+Seq = Annotated[int | None, typer.Option("--seq", help="tokens of each.")]
+Line = Annotated[str | None, typer.Option("--strategy", metavar="LINE", help="A strategy; of a plan, another one.")]
+Profile = Annotated[str | None, typer.Option("--profile", metavar="STACK", help="The software stack.")]
+
+
+def explain(
+    plan: Plan = None,
+    strategy: Line = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    gpus: Gpus = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    profile: Profile = None,
+    as_json: Json = False,
+) -> None:
+    """Where a strategy's time and memory go, what to change first, and why not its neighbours."""
+    with mistakes():
+        x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
+
+        from phalanx.plan.explain import as_json as everything
+
+        if as_json:
+            print_json(everything(x))
+            return
+
+        from phalanx.report.explained import tables
+        from phalanx.report.tables import seconds
+
+        out = console()
+        out.print(f"{x.strategy}: {seconds(x.seconds)} a step, MFU {x.mfu:.1%}", highlight=False, soft_wrap=True)
+        for table in tables(x):
+            out.print(table)
+
+
+def lint(
+    plan: Plan = None,
+    strategy: Line = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    gpus: Gpus = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    profile: Profile = None,
+    as_json: Json = False,
+) -> None:
+    """Find anti-patterns in a strategy, with numbers and mends; exit code 1 where there are any."""
+    with mistakes():
+        x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
+
+        from dataclasses import asdict
+
+        from phalanx.plan.lint import lint as found_in
+
+        found = found_in(x)
+        if as_json:
+            print_json({"strategy": str(x.strategy), "findings": [asdict(f) for f in found]})
+        else:
+            for f in found:
+                print(f"{f.name}: {f.said}; {f.mend}")
+            print(f"{x.strategy}: {len(found)} findings" if found else f"{x.strategy}: nothing found")
+        if found:
+            raise typer.Exit(FAILED)
+
+
+def subject(
+    plan: Path | None,
+    line: str | None,
+    model: str | None,
+    cluster: str | None,
+    gpus: int | None,
+    batch: int | None,
+    seq: int | None,
+    stack: str | None,
+) -> Subject:
+    """What a plan, or names and numbers, ask about. Raises InputError."""
+    from dataclasses import replace
+
+    from phalanx.plan import question
+    from phalanx.plan.subject import Subject
+    from phalanx.spec import plan as plans
+    from phalanx.spec.errors import InputError
+    from phalanx.spec.jobfile import make_strategy
+
+    if plan is not None:
+        given = plans.read(plan / "plan.json" if plan.is_dir() else plan)
+        chosen = make_strategy(line) if line else given.strategy
+        assert chosen is not None
+        name = stack or str(given.choices.get("stack", "phalanx"))
+        return Subject(question.of_plan(given, name), chosen, gpus or given.strategy.world)
+    asked = {
+        "--model": model,
+        "--cluster": cluster,
+        "--gpus": gpus,
+        "--batch": batch,
+        "--seq": seq,
+        "--strategy": line,
+    }
+    missing = [name for name, value in asked.items() if value is None]
+    if missing:
+        raise InputError(missing[0], None, "is missing", "name a plan.json, or all of " + ", ".join(asked))
+    spec, _ = question.model_named(str(model))
+    larger = question.asked(
+        spec, question.cluster_named(str(cluster)), batch or 0, seq or 0, stack or "megatron-core"
+    )
+    chosen = make_strategy(str(line))
+    assert chosen is not None
+    return Subject(larger, replace(chosen), gpus or 0)

@@ -1,0 +1,163 @@
+"""`phalanx plan --model M --cluster C --gpus N --batch B --seq S`: the best strategy of all legal ones, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.terminal import announce, console, print_json
+
+if TYPE_CHECKING:
+    from phalanx.plan.answer import Answer, Ranked
+    from phalanx.plan.goal import Goal
+    from phalanx.spec.plan import Plan
+
+
+def ask(
+    model: str,
+    cluster: str | None,
+    gpus: int | None,
+    batch: int | None,
+    seq: int | None,
+    tokens: str | None,
+    price: float | None,
+    objective: str,
+    stack: str,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Search, show, write plan.json. Raises InputError."""
+    from phalanx.plan import question
+    from phalanx.plan.answer import OBJECTIVES, answer
+    from phalanx.plan.goal import Goal
+    from phalanx.plan.goal import tokens as counted
+    from phalanx.spec.errors import InputError, nearest
+
+    for name, given in (("--cluster", cluster), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
+        if given is None:
+            raise InputError(name, None, "is missing", "a plan needs --model, --cluster, --gpus, --batch and --seq")
+    assert cluster is not None
+    assert gpus is not None
+    assert batch is not None
+    assert seq is not None
+    if objective not in OBJECTIVES:
+        raise InputError("--objective", objective, "is not one", nearest(objective, OBJECTIVES))
+    spec, notes = question.model_named(model)
+    for note in notes:
+        announce(f"note: {note}")
+    goal = Goal(counted(tokens, spec), gpus, price) if tokens else None
+    found = answer(question.asked(spec, question.cluster_named(cluster), batch, seq, stack), gpus, objective)  # type: ignore[arg-type]
+
+    from phalanx.spec import plan as plans
+
+    plans.write(_plan(found), out)
+    announce(f"plan: {out}")
+    if as_json:
+        print_json(_as_json(found, goal))
+    else:
+        _show(found, goal)
+
+
+def _show(a: Answer, goal: Goal | None) -> None:
+    from phalanx.report.planned import lines, ranked, rejected, training
+
+    screen = console()
+    for line in lines(a):
+        screen.print(line, highlight=False, soft_wrap=True)
+    screen.print(ranked(a.ranked[:5], "the best", a.ranked[0]))
+    screen.print(ranked(a.families, "the best of each family", a.ranked[0]))
+    screen.print(ranked(a.front, "time against memory", a.ranked[0]))
+    screen.print(rejected(a, 24))
+    if goal:
+        screen.print(training(a, goal), highlight=False, soft_wrap=True)
+
+
+def _as_json(a: Answer, goal: Goal | None) -> dict[str, Any]:
+    p = a.pricing
+    return {
+        "model": {"family": p.model.family, "parameters": p.model.parameter_count},
+        "cluster": p.cluster.name,
+        "device": p.cluster.device.name,
+        "gpus": a.gpus,
+        "global_batch": p.job.global_batch,
+        "seq": p.job.seq,
+        "stack": p.stack,
+        "strategies_evaluated": a.evaluated,
+        "strategies_priced_one_by_one": a.examined,
+        "seconds": a.seconds,
+        "best": _one(a.ranked[0], a, goal),
+        "alternatives": [_one(r, a, goal) for r in a.ranked[1:]],
+        "families": {r.family: _one(r, a, goal) for r in a.families},
+        "front": [_one(r, a, None) for r in a.front],
+        "rejected": [
+            {
+                "strategy": str(r.priced.strategy),
+                "family": r.family,
+                "reason": r.reason,
+                "fits": r.priced.fits,
+                "memory_bytes": int(r.priced.bytes_),
+                "step_time_s": r.priced.seconds,
+            }
+            for r in a.rejected
+        ],
+    }
+
+
+def _one(r: Ranked, a: Answer, goal: Goal | None) -> dict[str, Any]:
+    job = a.pricing.job
+    found: dict[str, Any] = {
+        "strategy": str(r.strategy),
+        "family": r.family,
+        "step_time_s": r.seconds,
+        "tokens_per_s": job.global_batch * job.seq / r.seconds,
+        "mfu": r.mfu,
+        "memory_bytes": int(r.priced.bytes_),
+        "usable_bytes": r.priced.usable,
+        "communication_share": r.priced.communication,
+        "bubble_share": r.run.bubble / r.seconds,
+        "imbalance": r.run.imbalance,
+        "terms_s": r.priced.terms,
+        "memory_terms": r.priced.held,
+        "origin": "estimated: formulas with constants fitted on published runs",
+    }
+    if goal:
+        found["training"] = {
+            "tokens": goal.tokens,
+            "steps": goal.steps(job),
+            "days": goal.days(job, r.seconds),
+            "gpu_hours": goal.gpu_hours(job, r.seconds),
+            "cost": goal.money(job, r.seconds),
+        }
+    return found
+
+
+def _plan(a: Answer) -> Plan:
+    """As `verify`, `explain` and `lint` read it."""
+    from dataclasses import asdict
+
+    from phalanx.spec.job import Train
+    from phalanx.spec.jobfile import ClusterChoice
+    from phalanx.spec.plan import Plan
+
+    p, best = a.pricing, a.ranked[0]
+    choices = {
+        "stack": p.stack,
+        "transport": "auto",
+        "collectives": [],
+        "bucket": None,
+        "chunks": {"blocks": list(best.run.blocks), "imbalance": best.run.imbalance},
+        "peak_flops_per_s": float(p.system.peak_bf16),
+        "rates_origin": "estimated",
+        "tokens": "",
+        "cluster": asdict(ClusterChoice(preset=p.cluster.name, nodes=p.cluster.nodes)),
+    }
+    prediction = {
+        "stack": p.stack,
+        "step_time_s": best.seconds,
+        "memory_bytes": int(best.priced.bytes_),
+        "mfu": best.mfu,
+        "bubble_fraction": best.run.bubble / best.seconds,
+        "terms_s": best.priced.terms,
+        "memory_terms": best.priced.held,
+    }
+    return Plan(p.model, p.cluster, p.job, best.strategy, Train(), choices, prediction)

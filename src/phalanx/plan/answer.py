@@ -1,0 +1,180 @@
+"""The best strategy for a model on a cluster, and why: both passes of the search, families, front, and what was
+rejected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from phalanx.cost.stack.flops import model_flops
+from phalanx.plan import explore, makespan, reasons, space
+from phalanx.plan.explore import FAMILIES, Found
+from phalanx.plan.least import least_ranks
+from phalanx.plan.makespan import Run
+from phalanx.plan.pricing import Pricing
+from phalanx.plan.reasons import Priced
+from phalanx.plan.space import Options, Strategies
+from phalanx.spec.cluster import GIB
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy import Strategy
+
+Objective = Literal["throughput", "memory"]
+OBJECTIVES = ("throughput", "memory")
+_SLACK = 0.10
+"""How much slower than the fastest a strategy may be that is chosen for the memory that it leaves."""
+_FRONT = 1.5
+"""The front of time and memory goes up to this many times the shortest step."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A strategy that fits. `seconds` of a step, its pipeline as it runs; `mfu` of the peak in bf16."""
+
+    family: str
+    priced: Priced
+    run: Run
+    seconds: float
+    mfu: float
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.priced.strategy
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A strategy with the reason, in numbers, why it is not the best one."""
+
+    family: str
+    priced: Priced
+    reason: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`ranked`: best first. `families`: the best of each that has any. `front`: fastest first, each with less memory
+    than all before it. `evaluated`: all legal strategies; `examined`: those priced one by one, the others were
+    decided by a bound. `seconds`: of the search."""
+
+    pricing: Pricing
+    gpus: int
+    ranked: tuple[Ranked, ...]
+    families: tuple[Ranked, ...]
+    front: tuple[Ranked, ...]
+    rejected: tuple[Rejected, ...]
+    evaluated: int
+    examined: int
+    seconds: float
+
+    @property
+    def best(self) -> Ranked:
+        return self.ranked[0]
+
+
+def answer(
+    larger: Callable[[int], Pricing], gpus: int, objective: Objective = "throughput", keep: int = 10
+) -> Answer:
+    """Search. `larger`: the question on so many GPUs of the same kind. Raises InputError where nothing is legal, or
+    nothing fits: then with the least hardware that would do."""
+    start = time.perf_counter()
+    pricing = larger(gpus)
+    options = pricing.options
+    found = explore.explore(pricing, gpus, options, keep, _SLACK if objective == "memory" else 0.0)
+    if not len(found.rows):
+        raise _nothing_fits(pricing, found, larger, gpus, options)
+    order = found.order
+    if objective == "memory":
+        near = order[found.seconds[order] <= (1 + _SLACK) * found.seconds[order[0]]]
+        order = near[np.argsort(found.bytes_[near], kind="stable")]
+    kept, each, front = [int(row) for row in order[:keep]], _best_of_each(found), _front(found)
+    second = _second(pricing, found, [*kept, *each, *front])
+    ranked = [second[row] for row in kept]
+    if objective == "throughput":
+        ranked.sort(key=lambda r: r.seconds)
+    families = tuple(second[row] for row in each)
+    rejected = tuple(_rejected(pricing, ranked[0], found, {r.family for r in families}, options))
+    return Answer(
+        pricing=pricing,
+        gpus=gpus,
+        ranked=tuple(ranked),
+        families=families,
+        front=tuple(second[row] for row in front),
+        rejected=rejected,
+        evaluated=found.legal,
+        examined=found.priced,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _second(pricing: Pricing, found: Found, rows: Sequence[int]) -> dict[int, Ranked]:
+    """The second pass over some rows; strategies that differ in sharding alone have the same pipeline."""
+    given = {row: found.rows.strategy(row) for row in dict.fromkeys(rows)}
+    like = {row: replace(s, zero=0, shard=None, order=space.ORDERS[0]) for row, s in given.items()}
+    alike = list(dict.fromkeys(like.values()))
+    runs = dict(zip(alike, makespan.run(pricing, alike), strict=True))
+    flops = float(np.max(model_flops(pricing.shape, pricing.layout(space.of(alike)))))  # of all the same
+    ranked = {}
+    for row, own in zip(given, reasons.priced(pricing, list(given.values())), strict=True):
+        run = runs[like[row]]
+        seconds = run.seconds(own.terms)
+        mfu = flops / (seconds * own.strategy.world * pricing.system.peak_bf16)
+        ranked[row] = Ranked(FAMILIES[found.family[row]], own, run, seconds, mfu)
+    return ranked
+
+
+def _best_of_each(found: Found) -> list[int]:
+    first: dict[int, int] = {}
+    kinds = found.family[found.order]
+    for kind in np.unique(kinds):
+        first[int(kind)] = int(found.order[np.argmax(kinds == kind)])
+    return [first[kind] for kind in sorted(first)]
+
+
+def _front(found: Found) -> list[int]:
+    """Of what was priced: each with less memory than all faster ones."""
+    order = found.order
+    order = order[found.seconds[order] <= _FRONT * found.seconds[order[0]]]
+    least = np.minimum.accumulate(found.bytes_[order])
+    return [int(i) for i in order[np.concatenate([[True], least[1:] < 0.98 * least[:-1]])]][:8]
+
+
+def _rejected(pricing: Pricing, best: Ranked, found: Found, has: set[str], options: Options) -> Iterable[Rejected]:
+    """Families of which nothing fits, by the member of least memory; and the neighbours of the best one."""
+    for p, kind in _misfits(pricing, found.cores, has, options):
+        yield Rejected(kind, p, reasons.why_not(p, best.priced, pricing))
+    near = reasons.neighbours(best.strategy, pricing)
+    for (what, _), p in zip(near, reasons.priced(pricing, [s for _, s in near]), strict=True):
+        if p.fits and p.seconds < best.priced.seconds:
+            continue  # the first pass has it faster, the second one not
+        kind = FAMILIES[int(explore.family(space.of([p.strategy]))[0])]
+        yield Rejected(kind, p, f"{what}: {reasons.why_not(p, best.priced, pricing)}")
+
+
+def _misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Options) -> Iterable[tuple[Priced, str]]:
+    """By family without a strategy that fits, the one that lacks least, of plain cores."""
+    rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
+    rows = space.sharding(space.recomputing(rows, pricing.model, options), options)
+    kinds, bytes_ = explore.family(rows), pricing.bytes_(rows)
+    for kind in np.unique(kinds):
+        if FAMILIES[kind] in has:
+            continue
+        own = np.flatnonzero(kinds == kind)
+        least = own[np.argmin(bytes_[own])]
+        if bytes_[least] > pricing.usable:
+            yield reasons.priced(pricing, [rows.strategy(int(least))])[0], FAMILIES[kind]
+
+
+def _nothing_fits(
+    pricing: Pricing, found: Found, larger: Callable[[int], Pricing], gpus: int, options: Options
+) -> InputError:
+    every: dict[str, Priced] = {kind: p for p, kind in _misfits(pricing, found.cores, set(), options)}
+    most = min(every.values(), key=lambda p: p.bytes_, default=None)
+    needs = f": {most.strategy} {reasons.why_not(most, None, pricing)}" if most else ""
+    enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)
+    device = f"{pricing.cluster.device.name}, {pricing.cluster.device.usable_bytes / GIB:.1f} GiB each"
+    mend = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"
+    return InputError("--gpus", gpus, f"nothing fits{needs}", mend)

@@ -1,0 +1,129 @@
+"""The best of all legal strategies: branch and bound over their columns.
+
+Rows are multiplied step by step (plan/space.py). Before each step a row is dropped of which no way to go on can be
+among the best: its least bytes do not fit, or its least seconds (plan/pricing.py) are more than those of strategies
+that are known to fit: the best of its own family, and so many of the best of all as are asked for. So what is
+dropped was decided, not forgotten; a test holds the result against pricing every strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.plan import space
+from phalanx.plan.pricing import Floats, Pricing
+from phalanx.plan.space import Ints, Options, Strategies
+
+FAMILIES = ("DDP", "ZeRO", "HSDP", "TP+DP", "PP+DP", "3D", "with CP", "with EP")
+_DDP, _ZERO, _HSDP, _TP, _PP, _3D, _CP, _EP = range(len(FAMILIES))
+_CORES, _ROWS = 8, 32
+"""Of each family, how many cores and rows are priced first: the best of them are marks for the others."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was priced in full, and of how many. `seconds`, `bytes_`: of `rows`; `family`: places in FAMILIES.""" ""
+
+    rows: Strategies
+    seconds: Floats
+    bytes_: Floats
+    family: Ints
+    cores: Strategies
+    legal: int
+    priced: int
+
+    @cached_property
+    def order(self) -> Ints:
+        """Fastest first; of equally fast ones that with more memory left."""
+        return np.lexsort((self.bytes_, self.seconds))
+
+
+def family(rows: Strategies) -> Ints:
+    """Which family each row is of."""
+    data = np.where(rows.zero == 0, _DDP, np.where(rows.shard == rows.dp, _ZERO, _HSDP))
+    kinds = [rows.ep * rows.etp > 1, rows.cp > 1, (rows.tp > 1) & (rows.pp > 1), rows.tp > 1, rows.pp > 1]
+    return np.select(kinds, [_EP, _CP, _3D, _TP, _PP], data)
+
+
+def explore(
+    pricing: Pricing, ranks: int, options: Options | None = None, keep: int = 10, slack: float = 0.0
+) -> Found:
+    """Of all strategies over so many ranks: the `keep` best and the best of each family, and all that are slower than
+    those by a share of `slack` at most.
+
+    Raises InputError where the job has no strategy at all.
+    """
+    options = options or Options()
+    model, job = pricing.model, pricing.job
+    cores = space.cores(model, job, ranks)
+    legal = int(space.size(cores, model, job, options).sum())
+    able = space.experts(cores.take(pricing.may_fit(cores, whole=False)), model)
+    marks = _Marks(pricing, keep, slack)
+
+    def finish(rows: Strategies) -> None:
+        """Cores to the end."""
+        rows = space.recomputing(space.pipelines(rows, model, job, options), model, options)
+        rows = rows.take(pricing.may_fit(rows, whole=True))
+        marks.through(
+            rows, pricing.least_seconds(rows, whole=True), _ROWS, lambda r: marks.see(space.sharding(r, options))
+        )
+
+    marks.through(able, pricing.least_seconds(able, whole=False), _CORES, finish)
+    return marks.found(cores, legal)
+
+
+class _Marks:
+    """What was priced in full, and what a row must reach to be worth it."""
+
+    def __init__(self, pricing: Pricing, keep: int, slack: float) -> None:
+        self._pricing, self._keep, self._slack = pricing, keep, slack
+        self._parts: list[tuple[Strategies, Floats, Floats]] = []
+        self._most = np.full(len(FAMILIES), np.inf)
+        self._overall, self._best, self._priced = np.inf, np.zeros(0), 0
+
+    def see(self, rows: Strategies) -> None:
+        """Price rows in full: seconds of those that fit."""
+        self._priced += len(rows)
+        bytes_ = self._pricing.bytes_(rows)
+        rows, bytes_ = rows.take(bytes_ <= self._pricing.usable), bytes_[bytes_ <= self._pricing.usable]
+        seconds = self._pricing.seconds(rows)
+        self._parts.append((rows, seconds, bytes_))
+        np.minimum.at(self._most, family(rows), seconds)
+        known = np.concatenate([self._best, seconds])
+        if len(known) > self._keep:
+            known = np.partition(known, self._keep)[: self._keep + 1]
+            self._overall = float(known[self._keep])
+        self._best = known
+
+    def through(self, rows: Strategies, least: Floats, batch: int, go_on: Callable[[Strategies], None]) -> None:
+        """Go on with rows in batches, those of each family that promise most first, and larger ones as the marks
+        settle, until the others promise less than is known."""
+        order = np.argsort(least, kind="stable")
+        rows, least = rows.take(order), least[order]
+        while len(rows):
+            kinds = family(rows)
+            now = np.zeros(len(rows), dtype=bool)
+            for kind in np.unique(kinds):
+                now[np.flatnonzero(kinds == kind)[:batch]] = True
+            go_on(rows.take(now))
+            left = ~now & self.reached(rows, least)
+            rows, least = rows.take(left), least[left]
+            batch *= 2
+
+    def reached(self, rows: Strategies, least: Floats) -> npt.NDArray[np.bool_]:
+        """Whether rows with these least seconds may be among the best of all or of their family. Of plain data
+        parallelism, whose families differ by sharding, all may."""
+        most = np.maximum(self._most, self._overall)
+        most[_DDP] = np.inf
+        return least <= most[family(rows)] * (1 + self._slack)
+
+    def found(self, cores: Strategies, legal: int) -> Found:
+        parts = [(cores.take(slice(0)), np.zeros(0), np.zeros(0)), *self._parts]
+        rows = space.joined([part[0] for part in parts])
+        seconds, bytes_ = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
+        return Found(rows, seconds, bytes_, family(rows), cores, legal, self._priced)

@@ -1,0 +1,259 @@
+"""Anti-patterns in a strategy, each with its numbers and its mend; silent where there is nothing to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from phalanx.plan import reasons
+from phalanx.plan.reasons import Priced
+from phalanx.plan.subject import Subject
+from phalanx.plan.targets import IMBALANCE, MICRO_BATCHES, TOKENS
+from phalanx.schedule.compression import PLACE_BYTES
+from phalanx.schedule.stages import check
+from phalanx.spec import compression
+from phalanx.spec.cluster import GIB
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import DTYPE_BYTES
+from phalanx.spec.mesh import mesh
+from phalanx.spec.strategy import Strategy
+
+_WORTH = 0.01
+"""A mend that saves less than this share of the step is not worth a line."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`name` of the lint; `said` with numbers; `mend`: what to do instead."""
+
+    name: str
+    said: str
+    mend: str
+
+
+Lint = Callable[[Subject], Iterator[Finding]]
+
+
+def lint(subject: Subject) -> list[Finding]:
+    """Everything that is found, in the order of the table below."""
+    return [finding for name in LINTS for finding in LINTS[name](subject)]
+
+
+def _wide_tp(x: Subject) -> Iterator[Finding]:
+    s, node = x.strategy, x.pricing.cluster.ranks_per_node
+    fast = x.pricing.cluster.tiers[0].ranks
+    if s.tp > 1 and not mesh(s).within("tp", min(fast, node)):
+        share = x.priced.terms["tp"] / x.priced.seconds
+        yield Finding(
+            "wide-tp",
+            f"tp={s.tp} leaves the {min(fast, node)} ranks that the fastest links join: its communication is "
+            f"{share:.0%} of the step",
+            f"tp at most {min(fast, node)}, more of pp",
+        )
+
+
+def _straddling(x: Subject) -> Iterator[Finding]:
+    s, node = x.strategy, x.pricing.cluster.ranks_per_node
+    inner = s.tp * s.cp
+    if 1 < s.tp < node and node % s.tp and s.world > node:
+        yield Finding(
+            "straddling",
+            f"groups of tp={s.tp} do not divide a node of {node}: some lie on two nodes",
+            f"tp a divisor of {node}",
+        )
+    elif s.cp > 1 and 1 < inner < node and node % inner and s.world > node:
+        yield Finding(
+            "straddling",
+            f"groups of cp x tp = {inner} do not divide a node of {node}: some lie on two nodes",
+            f"cp x tp a divisor of {node}",
+        )
+
+
+def _few_micro_batches(x: Subject) -> Iterator[Finding]:
+    s, m = x.strategy, x.strategy.accumulation(x.pricing.job)
+    if s.pp > 1 and m < s.pp:
+        yield Finding(
+            "few-micro-batches",
+            f"{m} micro-batches do not fill {s.pp} stages: the bubble is {x.bubble:.0%} of the step",
+            f"at least {s.pp} micro-batches: a smaller micro_batch, fewer stages, or a larger batch",
+        )
+
+
+def _not_interleaved(x: Subject) -> Iterator[Finding]:
+    s, m = x.strategy, x.strategy.accumulation(x.pricing.job)
+    plain = s.schedule in ("1f1b", "gpipe", "naive")
+    if s.pp > 1 and plain and s.pp <= m < MICRO_BATCHES * s.pp:
+        for virtual in range(2, (x.pricing.model.layers + 2) // s.pp + 1):
+            other = replace(s, schedule="interleaved", virtual=virtual)
+            p = _tried(x, other)
+            if p is not None and p.seconds < (1 - _WORTH) * x.priced.seconds:
+                gain = 1 - p.seconds / x.priced.seconds
+                yield Finding(
+                    "not-interleaved",
+                    f"M = {m} micro-batches are fewer than {MICRO_BATCHES}P = {MICRO_BATCHES * s.pp}: the bubble is "
+                    f"{x.bubble:.0%} of the step",
+                    f"virtual={virtual},schedule=interleaved saves {gain:.0%}",
+                )
+                return
+
+
+def _small_micro_batch(x: Subject) -> Iterator[Finding]:
+    s = x.strategy
+    tokens = s.micro_batch * x.pricing.job.seq // s.cp
+    if tokens < TOKENS:
+        p = _larger_micro_batch(x)
+        gain = f", saves {1 - p.seconds / x.priced.seconds:.0%}" if p else ""
+        mend = f"micro_batch={p.strategy.micro_batch}{gain}" if p else "fewer ranks of cp or dp, or a larger batch"
+        yield Finding("small-micro-batch", f"a rank multiplies {tokens} tokens at a time, fewer than {TOKENS}", mend)
+
+
+def _needless_accumulation(x: Subject) -> Iterator[Finding]:
+    s, m = x.strategy, x.strategy.accumulation(x.pricing.job)
+    if s.pp == 1 and m > 1:
+        p = _larger_micro_batch(x)
+        if p is not None and p.seconds < (1 - _WORTH) * x.priced.seconds:
+            yield Finding(
+                "needless-accumulation",
+                f"{m} micro-batches are accumulated, but {p.strategy.micro_batch} sequences at once fit "
+                f"({p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB)",
+                f"micro_batch={p.strategy.micro_batch} saves {1 - p.seconds / x.priced.seconds:.0%}",
+            )
+
+
+def _uneven_heads(x: Subject) -> Iterator[Finding]:
+    s, kv, vocab = x.strategy, x.pricing.model.kv_heads, x.pricing.model.vocab
+    if s.tp > kv:
+        yield Finding(
+            "uneven-heads",
+            f"tp={s.tp} ranks share {kv} key heads: each is held and computed {s.tp // kv} times",
+            f"tp at most {kv}",
+        )
+    if vocab % s.tp and vocab / s.tp < 1024:
+        yield Finding("uneven-heads", f"a vocabulary of {vocab} does not divide by tp={s.tp}", "fill it up")
+
+
+def _unbalanced_stages(x: Subject) -> Iterator[Finding]:
+    s = x.strategy
+    if s.pp > 1 and x.run.imbalance > IMBALANCE.good:
+        blocks = x.pricing.model.layers
+        yield Finding(
+            "unbalanced-stages",
+            f"{blocks} blocks and the head over {s.pp} ranks: the slowest has {x.run.imbalance:.0%} "
+            "more than the mean",
+            "other pp, or virtual stages, which are cut finer",
+        )
+
+
+def _small_buckets(x: Subject) -> Iterator[Finding]:
+    s = x.strategy
+    if s.bucket == "auto" or s.gradient_ranks == 1:
+        return
+    grid = mesh(s)
+    tier = grid.tier(grid.gradient_axis, x.pricing.cluster)
+    rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
+    # A ring of p ranks takes 2(p-1) steps of latency: its crossover is p times the link's.
+    crossover = tier.latency_s * rate * s.gradient_ranks
+    if s.bucket_bytes < crossover:
+        yield Finding(
+            "small-buckets",
+            f"buckets of {s.bucket_bytes / 2**20:.3g} MiB are below the crossover of {tier.name} over "
+            f"{s.gradient_ranks} ranks, p x alpha x rate = {crossover / 2**20:.3g} MiB: latency takes "
+            "more than bytes",
+            "bucket=auto, or a larger one",
+        )
+
+
+def _idle(x: Subject) -> Iterator[Finding]:
+    s = x.strategy
+    if s.world < x.gpus:
+        yield Finding(
+            "idle-gpus", f"{x.gpus - s.world} of {x.gpus} GPUs have nothing to do", "a product of all degrees"
+        )
+
+
+def _needless_zero3(x: Subject) -> Iterator[Finding]:
+    if x.strategy.zero != 3:
+        return
+    for zero in (0, 1, 2):
+        shard = x.strategy.shard if zero else None
+        p = _tried(x, replace(x.strategy, zero=zero, shard=shard))
+        if p is not None and p.seconds < x.priced.seconds:
+            yield Finding(
+                "needless-zero3",
+                f"zero={zero} fits as well ({p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB), and "
+                "gathers parameters once a step or never",
+                f"zero={zero} saves {1 - p.seconds / x.priced.seconds:.1%}",
+            )
+            return
+
+
+def _wide_gradients(x: Subject) -> Iterator[Finding]:
+    p, s = x.pricing.job.precision, x.strategy
+    if s.gradient_ranks > 1 and p.compute in ("bfloat16", "float16") and p.reduce == "float32":
+        sent = sum(f.sent for f in x.flows if f.axis in ("dp", "edp") and f.what == "gradients")
+        half = DTYPE_BYTES["float32"] // DTYPE_BYTES[p.compute]
+        yield Finding(
+            "wide-gradients",
+            f"gradients of {p.compute} products are reduced in float32: {sent / GIB:.2f} GiB a rank and step, "
+            f"{half} times what they need",
+            f"job.precision.reduce={'bfloat16' if p.compute == 'bfloat16' else 'float32 with compression=fp16'}",
+        )
+
+
+def _losing_compressor(x: Subject) -> Iterator[Finding]:
+    s = x.strategy
+    found = compression.parse(s.compression)
+    if found is None or found.name not in ("topk", "randk") or s.gradient_ranks == 1:
+        return
+    e, p = DTYPE_BYTES[x.pricing.job.precision.accumulate_dtype], s.gradient_ranks
+    share = float(s.compression.partition(":")[2])
+    element = e + (PLACE_BYTES if found.name == "topk" else 0)
+    if found.name == "randk":
+        return  # all ranks draw the same places, and reduce them
+    sparse, dense = (p - 1) * share * element, 2 * (p - 1) / p * e
+    if sparse >= dense:
+        most = 2 * e / element / share
+        yield Finding(
+            "losing-compressor",
+            f"{s.compression} over {p} ranks travels by all-gather: {sparse:.2f} bytes sent per gradient, "
+            f"{dense:.2f} by the dense all-reduce",
+            f"at most {int(most)} ranks, or a smaller share than {2 * e / element / p:.2g}",
+        )
+
+
+LINTS: dict[str, Lint] = {
+    "wide-tp": _wide_tp,
+    "straddling": _straddling,
+    "few-micro-batches": _few_micro_batches,
+    "not-interleaved": _not_interleaved,
+    "small-micro-batch": _small_micro_batch,
+    "needless-accumulation": _needless_accumulation,
+    "uneven-heads": _uneven_heads,
+    "unbalanced-stages": _unbalanced_stages,
+    "small-buckets": _small_buckets,
+    "idle-gpus": _idle,
+    "needless-zero3": _needless_zero3,
+    "wide-gradients": _wide_gradients,
+    "losing-compressor": _losing_compressor,
+}
+
+
+def _tried(x: Subject, s: Strategy) -> Priced | None:
+    """Another strategy's figures, where it is legal and fits."""
+    try:
+        check(s, x.pricing.model, x.pricing.job, None)
+    except InputError:
+        return None
+    p = reasons.priced(x.pricing, [s])[0]
+    return p if p.fits else None
+
+
+def _larger_micro_batch(x: Subject) -> Priced | None:
+    """With the fastest larger micro-batch that fits."""
+    found, size = None, 2 * x.strategy.micro_batch
+    while size * x.strategy.dp <= x.pricing.job.global_batch:
+        p = _tried(x, replace(x.strategy, micro_batch=size))
+        if p is not None and p.seconds < (found or x.priced).seconds:
+            found = p
+        size *= 2
+    return found

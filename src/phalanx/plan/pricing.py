@@ -1,0 +1,211 @@
+"""Seconds and bytes of many strategies at once: the terms of a step (cost/stack), over columns of strategies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.cost.profiles import Profile, profile
+from phalanx.cost.stack.columns import Column
+from phalanx.cost.stack.hardware import system_of
+from phalanx.cost.stack.layout import FORMATS, Layout
+from phalanx.cost.stack.memory import Memory, memory
+from phalanx.cost.stack.shape import Shape, shape
+from phalanx.cost.stack.step import Step, step
+from phalanx.cost.stack.system import System
+from phalanx.plan.space import NAMES, ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
+from phalanx.schedule.pipeline import V_SHAPED
+from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.model import ModelSpec
+
+Floats = npt.NDArray[np.float64]
+_SLICE = 16_384
+"""Rows priced together: their columns stay in the cache."""
+
+# The bubble of equal chunks over that of 1f1b with as many per rank, where F, I and W take the same time.
+_BUBBLE = {"zb-h1": 1 / 3, "zb-v": 1 / 3, "dualpipe-v": 1 / 3}
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What all strategies of a question share."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: Job
+    stack: str
+
+    @cached_property
+    def shape(self) -> Shape:
+        return shape(self.model)
+
+    @cached_property
+    def system(self) -> System:
+        return system_of(self.cluster)
+
+    @cached_property
+    def profile(self) -> Profile:
+        return profile(self.stack)
+
+    @cached_property
+    def options(self) -> Options:
+        """What a search chooses from. Megatron and what is built on it have no zero-bubble schedules; where
+        scores are never written, repeating attention's core frees nothing; of links all alike one order is all."""
+        own = self.stack.startswith(("phalanx", "torchtitan"))
+        flash = bool(np.all(self.profile.flash))
+        rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
+        return Options(
+            schedules=NAMES if own else ("1f1b", "interleaved"),
+            recompute=tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective")),
+            orders=ORDERS if len(rates) > 1 else ORDERS[:1],
+        )
+
+    def layout(self, rows: Strategies) -> Layout:
+        full, selective = self._recomputed
+
+        def as_float(column: Ints) -> Floats:
+            return column.astype(np.float64)  # once, or every operation does it
+
+        first, last = in_flight(rows, self.job)
+        v_shaped = np.isin(rows.schedule, [NAMES.index(name) for name in V_SHAPED])
+        return Layout(
+            tp=as_float(rows.tp),
+            sp=as_float(rows.sp),
+            pp=as_float(rows.pp),
+            virtual=np.where(v_shaped, 2.0, rows.virtual),
+            dp=as_float(rows.dp),
+            cp=as_float(rows.cp),
+            ulysses=as_float(rows.ulysses),
+            ep=as_float(rows.ep),
+            etp=as_float(rows.etp),
+            zero=as_float(rows.zero),
+            shards=as_float(rows.shards),
+            micro_batch=as_float(rows.micro_batch),
+            micro_batches=as_float(rows.micro_batches(self.job)),
+            seq=self.job.seq,
+            full=full[rows.recompute],
+            selective=selective[rows.recompute],
+            format=FORMATS.index("bfloat16"),
+            activation_bytes=DTYPE_BYTES[self.job.precision.compute],
+            gathers_once=1.0 * ((rows.zero == 3) & (rows.pp > 1)),
+            stages_inside=as_float(rows.order),
+            in_flight=first,
+            in_flight_last=last,
+        )
+
+    @cached_property
+    def _recomputed(self) -> tuple[Floats, Floats]:
+        """The shares of the blocks that each kind of recomputation repeats whole, and in part."""
+        n = self.model.layers
+        kinds = [repeated(name, n) for name in RECOMPUTE]
+        shares = [[own.count(part) / n for own in kinds] for part in ("full", "selective")]
+        return np.array(shares[0]), np.array(shares[1])
+
+    def step(self, rows: Strategies) -> Step:
+        """The terms, with the bubble of each row's own schedule."""
+        found = step(self.shape, self.layout(rows), self.system, self.profile)
+        m, p, v = rows.micro_batches(self.job), rows.pp, rows.virtual
+        # naive: nobody else works while one does. interleaved with fewer micro-batches than ranks: a rank waits for
+        # the first of them to come round before each of its chunks.
+        factor: Column = np.where(rows.schedule == NAMES.index("naive"), m, 1.0)
+        short = (rows.schedule == NAMES.index("interleaved")) & (m < p)
+        factor = np.where(short, (v * (p - m) + m - 1) / np.maximum(p - 1, 1), factor)
+        for name, share in _BUBBLE.items():
+            factor = np.where(rows.schedule == NAMES.index(name), share, factor)
+        found.terms["bubble"] = found.terms["bubble"] * factor
+        return found
+
+    def seconds(self, rows: Strategies) -> Floats:
+        """Of a step."""
+        return _sliced(rows, lambda part: self.step(part).seconds)
+
+    def memory(self, rows: Strategies) -> Memory:
+        """On the fullest rank."""
+        return memory(self.shape, self.layout(rows), self.profile)
+
+    def bytes_(self, rows: Strategies) -> Floats:
+        """What "fits" is judged by: reserved at most."""
+        return _sliced(rows, lambda part: self.memory(part).reserved)
+
+    def least_seconds(self, rows: Strategies, whole: bool) -> Floats:
+        """No way to shard these rows is faster: what gradients and parameters take to travel is left out, the update
+        is over all shards, stages are neighbours. Of cores (`whole` false), that have plain 1f1b and repeat nothing,
+        no schedule and recomputation is either: their bubble is left out too."""
+        sharded = np.where(rows.dp * rows.cp > 1, 1, 0)
+        best = replace(rows, zero=sharded, shard=rows.dp, order=np.ones_like(rows.order))
+
+        def least(part: Strategies) -> Column:
+            found = self.step(part)
+            return found.seconds - found.terms["dp"] - (0 if whole else found.terms["bubble"])
+
+        return _sliced(best, least)
+
+    def least_bytes(self, rows: Strategies, whole: bool) -> Floats:
+        """The same of memory: of the ways to shard over all ranks the smallest; of cores, one micro-batch at a time
+        and the smallest recomputation."""
+        found = np.full(len(rows), np.inf)
+        for zero, kind in self._least_ways(whole):
+            found = np.minimum(found, self.bytes_(_smallest_of(rows, zero, kind, whole)))
+        return found
+
+    def may_fit(self, rows: Strategies, whole: bool) -> npt.NDArray[np.bool_]:
+        """Whether the least bytes fit: as soon as one way does, no other is looked at."""
+        found = np.zeros(len(rows), dtype=bool)
+        for zero, kind in self._least_ways(whole):
+            open_ = np.flatnonzero(~found)
+            own = self.bytes_(_smallest_of(rows.take(open_), zero, kind, whole))
+            found[open_[own <= self.usable]] = True
+        return found
+
+    def _least_ways(self, whole: bool) -> list[tuple[int, str]]:
+        """ZeRO stage and recomputation ("": the row's own) among which the smallest one is, likely ones first."""
+        kinds = [""] if whole else sorted(self.options.recompute, key=lambda kind: kind != "full")
+        return [(zero, kind) for kind in kinds for zero in self._smallest]
+
+    @cached_property
+    def _smallest(self) -> tuple[int, ...]:
+        """ZeRO stages one of which is the smallest over all ranks: 2 always keeps less than 1, and less than 0 where
+        a stack's constants say so of two shards already."""
+        p = self.profile
+        two = p.kept_bytes - 4 + (p.shard_bytes + 4) / 2
+        return (3, 2) if np.all(p.whole_bytes + p.replica_bytes >= two) else (3, 2, 0)
+
+    @property
+    def usable(self) -> int:
+        return self.cluster.device.usable_bytes
+
+
+def _smallest_of(rows: Strategies, zero: int, recompute: str, whole: bool) -> Strategies:
+    """All sharded; of cores, one micro-batch at a time with this recomputation."""
+    sharded = rows.dp * rows.cp > 1
+    best = replace(rows, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
+    if whole:
+        return best
+    one = np.ones_like(rows.dp)
+    return replace(best, schedule=NAMES.index("naive") * one, recompute=RECOMPUTE.index(recompute) * one)
+
+
+def in_flight(rows: Strategies, job: Job) -> tuple[Floats, Floats]:
+    """Micro-batches whose activations the first and the last pipeline rank hold at once; 0 where 1f1b's formula says
+    so. Where chunks lie in a V, the first rank is the last one too."""
+    m, p = rows.micro_batches(job), rows.pp
+    at_once = np.minimum(p, m)
+    by_name = {"naive": (1.0, 1.0), "gpipe": (m, m), "zb-h1": (at_once, at_once), "zb-v": (at_once, at_once)}
+    by_name["dualpipe-v"] = (np.minimum(p + 0.5, m),) * 2
+    first, last = np.zeros(len(rows)), np.ones(len(rows))
+    for name, (of_first, of_last) in by_name.items():
+        own = (rows.schedule == NAMES.index(name)) & (p > 1)
+        first, last = np.where(own, of_first, first), np.where(own, of_last, last)
+    return first, last
+
+
+def _sliced(rows: Strategies, price: Column) -> Floats:
+    found = np.empty(len(rows))
+    for at in range(0, len(rows), _SLICE):
+        part = rows.take(slice(at, at + _SLICE))
+        found[at : at + _SLICE] = price(part)
+    return found

@@ -1,0 +1,322 @@
+"""All legal strategies of a model over a number of ranks, none twice, as NumPy columns.
+
+A strategy is chosen in five steps, each of which multiplies the rows:
+
+    core       dp, tp, sp, cp, ulysses, pp, micro_batch     what every rank computes
+    experts    ep, etp                                      and of which experts
+    pipeline   schedule, virtual                            when
+    recompute  none, selective, full, every:k               what is computed again
+    sharding   zero, shard, order                           where the model state lies, and who are neighbours
+
+so that a search can drop a row of one step before it is multiplied by the next (plan/explore.py). Two rows never
+mean the same: fields without effect keep their defaults (`shard` is written only where it is less than dp, ZeRO only
+where there is something to shard over, `order` only where stages and replicas can change places).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.schedule.pipeline import SCHEDULES, V_SHAPED
+from phalanx.spec.context import require_context
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.split import require_split
+from phalanx.spec.strategy import Strategy, divisors
+
+Ints = npt.NDArray[np.int64]
+NAMES = tuple(SCHEDULES)
+Ways = Sequence[tuple[int, ...]]
+ORDERS = ("pp/dp/cp/tp", "dp/pp/cp/tp")
+"""Stages outermost, as the mesh has them by default; or replicas outermost, and stages on neighbouring nodes."""
+RECOMPUTE = ("none", "selective", "full", "every:2", "every:4")
+_ONE_F_ONE_B = NAMES.index("1f1b")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a search may choose from, where the grammar allows more or a stack has less."""
+
+    schedules: tuple[str, ...] = NAMES
+    recompute: tuple[str, ...] = RECOMPUTE
+    orders: tuple[str, ...] = ORDERS
+
+
+@dataclass(frozen=True)
+class Strategies:
+    """Many strategies: one column per field of Strategy. `shard` is the number itself, also where it is dp;
+    `schedule`, `recompute` and `order` are places in NAMES, RECOMPUTE and ORDERS."""
+
+    dp: Ints
+    zero: Ints
+    shard: Ints
+    tp: Ints
+    sp: Ints
+    cp: Ints
+    ulysses: Ints
+    ep: Ints
+    etp: Ints
+    pp: Ints
+    virtual: Ints
+    schedule: Ints
+    micro_batch: Ints
+    recompute: Ints
+    order: Ints
+
+    def __len__(self) -> int:
+        return len(self.dp)
+
+    def take(self, rows: Any) -> Strategies:
+        """Those rows, by number or by mask."""
+        return Strategies(**{name: getattr(self, name)[rows] for name in COLUMNS})
+
+    def strategy(self, row: int) -> Strategy:
+        """One row as a Strategy."""
+        found: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in COLUMNS}
+        whole = not found["zero"] or found["shard"] == found["dp"]
+        return Strategy(
+            **found
+            | {
+                "shard": None if whole else found["shard"],
+                "sp": bool(found["sp"]),
+                "schedule": NAMES[found["schedule"]],
+                "recompute": RECOMPUTE[found["recompute"]],
+                "order": ORDERS[found["order"]],
+            }
+        )
+
+    def strategies(self) -> list[Strategy]:
+        return [self.strategy(row) for row in range(len(self))]
+
+    def micro_batches(self, job: Job) -> Ints:
+        return job.global_batch // (self.micro_batch * self.dp)
+
+    @property
+    def shards(self) -> Ints:
+        """Ranks over which the model state is sharded."""
+        return np.where(self.zero > 0, self.shard * self.cp, 1)
+
+
+COLUMNS = tuple(f.name for f in fields(Strategies))
+
+
+def of(strategies: Sequence[Strategy]) -> Strategies:
+    """Given ones as columns; fields that a search does not choose are left out of it. Raises InputError for a
+    `recompute` or `order` that it never takes."""
+    found: dict[str, list[int]] = {name: [] for name in COLUMNS}
+    for s in strategies:
+        for name, known in (("recompute", RECOMPUTE), ("order", ORDERS)):
+            if getattr(s, name) not in known:
+                raise InputError(f"strategy.{name}", getattr(s, name), "is not searched", f"use {' or '.join(known)}")
+        row = {name: getattr(s, name) for name in COLUMNS} | {
+            "shard": s.dp_shard,
+            "sp": int(s.sp),
+            "schedule": NAMES.index(s.schedule),
+            "recompute": RECOMPUTE.index(s.recompute),
+            "order": ORDERS.index(s.order),
+        }
+        for name, value in row.items():
+            found[name].append(int(value))
+    return Strategies(**{name: np.array(column, dtype=np.int64) for name, column in found.items()})
+
+
+def joined(parts: Sequence[Strategies]) -> Strategies:
+    """The rows of all parts, one after the other."""
+    return Strategies(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS})
+
+
+def first(rows: Strategies) -> Ints:
+    """The numbers of rows, without those that are there before."""
+    key = np.zeros(len(rows), np.uint64)
+    for name in COLUMNS:
+        _, places = np.unique(getattr(rows, name), return_inverse=True)
+        key = key * np.uint64(places.max(initial=0) + 1) + places.astype(np.uint64)
+    return np.unique(key, return_index=True)[1]
+
+
+def everything(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
+    """All of them, all steps. Raises InputError where a model or batch has none."""
+    options = options or Options()
+    rows = pipelines(experts(cores(model, job, ranks), model), model, job, options)
+    return sharding(recomputing(rows, model, options), options)
+
+
+def cores(model: ModelSpec, job: Job, ranks: int) -> Strategies:
+    """What every rank computes: degrees and micro-batch, without experts, schedules, recomputation and ZeRO.
+
+    Raises InputError where the job has no strategy over so many ranks.
+    """
+    if job.seq > model.max_seq:
+        reason = f"is longer than model.max_seq = {model.max_seq}"
+        raise InputError("job.seq", job.seq, reason, "shorten seq or raise model.max_seq")
+    found: dict[str, list[Ints]] = {name: [] for name in ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")}
+    for tp, cp in _pairs(ranks):
+        ways = np.array([u for u in divisors(cp) if _splits(model, job, tp, cp, u)], dtype=np.int64)
+        for pp in divisors(ranks // tp // cp) if len(ways) else ():
+            dp = ranks // tp // cp // pp
+            if job.global_batch % dp or model.layers < pp - 2:
+                continue
+            micro = np.array(divisors(job.global_batch // dp), dtype=np.int64)
+            for sp in (0, 1) if tp > 1 else (0,):
+                fits = micro[micro * job.seq // cp % tp == 0] if sp else micro
+                found["micro_batch"].append(np.repeat(fits, len(ways)))
+                found["ulysses"].append(np.tile(ways, len(fits)))
+                for name, value in (("dp", dp), ("tp", tp), ("sp", sp), ("cp", cp), ("pp", pp)):
+                    found[name].append(np.full(len(fits) * len(ways), value, dtype=np.int64))
+    columns = {name: np.concatenate(parts) if parts else np.zeros(0, np.int64) for name, parts in found.items()}
+    if not len(columns["dp"]):
+        reason = f"no split of {ranks} ranks divides global_batch = {job.global_batch} and the model's sizes"
+        raise InputError("--gpus", ranks, reason, "use another number, or another batch")
+    one = np.ones_like(columns["dp"])
+    rest = {"ep": one, "etp": one, "shard": one, "virtual": one, "schedule": _ONE_F_ONE_B * one}
+    return Strategies(**columns, **rest, zero=0 * one, recompute=0 * one, order=0 * one)
+
+
+def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints:
+    """How many strategies each core becomes, without making them."""
+    steps = (
+        _by_experts(rows, model),
+        _by_pipeline(rows, model, job, options),
+        _by_recompute(rows, model, options),
+        _by_sharding(rows, options),
+    )
+    return np.prod([step.times for step in steps], axis=0, dtype=np.int64)
+
+
+def experts(rows: Strategies, model: ModelSpec) -> Strategies:
+    """Each row with every way to spread experts over its ranks."""
+    return _by_experts(rows, model).rows
+
+
+def pipelines(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
+    """Each row with every schedule that it can have (schedule/stages.py refuses the others)."""
+    return _by_pipeline(rows, model, job, options).rows
+
+
+def recomputing(rows: Strategies, model: ModelSpec, options: Options) -> Strategies:
+    """Each row with everything that may be computed again."""
+    return _by_recompute(rows, model, options).rows
+
+
+def sharding(rows: Strategies, options: Options) -> Strategies:
+    """Each row with every ZeRO stage, number of shards, and order of the mesh."""
+    return _by_sharding(rows, options).rows
+
+
+class _Expansion:
+    """Every row once for each way that its two keys have; a way is the values of some columns."""
+
+    def __init__(
+        self, rows: Strategies, first: Ints, second: Ints, into: tuple[str, ...], ways: Callable[[int, int], Ways]
+    ) -> None:
+        self._given, self._into = rows, into
+        base = int(second.max(initial=0)) + 1
+        each, self._kind = np.unique(first * base + second, return_inverse=True)
+        self._tables = [np.array(ways(*divmod(int(k), base)), np.int64).reshape(-1, len(into)) for k in each]
+        self._lengths = np.array([len(t) for t in self._tables], dtype=np.int64)
+
+    @property
+    def times(self) -> Ints:
+        """How many ways each row has."""
+        return self._lengths[self._kind]
+
+    @property
+    def rows(self) -> Strategies:
+        if not len(self._given):
+            return self._given
+        times = self.times
+        index = np.repeat(np.arange(len(times)), times)
+        place = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
+        starts = (np.cumsum(self._lengths) - self._lengths)[self._kind]
+        chosen = np.concatenate(self._tables)[starts[index] + place]
+        columns = {name: getattr(self._given, name)[index] for name in COLUMNS if name not in self._into}
+        return Strategies(**columns, **{name: chosen[:, i] for i, name in enumerate(self._into)})
+
+
+def _by_experts(rows: Strategies, model: ModelSpec) -> _Expansion:
+    x = model.experts
+
+    def ways(ranks: int, _: int) -> Ways:
+        if x is None:
+            return [(1, 1)]
+        pairs = [(ep, etp) for ep in divisors(x.count) for etp in divisors(x.ffn) if ranks % (ep * etp) == 0]
+        return [(ep, etp) for ep, etp in pairs if _legal(require_split, model, Strategy(dp=ep * etp, ep=ep, etp=etp))]
+
+    return _Expansion(rows, rows.dp * rows.cp * rows.tp, rows.zero, ("ep", "etp"), ways)
+
+
+def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> _Expansion:
+    return _Expansion(
+        rows,
+        rows.pp,
+        rows.micro_batches(job),
+        ("schedule", "virtual"),
+        lambda pp, m: pipeline_ways(model.layers, pp, m, options.schedules),
+    )
+
+
+def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = NAMES) -> list[tuple[int, int]]:
+    """(schedule, virtual) of so many ranks and micro-batches."""
+    if pp == 1:
+        return [(_ONE_F_ONE_B, 1)]
+    found = []
+    for name in schedules:
+        number = NAMES.index(name)
+        if name == "interleaved":
+            if m % max(1, m // pp) == 0:  # rounds of equally many
+                found += [(number, v) for v in range(2, (layers + 2) // pp + 1)]
+        elif name not in V_SHAPED or (layers >= 2 * pp - 2 and (name != "dualpipe-v" or m >= 2 * pp)):
+            found.append((number, 1))
+    return found
+
+
+def _by_recompute(rows: Strategies, model: ModelSpec, options: Options) -> _Expansion:
+    """Every k-th block of k or less is the first alone, so of those that mean the same one is enough."""
+    kinds: dict[tuple[str, ...], tuple[int]] = {}
+    for name in options.recompute:
+        kinds.setdefault(repeated(name, model.layers), (RECOMPUTE.index(name),))
+    return _Expansion(rows, rows.zero, rows.zero, ("recompute",), lambda *_: list(kinds.values()))
+
+
+@cache
+def repeated(recompute: str, layers: int) -> tuple[str, ...]:
+    """What of each block is computed again."""
+    s = Strategy(recompute=recompute)
+    return tuple(s.recompute_of(i) for i in range(layers))
+
+
+def _by_sharding(rows: Strategies, options: Options) -> _Expansion:
+    orders = [ORDERS.index(name) for name in options.orders]
+
+    def ways(dp: int, flags: int) -> Ways:
+        over_cp, moves = divmod(flags, 2)
+        sharded = [(zero, d) for zero in (1, 2, 3) for d in divisors(dp) if d > 1 or over_cp]
+        return [(*way, order) for way in [(0, 1), *sharded] for order in (orders if moves else orders[:1])]
+
+    flags = 2 * (rows.cp > 1) + ((rows.pp > 1) & (rows.dp > 1))
+    return _Expansion(rows, rows.dp, flags, ("zero", "shard", "order"), ways)
+
+
+def _pairs(ranks: int) -> list[tuple[int, int]]:
+    """Two degrees whose product divides the ranks."""
+    return [(one, other) for one in divisors(ranks) for other in divisors(ranks // one)]
+
+
+def _splits(model: ModelSpec, job: Job, tp: int, cp: int, ulysses: int) -> bool:
+    s = Strategy(tp=tp, cp=cp, ulysses=ulysses)
+    return _legal(require_split, model, s) and _legal(require_context, model, job.seq, s)
+
+
+def _legal(require: Callable[..., None], *given: Any) -> bool:
+    try:
+        require(*given)
+    except InputError:
+        return False
+    return True

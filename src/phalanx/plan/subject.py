@@ -1,0 +1,98 @@
+"""One strategy under examination: its price, its pipeline as it runs, what it sends, and better neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from phalanx.cost.stack.flops import hardware_flops, model_flops
+from phalanx.plan import makespan, reasons, space
+from phalanx.plan.flows import Flow, flows
+from phalanx.plan.makespan import Run
+from phalanx.plan.pricing import Pricing
+from phalanx.plan.reasons import Priced
+from phalanx.plan.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
+from phalanx.schedule.stages import check
+from phalanx.spec.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`larger`: the same question on so many GPUs."""
+
+    larger: Callable[[int], Pricing]
+    strategy: Strategy
+    gpus: int
+
+    def __post_init__(self) -> None:
+        check(self.strategy, self.pricing.model, self.pricing.job, None)
+
+    @cached_property
+    def pricing(self) -> Pricing:
+        return self.larger(self.gpus)
+
+    @cached_property
+    def priced(self) -> Priced:
+        return reasons.priced(self.pricing, [self.strategy])[0]
+
+    @cached_property
+    def run(self) -> Run:
+        return makespan.run(self.pricing, [self.strategy])[0]
+
+    @cached_property
+    def flows(self) -> list[Flow]:
+        return flows(self.pricing, self.strategy)
+
+    @property
+    def seconds(self) -> float:
+        return self.run.seconds(self.priced.terms)
+
+    @cached_property
+    def model_flops(self) -> float:
+        return float(model_flops(self.pricing.shape, self.pricing.layout(space.of([self.strategy])))[0])
+
+    @cached_property
+    def hardware_flops(self) -> float:
+        return float(hardware_flops(self.pricing.shape, self.pricing.layout(space.of([self.strategy])))[0])
+
+    @property
+    def mfu(self) -> float:
+        return self.model_flops / (self.seconds * self.strategy.world * float(self.pricing.system.peak_bf16))
+
+    @property
+    def bubble(self) -> float:
+        """Its share of the step."""
+        return self.run.bubble / self.seconds
+
+    @property
+    def overlap(self) -> float:
+        """The share of what gradients and parameters take to travel that something hides; 1 where none do."""
+        whole = sum(flow.seconds for flow in self.flows if flow.axis in ("dp", "edp"))
+        return 1 - min(self.priced.terms.get("dp", 0.0) / whole, 1.0) if whole else 1.0
+
+    @property
+    def marks(self) -> list[tuple[Target, float]]:
+        """Its figures beside the table of targets."""
+        return [
+            (MFU, self.mfu),
+            (BUBBLE, self.bubble),
+            (EXPOSED, self.priced.communication),
+            (OVERLAP, self.overlap),
+            (IMBALANCE, self.run.imbalance),
+        ]
+
+    @cached_property
+    def neighbours(self) -> list[tuple[str, Priced]]:
+        """Strategies that differ in one decision, the fastest that fit first."""
+        near = reasons.neighbours(self.strategy, self.pricing)
+        found = reasons.priced(self.pricing, [s for _, s in near])
+        named = [(what, p) for (what, _), p in zip(near, found, strict=True)]
+        return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
+
+    def better(self, *words: str) -> Priced | None:
+        """The fastest neighbour that fits, is faster, and changes one of these."""
+        for what, p in self.neighbours:
+            if p.fits and p.seconds < self.priced.seconds and (not words or what.split(" ")[0] in words):
+                return p
+        return None

@@ -1,0 +1,111 @@
+"""The textbook's tables of memory and traffic, for a model or for a number of parameters alone.
+
+State per parameter in mixed precision with Adam (Rajbhandari et al. 2020): weight 2, gradient 2, master copy and two
+moments 12 bytes: 16 in all; 18 where gradients are kept in fp32, 20 where in both. Over P ranks
+
+    ZeRO-0  16        ZeRO-1  4 + 12/P        ZeRO-2  2 + 14/P        ZeRO-3  16/P
+
+Activations of a block (Korthikanti et al. 2022, table 2), in bytes:
+
+    none                s b h (10 + 24/t + 5 a s / (h t))      with sequence parallelism all over t
+    attention repeated  s b h (10 + 24/t), 34/t with sp        full  2 s b h
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from phalanx.plan.sheet import Sheet, columns
+from phalanx.spec.errors import InputError
+from phalanx.spec.model import ModelSpec
+
+_POLICIES = {16: (2, 2, 12), 18: (2, 4, 12), 20: (2, 6, 12)}
+"""Bytes of weight, gradient and optimizer state of a parameter, by their sum."""
+
+
+def counted(text: str) -> float:
+    """`25M`, `7B`, `1.5T` parameters. Raises InputError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmbt]?)", text.strip(), re.IGNORECASE)
+    if not found or float(found[1]) <= 0:
+        raise InputError("--params", text, "is not a number of parameters", "write 25M, 7B or 1.5T")
+    return float(found[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[found[2].lower()]
+
+
+def zero_bytes(params: float, stage: int, ranks: int, policy: int = 16) -> float:
+    """State on a rank. Raises InputError for a policy that is not known."""
+    if policy not in _POLICIES:
+        raise InputError("--bytes-per-parameter", policy, "is not known", "use 16, 18 or 20")
+    weight, gradient, rest = _POLICIES[policy]
+    parts = ((rest, 1), (gradient, 2), (weight, 3))
+    return params * sum(part / ranks if stage >= least else part for part, least in parts)
+
+
+def state(params: float, ranks: Sequence[int], policy: int, card_bytes: float) -> Sheet:
+    """ZeRO stages by ranks."""
+    rows = []
+    for p in ranks:
+        found = [zero_bytes(params, stage, p, policy) / 1e9 for stage in range(4)]
+        first = next((f"ZeRO-{stage}" for stage, held in enumerate(found) if held * 1e9 <= card_bytes), "none")
+        rows.append((p, *found, first))
+    return Sheet(
+        f"state of {params:,.0f} parameters, {policy} bytes each, on each of P ranks",
+        columns("P", *((f"ZeRO-{stage}", "GB") for stage in range(4)), "first that fits"),
+        rows,
+        f"GB = 1e9 bytes; fits: state alone within {card_bytes / 1e9:.0f} GB; activations come on top",
+    )
+
+
+def activation_bytes(
+    model: ModelSpec, micro_batch: int, seq: int, tp: int = 1, sp: bool = False, recompute: str = "none"
+) -> float:
+    """Of all blocks for one micro-batch on a rank; 4 h wide MLP, no flash attention, as the paper has it."""
+    h, a, t = model.hidden, model.heads, tp
+    if recompute == "full":
+        return 2 * seq * micro_batch * h * model.layers / (t if sp else 1)
+    whole = 10 / (t if sp else 1) + 24 / t + (5 * a * seq / (h * t) if recompute == "none" else 0)
+    return seq * micro_batch * h * whole * model.layers
+
+
+def activations(model: ModelSpec, micro_batch: int, seq: int, degrees: Sequence[int]) -> Sheet:
+    """By recomputation and tensor parallelism."""
+    rows = []
+    for tp, sp in [(1, False)] + [(t, sp) for t in degrees if t > 1 for sp in (False, True)]:
+        found = [
+            activation_bytes(model, micro_batch, seq, tp, sp, kind) / 1e9 for kind in ("none", "selective", "full")
+        ]
+        rows.append((tp, "yes" if sp else "no", *found))
+    return Sheet(
+        f"activations of {model.layers} blocks, {micro_batch} x {seq} tokens, on each tp rank",
+        columns("tp", "sp", ("none", "GB"), ("selective", "GB"), ("full", "GB")),
+        rows,
+        "Korthikanti et al. 2022, table 2: without embeddings, logits, loss; flash attention has what selective has",
+    )
+
+
+def gradient_traffic(params: float, ranks: Sequence[int], rate: float, element: int = 2) -> Sheet:
+    """What data parallelism sends in a step, where a parameter count alone is known."""
+    rows = []
+    for p in ranks:
+        n = params * element
+        ring = 2 * n * (p - 1) / p
+        rows.append((p, n / 1e9, ring / 1e9, ring / rate, 1.5 * ring / 1e9, 1.5 * ring / rate))
+    return Sheet(
+        f"gradients of {params:,.0f} parameters in {element} bytes, over P ranks of {rate / 1e9:g} GB/s",
+        columns(
+            "P",
+            ("payload", "GB"),
+            ("all-reduce sent", "GB"),
+            ("takes", "s"),
+            ("ZeRO-3 sent", "GB"),
+            ("ZeRO-3 takes", "s"),
+        ),
+        rows,
+        "sent by one rank over its link in one direction: 2 N (P-1)/P; ZeRO-3: two all-gathers and a reduce-scatter",
+    )
+
+
+FOLLOWS = (
+    "from a number of parameters follow: state by ZeRO stage, gradient traffic, 6 N FLOP per token; "
+    "activations, tensor-parallel and pipeline traffic do not: they need hidden, layers and heads (--model)"
+)

@@ -1,0 +1,45 @@
+"""Sheets on a terminal: numbers with their units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from phalanx.plan.sheet import Sheet
+from phalanx.report.tables import seconds, size
+
+
+def drawn(sheet: Sheet) -> Table:
+    table = Table(title=sheet.title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in sheet.columns:
+        name = f"{column.name} (GB)" if column.unit == "GB" else column.name
+        table.add_column(
+            name,
+            justify="right" if column.unit else "left",
+            overflow="fold",
+            no_wrap=column.name in ("axis", "operation"),
+        )
+    for row in sheet.rows:
+        table.add_row(*(_written(value, c.unit) for value, c in zip(row, sheet.columns, strict=True)))
+    table.caption = sheet.note or None
+    return table
+
+
+def _written(value: Any, unit: str) -> str:
+    if value is None:
+        return ""
+    if unit == "bytes":
+        return size(float(value))
+    if unit == "s":
+        return seconds(float(value)) if value else "0"
+    if unit == "GB":
+        return f"{value:,.3f}" if value < 100 else f"{value:,.1f}"
+    if unit == "share":
+        return f"{value:.1%}"
+    if unit == "rate":
+        return f"{value / 1e9:,.1f} GB/s"
+    if unit == "count":
+        return f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:,.2f}"
+    return str(value)

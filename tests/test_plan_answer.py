@@ -1,0 +1,173 @@
+"""`phalanx plan --model`: what is said of the best strategy and of the others, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command import phalanx
+
+from phalanx.plan import reasons
+from phalanx.plan.answer import answer
+from phalanx.plan.question import asked, cluster_named, model_named
+from phalanx.schedule.stages import check
+from phalanx.spec import plan as plans
+from phalanx.spec.strategy import Strategy, parse
+
+_GPT3 = ("--model", "gpt3-175b", "--cluster", "dgx-a100", "--gpus", "1024", "--batch", "1536", "--seq", "2048")
+_LLAMA = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "8192")
+
+
+def _ask(model: str, cluster: str, gpus: int, batch: int, seq: int, **more):
+    return answer(asked(model_named(model)[0], cluster_named(cluster), batch, seq, "megatron-core"), gpus, **more)
+
+
+@pytest.fixture(scope="module")
+def gpt3() -> tuple[dict, Path, str]:
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp())
+    code, out, err = phalanx(folder, "plan", *_GPT3, "--tokens", "300B", "--price", "2", "--json")
+    assert code == 0, err
+    return json.loads(out), folder, err
+
+
+def test_the_answer_has_the_stated_keys(gpt3):
+    found, _, _ = gpt3
+    assert found["strategies_evaluated"] > 1e7
+    assert found["seconds"] > 0
+    assert {"strategy", "step_time_s"} <= set(found["best"])
+    assert len(found["alternatives"]) == 9
+    assert all(a["step_time_s"] >= found["best"]["step_time_s"] for a in found["alternatives"])
+    assert found["rejected"]
+
+
+def test_the_best_is_legal_fits_and_is_no_wonder(gpt3):
+    found, folder, _ = gpt3
+    plan = plans.read(folder / "plan.json")
+    assert str(plan.strategy) == found["best"]["strategy"]
+    check(plan.strategy, plan.model, plan.job, 1024)
+    assert found["best"]["memory_bytes"] <= found["best"]["usable_bytes"]
+    assert 0.3 < found["best"]["mfu"] < 0.7
+    assert plan.strategy.tp <= 8  # in the node
+
+
+def test_days_hours_and_money_follow_from_the_step(gpt3):
+    best = gpt3[0]["best"]
+    steps = 300e9 / (1536 * 2048)
+    assert best["training"]["steps"] == pytest.approx(steps)
+    assert best["training"]["days"] == pytest.approx(steps * best["step_time_s"] / 86400)
+    assert best["training"]["gpu_hours"] == pytest.approx(24 * 1024 * best["training"]["days"])
+    assert best["training"]["cost"] == pytest.approx(2 * best["training"]["gpu_hours"])
+
+
+def test_front_is_a_front(gpt3):
+    front = [(f["step_time_s"], f["memory_bytes"]) for f in gpt3[0]["front"]]
+    assert len(front) > 2
+    assert [m for _, m in front] == sorted((m for _, m in front), reverse=True)
+
+
+def test_reasons_have_their_numbers(gpt3):
+    """Each rejected strategy does not fit, or is slower, and says by how much of what."""
+    found = gpt3[0]
+    kinds = set()
+    for r in found["rejected"]:
+        kinds.add(r["fits"])
+        if r["fits"]:
+            assert r["step_time_s"] >= found["best"]["step_time_s"] * 0.999
+            assert "%" in r["reason"]
+        else:
+            assert (
+                f"needs {r['memory_bytes'] / 2**30:.1f} of {found['best']['usable_bytes'] / 2**30:.1f} GiB"
+                in r["reason"]
+            )
+    assert kinds == {True, False}
+
+
+def test_a_wide_tensor_group_is_said_to_leave_the_node():
+    question = asked(model_named("gpt3-175b")[0], cluster_named("dgx-a100"), 1536, 2048, "megatron-core")(1024)
+    lines = [parse(f"dp={d},zero=1,tp={t},sp=1,pp=8") for d, t in ((16, 8), (8, 16))]
+    eight, sixteen = reasons.priced(question, [Strategy(**line | {"sp": True}) for line in lines])
+    assert "tp=16 leaves the node" in reasons.why_not(sixteen, eight, question)
+
+
+def test_memory_as_objective_takes_less_of_it_and_at_most_ten_percent_more_time():
+    fast, small = (_ask("llama3-8b", "dgx-h100", 16, 64, 8192, objective=o) for o in ("throughput", "memory"))
+    assert small.ranked[0].priced.bytes_ < fast.ranked[0].priced.bytes_
+    assert small.ranked[0].priced.seconds <= 1.1 * fast.ranked[0].priced.seconds * (1 + 1e-9)
+
+
+def test_a_stack_gets_the_schedules_that_it_has():
+    ours = answer(asked(model_named("llama3-8b")[0], cluster_named("dgx-h100"), 64, 8192, "phalanx"), 16)
+    assert ours.evaluated > _ask("llama3-8b", "dgx-h100", 16, 64, 8192).evaluated
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"--gpus": "8"}, "40 of them would do"),
+        ({"--gpus": "1021"}, "no split of 1021 ranks"),
+        ({"--model": "gpt4"}, "did you mean gpt2"),
+        ({"--cluster": "dgx-a10"}, "did you mean dgx-a100"),
+        ({"--seq": "4096"}, "longer than model.max_seq = 2048"),
+        ({"--batch": "0"}, "--batch = 0"),
+        ({"--tokens": "many"}, "write 300B"),
+        ({"--objective": "speed"}, "known: memory, throughput"),
+        ({"--profile": "megatron"}, "did you mean"),
+    ],
+)
+def test_bad_questions_get_one_line(tmp_path, changes, said):
+    words = dict(zip(_GPT3[::2], _GPT3[1::2], strict=True)) | changes
+    code, out, err = phalanx(tmp_path, "plan", *(word for pair in words.items() for word in pair))
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+_CLUSTER = """
+name = "ours"
+ranks_per_node = 8
+nodes = 2
+kernels = []
+[device]
+name = "H100-SXM5-80GB"
+kind = "cuda"
+memory_bytes = 85000000000
+usable_bytes = 83000000000
+memory_bandwidth_bytes_per_s = 3.35e12
+dense_flops_per_s = {{ bfloat16 = 989.4e12 }}
+own_communication_engine = true
+origin = "published"
+source = "datasheet"
+[[tiers]]
+name = "nvlink"
+ranks = 8
+latency_s = 5e-6
+bandwidth_bytes_per_s_per_gpu_per_direction = {inside}
+origin = "published"
+source = "datasheet"
+[[tiers]]
+name = "network"
+ranks = 16
+latency_s = 1.5e-5
+bandwidth_bytes_per_s_per_gpu_per_direction = {outside}
+origin = "published"
+source = "datasheet"
+"""
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "said"),
+    [
+        ("450e9", "50e9", ""),
+        ("900e9", "50e9", "does it count both directions? halve it"),
+        ("450e9", "400e9", "is it in bits? divide by 8"),
+        ("450e9", "0.0", "positive bandwidth"),
+    ],
+)
+def test_links_that_no_device_has_are_refused(tmp_path, inside, outside, said):
+    (tmp_path / "ours.toml").write_text(_CLUSTER.format(inside=inside, outside=outside))
+    words = dict(zip(_LLAMA[::2], _LLAMA[1::2], strict=True)) | {"--cluster": "ours.toml"}
+    code, _, err = phalanx(tmp_path, "plan", *(word for pair in words.items() for word in pair), "--json")
+    assert (code, said in err) == (2 if said else 0, True), err

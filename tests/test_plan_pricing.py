@@ -1,0 +1,102 @@
+"""Prices of strategies in columns, against strategies one by one, schedules action by action, and brute force."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phalanx.cost.stack.layout import layout
+from phalanx.cost.stack.step import step
+from phalanx.plan import explore, makespan, reasons, space
+from phalanx.plan.pricing import Pricing
+from phalanx.spec.cluster_presets import preset
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.jobfile import make_model
+from phalanx.spec.strategy import Strategy
+
+
+def _pricing(model: str, nodes: int, batch: int, seq: int, stack: str = "megatron-core") -> Pricing:
+    spec, _ = make_model({"preset": model}, Path())
+    return Pricing(spec, preset("dgx-a100", nodes), Job(batch, seq, Precision("bfloat16")), stack)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Pricing:
+    """8B on 32 GPUs, whose memory it fills."""
+    return _pricing("llama3-8b", 4, 64, 8192)
+
+
+def test_columns_price_as_single_strategies_do(llama):
+    rows = space.everything(llama.model, llama.job, 32, space.Options(("1f1b", "interleaved")))
+    some = rows.take(np.random.default_rng(0).integers(0, len(rows), 60))
+    seconds = llama.seconds(some)
+    for i, s in enumerate(some.strategies()):
+        one = layout(s, llama.job, llama.model.layers)
+        found = step(llama.shape, one, llama.system, llama.profile)
+        if s.schedule == "interleaved" and one.micro_batches < s.pp:
+            continue  # there the schedule itself is asked, below
+        assert seconds[i] == pytest.approx(float(np.sum(found.seconds)), rel=1e-9)
+
+
+@pytest.mark.parametrize(("nodes", "batch", "seq"), [(4, 64, 8192), (1, 12, 4096)])
+def test_branch_and_bound_finds_what_pricing_everything_finds(nodes, batch, seq):
+    p = _pricing("llama3-8b", nodes, batch, seq)
+    options = space.Options(("1f1b", "interleaved", "zb-v", "naive"), ("none", "full"))
+    everything = space.everything(p.model, p.job, 8 * nodes, options)
+    rows = everything.take(p.bytes_(everything) <= p.usable)
+    seconds = p.seconds(rows)
+    found = explore.explore(p, 8 * nodes, options, keep=300)
+    assert found.legal == len(everything)
+    assert found.legal > found.priced >= len(found.rows)
+    assert found.seconds[found.order][:300] == pytest.approx(np.sort(seconds)[:300], rel=1e-12)
+    kinds = explore.family(rows)
+    assert set(kinds) == set(found.family)
+    for kind in set(kinds):
+        assert found.seconds[found.family == kind].min() == pytest.approx(seconds[kinds == kind].min(), rel=1e-12)
+
+
+def test_bounds_are_below_all_that_they_stand_for(llama):
+    options = llama.options
+    cores = space.cores(llama.model, llama.job, 32)
+    fits = llama.may_fit(cores, whole=False)
+    assert (fits == (llama.least_bytes(cores, whole=False) <= llama.usable)).all()
+    for core in np.random.default_rng(1).integers(0, len(cores), 12):
+        own = cores.take([core])
+        rows = space.recomputing(space.pipelines(own, llama.model, llama.job, options), llama.model, options)
+        full = space.sharding(rows, options)
+        assert llama.least_seconds(own, whole=False)[0] <= llama.least_seconds(rows, whole=True).min() * (1 + 1e-12)
+        assert llama.least_seconds(rows, whole=True).min() <= llama.seconds(full).min() * (1 + 1e-12)
+        assert llama.least_bytes(own, whole=False)[0] <= llama.least_bytes(rows, whole=True).min() * (1 + 1e-12)
+        assert llama.least_bytes(rows, whole=True).min() <= llama.bytes_(full).min() * (1 + 1e-12)
+
+
+# How far the formula of equal chunks may be from the schedule: where it holds, not at all.
+@pytest.mark.parametrize(
+    ("schedule", "virtual", "micro_batch", "near"),
+    [
+        ("1f1b", 1, 1, 1e-9),
+        ("gpipe", 1, 2, 1e-9),
+        ("naive", 1, 1, 1e-9),
+        ("interleaved", 6, 1, 1e-9),
+        ("interleaved", 3, 16, 0.02),  # 6 micro-batches on 8 ranks
+        ("zb-h1", 1, 1, 0.01),
+        ("zb-v", 1, 1, 0.01),
+        ("dualpipe-v", 1, 1, 0.01),
+    ],
+)
+def test_bubbles_are_those_of_the_schedules(schedule, virtual, micro_batch, near):
+    p = _pricing("gpt3-175b", 128, 1536, 2048)
+    s = Strategy(dp=16, zero=1, tp=8, sp=True, pp=8, schedule=schedule, virtual=virtual, micro_batch=micro_batch)
+    (found,), (run,) = reasons.priced(p, [s]), makespan.run(p, [s])
+    assert run.seconds(found.terms) == pytest.approx(found.seconds, rel=near)
+
+
+def test_few_rounds_stand_for_many(llama, monkeypatch):
+    """What is added at the slowest rank's pace is what running on would have shown."""
+    kinds = (("1f1b", 1), ("interleaved", 4), ("zb-v", 1))
+    given = [Strategy(tp=2, pp=4, cp=4, virtual=v, schedule=name) for name, v in kinds]
+    few = [run.makespan for run in makespan.run(llama, given)]
+    monkeypatch.setattr(makespan, "_ROUNDS", 16)
+    assert [run.makespan for run in makespan.run(llama, given)] == pytest.approx(few, rel=1e-9)
