@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,17 +22,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.result import Result
+
 ROOT = Path(__file__).parent.parent
-
-
-@dataclass(frozen=True)
-class Result:
-    """One figure against its limit; no limit: shown for information."""
-
-    name: str
-    shown: str
-    limit: str = ""
-    kept: bool = True
 
 
 def _seconds(command: list[str]) -> float:
@@ -423,6 +414,35 @@ def bench_suite() -> Iterator[Result]:
     yield Result("the whole test suite", f"{seconds:.0f} s", "600 s", seconds <= 600)
 
 
+def bench_scaling() -> Iterator[Result]:
+    """Strong and weak scaling of the quickstart's model beside the predicted one, and where the loss goes."""
+    from benchmarks.scaling import RANKS
+    from phalanx.measure.local import local_cluster
+
+    local_cluster(max(RANKS), "float32", 1)
+    for ranks in RANKS:
+        for name, found in _told("scaling", ranks, most=max(RANKS)).items():
+            m = {key: median(v) for key, v in found.items() if isinstance(v, list)}
+            share = 1 if name == "weak" else ranks  # of the work that one process does
+            ratios = sorted(a / share / b for a, b in zip(found["alone"], found["step"], strict=True))
+            predicted = found["predicted alone"] / share / found["predicted"]
+            slower = m["compute"] - m["alone"] / share
+            parts = {"slower compute": slower} | {key: m[key] for key in ("imbalance", "bubble", "exposed")}
+            lost = ", ".join(f"{key} {value / m['step']:+.1%}" for key, value in parts.items())
+            shown = (
+                f"efficiency {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), predicted {predicted:.2f}"
+            )
+            shown += f"; step {m['step'] * 1e3:.0f} ms, predicted {found['predicted'] * 1e3:.0f}; of it {lost}"
+            yield Result(f"{name} scaling, {ranks} ranks", shown)
+
+
+def bench_lab() -> Iterator[Result]:
+    """Hosts with links of 1 Gbit/s; needs root and iproute2."""
+    from benchmarks.shaped import bench_lab as bench
+
+    yield from bench()
+
+
 BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "help": bench_help,
     "mesh": bench_mesh,
@@ -438,6 +458,8 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "memory": bench_memory,
     "verify": bench_verify,
     "collectives": bench_collectives,
+    "scaling": bench_scaling,
+    "lab": bench_lab,
     "restart": bench_restart,
     "cold": bench_cold,
     "suite": bench_suite,

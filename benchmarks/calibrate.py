@@ -140,14 +140,16 @@ class Data:
     def stacks(self, constants: Mapping[str, float]) -> object:
         return take([profile(name, constants) for name in self.names], self.stack)
 
-    def of(self, free: Free) -> Data:
-        """The cases that a constant has a say in."""
+    def of(self, free: Free) -> Data | None:
+        """The cases that a constant has a say in, if there are any."""
         keep = []
         for i, c in enumerate(self.cases):
             chip = description(c.row)[0]
             owners = (chip, *chain(CHIPS[chip].generation)) if free.hardware else chain_of(c.profile)
             if free.owner in owners:
                 keep.append(i)
+        if not keep:
+            return None
         return Data([self.cases[i] for i in keep], self.measured[keep], self.weight[keep])
 
     def predict(self, constants: Mapping[str, float], systems: object = None) -> Floats:
@@ -216,7 +218,7 @@ def descend(
 ) -> tuple[Floats, dict[str, float]]:
     """Offsets and constants: one after the other, each by steps that grow where they help and shrink where not."""
     x = np.zeros(len(free)) if start is None else start.copy()
-    parts: dict[str, Data] = {}
+    parts: dict[str, Data | None] = {}
     steps = np.array([0.4 * f.spread for f in free])
     for n in range(sweeps):
         moved = 0.0
@@ -224,7 +226,7 @@ def descend(
             if abs(steps[j]) < 2e-3:
                 continue
             part = parts.setdefault(f.owner, data.of(f))
-            if not part.cases:
+            if part is None:
                 steps[j] = 0.0
                 continue
 

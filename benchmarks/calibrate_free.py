@@ -110,7 +110,7 @@ def free() -> list[Free]:
         ("ffn_bytes", 0.3),
         ("backward_traffic", 0.15),
         ("logit_bytes", 0.3),
-        ("launch_s", 0.4),
+        ("launch_s", 0.3),
         ("launch_backward", 0.2),
         ("launch_sync", 0.5),
         ("tp_overlap", 0.8),
@@ -127,14 +127,14 @@ def free() -> list[Free]:
         ("ep_overlap", 0.8),
     )
     roots = ("eager", "compiled", "megatron-core", "megatron-2020")
-    found += _of(roots, ("hidden_bytes", 0.4), ("launch_s", 0.5), ("gemm", 0.08))
+    found += _of(roots, ("hidden_bytes", 0.4), ("launch_s", 0.15), ("gemm", 0.08))
     found += _of(roots[:3], ("dp_overlap", 0.8), ("tp_overlap", 0.8))
     found += _of(("megatron-2020",), ("score_bytes", 0.4))
     stacks = ("nanotron", "llm-foundry", "torchtitan-compiled", "torchtitan-eager", "maxtext", "pax", "simumax-b200")
     stacks += ("nemo-24.11", "nemo-24.03", "megatron-2021", "megatron-2022", "megatron-deepspeed-2022")
     stacks += ("megatron-bridge-25.09",)
     releases = ("megatron-bridge-26.02", "megatron-bridge-26.04", "megatron-bridge-26.06")
-    found += _of(stacks, ("gemm", 0.12), ("hidden_bytes", 0.2), ("launch_s", 0.3))
+    found += _of(stacks, ("gemm", 0.12), ("hidden_bytes", 0.2), ("launch_s", 0.15))
     found += _of(releases, ("gemm", 0.12))
     overlapping = ("nanotron", "llm-foundry", "torchtitan-compiled", "maxtext", "pax", "simumax-b200", "nemo-24.11")
     found += _of((*overlapping, "megatron-bridge-25.09"), ("tp_overlap", 0.6), ("dp_overlap", 0.6))
@@ -142,7 +142,7 @@ def free() -> list[Free]:
     found += _of(of_experts, ("token_bytes", 0.4), ("router_s", 0.5), ("ep_overlap", 0.6))
     in_8_bits = ("megatron-core", "compiled", "torchtitan-compiled", "megatron-bridge-25.09", "nemo-24.11", "pax")
     found += _of(in_8_bits, ("cast_bytes", 0.4), ("gemm8", 0.1))
-    found += [Free("torchtitan-eager", "cast_bytes", 0.4), Free("maxtext", "contention", 0.05)]
+    found += [Free("torchtitan-eager", "cast_bytes", 0.4)]
     found += _of(("megatron-2022", "nanotron"), ("launch_sync", 0.7))
     found += _of(
         ("nanotron",), ("listed", 0.3), ("launch_backward", 0.3), ("gather_overlap", 0.8), ("logit_bytes", 0.3)

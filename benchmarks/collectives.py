@@ -53,7 +53,7 @@ def main() -> None:
                 own = tensors(op, size, world.size, lambda n: comm.buffer(n, torch.float32))
                 ordinary = tensors(op, size, world.size, torch.zeros)
                 calls = [Call(op, ranks, world.rank, *both) for both in (own, ordinary)]
-                tried = {str(way): (calls[0], way) for way in ways(op, world.size, comm)}
+                tried = {str(way): (calls[0], way) for way in ways(op, ranks, comm)}
                 if size == LARGE:
                     tried = {name: tried[name] for name in ("native", "shm")}
                 tried["native"] = (calls[1], Way("native"))  # what torch's users have

@@ -70,14 +70,70 @@ def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
         "qk_norm": draw(st.sampled_from([None, True, False])),
         "window_layers": draw(st.sampled_from([None, [0]])) if sizes["window"] else None,
     }
+    if draw(st.sampled_from([False, False, False, True])):
+        options |= {"rotary_dim": None, "qk_norm": False, "position": "rotary", "kv_heads": sizes["heads"]}
+        options["latent"] = draw(latents(head_dim))
     sizes |= {name: option for name, option in options.items() if option is not None}
     return build(ModelSpec, complete(sizes), "model")
 
 
-def splits(model: ModelSpec, tp: int) -> bool:
+@st.composite
+def latents(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
+    rope_dim = draw(st.sampled_from([head_dim // 4, head_dim // 2]))
+    return {
+        "kv_rank": draw(st.sampled_from([head_dim // 2, 3 * head_dim])),
+        "q_rank": draw(st.sampled_from([None, 2 * head_dim])),
+        "nope_dim": head_dim - rope_dim,
+        "rope_dim": rope_dim,
+        "v_dim": draw(st.sampled_from([head_dim // 2, head_dim, head_dim * 3 // 2])),
+        "interleaved": draw(st.booleans()),
+    }
+
+
+@st.composite
+def with_experts(draw: st.DrawFn, small: bool = False) -> ModelSpec:
+    """A model with experts in some of its layers."""
+    count = draw(st.sampled_from([4, 6, 8]))
+    top_k = draw(st.sampled_from([1, 2, 3]))
+    chooser = draw(st.sampled_from(["tokens", "tokens", "experts"]))
+    layers = draw(st.sampled_from([1, 2, 3]))
+    groups = draw(st.sampled_from([1, 1, 2])) if chooser == "tokens" else 1
+    experts: dict[str, Any] = {
+        "count": count,
+        "top_k": min(top_k, count // groups),
+        "ffn": draw(st.sampled_from([12, 24] if small else [36, 96])),
+        "shared_ffn": draw(st.sampled_from([0, 24])),
+        "dense_layers": draw(st.sampled_from([[], [], [0]])) if layers > 1 else [],
+        "score": draw(st.sampled_from(["softmax", "sigmoid"])),
+        "normalized": draw(st.booleans()) and chooser == "tokens",
+        "groups": groups,
+        "chooser": chooser,
+        "capacity": draw(st.sampled_from([None, None, 0.5, 1.0])),
+        "z_loss": draw(st.sampled_from([0.0, 1e-3])),
+    }
+    if chooser == "tokens":
+        experts["balance_loss"] = draw(st.sampled_from([0.0, 1e-2]))
+        experts["balance_bias"] = draw(st.sampled_from([None, 1e-3]))
+    sizes: dict[str, Any] = {
+        "family": draw(st.sampled_from(["mixtral", "qwen3_moe"])),
+        "vocab": 61 if small else 300,
+        "hidden": draw(st.sampled_from([16, 48] if small else [64, 128])),
+        "layers": layers,
+        "heads": 12,
+        "kv_heads": draw(st.sampled_from([2, 6])),
+        "head_dim": 8,
+        "ffn": 48,
+        "max_seq": 64 if small else 256,
+        "tied": draw(st.booleans()),
+        "experts": experts,
+    }
+    return build(ModelSpec, complete(sizes), "model")
+
+
+def splits(model: ModelSpec, tp: int, ep: int = 1, etp: int = 1) -> bool:
     """Whether a model falls into so many equal parts."""
     try:
-        require_split(model, Strategy(tp=tp))
+        require_split(model, Strategy(dp=ep * etp, tp=tp, ep=ep, etp=etp))
     except InputError:
         return False
     return True
@@ -108,10 +164,10 @@ def pipelines(model: ModelSpec, ranks: int, micro_batches: int) -> list[Strategy
 
 @st.composite
 def cases(
-    draw: st.DrawFn, ranks: int, small: bool = True, compressed: bool = False
+    draw: st.DrawFn, ranks: int, small: bool = True, compressed: bool = False, experts: bool = False
 ) -> tuple[ModelSpec, Job, Strategy]:
     """A model, a job and a strategy of `ranks` ranks that fit each other."""
-    model = draw(models(small=small))
+    model = draw(with_experts(small=small) if experts else models(small=small))
     micro_batch = draw(st.sampled_from([1, 2, 3]))
     accumulation = draw(st.sampled_from([1, 2, 3, 4]))
     zero = draw(st.sampled_from([0, 1, 2, 3]))
@@ -124,6 +180,8 @@ def cases(
     context = draw(st.sampled_from([s for s in parts if shares(model, seq, s)]))
     cp = context.cp
     dp = ranks // tp // cp
+    inside = [(ep, etp) for ep in divisors(ranks) for etp in divisors(ranks // ep) if splits(model, tp, ep, etp)]
+    ep, etp = draw(st.sampled_from(inside)) if experts else (1, 1)
     precision = draw(st.sampled_from(PRECISIONS))
     usable = QUANTISERS if zero == 3 else COMPRESSORS
     coarse = precision.accumulate_dtype not in ("float32", "float64")
@@ -134,6 +192,8 @@ def cases(
         sp=draw(st.booleans()) and tp > 1 and micro_batch * seq // cp % tp == 0,
         cp=cp,
         ulysses=context.ulysses,
+        ep=ep,
+        etp=etp,
         zero=zero,
         shard=draw(st.sampled_from([None, *divisors(dp)])) if zero else None,
         micro_batch=micro_batch,
@@ -142,7 +202,9 @@ def cases(
         prefetch=draw(st.sampled_from([0, 1])),
         recompute=draw(st.sampled_from(["none", "selective", "full", "every:2"])),
         bucket=draw(st.sampled_from([0.002, 0.02, 0.5, "auto"])),
-        compression=draw(st.sampled_from(usable)) if compressed and tp == pipeline.pp == 1 and not coarse else "none",
+        compression=draw(st.sampled_from(usable))
+        if compressed and tp == pipeline.pp == ep * etp == 1 and not coarse
+        else "none",
     )
     job = Job(
         global_batch=micro_batch * accumulation * dp,

@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 
 from pool import importing_as_here
 
+from phalanx.measure import lab
+
 
 def phalanx(here: Path, *words: str, **how: Any) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `phalanx words` in the folder `here`. `how`: as for Launcher."""
@@ -30,7 +32,8 @@ def phalanx(here: Path, *words: str, **how: Any) -> tuple[int, str, str]:
 class Launcher:
     """`phalanx words` under way. `environment` is added to this process's own. `instead`: the modules of ranks that
     stand in for others. No file that it writes may be larger than `largest` bytes. `grace_s`: how long ranks that are
-    asked to end may take."""
+    asked to end may take. `torchrun`: the options of torch's own launcher, which then starts `phalanx words`.
+    `namespace`: the lab's host on which that happens."""
 
     def __init__(
         self,
@@ -40,11 +43,14 @@ class Launcher:
         instead: Mapping[str, str] | None = None,
         largest: int = resource.RLIM_INFINITY,
         grace_s: float | None = None,
+        torchrun: Sequence[str] = (),
+        namespace: str = "",
     ) -> None:
         context = get_context("forkserver")
         context.set_forkserver_preload(["warm"])
-        self._said = [here.parent / f"{here.name}.{name}" for name in ("stdout", "stderr")]
-        given = (here, words, os.environ | dict(environment or {}), dict(instead or {}), largest, grace_s, self._said)
+        self._said = [here.parent / f"{here.name}{namespace}.{name}" for name in ("stdout", "stderr")]
+        means = (dict(instead or {}), largest, grace_s, torchrun, namespace)
+        given = (here, words, os.environ | dict(environment or {}), *means, self._said)
         self._process: BaseProcess = context.Process(target=_launcher, args=given)
         with importing_as_here():
             self._process.start()
@@ -73,6 +79,8 @@ def _launcher(
     instead: dict[str, str],
     largest: int,
     grace_s: float | None,
+    torchrun: Sequence[str],
+    namespace: str,
     said: Sequence[Path],
 ) -> NoReturn:
     import tempfile
@@ -88,11 +96,18 @@ def _launcher(
         _become(environment, *(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for path in said))
 
         def start(handler: SubprocessHandler, command: Sequence[str], environment: dict[str, str]) -> _Rank:
-            _, _, module, *argv = command  # python -m module argument
+            module, *argv = command[command.index("-m") + 1 :]  # python -m module argument
             return _Rank(instead.get(module, module), argv, environment)
 
         agent._GRACE_S = agent._GRACE_S if grace_s is None else grace_s
         SubprocessHandler._popen = start  # type: ignore[assignment, method-assign]
+        if namespace:
+            lab.enter(namespace)
+        if torchrun:
+            from torch.distributed.run import main
+
+            main([*torchrun, "-m", "phalanx", *words])
+            return
         from phalanx.cli import app
 
         app(words)

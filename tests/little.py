@@ -4,12 +4,13 @@ Who trains by its rates in a test asks what is done with them, not how good they
 
 from __future__ import annotations
 
-from phalanx.measure import kernels, links, worker
+from phalanx.measure import figures, kernels, links, messages, worker
 
 
 def main() -> None:
     kernels._FULL = kernels._SMALL
     links._SIZES, links._ROUNDS = tuple(2**k for k in (10, 14, 18)), 2
+    messages.SIZES, figures._ROUNDS, figures._COPIED = links._SIZES, 1, 2**16
     worker.main()
 
 

@@ -17,22 +17,37 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import combinations
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from phalanx.measure import lab
+
 SIZE = 6
 _GRACE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Where:
+    """How many ranks there are, and on how many hosts: of this one, or `local` on each of a lab's."""
+
+    size: int
+    local: int
+    address: str = "localhost"
+    namespaces: tuple[str, ...] = ()
 
 
 class CaseFailed(AssertionError):
     """A case failed on a rank; the message names it."""
 
 
-def _serve(rank: int, port: int, folder: str, pipe: Connection) -> None:
+def _serve(rank: int, where: Where, port: int, folder: str, pipe: Connection) -> None:
     os.environ["PHALANX_STATUS"] = folder
+    if where.namespaces:
+        lab.enter(where.namespaces[rank // where.local])
     import torch
     import torch.distributed as dist
 
@@ -40,12 +55,12 @@ def _serve(rank: int, port: int, folder: str, pipe: Connection) -> None:
     from phalanx.runtime.world import World
 
     torch.set_num_threads(1)
-    meeting = dist.TCPStore("localhost", port, SIZE, is_master=rank == 0, wait_for_workers=False)
-    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=SIZE)
+    meeting = dist.TCPStore(where.address, port, where.size, is_master=rank == 0, wait_for_workers=False)
+    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=where.size)
     # Every group that a case could ask for, made together: ranks that took part in different cases before
     # would disagree on the name of a new one.
-    for size in range(2, SIZE + 1):
-        for ranks in combinations(range(SIZE), size):
+    for size in range(2, where.size + 1):
+        for ranks in combinations(range(where.size), size):
             made = dist.new_group(list(ranks))
             if rank in ranks:
                 worlds._groups[ranks] = made
@@ -53,7 +68,8 @@ def _serve(rank: int, port: int, folder: str, pipe: Connection) -> None:
     while True:
         function, ranks, args = pipe.recv()
         try:
-            pipe.send(("done", function(World(rank, ranks, rank, ranks), *args)))
+            local = min(where.local, ranks)
+            pipe.send(("done", function(World(rank, ranks, rank % local, local), *args)))
         except BaseException:
             pipe.send(("failed", traceback.format_exc()))
 
@@ -73,7 +89,8 @@ def importing_as_here() -> Iterator[None]:
 
 
 class Pool:
-    def __init__(self) -> None:
+    def __init__(self, where: Where | None = None) -> None:
+        self._where = where or Where(SIZE, SIZE)
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         self._folder = Path()
@@ -85,17 +102,21 @@ class Pool:
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
             port = probe.getsockname()[1]
-        for rank in range(SIZE):
+        for rank in range(self._where.size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, port, str(self._folder), theirs), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, self._where, port, str(self._folder), theirs), daemon=True
+            )
             with importing_as_here():  # multiprocessing says so only after it has looked for the preloaded ones
                 process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
-        self._collect(SIZE, 120.0)
+        self._collect(self._where.size, 120.0)
 
     def stop(self) -> None:
+        if not self._processes:  # never started: there is no folder of its own to clear away
+            return
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -107,7 +128,7 @@ class Pool:
 
     def run(self, ranks: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
         """Results by rank. Raises CaseFailed."""
-        assert ranks <= SIZE
+        assert ranks <= self._where.size
         if not self._processes:
             self._start()
         for pipe in self._pipes[:ranks]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import ranks
+import test_backward_parts
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,15 +24,23 @@ from phalanx.schedule.buckets import backward_order
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.strategy import Strategy
+from phalanx.verify.compare import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
+from phalanx.verify.proof import verify
 
 FP64 = Precision("float64")
 EXACT = 1e-12
 
 
-def small(q_rank: int | None = 12, v_dim: int = 6, **sizes: Any) -> ModelSpec:
-    """The last `rope_dim` = 4 of 12 dimensions turn; values are narrower or wider than keys."""
-    ranks = {"kv_rank": 10, "nope_dim": 8, "rope_dim": 4, "v_dim": v_dim, "q_rank": q_rank}
+def small(q_rank: int | None = 12, v_dim: int = 6, kv_rank: int = 10, **sizes: Any) -> ModelSpec:
+    """The last `rope_dim` = 4 dimensions turn; values are narrower or wider than keys."""
+    ranks = {
+        "kv_rank": kv_rank,
+        "nope_dim": sizes.get("head_dim", 12) - 4,
+        "rope_dim": 4,
+        "v_dim": v_dim,
+        "q_rank": q_rank,
+    }
     return model(**{"kv_heads": 4, "head_dim": 12, "latent": ranks} | sizes)
 
 
@@ -113,18 +122,57 @@ def test_any_strategy_equals_one_process(pool: Pool, strategy: Strategy) -> None
 
 @pytest.mark.parametrize("spec", MODELS, ids=range(4))
 def test_gradients_come_in_the_order_of_one_process(spec: ModelSpec) -> None:
-    strategies = Strategy(dp=2, zero=2), Strategy(dp=2, tp=2, zero=2), Strategy(dp=2, tp=2, sp=True, zero=2)
-    alone, *split = (order_of_gradients(spec, strategy) for strategy in strategies)
-    assert alone == split[0] == split[1]
+    alone = order_of_gradients(spec, Strategy(dp=2, zero=2))
+    for sp in (False, True):
+        for mode in ("none", "selective", "full"):
+            assert order_of_gradients(spec, Strategy(dp=2, tp=2, sp=sp, zero=2, recompute=mode)) == alone  # type: ignore[arg-type]
+
+
+@st.composite
+def priced(draw: st.DrawFn) -> tuple[tuple[ModelSpec, Job, Strategy, int], bool]:
+    """And whether its backward pass is in two parts."""
+    split, biased, heads = draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from([4, 8]))
+    spec = small(
+        draw(st.sampled_from([None, 48, 700])),
+        draw(st.sampled_from([2, 8, 24, 100])),
+        draw(st.sampled_from([8, 40, 600])),
+        hidden=draw(st.sampled_from([32, 256])),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=24,
+        ffn=draw(st.sampled_from([32, 512])),
+        max_seq=256,
+        residual=draw(st.sampled_from(["serial", "parallel", "parallel_one_norm"])),
+        window=draw(st.sampled_from([None, 50])),
+        qkv_bias=biased,
+        out_bias=biased,
+    )
+    precision = Precision(draw(st.sampled_from(["float32", "bfloat16", "float64"])))
+    job = Job(4, 256, precision, documents=draw(st.sampled_from(["packed", "separate"])))
+    repeat = draw(st.sampled_from(["none", "selective", "full"]))
+    s = replace(
+        draw(st.sampled_from(test_backward_parts.LAYOUTS)),
+        micro_batch=draw(st.sampled_from([1, 2])),
+        recompute=repeat,
+    )
+    return (spec, job, s, draw(st.integers(0, s.world - 1))), split
+
+
+@settings(max_examples=25)
+@given(priced())
+def test_bytes_and_flops_are_predicted(case: tuple[Any, bool]) -> None:
+    test_backward_parts.compare(*case)
 
 
 def test_what_stands_with_a_star_is_kept_and_nothing_else() -> None:
     """The table of nn/latent.py, by a block more in the same model."""
     job, tokens = Job(2, 128), 256
     for spec in (small(max_seq=128), small(q_rank=None, v_dim=16, max_seq=128), small(v_dim=12, max_seq=128)):
-        one, two = (
-            live(replace(spec, layers=n), job, Strategy(micro_batch=2), lambda part, loss: loss) for n in (1, 2)
-        )
+        found = {}
+        for mode in ("none", "selective"):
+            s = Strategy(micro_batch=2, recompute=mode)  # type: ignore[arg-type]
+            one, two = (live(replace(spec, layers=n), job, s, lambda part, loss: loss) for n in (1, 2))
+            found[mode] = two - one
         a = spec.latent
         assert a is not None
         heads, width = spec.heads, max(spec.head_dim, a.v_dim)
@@ -132,4 +180,46 @@ def test_what_stands_with_a_star_is_kept_and_nothing_else() -> None:
         into += a.kv_rank + a.rope_dim + 1 + a.kv_rank
         core = 4 * heads * width + heads + (heads * a.v_dim if a.v_dim < width else 0)
         others = 2 * (spec.hidden + 1) + spec.hidden + 3 * spec.ffn  # both norms and the MLP
-        assert two - one == 4 * tokens * (into + core + others)
+        assert found["none"] == 4 * tokens * (into + core + others)
+        assert found["selective"] == 4 * tokens * (into + 3 * heads * width + others)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(tp=2, sp=True, dp=2, ep=4, zero=1),
+        Strategy(tp=2, dp=2, ep=2, etp=2, zero=3, recompute="selective"),
+        Strategy(cp=2, tp=2, ep=4, sp=True, recompute="full"),
+        Strategy(pp=2, tp=2, ep=2, schedule="zb-h1", micro_batch=2),
+    ],
+    ids=str,
+)
+def test_so_does_all_of_deepseek_v3(pool: Pool, strategy: Strategy) -> None:
+    """With its experts, chosen in groups by sigmoids and balance biases."""
+    routed = {"count": 8, "top_k": 3, "ffn": 24, "shared_ffn": 16, "dense_layers": [0], "balance_loss": 0.01}
+    groups = {"groups": 4, "top_groups": 2, "scale": 2.5}
+    spec = small(family="deepseek_v3", layers=3, experts=routed | groups)
+    job = Job(2 * strategy.dp * strategy.micro_batch, 16)
+    for found in pool.run(4, ranks.examine, spec, job, strategy, "float64", 3)[0]:
+        assert found.loss_rel_max <= BOUNDS["float64"], found
+        assert found.grad_rel_max <= BOUNDS["float64"], found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [
+        (Strategy(recompute="selective"), {"v_dim": 24}),
+        (Strategy(tp=2, sp=True, recompute="selective"), {}),
+        (Strategy(tp=2, dp=4, zero=3, recompute="full"), {"q_rank": None, "qkv_bias": True}),
+        (Strategy(cp=4, ulysses=2, zero=2), {}),
+        (Strategy(pp=2, tp=2, sp=True, schedule="zb-h1"), {"v_dim": 24}),
+    ],
+    ids=str,
+)
+def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: Strategy, sizes: dict[str, Any]) -> None:
+    spec = small(**{"vocab": 1021, "hidden": 96, "heads": 8, "kv_heads": 8, "ffn": 256, "max_seq": 256} | sizes)
+    for found in verify(spec, Job(strategy.dp * 2, 128), strategy):
+        assert not found.failed
+        assert found.differences == ()
+        assert found.deviation is not None
+        assert found.deviation < SLACK_BYTES

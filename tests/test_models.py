@@ -227,15 +227,22 @@ def _phalanx(*words: str) -> Any:
 
 @pytest.mark.parametrize("command", ["plan", "train", "parity"])
 @pytest.mark.parametrize("line", ["auto", "dp=2"])
-def test_a_mixture_of_experts_is_refused_before_anything_starts(command: str, line: str, tmp_path: Path) -> None:
+def test_a_model_of_which_only_the_shape_is_known_is_refused_before_anything_starts(
+    command: str, line: str, tmp_path: Path
+) -> None:
     if (command, line) == ("parity", "auto"):
         line = "dp=1"  # parity examines one strategy
     job = tmp_path / "job.toml"
-    job.write_text('model.preset = "deepseek-v3"\njob = { global_batch = 4, seq = 8 }\ntrain.data = "none.txt"\n')
+    job.write_text('model.preset = "gpt-oss-20b"\njob = { global_batch = 4, seq = 8 }\ntrain.data = "none.txt"\n')
     found = _phalanx(command, str(job), "--strategy", line)
     assert found.exit_code == 2
-    assert "mixture of experts: its shape is known, its step is not priced or run yet" in found.stderr
+    assert "attention sinks: its shape is known, its step is not priced or run yet" in found.stderr
     assert found.stderr.count("\n") == 1
+
+
+def test_latent_attention_without_experts_runs() -> None:
+    latent = {"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "v_dim": 128, "q_rank": 1536}
+    require_runnable(make_model({"preset": "llama2-7b", "head_dim": 192, "latent": latent}, Path())[0])
 
 
 @pytest.mark.parametrize("field", [{"sinks": True}, {"activation": "swiglu_clamped"}])

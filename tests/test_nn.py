@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,9 @@ def test_gradients_of_our_functions() -> None:
     assert check(functions.swiglu, (_rand(5, 7), _rand(5, 7)))
     angles = torch.randn(4, 1, 3, dtype=torch.float64)
     for width in (6, 10):
-        assert check(lambda x: functions.rotary(x, angles.cos(), angles.sin()), (_rand(2, 4, 3, width),))
+        for which in ((0, False), (width - 6, True)):
+            turn = partial(functions.rotary, cos=angles.cos(), sin=angles.sin())
+            assert check(lambda x, w=which, turn=turn: turn(x, start=w[0], neighbours=w[1]), (_rand(2, 4, 3, width),))
 
 
 @pytest.mark.parametrize("rows", [3, 1000])

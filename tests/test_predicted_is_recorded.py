@@ -7,6 +7,7 @@ import pytest
 import ranks
 from drawn import TRANSPORTS, cases
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from pool import Pool
 
 from phalanx.runtime.world import ALONE
@@ -45,5 +46,28 @@ def test_several_ranks(pool: Pool, world: int) -> None:
         verified = imagine(*case, rank=0)
         for found in alike:
             assert verified.held.peak == pytest.approx(found["measured_peak"], rel=0.02), case
+
+    equal()
+
+
+@settings(max_examples=10)
+@given(case=cases(1, small=False, experts=True))
+def test_one_process_with_experts(case) -> None:  # type: ignore[no-untyped-def]
+    found = ranks.instrumented_step(ALONE, *case, balanced=True)
+    assert found["differences"] == []
+    assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.01), case
+    assert imagine(*case, rank=0).held.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_several_ranks_with_experts(pool: Pool, world: int) -> None:
+    @settings(max_examples=6)
+    @given(cases(world, small=False, experts=True), TRANSPORTS, st.booleans())
+    def equal(case, transport, balanced) -> None:  # type: ignore[no-untyped-def]
+        """Where the router says which expert, how much is sent is not known, and all else is."""
+        for found in pool.run(world, ranks.instrumented_step, *case, transport, balanced):
+            assert found["differences"] == []
+            if balanced:
+                assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.02), case
 
     equal()

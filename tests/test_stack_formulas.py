@@ -140,7 +140,8 @@ def test_products_come_in_waves() -> None:
     best = 2 * m * 4096 * 4096 / rate
     found = product_s(m, 4096, 4096, on, rate, 2)
     assert np.all(found > best)
-    assert np.all(np.diff(best / found) > 0)
+    assert np.all(np.diff(best / found) > -1e-9)
+    assert best[-1] / found[-1] > 3 * best[0] / found[0]
 
 
 def test_launches_are_a_floor_and_not_a_sum() -> None:
@@ -148,7 +149,7 @@ def test_launches_are_a_floor_and_not_a_sum() -> None:
     strategy, job = Strategy(dp=8), Job(8, 128, Precision("bfloat16"))
     found = estimate(small, preset("dgx-h100", 1), job, strategy, "eager")
     by = found.profile
-    floor = 12 * by.launch_s * (1 + by.launch_backward)
+    floor = 12 * by.launches * by.launch_s * (1 + by.launch_backward)
     assert float(found.seconds) > floor
     slower = replace(by, launch_s=by.launch_s * 2)
     again = step(found.shape, found.layout, found.system, slower)

@@ -39,7 +39,7 @@ def _sums_are_the_terms(model: ModelSpec, job: Job, strategy: Strategy, place: i
         unit, kind = term.event.unit, term.event.kind
         if kind != "compute":
             continue
-        mine = [e for e in events if (e.op, unit_class(strategy, e.unit)) == (term.event.op, unit)]
+        mine = [e for e in events if (e.op, unit_class(model, strategy, e.unit)) == (term.event.op, unit)]
         assert len(mine) == term.count
         assert sum(e.flops for e in mine) == term.work.flops
         if term.event.phase != "opt" and strategy.pp == 1:  # messages have memory between passes

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from phalanx.nn.hugging_face import container, files
 from phalanx.nn.hugging_face.names import is_buffer, plain, sources
-from phalanx.nn.initial import create, fill_buffers
+from phalanx.nn.initial import create, fill_buffers, initial, of_rank
 from phalanx.nn.stored import open_weights
 from phalanx.spec.job import Job
 from phalanx.spec.model import parameters
+from phalanx.spec.split import Split
 from phalanx.spec.strategy import Strategy
 
 
@@ -121,6 +122,32 @@ def test_a_slice_is_that_of_the_whole_and_reads_no_more(  # type: ignore[no-unty
     equal()
 
 
+@pytest.mark.parametrize(("ep", "etp"), [(2, 1), (1, 2), (2, 2)])
+def test_a_rank_reads_its_own_experts_alone(ep: int, etp: int, theirs, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """But of what is split by columns, as with any matrix, whole rows."""
+    spec = spec_of(theirs("mixtral"))
+    weights = files.read(theirs("mixtral"), spec)
+    fill, counted = container._fill, [0]
+
+    def counting(descriptor: int, memory: Any, *place: Any) -> None:
+        counted[0] += len(memory)
+        fill(descriptor, memory, *place)
+
+    monkeypatch.setattr(container, "_fill", counting)
+    for p in (p for p in parameters(spec) if p.of_experts):
+        whole = weights.slice(p.fqn, 0, p.numel).view(p.shape)
+        for place in range(ep * etp):
+            split = Split(spec, ep=ep, etp=etp).at_experts(place)
+            held, first = split.held(p.fqn), of_rank(initial(spec, 0, weights), split)
+            counted[0] = 0
+            mine = first(p, 0, held.numel)
+            assert counted[0] == 4 * held.numel * (etp if p.role == "expert_row" else 1)
+            box = whole[tuple(slice(o, o + n) for o, n in zip(held.offsets, held.sizes, strict=True))].flatten()
+            assert mine.equal(box)
+            for start, stop in ((3, 5), (held.numel // 2 - 7, held.numel - 1)):
+                assert first(p, start, stop).equal(box[start:stop])
+
+
 @pytest.mark.parametrize(
     ("family", "strategy"),
     [
@@ -128,6 +155,8 @@ def test_a_slice_is_that_of_the_whole_and_reads_no_more(  # type: ignore[no-unty
         ("gpt_neox", Strategy(dp=2, zero=3)),
         ("gpt2", Strategy(tp=2)),
         ("llama", Strategy(dp=2, tp=2, zero=3)),
+        ("deepseek_v3", Strategy(dp=2, tp=2, ep=2, zero=3)),
+        ("mixtral", Strategy(dp=2, etp=2, zero=1)),
     ],
 )
 def test_ranks_start_at_the_loss_of_transformers(  # type: ignore[no-untyped-def]

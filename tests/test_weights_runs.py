@@ -18,12 +18,13 @@ from typer.testing import CliRunner
 from phalanx import session
 from phalanx.cli import app
 from phalanx.infer.generate import Sampling, generate
+from phalanx.nn.initial import create, fill_buffers
 from phalanx.nn.stored import introduce, open_weights
 from phalanx.resume import resumed
 from phalanx.spec import jobfile, plan
 from phalanx.spec.cluster_presets import preset as cluster
 from phalanx.spec.errors import InputError
-from phalanx.spec.model import parameters
+from phalanx.spec.model import buffers, parameters
 
 
 @pytest.mark.parametrize(("dtype", "shard"), [(torch.float32, "1GB"), (torch.bfloat16, "8KB")])
@@ -108,6 +109,34 @@ def test_so_does_one_with_experts(  # type: ignore[no-untyped-def]
     assert found.stdout.removesuffix("\n") == words.decode(ids[0].tolist())
     said = pool.run(2, ranks.write_on, tmp_path / "runs" / "hf", "w5 w6", Sampling(20, temperature=0))
     assert said == [words.decode(ids[0].tolist())] * 2
+
+
+def test_what_bends_gradients_alone_is_no_other_model(  # type: ignore[no-untyped-def]
+    theirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How experts are balanced: an export needs not say it, and weights need not have learned it."""
+    monkeypatch.chdir(tmp_path)
+    folder = save(tmp_path / "hf", theirs("mixtral"), lambda t: t)
+    assert CliRunner().invoke(app, ["import", "hf"]).exit_code == 0
+    about = json.loads(Path("runs/hf/model.json").read_text())
+
+    def exported(out: str, **fields: float) -> str:
+        changed = about["model"] | {"experts": about["model"]["experts"] | fields}
+        Path("runs/hf/model.json").write_text(json.dumps({**about, "model": changed}))
+        return CliRunner().invoke(app, ["export-weights", "runs/hf", "--out", out]).output
+
+    exported("out", balance_loss=0.5, z_loss=0.1)
+    assert tensors(tmp_path / "out").keys() == tensors(folder).keys()
+    for field in ({"capacity": 1.25}, {"scale": 2.0}, {"balance_bias": 0.1}):
+        assert "model.experts = " in (said := exported("other", **field)), said
+        assert "a mixtral config.json of transformers cannot say it" in said
+    spec = spec_of(folder)
+    assert spec.experts is not None
+    biased = replace(spec, experts=replace(spec.experts, balance_bias=0.1))
+    model = create(biased, torch.float32, torch.device("cpu"))
+    for weights in (open_weights(folder, biased), open_weights(Path("runs/hf"), biased)):
+        fill_buffers(model, weights)
+        assert not any(model.get_buffer(b.fqn).any() for b in buffers(biased))
 
 
 def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside_them(  # type: ignore[no-untyped-def]

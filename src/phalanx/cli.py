@@ -16,6 +16,8 @@ from phalanx.cli_clusters import clusters
 from phalanx.cli_collectives import collectives
 from phalanx.cli_experts import experts
 from phalanx.cli_explain import explain, lint
+from phalanx.cli_lab import lab
+from phalanx.cli_measure import measure
 from phalanx.cli_models import models
 from phalanx.cli_pipeline import pipeline
 from phalanx.cli_predict import predict
@@ -47,6 +49,7 @@ StrategyLine = Annotated[
 app.add_typer(collectives, name="collectives")
 app.add_typer(pipeline, name="pipeline")
 app.add_typer(experts, name="experts")
+app.add_typer(lab, name="lab")
 app.command()(models)
 app.command()(clusters)
 app.command()(predict)
@@ -56,6 +59,7 @@ app.command()(lint)
 for _sheets in (scaling, memory, comm, roofline, cases):
     app.command()(_sheets)
 app.command()(verify)
+app.command()(measure)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)
 
@@ -290,31 +294,6 @@ def _show_compression(result: dict[str, Any]) -> None:
     )
 
 
-@app.command()
-def measure(
-    ranks: Annotated[int | None, typer.Option(help="Local ranks; default one per GPU or core.")] = None,
-    dtype: Annotated[str, typer.Option(help="Compute type of the kernels.")] = "float32",
-    threads: Annotated[int, typer.Option(help="Threads per rank.")] = 1,
-    as_json: Json = False,
-) -> None:
-    """Measure this machine anew: kernel rates, α and β. `train` and `plan` use the result."""
-    from dataclasses import asdict
-
-    from phalanx import session
-
-    with mistakes():
-        require_torch()
-        cluster = session.measure(ranks, dtype, threads, announce)
-        if as_json:
-            print_json(asdict(cluster))
-            return
-
-        from phalanx.report.tables import rates
-
-        for table in rates(cluster):
-            console().print(table)
-
-
 def _notes(notes: tuple[str, ...]) -> None:
     for note in notes:
         announce(f"note: {note}")
@@ -352,9 +331,9 @@ def _show_choices(decision: Decision) -> None:
     from phalanx.report.collectives import choices
 
     found = decision.plan.collectives
-    for op, ranks in dict.fromkeys((c.op, c.group_size) for c in found):
-        print(f"{op} over {ranks} ranks")
-        for line in choices([c for c in found if (c.op, c.group_size) == (op, ranks)]):
+    for op, ranks, hosts in dict.fromkeys((c.op, c.group_size, c.hosts) for c in found):
+        print(f"{op} over {ranks} ranks" + (f" on {hosts} hosts" if hosts > 1 else ""))
+        for line in choices([c for c in found if (c.op, c.group_size, c.hosts) == (op, ranks, hosts)]):
             print(f"  {line}")
     if not found:
         print("collectives: torch.distributed's own, nothing else was measured on this cluster")

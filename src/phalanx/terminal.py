@@ -39,7 +39,7 @@ def mistakes() -> Iterator[None]:
         raise typer.Exit(FAILED) from None
     except RuntimeError as error:
         # These speak for themselves; anything else is our own fault and shows its trace.
-        if type(error).__name__ not in ("RankFailure", "CheckpointError", "ReplicasDiffer"):
+        if type(error).__name__ not in ("RankFailure", "CheckpointError", "ReplicasDiffer", "LabError"):
             raise
         announce(f"error: {error}")
         raise typer.Exit(WRONG_INPUT if getattr(error, "wrong_input", False) else FAILED) from None

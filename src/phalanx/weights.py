@@ -52,7 +52,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
     if folder.resolve() in (given, *given.parents):
         raise InputError("--name", name, f"{folder} is where the weights are read from", "choose another")
     spec, notes = jobfile.make_model({"config": str(source.absolute() / "config.json")}, source)
-    require_runnable(spec, priced=False)
+    require_runnable(spec)
     with said_of("HF_DIR"):
         weights = files.read(source, spec)
         for note in notes:
@@ -84,7 +84,9 @@ def _chunks(weights: Weights, spec: ModelSpec) -> list[Chunk]:
     """The parameters and buffers as a checkpoint's, each read when its turn comes."""
     from phalanx.runtime.checkpoint import Chunk
 
-    kinds = [("parameters", p) for p in parameters(spec)] + [("buffers", b) for b in buffers(spec)]
+    kinds = [("parameters", p) for p in parameters(spec)] + [
+        ("buffers", b) for b in buffers(spec) if weights.has(b.fqn)
+    ]
     return [
         Chunk(
             f"{kind}.{p.fqn}",
@@ -147,7 +149,11 @@ def _require_said(config: Mapping[str, Any], spec: ModelSpec) -> None:
 
 
 def _plain(spec: ModelSpec) -> dict[str, Any]:
-    """A model's fields with what is left to a default said: models that compute the same are equal."""
+    """A model's fields with what is left to a default said, and without what bends gradients alone: models that
+    compute the same are equal."""
+    if spec.experts is not None:
+        bias = None if spec.experts.balance_bias is None else 0.0
+        spec = replace(spec, experts=replace(spec.experts, balance_loss=0.0, z_loss=0.0, balance_bias=bias))
     windowed = tuple(i for i in range(spec.layers) if spec.window_of(i) is not None)
     window = spec.window if windowed else None
     return asdict(

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.cost.block import Block, Walk, normed, rms_temporaries, statistics
+from phalanx.cost.block import Block
 from phalanx.cost.kernel import Column
+from phalanx.cost.live import Walk, normed, rms_temporaries, statistics
 from phalanx.spec.model import ModelSpec
 
 
@@ -68,7 +69,7 @@ class SplitBlock(Block):
         if self.serial:
             walk.give(S)  # between attention and MLP
         if not self.one_norm:
-            self._added(walk, held=not self.sp or self.repeat == "full")
+            self._added(walk, held=self._output_left or self.repeat == "full")
         self._attention_inputs(walk)
         if self.one_norm:
             self._add(walk, 0, bias=True)
@@ -79,9 +80,14 @@ class SplitBlock(Block):
             self._added(walk, held=not self.sp or self.repeat == "full")
         else:
             walk.give(S)
-        if self.sp and self.repeat == "full":
+        if self.repeat == "full" and not self._output_left:
             walk.give(S)  # the gradient of the output
         walk.give(S)  # the input
+
+    @property
+    def _output_left(self) -> bool:
+        """Whether W needs the gradient of the output."""
+        return not self.sp
 
     def _added(self, walk: Walk, held: bool) -> None:
         """A gradient, `held` or not, and another one become their sum."""
@@ -122,7 +128,7 @@ class SplitBlock(Block):
         again = attention and self.repeat == "selective"
         if again:
             self._core_again(walk)
-        walk.take(mlp, self.Q * attention)
+        walk.take(mlp, self.O * attention)
         if again:
             self._core_inputs(walk)
 
@@ -133,16 +139,20 @@ class SplitBlock(Block):
             walk.take(self.Q)  # the core's result, which the projection has read
 
     def _attention_inputs(self, walk: Walk) -> None:
-        Q, K, spec = self.Q, self.K, self.spec
         selective = self.repeat == "selective"
         if self.sp and self.serial:
             self._product_inputs(walk, 0, attention=True)
         elif not self.sp:
             if selective:
                 self._core_again(walk)
-            walk.take(Q)
+            walk.take(self.O)
         if not (self.sp and selective):
             self._core_inputs(walk)
+        self._heads_inputs(walk)
+        self._columns_inputs(walk)
+
+    def _heads_inputs(self, walk: Walk) -> None:
+        Q, K, spec = self.Q, self.K, self.spec
         if spec.position == "rotary":
             walk.touch(Q)
         if spec.qk_norm:
@@ -150,24 +160,33 @@ class SplitBlock(Block):
                 walk.take(spec.head_dim * self.e)
                 walk.touch(rms_temporaries(self.t * heads, spec.head_dim, self.e))
                 walk.give(size, sums)
-        self._columns_inputs(walk)
 
     def _weights(self, walk: Walk) -> None:
-        spec, S, A, Q, K = self.spec, self.S, self.A, self.Q, self.K
+        spec, S = self.spec, self.S
         g = self.W if self.sp else S  # of what is added to the stream
-        walk.touch(self.dW_mlp * self.made)
-        walk.give(A)  # activated
-        if self.serial:
-            walk.give(g)
-        self._columns_weights(walk, *[(A, self.dW_mlp)] * self.products)
+        self._mlp_weights(walk, g)
         if not self.one_norm:
             walk.give(S, norm_weights(spec, self.e))
-        if spec.qk_norm:
-            walk.give(2 * spec.head_dim * self.e)
-        walk.touch(self.dW_q * self.made)
-        walk.give(Q, g)
-        self._columns_weights(walk, (K, self.dW_k), (K, self.dW_k), (Q, self.dW_q))
+        self._heads_weights(walk, g)
         walk.give(S, norm_weights(spec, self.e))
+
+    def _mlp_weights(self, walk: Walk, g: Column) -> None:
+        walk.touch(self.dW_mlp * self.made)
+        walk.give(self.A)  # activated
+        if self.serial:
+            walk.give(g)
+        self._columns_weights(walk, *[(self.A, self.dW_mlp)] * self.products)
+
+    def _heads_weights(self, walk: Walk, g: Column) -> None:
+        Q, K = self.Q, self.K
+        if self.spec.qk_norm:
+            walk.give(2 * self.spec.head_dim * self.e)
+        self._result_weight(walk, g)
+        self._columns_weights(walk, (K, self.dW_k), (K, self.dW_k), (Q, self.dW_q))
+
+    def _result_weight(self, walk: Walk, g: Column) -> None:
+        walk.touch(self.dW_o * self.made)
+        walk.give(self.O, g)
 
     def _columns_weights(self, walk: Walk, *parts: tuple[Column, int]) -> None:
         """Of products that read one input: the gradients of their results, and the weights'."""

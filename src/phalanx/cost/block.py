@@ -2,38 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-
 from phalanx.cost.core import Core
 from phalanx.cost.kernel import Column
+from phalanx.cost.live import Walk, normed, rms_temporaries, statistics
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Recompute
-
-
-@dataclass
-class Walk:
-    """Live bytes above those at the start, and the most there were."""
-
-    live: Column = 0
-    highest: Column = 0
-    masked: Column = 0
-    """The most until masks are not needed any more."""
-
-    def take(self, *sizes: Column) -> None:
-        """Tensors are allocated."""
-        self.live = self.live + sum(sizes)
-        self.highest = np.maximum(self.highest, self.live)
-
-    def give(self, *sizes: Column) -> None:
-        """Tensors are freed."""
-        self.live = self.live - sum(sizes)
-
-    def touch(self, *sizes: Column) -> None:
-        """Tensors are there for a moment."""
-        self.take(*sizes)
-        self.give(*sizes)
 
 
 class Block:
@@ -46,6 +19,7 @@ class Block:
     A (t, ffn)       of the MLP
     Q (t, q_width)   queries; attention's result      q_sums, k_sums: a number per head, the log-sum-exp or a norm's
     K (t, kv_width)  keys; values
+    O (t, q_width)   attention's result as the product reads it
     """
 
     def __init__(
@@ -66,12 +40,13 @@ class Block:
         self.q_sums, self.k_sums = t * spec.heads * wide, t * spec.kv_heads * wide
         self.statistics = statistics(spec, self.own, e)
         self.dW_mlp, self.dW_q, self.dW_k = (n * h * e for n in (spec.ffn, spec.q_width, spec.kv_width))
+        self.O, self.dW_o = self.Q, self.dW_q
         self.serial, self.one_norm = spec.residual == "serial", spec.residual == "parallel_one_norm"
         self.products = 2 if spec.gated else 1  # of the MLP's input
         self.joint = tp > 1  # products of one input have their backward pass together
         self.made = 1  # 0 where the gradient of a product's weight is made right where it is put, without a copy
-        # The core's result is there as Ulysses gave it back too.
-        self.apart = core is not None and core.part.ulysses > 1
+        self.moved = core is not None and core.part.ulysses > 1  # heads go apart, and tokens come together
+        self.apart = self.moved  # the core's result is there as Ulysses gave it back too
 
     def passes(self) -> tuple[Walk, Walk]:
         """Forward and backward."""
@@ -96,6 +71,9 @@ class Block:
             walk.touch(self.S)  # + the input
         if not self.one_norm:
             self._norm(walk)
+        self._mlp(walk, made)
+
+    def _mlp(self, walk: Walk, made: bool) -> None:
         self._columns(walk, self.products * self.A)
         walk.take(self.A)  # activated
         if made:
@@ -105,36 +83,44 @@ class Block:
 
     def forward_alone(self, walk: Walk) -> None:
         """Without a graph: nothing is kept but the output."""
-        S, A, Q, K = self.S, self.A, self.Q, self.K
+        S, Q, K = self.S, self.Q, self.K
         self._norm(walk)
         walk.give(self.statistics)
-        self._columns(walk, Q, K, K)
-        if self.spec.qk_norm:
-            for size, sums, width in ((Q, self.q_sums, self.spec.q_width), (K, self.k_sums, self.spec.kv_width)):
-                walk.take(sums)
-                self._wide_norm(walk, self.t * width)
-                walk.take(size)
-                walk.give(sums)
-            walk.give(Q + K)
-        if self.spec.position == "rotary":
-            walk.touch(Q, K)
+        self._heads_alone(walk)
         self._core_alone(walk)
-        walk.take(Q)
+        walk.take(self.O)
         walk.give(Q + 2 * K)
         if self.sp:
             self._sum_alone(walk)
             return
         walk.take(S)
-        walk.give(Q)
+        walk.give(self.O)
         if self.serial:
             walk.give(S)  # the norm's result
         if self.serial or self.tp == 1:
             walk.touch(S)  # + the input
+        self._mlp_alone(walk)
+
+    def _mlp_alone(self, walk: Walk) -> None:
+        S, A = self.S, self.A
         self._activated_alone(walk)
         walk.take(S)
         walk.give(A + (0 if self.one_norm else S))
         walk.take(S)  # + what was before
         walk.give(2 * S if self.serial else 3 * S)
+
+    def _heads_alone(self, walk: Walk) -> None:
+        Q, K, spec = self.Q, self.K, self.spec
+        self._columns(walk, Q, K, K)
+        if spec.qk_norm:
+            for size, sums, width in ((Q, self.q_sums, spec.q_width), (K, self.k_sums, spec.kv_width)):
+                walk.take(sums)
+                self._wide_norm(walk, self.t * width)
+                walk.take(size)
+                walk.give(sums)
+            walk.give(Q + K)
+        if spec.position == "rotary":
+            walk.touch(Q, K)
 
     def _activated_alone(self, walk: Walk) -> None:
         """What the MLP's second product reads, and the norm's result that it was made of."""
@@ -147,12 +133,16 @@ class Block:
 
     def _sum_alone(self, walk: Walk) -> None:
         """With sequence parallelism, from attention's result on: products are made when they are summed."""
-        S, A, Q = self.S, self.A, self.Q
+        S = self.S
         if self.serial:
             walk.give(S)  # the norm's result
             self._product(walk)
             walk.touch(S)  # + the input
-            walk.give(Q)
+            walk.give(self.O)
+        self._mlp_sum_alone(walk)
+
+    def _mlp_sum_alone(self, walk: Walk) -> None:
+        S, A = self.S, self.A
         self._activated_alone(walk)
         if not self.one_norm:
             walk.give(S)
@@ -160,7 +150,7 @@ class Block:
         if self.serial:
             walk.give(A)
         walk.take(S)  # + what was before
-        walk.give(2 * S if self.serial else 2 * S + Q + A)
+        walk.give(2 * S if self.serial else 2 * S + self.O + A)
 
     def _columns(self, walk: Walk, *results: Column) -> None:
         """Products that read a norm's result."""
@@ -176,7 +166,7 @@ class Block:
         if again:
             self._core_alone(walk)
         walk.take(self.S)
-        walk.touch(self.W + self.Q * again if self.sp else 0)
+        walk.touch(self.W + self.O * again if self.sp else 0)
 
     def _norm(self, walk: Walk) -> None:
         walk.take(self.statistics)
@@ -189,6 +179,15 @@ class Block:
             walk.touch(2 * elements * 4)
 
     def _attention(self, walk: Walk) -> None:
+        self._heads(walk)
+        if self.repeat != "selective":
+            self._core(walk)
+        elif not self.sp:
+            self._core_alone(walk)
+            walk.touch(self.O, self.S)
+
+    def _heads(self, walk: Walk) -> None:
+        """Queries, keys and values."""
         Q, K, spec = self.Q, self.K, self.spec
         self._columns(walk, Q, K, K)
         if spec.qk_norm:
@@ -198,11 +197,6 @@ class Block:
                 walk.take(size)
         if spec.position == "rotary":
             walk.touch(Q, K)  # turned, in place of those before
-        if self.repeat != "selective":
-            self._core(walk)
-        elif not self.sp:
-            self._core_alone(walk)
-            walk.touch(Q, self.S)
 
     def _core(self, walk: Walk) -> None:
         if self.core is None:
@@ -280,19 +274,18 @@ class Block:
         """With sequence parallelism, of the MLP's second product and of attention's, together where they are of one
         sum: then what is made for attention waits for its turn. That is the gradient of the weight, and that of
         attention's result, or where it was made again those of what it is made of."""
-        Q = self.Q
         walk.take(self.W)
         again = attention and self.repeat == "selective"
         if again:
             self._core_again(walk)
-        walk.take(self.A * mlp + Q * attention)
-        walk.take(self.dW_mlp * mlp + self.dW_q * attention)
+        walk.take(self.A * mlp + self.O * attention)
+        walk.take(self.dW_mlp * mlp + self.dW_o * attention)
         walk.give(self.W)
         if again:
             self._core_backward(walk)
             walk.masked = walk.highest
         if attention and self.apart:
-            walk.give(Q)
+            walk.give(self.O)
         walk.give(self.dW_mlp * mlp)
 
     def _read(self, walk: Walk) -> None:
@@ -310,7 +303,7 @@ class Block:
     def _core_again(self, walk: Walk) -> None:
         """Made once more, of queries, keys and values that outlive it."""
         self._core(walk)
-        if self.apart:
+        if self.moved:
             walk.take(self.Q + 2 * self.K)  # which Ulysses alone would have left behind
 
     def _core_backward(self, walk: Walk) -> None:
@@ -322,24 +315,24 @@ class Block:
             walk.give(2 * Q + 2 * K + self.q_sums)
             return
         self.core.backward(walk)
-        if self.repeat == "selective" and self.apart:
+        if self.repeat == "selective" and self.moved:
             walk.give(Q + 2 * K)
 
     def _attention_backward(self, walk: Walk) -> None:
-        S, Q, K, spec = self.S, self.Q, self.K, self.spec
+        S = self.S
         added = S if not self.serial and not self.one_norm else 0
         selective = self.repeat == "selective"
         if self.sp:
             if self.serial:
                 self._product_backward(walk, mlp=False, attention=True)
-            walk.give(self.dW_q)
+            walk.give(self.dW_o)
         else:
             if selective:
                 self._core_again(walk)
-            walk.take(Q)
-            walk.touch(self.dW_q * self.made)
+            walk.take(self.O)
+            walk.touch(self.dW_o * self.made)
             if self.apart:
-                walk.give(Q)
+                walk.give(self.O)
         if self.repeat == "none" or (self.sp and selective):
             walk.give(added)  # the gradient of the output, which that of the MLP's norm was added to
         if not (self.sp and selective):
@@ -347,44 +340,35 @@ class Block:
             walk.masked = walk.highest
         if selective and not self.sp:
             walk.give(added)
+        self._heads_backward(walk)
+
+    def _heads_backward(self, walk: Walk) -> None:
+        """The gradients of queries, keys and values give way to that of the norm's result."""
+        Q, K, spec = self.Q, self.K, self.spec
         if spec.position == "rotary":
             walk.touch(Q)
         if spec.qk_norm:
             for size, sums, heads in ((K, self.k_sums, spec.kv_heads), (Q, self.q_sums, spec.heads)):
                 walk.touch(rms_temporaries(self.t * heads, spec.head_dim, self.e))
                 walk.give(size, sums)
+        bias = spec.qkv_bias
+        self._heads_input(walk, (K, self.dW_k, bias), (K, self.dW_k, bias), (Q, self.dW_q, bias))
+
+    def _heads_input(self, walk: Walk, *parts: tuple[Column, int, bool]) -> None:
+        """Of products that read the norm's result, the last one first: the gradients of what they make, which go, and
+        of their weights, and whether there is a bias."""
+        S = self.S
         if self.joint:
-            self._columns_backward(walk, (K, self.dW_k), (K, self.dW_k), (Q, self.dW_q))
+            self._columns_backward(walk, *((size, weight) for size, weight, _ in parts))
             walk.give(S)
             if self.one_norm:
                 self._add(walk, 0, bias=True)
             return
-        walk.take(S)
-        walk.touch(self.dW_k)
-        walk.give(K)
-        if self.one_norm:
-            self._add(walk, self.dW_k, spec.qkv_bias)
-        for size, weight in ((K, self.dW_k), (Q, self.dW_q)):
+        for i, (size, weight, bias) in enumerate(parts):
             walk.take(S)
             walk.touch(weight)
             walk.give(size)
-            if size is Q:
+            if i == len(parts) - 1:
                 walk.give(S)  # the norm's result: nobody else has read it, or all have
-            self._add(walk, weight, spec.qkv_bias)
-
-
-def statistics(spec: ModelSpec, t: Column, e: int) -> Column:
-    """What a norm keeps beside its input and output."""
-    return t * (max(e, 4) if spec.norm == "rms" else 2 * e)
-
-
-def normed(spec: ModelSpec, t: Column, e: int) -> Column:
-    """What a norm of the stream holds in its backward pass, its result included, when the normed input has given way
-    to its gradient."""
-    return rms_temporaries(t, spec.hidden, e) if spec.norm == "rms" else t * spec.hidden * e
-
-
-def rms_temporaries(rows: Column, width: int, e: int) -> Column:
-    """What an RMSNorm's backward pass holds, its result included (nn/functions.py)."""
-    wide = max(e, 4)
-    return 3 * rows * width * wide if e < 4 else 2 * rows * width * wide + rows * wide
+            if i or self.one_norm:
+                self._add(walk, weight, bias)

@@ -1,4 +1,4 @@
-"""How long a collective takes: the cheapest way that was measured on a host, else the ring's formula.
+"""How long a collective takes: the cheapest way that was measured over such a group, else the ring's formula.
 
 Ring all-reduce of n bytes over p ranks: 2(p-1) α + 2n(p-1)/p β; all-gather and reduce-scatter half of that
 (Thakur et al. 2005); so is a pairwise all-to-all. n counts the buffer, as Event.bytes does.
@@ -10,7 +10,7 @@ import numpy as np
 
 from phalanx.cost.kernel import Column
 from phalanx.cost.link import Link, link
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster import ClusterSpec, CollectiveFit
 from phalanx.spec.mesh import Mesh
 
 _PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
@@ -23,10 +23,18 @@ def ring_seconds(op: str, p: int, count: Column, total_bytes: Column, over: Link
     return steps * over.alpha_s * count + passes * (p - 1) / p * over.beta_s_per_byte * total_bytes
 
 
+def measured(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str) -> list[CollectiveFit]:
+    """What was measured of an operation over groups like those of an axis."""
+    if not any(fit.op == op for fit in cluster.collectives):
+        return []
+    hosts = mesh.hosts(axis, cluster.ranks_per_node)
+    return cluster.fits(op, mesh.size(axis), hosts) if hosts else []
+
+
 def seconds(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str, count: Column, total_bytes: Column) -> Column:
     """`count` collectives along a mesh axis with `total_bytes` together."""
     p = mesh.size(axis)
-    fits = cluster.fits(op, p) if mesh.within(axis, cluster.ranks_per_node) else []
+    fits = measured(cluster, mesh, op, axis)
     if fits:
         size = total_bytes / np.maximum(count, 1)
         return count * np.minimum.reduce([fit.seconds(size) for fit in fits])

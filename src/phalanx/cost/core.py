@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from phalanx.cost.kernel import Column
+from phalanx.cost.live import Walk
 from phalanx.schedule.context_parallel import Context
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec
-
-if TYPE_CHECKING:
-    from phalanx.cost.block import Walk
 
 
 class Core:
@@ -28,11 +25,12 @@ class Core:
         self.part, self.ring_index = part, ring_index
         self.e = DTYPE_BYTES[job.precision.compute]
         wide = max(self.e, 4)
-        self.Q, self.K = t * spec.q_width * self.e, t * spec.kv_width * self.e
+        queries, keys = t * spec.heads * spec.core_dim, t * spec.kv_heads * spec.core_dim
+        self.Q, self.K = queries * self.e, keys * self.e
         self.alike = max(1, part.ulysses // spec.kv_heads)  # ranks that have the same key head
         self.A = self.K * self.alike
         self.sums = t * spec.heads * wide
-        self.widened = t * spec.q_width * wide if self.e < wide else 0
+        self.widened = queries * wide if self.e < wide else 0
         separate = job.documents == "separate"
         self.masked = separate or spec.masked(part.seq)
         self.sequences = t // part.tokens if separate else 1  # that have masks of their own

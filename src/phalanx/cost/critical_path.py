@@ -47,7 +47,7 @@ class Costs:
 
 
 def costs(cluster: ClusterSpec) -> Costs:
-    """The links of a cluster; γ as two reads and a write at the device's memory bandwidth."""
+    """The links of a cluster; γ as measured, else two reads and a write at the device's memory bandwidth."""
     tiers = [(t.ranks, t.latency_s, 1 / t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in cluster.tiers]
     below = [1, *(t.ranks for t in cluster.tiers)]
     shared = [
@@ -55,7 +55,10 @@ def costs(cluster: ClusterSpec) -> Costs:
         for ranks, t in zip(below, cluster.tiers, strict=False)
         if t.uplink_bandwidth_bytes_per_s_per_direction is not None
     ]
-    return Costs(tuple(tiers), 3 / cluster.device.memory_bandwidth_bytes_per_s, tuple(shared))
+    gamma = cluster.device.gamma_s_per_byte
+    if gamma is None:
+        gamma = 3 / cluster.device.memory_bandwidth_bytes_per_s
+    return Costs(tuple(tiers), gamma, tuple(shared))
 
 
 def seconds(s: Schedule, element_bytes: float, given: Costs) -> float:

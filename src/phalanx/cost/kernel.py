@@ -13,80 +13,59 @@ All counts are functions of `tokens` (of one micro-batch on one rank), a number 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import numpy as np
 
-from phalanx.spec.cluster import KernelRates, Rates
+from phalanx.cost import kernel_experts, kernel_latent
+from phalanx.cost.work import NO_WORK as NO_WORK
+from phalanx.cost.work import Column as Column
+from phalanx.cost.work import Work as Work
+from phalanx.cost.work import gemm as _gemm
+from phalanx.cost.work import gemm_weight as _gemm_weight
+from phalanx.cost.work import memory as _memory
+from phalanx.schedule.experts import Routed, routed
+from phalanx.spec.cluster import KernelRates
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Recompute
-
-Column = Any
-"""A number, or a NumPy column of numbers: one per strategy."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """Counts of one unit's work. FLOPs: 2 per multiply-add; attention over the full square (no causal halving),
-    backward twice forward, as model FLOPs are counted (Narayanan et al. 2021, appendix)."""
-
-    gemm_flops: Column = 0
-    attention_flops: Column = 0
-    traffic_bytes: Column = 0
-    kernels: Column = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            self.gemm_flops + other.gemm_flops,
-            self.attention_flops + other.attention_flops,
-            self.traffic_bytes + other.traffic_bytes,
-            self.kernels + other.kernels,
-        )
-
-    def __mul__(self, n: Column) -> Work:
-        return Work(self.gemm_flops * n, self.attention_flops * n, self.traffic_bytes * n, self.kernels * n)
-
-    @property
-    def flops(self) -> Column:
-        return self.gemm_flops + self.attention_flops
-
-    def seconds(self, r: Rates) -> Column:
-        return (
-            self.gemm_flops * r.per_gemm_flop
-            + self.attention_flops * r.per_attention_flop
-            + self.traffic_bytes * r.per_byte
-            + self.kernels * r.per_kernel
-        )
-
-
-NO_WORK = Work()
-
-
-def _gemm(m: Column, n: int, k: int, e: int) -> Work:
-    return Work(2 * m * n * k, 0, e * (m * k + k * n + m * n), 1)
-
-
-def _gemm_weight(m: Column, n: int, k: int, e: int) -> Work:
-    """The gradient of a weight, and it copied to where it is reduced."""
-    return _gemm(n, k, m, e) + Work(traffic_bytes=2 * n * k * e, kernels=1)
-
-
-def _memory(elements: Column, e: int, kernels: int) -> Work:
-    """A memory-bound operation that reads or writes so many elements."""
-    return Work(traffic_bytes=elements * e, kernels=kernels)
+from phalanx.spec.strategy import Recompute, Strategy
 
 
 def _linears(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
-    """(out, in) of the matrix products of a block."""
-    h, q, kv, f = spec.hidden, spec.q_width, spec.kv_width, spec.ffn
+    """(out, in) of the matrix products of a block that all tokens go through."""
+    h, q, kv, f = spec.hidden, spec.q_width, spec.kv_width, mlp_width(spec)
+    attention = ((q, h), (kv, h), (kv, h)) if spec.latent is None else kernel_latent.linears(spec, spec.latent)
     mlp = ((f, h), (f, h), (h, f)) if spec.gated else ((f, h), (h, f))
-    return ((q, h), (kv, h), (kv, h), (h, q), *mlp)
+    return (*attention, (h, _result_width(spec)), *(mlp if f else ()))
 
 
-def forward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
+def _result_width(spec: ModelSpec) -> int:
+    """Of attention, all query heads together."""
+    return spec.heads * (spec.head_dim if spec.latent is None else spec.latent.v_dim)
+
+
+def mlp_width(spec: ModelSpec) -> int:
+    """Width of the MLP that all tokens go through: beside experts that which they share; 0: there is none."""
+    return spec.experts.shared_ffn if spec.experts is not None else spec.ffn
+
+
+def _routed(spec: ModelSpec, tokens: Column, given: Routed | None) -> Routed:
+    """On one rank, where nobody says otherwise."""
+    assert spec.experts is not None
+    return given or routed(spec.experts, Strategy(), tokens)
+
+
+def forward(
+    spec: ModelSpec,
+    unit: str,
+    tokens: Column,
+    seq: int,
+    e: int,
+    keys: int | None = None,
+    routed: Routed | None = None,
+) -> Work:
     """Work of one forward pass of a unit class (`embed`, `blocks`, `head`) over `tokens` tokens, of which attention
-    shows each so many `keys`: those of its sequence, or over several ranks those of its rectangles."""
-    t, h, q, kv, f = tokens, spec.hidden, spec.q_width, spec.kv_width, spec.ffn
+    shows each so many `keys`: those of its sequence, or over several ranks those of its rectangles. `routed`: of
+    these tokens' rows, where the model has experts (none: one rank has all)."""
+    t, h, f = tokens, spec.hidden, mlp_width(spec)
     norm = _memory(5 * t * h, e, 7) if spec.norm == "rms" else _memory(3 * t * h, e, 1)
     if unit == "embed":
         return _memory(2 * t * h, e, 1) + (_memory(3 * t * h, e, 1) if spec.position == "learned" else NO_WORK)
@@ -96,19 +75,36 @@ def forward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: 
     for n, k in _linears(spec):
         work += _gemm(t, n, k, e)
     if spec.qk_norm:
-        work += _memory(5 * t * (q + kv), e, 14)
+        work += _memory(5 * t * (spec.q_width + spec.kv_width), e, 14)
+    if spec.latent is not None:
+        work += kernel_latent.forward(spec, spec.latent, t, e)
     if spec.position == "rotary":
         work += _rotary(spec, t, e, 8)
-    work += Work(0, 4 * t * (keys or seq) * q, (2 * t * (q + kv) + _mask(spec, t, seq, keys)) * e, 1)
-    return work + (_memory(5 * t * f, e, 2) if spec.gated else _memory(2 * t * f, e, 1))
+    work += _core(spec, t, seq, e, keys)
+    if spec.experts is not None:
+        work += kernel_experts.forward(spec, spec.experts, _routed(spec, t, routed), e)
+    return work + _activation(t * f, e, (5, 2) if spec.gated else (2, 1))
 
 
-def backward(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
+def _activation(elements: Column, e: int, per: tuple[int, int]) -> Work:
+    """Inside of an MLP, if there is one: so many elements read or written per element, by so many kernels."""
+    return _memory(per[0] * elements, e, per[1]) if np.any(elements) else NO_WORK
+
+
+def backward(
+    spec: ModelSpec,
+    unit: str,
+    tokens: Column,
+    seq: int,
+    e: int,
+    keys: int | None = None,
+    routed: Routed | None = None,
+) -> Work:
     """Work of one backward pass of a unit class: gradients of its input and of its weights."""
-    return input_grad(spec, unit, tokens, seq, e, keys) + weight_grad(spec, unit, tokens, e)
+    return input_grad(spec, unit, tokens, seq, e, keys, routed) + weight_grad(spec, unit, tokens, e, routed)
 
 
-def weight_grad(spec: ModelSpec, unit: str, tokens: Column, e: int) -> Work:
+def weight_grad(spec: ModelSpec, unit: str, tokens: Column, e: int, routed: Routed | None = None) -> Work:
     """Of it, what may be put off: products of inputs and gradients of outputs; the embedding's rows."""
     t, h = tokens, spec.hidden
     if unit == "embed":
@@ -119,12 +115,22 @@ def weight_grad(spec: ModelSpec, unit: str, tokens: Column, e: int) -> Work:
     work = NO_WORK
     for n, k in _linears(spec):
         work += _gemm_weight(t, n, k, e)
+    if spec.experts is not None:
+        work += kernel_experts.weight_grad(spec, spec.experts, _routed(spec, t, routed), e)
     return work
 
 
-def input_grad(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
+def input_grad(
+    spec: ModelSpec,
+    unit: str,
+    tokens: Column,
+    seq: int,
+    e: int,
+    keys: int | None = None,
+    routed: Routed | None = None,
+) -> Work:
     """And what may not."""
-    t, h, q, kv, f = tokens, spec.hidden, spec.q_width, spec.kv_width, spec.ffn
+    t, h, f = tokens, spec.hidden, mlp_width(spec)
     if unit == "embed":
         return NO_WORK
     norm = _memory(16 * t * h, e, 12) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
@@ -134,25 +140,48 @@ def input_grad(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, key
     for n, k in _linears(spec):
         work += _gemm(t, k, n, e)
     if spec.qk_norm:
-        work += _memory(16 * t * (q + kv), e, 24)
+        work += _memory(16 * t * (spec.q_width + spec.kv_width), e, 24)
+    if spec.latent is not None:
+        work += kernel_latent.input_grad(spec, spec.latent, t, e)
     if spec.position == "rotary":
         work += _rotary(spec, t, e, 10)
-    work += Work(0, 8 * t * (keys or seq) * q, (4 * t * (q + kv) + _mask(spec, t, seq, keys)) * e, 1)
-    return work + (_memory(11 * t * f, e, 4) if spec.gated else _memory(3 * t * f, e, 1))
+    work += _core(spec, t, seq, e, keys, 2)
+    if spec.experts is not None:
+        work += kernel_experts.input_grad(spec, spec.experts, _routed(spec, t, routed), e)
+    return work + _activation(t * f, e, (11, 4) if spec.gated else (3, 1))
 
 
-def repeated(spec: ModelSpec, repeat: Recompute, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
+def repeated(
+    spec: ModelSpec,
+    repeat: Recompute,
+    tokens: Column,
+    seq: int,
+    e: int,
+    keys: int | None = None,
+    routed: Routed | None = None,
+) -> Work:
     """What of a block's forward pass its backward pass does again (runtime/recompute.py): all but the products whose
     results nobody needs; or attention's core."""
-    t, q = tokens, spec.q_width
+    t = tokens
     if repeat == "none":
         return NO_WORK
     if repeat == "selective":
-        return Work(0, 4 * t * (keys or seq) * q, (2 * t * (q + spec.kv_width) + _mask(spec, t, seq, keys)) * e, 1)
-    unneeded = _gemm(t, spec.hidden, spec.ffn, e) + _memory(3 * t * spec.hidden, e, 1)
+        return _core(spec, t, seq, e, keys)
+    unneeded = _memory(3 * t * spec.hidden, e, 1)
+    if mlp_width(spec):
+        unneeded += _gemm(t, spec.hidden, mlp_width(spec), e)
+    if spec.experts is not None:
+        unneeded += kernel_experts.combined(spec, spec.experts, _routed(spec, t, routed), e)
     if spec.residual != "serial":
-        unneeded += _gemm(t, spec.hidden, q, e) + _memory(3 * t * spec.hidden, e, 1)
-    return forward(spec, "blocks", t, seq, e, keys) + unneeded * -1
+        unneeded += _gemm(t, spec.hidden, _result_width(spec), e) + _memory(3 * t * spec.hidden, e, 1)
+    return forward(spec, "blocks", t, seq, e, keys, routed) + unneeded * -1
+
+
+def _core(spec: ModelSpec, t: Column, seq: int, e: int, keys: int | None, passes: int = 1) -> Work:
+    """Attention's core forward, or backward, which is two such passes."""
+    q, kv = spec.heads * spec.core_dim, spec.kv_heads * spec.core_dim
+    traffic = 2 * passes * t * (q + kv) + _mask(spec, t, seq, keys)
+    return Work(0, 4 * passes * t * (keys or seq) * q, traffic * e, 1)
 
 
 def _norms(spec: ModelSpec) -> int:
@@ -164,6 +193,8 @@ def _rotary(spec: ModelSpec, t: Column, e: int, kernels: int) -> Work:
     """Queries and keys turned by their position; what of a head does not turn is copied."""
     turned = spec.rotary_width
     copied = spec.head_dim - turned
+    if spec.latent is not None:  # one key for all heads, and nothing else of it
+        return _memory(((5 * turned + 2 * copied) * spec.heads + 5 * turned) * t, e, kernels + 1)
     return _memory((5 * turned + 2 * copied) * t * (spec.heads + spec.kv_heads), e, kernels + 2 * (copied > 0))
 
 

@@ -10,20 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from phalanx.cost import backward_parts, compression
 from phalanx.cost.backward_parts import Parts, SplitBlock
-from phalanx.cost.block import Block, normed, statistics
+from phalanx.cost.block import Block
 from phalanx.cost.core import Core, lowest
+from phalanx.cost.experts import ExpertsBlock, SplitExpertsBlock
 from phalanx.cost.kernel import Column
+from phalanx.cost.latent import LatentBlock, SplitLatentBlock
+from phalanx.cost.live import normed, statistics
 from phalanx.schedule.buckets import buckets, layout, lent, slot_sizes
 from phalanx.schedule.context_parallel import Context
+from phalanx.schedule.experts import Routed, looks_around, own_tokens
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
-from phalanx.spec.model import ModelSpec, StageSpec, parameters, tied_apart
+from phalanx.spec.model import ModelSpec, StageSpec, parameters, seen_from, tied_apart, units
 from phalanx.spec.split import Split, local
 from phalanx.spec.strategy import Recompute, Strategy
 
@@ -139,11 +145,24 @@ def state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = None) ->
         gradients=whole * (accumulate + reduce * narrow) if stage <= 1 else part * accumulate,
         optimizer=updated * moments * master + counters,
         buffers=on_their_way + copies(spec, job, s),
-        tables=rotary + mask,
+        tables=rotary + mask + _of_experts(spec, job, s),
         batch=job.global_batch // s.dp * prod(part_of.shape(1, separate)) * 8,
         compression=compression.held(c, cut, s, accumulate) if c else 0,
         scratch=compression.scratch(c, cut, accumulate) if c else 0,
     )
+
+
+def _of_experts(spec: ModelSpec, job: Job, s: Strategy) -> int:
+    """What is counted of experts in each layer, their balance biases, and which tokens are a rank's."""
+    x = spec.experts
+    if x is None:
+        return 0
+    layers = sum(seen_from(spec, unit).experts is not None for unit in units(spec) if unit.startswith("blocks"))
+    tables = layers * ((x.count + 3) * 8 + x.count * 4 * (x.balance_bias is not None))
+    if looks_around(x, s):
+        tokens = s.micro_batch * job.seq
+        tables += (tokens + own_tokens(tokens // s.cp, s.tp, 0)) * 8
+    return tables
 
 
 def copies(spec: ModelSpec, job: Job, s: Strategy) -> int:
@@ -203,12 +222,13 @@ def footprint(
     repeat: Recompute = "none",
     core: Core | None = None,
     in_parts: bool = False,
+    routed: Routed | None = None,
 ) -> Footprint:
     """Bytes of a unit class (`embed`, `blocks`, `head`) for `tokens` tokens of one micro-batch. `placed`: the type of
     the memory in which gradients are put. With several `tp` ranks `spec` is what each of them holds; with `sp` the
     stream is of this rank's own tokens. `repeat`: what a block repeats. With several ranks that share sequences
     `core` is that of attention. `in_parts`: layers may put gradients of weights off, and do not make the others where
-    whoever takes them can."""
+    whoever takes them can. `routed`: rows of a block that has experts."""
     t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
@@ -280,8 +300,12 @@ def footprint(
             if in_parts
             else None,
         )
-    given = (spec, t, e, tp, sp, repeat, core)
-    block = SplitBlock(*given, in_place=in_place) if in_parts else Block(*given)
+    named: dict[str, Any] = {} if routed is None or spec.experts is None else {"rows": routed}
+    if in_parts:
+        named["in_place"] = in_place
+    block: Block = _kind(spec.latent is not None, "rows" in named, in_parts)(
+        spec, t, e, tp, sp, repeat, core, **named
+    )
     there, back = block.passes()
     return Footprint(
         kept=there.live,
@@ -291,6 +315,16 @@ def footprint(
         masked=back.masked,
         parts=block.parts() if isinstance(block, SplitBlock) else None,
     )
+
+
+@cache
+def _kind(latent: bool, experts: bool, in_parts: bool) -> type[Block]:
+    """The class of a block with latent attention, or experts, or both."""
+    of_mlp = (SplitExpertsBlock if in_parts else ExpertsBlock) if experts else (SplitBlock if in_parts else Block)
+    if not latent:
+        return of_mlp
+    of_attention = SplitLatentBlock if in_parts else LatentBlock
+    return type("LatentExpertsBlock", (of_attention, of_mlp), {}) if experts else of_attention
 
 
 def _places(t: Column) -> Column:

@@ -14,14 +14,15 @@ import numpy as np
 from phalanx.cost import collective, kernel, memory
 from phalanx.cost.kernel import NO_WORK, Column
 from phalanx.cost.link import link
-from phalanx.cost.predict_pipeline import pipelined, programs
+from phalanx.cost.predict_pipeline import pipelined, programs, seen_beside
 from phalanx.cost.terms import Columns, Term, columns, highest, terms, unit_classes
 from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import INSIDE
+from phalanx.schedule.experts import routed
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import Job
 from phalanx.spec.mesh import Mesh, mesh
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model import ModelSpec, seen_from
 from phalanx.spec.split import local
 from phalanx.spec.strategy import Strategy
 
@@ -106,6 +107,7 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
                 seconds, seen = _passed_on(cluster, grid, like, term, found)
             else:
                 seconds = collective.seconds(cluster, grid, term.event.op, axis, term.count, term.bytes)
+                seen = seen_beside(cluster, rates, term, seconds)
             if axis in INSIDE:
                 inside = inside + seconds
                 waited = waited + (seconds if seen is None else seen)
@@ -164,9 +166,11 @@ def _model_flops(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strateg
     tokens: Column = s.micro_batch * job.seq // like.cp
     if isinstance(s, Columns):
         tokens = tokens.astype(float)
-    for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1)):
+    rows = routed(spec.experts, like, tokens) if spec.experts is not None else None
+    for name, alike in unit_classes(spec, like).items():
+        unit, seen = name.split(",")[0], seen_from(own, alike[0])
         for work in (kernel.forward, kernel.backward):
-            found += work(own, unit, tokens, job.seq, 1) * n
+            found += work(seen, unit, tokens, job.seq, 1, routed=rows) * len(alike)
     return found.flops * s.accumulation(job)
 
 
@@ -234,6 +238,9 @@ def _peak(spec: ModelSpec, like: Strategy, found: tuple[Term, ...], masks: dict[
 def _state(spec: ModelSpec, job: Job, s: Strategy | Columns) -> Column:
     if isinstance(s, Strategy):
         return memory.state(spec, job, s).total
-    sizes, where = np.unique(s.bucket_bytes, return_inverse=True)
-    totals = [memory.state(spec, job, replace(s.like, bucket=size / 2**20)).total for size in sizes]
-    return np.array(totals)[where]
+    kinds, where = np.unique(np.stack([s.bucket_bytes, s.micro_batch]), axis=1, return_inverse=True)
+    if spec.experts is None:  # micro-batches of all sizes have one state
+        kinds, where = np.unique(s.bucket_bytes, return_inverse=True)
+        kinds = np.stack([kinds, np.ones_like(kinds)])
+    like = [replace(s.like, bucket=int(size) / 2**20, micro_batch=int(n)) for size, n in kinds.T]
+    return np.array([memory.state(spec, job, one).total for one in like])[where.reshape(-1)]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from phalanx.cost import collective, kernel
 from phalanx.cost.kernel import Column
 from phalanx.cost.link import link
@@ -59,7 +61,7 @@ def pipelined(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> P
         of_unit = _units(found, cluster, grid, rates, m)
         for chunk, units in zip(stages.held_chunks(s, place), chunks(stages.stage(spec, s, place)), strict=True):
             for phase in seconds:
-                seconds[phase][chunk] = sum(of_unit.get((phase, unit_class(s, unit)), 0.0) for unit in units)
+                seconds[phase][chunk] = sum(of_unit.get((phase, unit_class(spec, s, unit)), 0.0) for unit in units)
         over_ranks = sum(
             float(collective.seconds(cluster, grid, t.event.op, t.event.axis, t.count, t.bytes))
             for t in found
@@ -88,6 +90,14 @@ def unit_seconds(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, p
     for (_, unit), seconds in of_unit.items():
         found[unit] = found.get(unit, 0.0) + float(seconds)
     return found
+
+
+def seen_beside(cluster: ClusterSpec, rates: KernelRates, term: Term, seconds: Column) -> Column:
+    """Of the seconds of a collective inside of layers those that nothing is computed in."""
+    if not cluster.device.own_communication_engine:
+        return seconds
+    by = rates.forward if term.event.phase == "F" else rates.backward
+    return np.maximum(seconds - term.beside.seconds(by) * rates.whole, 0.0)
 
 
 _PHASES = {"forward": "F", "backward": "I", "input_grad": "I", "weight_grad": "W"}
@@ -127,5 +137,6 @@ def _units(
             sent = over.alpha_s * t.count + over.beta_s_per_byte * t.bytes
         else:
             sent = collective.seconds(cluster, grid, t.event.op, t.event.axis, t.count, t.bytes)
+            sent = seen_beside(cluster, rates, t, sent)
         of_unit[phase, unit] = of_unit.get((phase, unit), 0.0) + sent / passes[t.event.phase, unit]
     return of_unit

@@ -45,8 +45,11 @@ class Profile:
     """Traffic per element that is turned into an 8-bit (or smaller) format."""
     fine_cast: Column = 1.5
     """The same with a scale per row or per 32 elements, over one with a scale per tensor."""
-    launch_s: Column = 0.6e-3
-    """CPU time to launch a block's forward pass; the GPU is never faster than it."""
+    launches: Column = 30.0
+    """Kernels of a block's forward pass that a CPU launches one by one, counted in the stack's code; 0 where one
+    program is launched. The GPU is never faster than they are."""
+    launch_s: Column = 20e-6
+    """CPU time of a launch, Python and autograd included."""
     launch_backward: Column = 1.5
     """Backward over forward, of launches."""
     listed: Column = 0.0
@@ -133,7 +136,7 @@ STACKS: dict[str, Stack] = {
     "any": Stack(),
     # Megatron-LM before flash attention and before overlap of gradients (Narayanan et al. 2021): fused softmax and
     # bias+GELU, gradients of fp16 reduced in fp16 after the last backward pass.
-    "megatron-2020": Stack("any", _SCORES | _FP16_GRADIENTS | _LATE),
+    "megatron-2020": Stack("any", _SCORES | _FP16_GRADIENTS | _LATE | {"launches": 30.0}),
     "megatron-2021": Stack("megatron-2020"),
     "megatron-2022": Stack("megatron-2021"),
     "megatron-deepspeed-2022": Stack("megatron-2021", {"scatter_gather": 0.0}),
@@ -159,7 +162,7 @@ STACKS: dict[str, Stack] = {
     "megatron-bridge-26.08": Stack("megatron-bridge-26.06.01"),
     "simumax-b200": Stack("megatron-core"),
     # PyTorch FSDP around eager modules, each operation a kernel of its own.
-    "eager": Stack("any", {"portable": 1.0}),
+    "eager": Stack("any", {"portable": 1.0, "launches": 40.0}),
     "nanotron": Stack(
         "eager",
         # Gradients are accumulated in fp32 beside those of the backward pass; collectives take lists of tensors.
@@ -173,14 +176,14 @@ STACKS: dict[str, Stack] = {
             "buffers": 2.0,
         },
     ),
-    "llm-foundry": Stack("eager"),
+    "llm-foundry": Stack("eager", {"launches": 24.0}),
     "llm-foundry-pure": Stack("llm-foundry", {"gradient_bytes": 2.0}),
-    "torchtitan-eager": Stack("eager"),
+    "torchtitan-eager": Stack("eager", {"launches": 55.0}),
     # Compilers that fuse what is bound by memory.
-    "compiled": Stack("any"),
+    "compiled": Stack("any", {"launches": 15.0}),
     "torchtitan-compiled": Stack("compiled", {"portable": 1.0}),
-    "maxtext": Stack("compiled"),
-    "pax": Stack("compiled"),
+    "maxtext": Stack("compiled", {"launches": 0.0}),
+    "pax": Stack("compiled", {"launches": 0.0}),
     # Our own runtime: eager PyTorch, buckets overlapped.
     "phalanx": Stack("eager"),
 }

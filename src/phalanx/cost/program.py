@@ -22,11 +22,12 @@ from phalanx.schedule.buckets import Bucket, buckets, of_chunks
 from phalanx.schedule.compression import Sent, sent, sent_across
 from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
+from phalanx.schedule.experts import routed
 from phalanx.schedule.inside_layers import Way
 from phalanx.schedule.pipeline import finished
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, blocks_among, chunks
+from phalanx.spec.model import ModelSpec, blocks_among, chunks, seen_from
 from phalanx.spec.split import local
 from phalanx.spec.strategy import Strategy
 
@@ -110,7 +111,7 @@ class _Expansion:
         self.shard = None if rank is None else (self.grid.shard(rank), int(self.grid.along("edp")[rank]))
         self.whole, self.spec = spec, stages.stage(spec, strategy, self.place)
         ring_index = None if rank is None else int(self.grid.along("ring")[rank])
-        found = terms(spec, job, strategy, ring_index, self.place)
+        found = terms(spec, job, strategy, rank, self.place)
         self.terms = {(t.event.op, t.event.unit): t for t in found if t.event.axis not in (*INSIDE, "pp")}
         self.cut = buckets(self.spec, job, strategy)
         self.schedule = stages.schedule(strategy, strategy.accumulation(job))
@@ -175,7 +176,7 @@ class _Expansion:
             self.steps.hold(-made)
         for unit in of:
             self.steps.add(self._gathered(self._needed(unit, "F"), "F", m))
-            self.steps.compute(_compute(self.terms["forward", unit_class(self.strategy, unit)], unit, m))
+            self.steps.compute(_compute(self.terms["forward", unit_class(self.spec, self.strategy, unit)], unit, m))
             self.steps.add(self._inside(unit, "F", m))
 
     def _backward(self, phase: Literal["B", "I", "W"], chunk: int, m: int, last: bool) -> None:
@@ -185,7 +186,7 @@ class _Expansion:
         for unit in reversed(chunks(self.spec)[index]):
             if phase == "B":
                 self.steps.add(self._gathered(self._needed(unit, "B"), "B", m))
-            term = self.terms[_BACKWARD[phase], unit_class(s, unit)]
+            term = self.terms[_BACKWARD[phase], unit_class(self.spec, s, unit)]
             self.steps.compute(_compute(term, unit, m, last_use.get(unit, 0)))
             self.steps.add(self._inside(unit, phase, m))
             for bucket in self.ready[index][unit] if reduced else ():
@@ -354,12 +355,14 @@ def _inside(
 ) -> Iterable[Event]:
     """What is sent inside of a pass of a unit."""
     tokens = strategy.micro_batch * job.seq // strategy.cp
-    of, repeat = unit.split(".")[0], repeat_of(strategy, unit)
-    for x in inside_layers.sent(spec, job, strategy, of, phase, tokens, repeat):
+    of, repeat, seen = unit.split(".")[0], repeat_of(strategy, unit), seen_from(spec, unit)
+    rows = routed(spec.experts, strategy, tokens, rank) if spec.experts is not None else None
+    for x in inside_layers.sent(seen, job, strategy, of, phase, tokens, repeat, rows):
         if isinstance(x, inside_layers.Core):
             yield from _core(spec, job, strategy, rank, unit, phase, micro_batch, x.way)
             continue
-        event = Event("collective", x.op, phase, unit, "tp", strategy.tp, dtype=x.dtype)
+        size = mesh(strategy).size(x.axis)
+        event = Event("collective", x.op, phase, unit, x.axis, size, dtype=x.dtype, routed=x.routed)
         for _ in range(x.count):
             yield replace(event, micro_batch=micro_batch, bytes=x.bytes // x.count)
 

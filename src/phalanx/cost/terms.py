@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost import compression, kernel, memory
+from phalanx.cost import compression, kernel, kernel_experts, memory
 from phalanx.cost.backward_parts import Pass
 from phalanx.cost.core import Core
 from phalanx.cost.kernel import NO_WORK, Column, Work
@@ -24,9 +24,11 @@ from phalanx.schedule.buckets import Bucket, buckets
 from phalanx.schedule.compression import sent, sent_across
 from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.schedule.event import Event, Phase
+from phalanx.schedule.experts import Routed, routed, uncertain
 from phalanx.spec.compression import Compression
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
-from phalanx.spec.model import ModelSpec, blocks_among, chunks, expert_layers, units
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec, blocks_among, chunks, expert_layers, seen_from, units
 from phalanx.spec.split import local
 from phalanx.spec.strategy import Recompute, Strategy
 
@@ -85,6 +87,8 @@ class Term:
     masked: Column = 0
     again: Work = NO_WORK
     """Of the work, that of forward passes that are repeated."""
+    beside: Work = NO_WORK
+    """What is computed of the same passes while this travels."""
 
 
 def highest(term: Term, masks: Column) -> Column:
@@ -94,7 +98,7 @@ def highest(term: Term, masks: Column) -> Column:
 
 def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
     """The units whose passes are alike, in forward order, by the name of their terms: `embed`, `head`, and `blocks`
-    apart from those that repeat something."""
+    apart from those that repeat something, and where there are experts from those that have none."""
     return _classes(spec, Strategy(recompute=s.recompute))
 
 
@@ -102,15 +106,16 @@ def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
 def _classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for unit in units(spec):
-        name = unit_class(s, unit)
+        name = unit_class(spec, s, unit)
         found[name] = (*found.get(name, ()), unit)
     return found
 
 
-def unit_class(s: Strategy, unit: str) -> str:
+def unit_class(spec: ModelSpec, s: Strategy, unit: str) -> str:
     """The name of a unit's terms."""
     kind, repeat = unit.split(".")[0], repeat_of(s, unit)
-    return kind if repeat == "none" else f"{kind}, {repeat}"
+    dense = ", dense" if spec.experts is not None and seen_from(spec, unit).experts is None else ""
+    return kind + dense if repeat == "none" else f"{kind}{dense}, {repeat}"
 
 
 def repeat_of(s: Strategy, unit: str) -> Recompute:
@@ -120,11 +125,11 @@ def repeat_of(s: Strategy, unit: str) -> Recompute:
 
 
 def terms(
-    spec: ModelSpec, job: Job, s: Strategy | Columns, ring_index: int | None = None, place: int = 0
+    spec: ModelSpec, job: Job, s: Strategy | Columns, rank: int | None = None, place: int = 0
 ) -> tuple[Term, ...]:
     """The terms of a step of one rank: units forward and backward for each micro-batch, the collectives inside of
-    layers, those of the ZeRO stage, the stream's messages, the metrics, the optimizer. `ring_index`: of a rank at
-    that place in the ring; without one no rank holds more. `place`: of a rank there in the pipeline."""
+    layers, those of the ZeRO stage, the stream's messages, the metrics, the optimizer. `rank`: of a certain
+    one; without one none at a `place` of the pipeline holds more."""
     like = s if isinstance(s, Strategy) else s.like
     whole = stages.stage(spec, like, place)
     spec = local(whole, like)
@@ -135,15 +140,17 @@ def terms(
     if isinstance(s, Columns):
         t = t.astype(float)
     keys = keys_per_query(job.seq, like.ring)
+    ring_index = None if rank is None else int(mesh(like).along("ring")[rank])
     core = Core(spec, job, t, part, ring_index) if part.parallel else None
+    rows = routed(spec.experts, like, t, rank or 0) if spec.experts is not None else None
     e = DTYPE_BYTES[job.precision.compute]
     dtype = job.precision.compute
     often = _passes(spec, like, m, place)
     found = []
     for name, alike in unit_classes(spec, like).items():
-        unit, repeat = name.split(",")[0], repeat_of(like, alike[0])
+        unit, repeat, seen = name.split(",")[0], repeat_of(like, alike[0]), seen_from(spec, alike[0])
         placed, in_parts = _placed(like, job), like.pp > 1  # layers of every pipeline are such, one part or two
-        held = memory.footprint(spec, unit, t, job.seq, job, placed, like.tp, like.sp, repeat, core, in_parts)
+        held = memory.footprint(seen, unit, t, job.seq, job, placed, like.tp, like.sp, repeat, core, in_parts, rows)
         apart: Column = 0
         made: Column = 0
         if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
@@ -151,20 +158,21 @@ def terms(
             apart = sum(docs.values())
             made = (apart + (t * job.seq if core is None else core.lowest_made())) if docs else 0
         masked = kernel.mask(spec, unit, t, job.seq, e, keys) if job.documents == "separate" else NO_WORK
+        depends = seen.experts is not None and uncertain(seen.experts, like)
         found.append(
             Term(
-                Event("compute", "forward", "F", name, dtype=dtype),
+                Event("compute", "forward", "F", name, dtype=dtype, routed=depends),
                 count=often["F", name],
-                work=(kernel.forward(spec, unit, t, job.seq, e, keys) + masked) * often["F", name],
+                work=(kernel.forward(seen, unit, t, job.seq, e, keys, rows) + masked) * often["F", name],
                 alloc=held.kept + np.maximum(held.forward, made),
                 free=np.maximum(held.forward, made) - apart,
             )
         )
-        again = kernel.repeated(spec, repeat, t, job.seq, e, keys) + (masked if repeat != "none" else NO_WORK)
+        again = kernel.repeated(seen, repeat, t, job.seq, e, keys, rows) + (masked if repeat != "none" else NO_WORK)
         after = _freed(spec, unit, t // like.tp if like.sp else t, job, held.kept)
-        inputs = kernel.input_grad(spec, unit, t, job.seq, e, keys) + masked + again
-        weights = kernel.weight_grad(spec, unit, t, e)
-        event = Event("compute", "backward", "B", name, dtype=dtype)
+        inputs = kernel.input_grad(seen, unit, t, job.seq, e, keys, rows) + masked + again
+        weights = kernel.weight_grad(seen, unit, t, e, rows)
+        event = Event("compute", "backward", "B", name, dtype=dtype, routed=depends)
         n = often["B", name]
         backward = Term(
             event,
@@ -198,7 +206,7 @@ def terms(
                 )
             )
         found.append(backward)
-    found += _inside_terms(whole, job, s, like, t, often)
+    found += _inside_terms(whole, job, s, like, t, often, rows)
     found += _collective_terms(whole, job, s, like)
     found += _messages(whole, job, s, like, place)
     active = int(like.world > 1)
@@ -230,7 +238,7 @@ def _passes(spec: ModelSpec, like: Strategy, m: Column, place: int) -> dict[tupl
     for chunk, own in zip(stages.held_chunks(like, place), chunks(spec), strict=True):
         for unit in own:
             for phase in "FBIW":
-                found[phase, unit_class(like, unit)] += actions[phase, chunk]  # type: ignore[index]
+                found[phase, unit_class(spec, like, unit)] += actions[phase, chunk]  # type: ignore[index]
     return found
 
 
@@ -241,9 +249,10 @@ def _inside_terms(
     like: Strategy,
     t: Column,
     often: dict[tuple[str, str], Column],
+    rows: Routed | None,
 ) -> list[Term]:
-    """What is sent inside of layers, over tp ranks and over those that share sequences: in every pass of a unit; and
-    of gradients of which tp ranks have parts."""
+    """What is sent inside of layers, over tp ranks, over those that share sequences and those that share experts: in
+    every pass of a unit; and of gradients of which tp ranks have parts."""
     compute = job.precision.compute
     phases: tuple[Phase, ...] = ("F", "B", "I", "W") if like.split_backward else ("F", "B")
     found = []
@@ -252,13 +261,20 @@ def _inside_terms(
         for phase in phases:
             n = often[phase, name]
             sends: dict[tuple[str, str], list[Column]] = {}
-            for i, x in enumerate(inside_layers.sent(spec, job, like, name.split(",")[0], phase, t, repeat)):
+            seen, unit = seen_from(spec, alike[0]), name.split(",")[0]
+            for i, x in enumerate(inside_layers.sent(seen, job, like, unit, phase, t, repeat, rows)):
                 if isinstance(x, inside_layers.Core):
                     for y in context_parallel.sent(local(spec, like), like, compute, x.way, t):
                         sends.setdefault((y.op, y.axis), []).append(y.bytes)
                     continue
-                event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", "tp", dtype=x.dtype)
-                found.append(Term(event, count=x.count * n, bytes=x.bytes * n))
+                event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", x.axis, dtype=x.dtype)
+                beside = NO_WORK
+                if x.beside and seen.experts is not None:
+                    e = DTYPE_BYTES[compute]
+                    own = local(seen, like)
+                    assert own.experts is not None
+                    beside = kernel_experts.shared(own, own.experts, t, e, phase != "F") * n
+                found.append(Term(event, count=x.count * n, bytes=x.bytes * n, beside=beside))
             for (op, axis), each in sends.items():
                 event = Event("p2p" if axis == "ring" else "collective", op, phase, name, axis, dtype=compute)
                 found.append(Term(event, count=len(each) * n, bytes=sum(each) * n))

@@ -1,7 +1,8 @@
-"""Least squares that cannot give a negative price."""
+"""Fits that cannot give a negative price."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -32,3 +33,44 @@ def nonnegative_fit(features: Array, values: Array) -> Array:
                 best = np.zeros(kinds)
                 best[active], best_error = x, error
     return best / size
+
+
+_DRAWS = 200  # of the points, for the range of a line's coefficients
+
+
+@dataclass(frozen=True)
+class Line:
+    """α + β n, its median relative error, and the ranges in which nine tenths of the lines lie that other draws of
+    the same points give."""
+
+    alpha: float
+    beta: float
+    residual: float
+    alpha_range: tuple[float, float]
+    beta_range: tuple[float, float]
+
+
+def robust_line(sizes: npt.ArrayLike, seconds: npt.ArrayLike) -> Line:
+    """The line with α, β >= 0 and the least sum of relative errors |α + β n - t| / t.
+
+    Such a line passes through two of the points, or through one with α or β = 0; all of those are tried. A few wild
+    points do not move it, however far off they are.
+    """
+    n, t = np.asarray(sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
+    i, j = np.triu_indices(len(n), 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slope = (t[j] - t[i]) / (n[j] - n[i])
+        alphas = np.concatenate([t[i] - slope * n[i], t, np.zeros(len(n))])
+        betas = np.concatenate([slope, np.zeros(len(n)), t / n])
+    # What is 0 but for rounding is 0.
+    alphas[np.abs(alphas) < 1e-12 * t.max()] = 0.0
+    kept = np.isfinite(alphas) & np.isfinite(betas) & (alphas >= 0) & (betas >= 0)
+    alphas, betas = alphas[kept], betas[kept]
+    off = np.abs(alphas[:, None] + betas[:, None] * n - t) / t  # (lines, points)
+    best = int(np.argmin(off.sum(axis=1)))
+    weights = np.random.default_rng(0).multinomial(len(n), np.full(len(n), 1 / len(n)), size=_DRAWS)
+    drawn = np.argmin(weights @ off.T, axis=1)
+    ranges = [np.percentile(c[drawn], [5, 95]) for c in (alphas, betas)]
+    (alpha_low, alpha_high), (beta_low, beta_high) = (map(float, r) for r in ranges)
+    found = float(alphas[best]), float(betas[best]), float(np.median(off[best]))
+    return Line(*found, (alpha_low, alpha_high), (beta_low, beta_high))

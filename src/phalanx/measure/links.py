@@ -1,13 +1,14 @@
-"""Collectives between the ranks of this machine, timed: every operation, transport and algorithm.
+"""Collectives between ranks, timed: every operation, transport and algorithm.
 
 Rounds are interleaved, so that whatever else the machine does falls on all alike; buffers are rewritten in every
-round, as a step does. A round lasts from the moment when the last rank begins until the last one is done.
+round, as a step does. A round lasts from the moment when the last rank begins until the last one is done; between
+hosts, whose clocks have nothing in common, as long as the slowest rank takes after all have met.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -16,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from phalanx.measure.fit import nonnegative_fit
+from phalanx.measure.fit import robust_line
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
+from phalanx.runtime.p2p import tiers
 from phalanx.runtime.transport import Call
 from phalanx.schedule.collectives import ALGORITHMS, build
 from phalanx.spec.choice import Choice, Transport
@@ -27,6 +29,8 @@ from phalanx.spec.cluster import CollectiveFit
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _SIZES = tuple(2**k for k in range(10, 25, 2))  # 1 KiB .. 16 MiB, as Event counts bytes
 _ROUNDS = 7
+# Of several hosts: links are slower, and steadier.
+_SIZES_BETWEEN, _ROUNDS_BETWEEN = (2**10, 2**14, 2**16, 2**18, 2**20, 2**21, 2**22), 4
 _LEAD_S = 1e-3  # for Gloo's own threads to fall asleep again
 
 
@@ -45,16 +49,17 @@ SHARED = tuple(Choice(op, 0, 0, "shm") for op in OPS)
 """Choices that make a Comm place its buffers in shared memory, and decide nothing."""
 
 
-def ways(op: str, ranks: int, comm: Comm) -> Iterator[Way]:
-    """Everything that could serve an operation; of algorithms that are the same for so few ranks, the first."""
+def ways(op: str, ranks: tuple[int, ...], comm: Comm) -> Iterator[Way]:
+    """Everything that could serve an operation; of algorithms that are the same for these ranks, the first."""
     yield Way("native")
-    if comm.shares(tuple(range(ranks))):
+    if comm.shares(ranks):
         yield Way("shm")
     seen = set()
+    inside = tiers(ranks, comm.world.local_size)
     for algorithm in ALGORITHMS[op]:
-        s = build(op, algorithm, ranks, 4 * ranks)
+        s = build(op, algorithm, len(ranks), 4 * len(ranks), tiers=inside)
         same = tuple(c.tobytes() for c in (s.round, s.source, s.destination, s.offset, s.length))
-        if same not in seen and algorithm != "hierarchical":  # one host has no hierarchy
+        if same not in seen:  # one host has no hierarchy
             seen.add(same)
             yield Way("p2p", algorithm)
 
@@ -82,11 +87,15 @@ def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[s
     """Seconds of every round of every way, the same on all ranks; a first round warms up and is dropped."""
     names = list(tried)
     ranks = next(iter(tried.values()))[0].ranks
+    one_clock = comm.world.size == comm.world.local_size
     times = torch.zeros(2, len(names), count + 1, dtype=torch.float64)  # of beginning, of end
     for i in range(count + 1):
         for k in [*range(i % len(names), len(names)), *range(i % len(names))]:
             call, way = tried[names[k]]
-            _together(ranks)
+            if one_clock:
+                _together(ranks)
+            else:
+                comm.barrier()
             call.source.fill_(i)
             if call.source.is_cuda:
                 torch.cuda.synchronize(call.source.device)
@@ -95,6 +104,9 @@ def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[s
             if call.source.is_cuda:
                 torch.cuda.synchronize(call.source.device)
             times[1, k, i] = time.perf_counter()
+    if not one_clock:
+        times = torch.stack([torch.zeros_like(times[0]), times[1] - times[0]])
+        ranks = tuple(range(comm.world.size))  # groups side by side are timed together
     dist.all_reduce(times, dist.ReduceOp.MAX, group=worlds.group(ranks))
     return {name: (times[1] - times[0])[k, 1:].tolist() for k, name in enumerate(names)}
 
@@ -104,24 +116,36 @@ def measure_collectives(comm: Comm, axis: str) -> list[CollectiveFit]:
     memory (SHARED)."""
     ranks = comm.ranks(axis)
     found = []
+    hosts = comm.hosts(ranks)
+    several = comm.world.size > comm.world.local_size
+    sizes, count = (_SIZES_BETWEEN, _ROUNDS_BETWEEN) if several else (_SIZES, _ROUNDS)
     for op in OPS:
-        seconds: dict[Way, list[float]] = {way: [] for way in ways(op, len(ranks), comm)}
-        for size in _SIZES:
+        seconds: dict[Way, list[float]] = {way: [] for way in ways(op, ranks, comm)}
+        for size in sizes:
             source, target = tensors(op, size, len(ranks), lambda n: comm.buffer(n, torch.float32))
             call = Call(op, ranks, ranks.index(comm.world.rank), source, target, label="a measurement")
-            timed = rounds(comm, {str(way): (call, way) for way in seconds}, _ROUNDS)
+            timed = rounds(comm, {str(way): (call, way) for way in seconds}, count)
             for way, seen in seconds.items():
                 seen.append(median(timed[str(way)]))
-        found += [_fit(op, len(ranks), way, seen) for way, seen in seconds.items()]
+        found += [_fit(op, len(ranks), way, sizes, seen, hosts) for way, seen in seconds.items()]
     return found
 
 
-def _fit(op: str, ranks: int, way: Way, seconds: list[float]) -> CollectiveFit:
-    sizes = np.array(_SIZES, dtype=np.float64)
-    features = np.stack([np.ones_like(sizes), sizes], axis=1)
+def _fit(op: str, ranks: int, way: Way, sizes: Sequence[int], seconds: list[float], hosts: int) -> CollectiveFit:
     # A larger buffer cannot take less: what was disturbed is recognised by that.
     seconds = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
-    alpha, beta = nonnegative_fit(features, np.array(seconds))
-    residual = float(np.median(np.abs(features @ [alpha, beta] / seconds - 1)))
-    points = tuple(zip(_SIZES, seconds, strict=True))
-    return CollectiveFit(op, ranks, float(alpha), float(beta), residual, way.transport, way.algorithm, points)
+    points = tuple(zip(sizes, seconds, strict=True))
+    line = robust_line(sizes, seconds)
+    return CollectiveFit(
+        op=op,
+        group_size=ranks,
+        alpha_s=line.alpha,
+        beta_s_per_byte=line.beta,
+        residual=line.residual,
+        transport=way.transport,
+        algorithm=way.algorithm,
+        points=points,
+        hosts=hosts,
+        alpha_range=line.alpha_range,
+        beta_range=line.beta_range,
+    )

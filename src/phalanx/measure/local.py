@@ -22,7 +22,7 @@ from phalanx.spec.job import DType
 from phalanx.spec.jobfile import build
 from phalanx.spec.plan import write_json
 
-VERSION = 7  # of what is measured and how; an older cache is measured anew
+VERSION = 8  # of what is measured and how; an older cache is measured anew
 
 
 def cache_folder() -> Path:
@@ -97,7 +97,7 @@ def local_cluster(
         )
     announce(f"measuring this machine ({ranks} rank{'s' * (ranks > 1)}, {dtype}, {threads} thread each) ...")
     found = _measure(ranks, dtype, threads)
-    cluster = build(ClusterSpec, _describe(machine, ranks, dtype, found), "cluster")
+    cluster = build(ClusterSpec, describe(machine, ranks, dtype, found), "cluster")
     path.parent.mkdir(exist_ok=True)
     write_json(path, asdict(cluster))
     return cluster
@@ -113,12 +113,12 @@ def _measure(ranks: int, dtype: DType, threads: int) -> dict[str, Any]:
         return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 
-def _describe(machine: dict[str, Any], ranks: int, dtype: DType, found: dict[str, Any]) -> dict[str, Any]:
+def describe(machine: dict[str, Any], ranks: int, dtype: DType, found: dict[str, Any]) -> dict[str, Any]:
     """The tables of a ClusterSpec from what was measured."""
     last = found["kernels"][-1]
     on_gpu = bool(machine["gpus"])
     # What torch's own all-reduce makes of the link stands for it wherever nothing was measured.
-    fits = [f for f in found["collectives"] if (f["op"], f["transport"]) == ("all_reduce", "native")]
+    fits = [f for f in found["collectives"] if (f["op"], f["transport"], f["hosts"]) == ("all_reduce", "native", 1)]
     beta = fits[-1]["beta_s_per_byte"] if fits else 0.0
     # Ring all-reduce: 2(p-1)/p bytes over the link per byte of the buffer.
     bandwidth = 2 * (ranks - 1) / ranks / beta if beta else 1e10
@@ -142,8 +142,10 @@ def _describe(machine: dict[str, Any], ranks: int, dtype: DType, found: dict[str
         "origin": "measured" if fits else "estimated",
         "source": "all-reduce between the ranks of this host" if fits else "one rank: nothing to measure",
     }
+    gamma = next((f["value"] for f in found.get("figures", ()) if f["name"] == "gamma"), None)
+    device["gamma_s_per_byte"] = gamma
     parts = {"device": device, "tiers": [tier], "kernels": found["kernels"]}
-    parts["collectives"] = found["collectives"]
+    parts |= {name: found[name] for name in ("collectives", "figures") if name in found}
     return {"name": "local", "ranks_per_node": ranks, "nodes": 1, **parts}
 
 

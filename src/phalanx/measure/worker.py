@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.measure import kernels, links
+from phalanx.measure import figures, kernels, links
+from phalanx.measure.messages import measure_gamma
+from phalanx.measure.wire import RealWire
 from phalanx.plan.choose import choose
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
 from phalanx.spec.choice import Choice
-from phalanx.spec.cluster import CollectiveFit, KernelRates
+from phalanx.spec.cluster import CollectiveFit, Figure, KernelRates
+from phalanx.spec.job import DType
 from phalanx.spec.mesh import mesh
 from phalanx.spec.plan import write_json
 from phalanx.spec.strategy import Strategy
@@ -33,47 +37,67 @@ def levels(ranks: int) -> list[int]:
     return sorted({2**k for k in range(ranks.bit_length()) if 2**k <= ranks} | {ranks})
 
 
-def _measure(given: dict[str, Any], comm: Comm) -> dict[str, Any]:
-    dtype, rank, device = given["dtype"], comm.world.rank, comm.world.device
+def measure_host(comm: Comm, dtype: DType, threads: int, at_once: Sequence[int]) -> dict[str, Any]:
+    """Kernels and collectives of the ranks of one host, `at_once` of them: the tables of a ClusterSpec."""
+    rank = comm.world.rank
     found: list[KernelRates] = []
     fits: list[CollectiveFit] = []
-    for concurrent in levels(comm.world.size):
+    for concurrent in at_once:
         comm.barrier()
         if rank >= concurrent:
             continue  # waits, asleep, at the next level's barrier
-        world = replace(comm.world, size=concurrent)
+        world = replace(comm.world, size=concurrent, local_size=concurrent)
         together = Comm(world, mesh(Strategy(dp=concurrent)))
         if concurrent > 1:
             comm.status.now(f"measuring collectives of {concurrent} ranks")
             fits += links.measure_collectives(Comm(world, together.mesh, links.SHARED), "world")
             # Passes are timed with the collectives that a run on these ranks will use: decided by rank 0.
-            together = Comm(world, together.mesh, _agreed(fits, together))
+            together = Comm(world, together.mesh, agreed(fits, together))
         comm.status.now(f"measuring kernels, {concurrent} at once")
         # Longest where it matters most: all at once is how a run goes.
         rounds = 6 if concurrent == comm.world.size else 3
-        whole = kernels.Whole(dtype, together)
-        points = kernels.measure_points(dtype, device, together.barrier, whole.run, rounds)
-        forward, forward_error = kernels.fit(points, "F")
-        backward, backward_error = kernels.fit(points, "B")
-        found.append(
-            KernelRates(
-                dtype=dtype,
-                concurrent=concurrent,
-                threads=given["threads"],
-                forward=forward,
-                backward=backward,
-                optimizer_per_byte=kernels.optimizer_per_byte(dtype, device, together.barrier),
-                whole=whole.over_parts(forward, backward, _all_reduce(fits, concurrent)),
-                peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
-                residual=max(forward_error, backward_error),
-                origin="measured",
-            )
-        )
+        found.append(kernel_rates(together, dtype, threads, concurrent, _all_reduce(fits, concurrent), rounds))
     comm.barrier()
-    return {"kernels": [asdict(k) for k in found], "collectives": [asdict(f) for f in fits]}
+    return written(found, fits, measure_figures(comm, dtype))
 
 
-def _agreed(fits: list[CollectiveFit], comm: Comm) -> tuple[Choice, ...]:
+def kernel_rates(
+    together: Comm, dtype: DType, threads: int, concurrent: int, over: list[CollectiveFit], rounds: int
+) -> KernelRates:
+    """What all ranks of a Comm compute at once, `concurrent` of them on each host. `over`: their all-reduces."""
+    device = together.world.device
+    whole = kernels.Whole(dtype, together)
+    points = kernels.measure_points(dtype, device, together.barrier, whole.run, rounds)
+    forward, forward_error = kernels.fit(points, "F")
+    backward, backward_error = kernels.fit(points, "B")
+    return KernelRates(
+        dtype=dtype,
+        concurrent=concurrent,
+        threads=threads,
+        forward=forward,
+        backward=backward,
+        optimizer_per_byte=kernels.optimizer_per_byte(dtype, device, together.barrier),
+        whole=whole.over_parts(forward, backward, over),
+        peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
+        residual=max(forward_error, backward_error),
+        origin="measured",
+    )
+
+
+def measure_figures(comm: Comm, dtype: DType) -> list[Figure]:
+    comm.status.now("measuring products, attention and memory")
+    return [*figures.measure_figures(dtype, comm.world.device, comm.barrier), measure_gamma(RealWire(comm))]
+
+
+def written(
+    rates: Sequence[KernelRates], fits: Sequence[CollectiveFit], found: Sequence[Figure]
+) -> dict[str, list[dict[str, Any]]]:
+    """Tables of a ClusterSpec."""
+    parts: dict[str, Sequence[Any]] = {"kernels": rates, "collectives": fits, "figures": found}
+    return {name: [asdict(row) for row in rows] for name, rows in parts.items()}
+
+
+def agreed(fits: list[CollectiveFit], comm: Comm) -> tuple[Choice, ...]:
     box = [choose(fits)]
     dist.broadcast_object_list(box, src=0, group=worlds.group(comm.ranks("world")))
     return box[0]
@@ -89,7 +113,8 @@ def main() -> None:
     torch.set_num_threads(given["threads"])
 
     def work() -> None:
-        found = _measure(given, Comm(world, mesh(Strategy(dp=world.size))))
+        comm = Comm(world, mesh(Strategy(dp=world.size)))
+        found = measure_host(comm, given["dtype"], given["threads"], levels(world.size))
         if world.rank == 0:
             write_json(Path(given["out"]), found)
 

@@ -25,6 +25,7 @@ from phalanx.runtime import expert_parallel, recompute, sequence_parallel, tenso
 from phalanx.runtime.expert_parallel import ExpertParallel, Route
 from phalanx.runtime.sequence_tokens import SequenceTokens, Shape
 from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.schedule.experts import balanced, most
 from phalanx.spec.model import ModelSpec
 
 
@@ -79,15 +80,17 @@ class MoE(nn.Module):
             return self._own_rows(tp, x, made)
         batch, seq, hidden = x.shape
         if tp is None:
-            routed, shared = self._routed(x.view(-1, hidden), (batch, seq), self._shared(x), made)
+            routed, shared = self._routed(x.view(-1, hidden), (batch, seq), self._shared(x, made), made)
             routed = routed.view(x.shape)
             return routed if shared is None else recompute.add(routed, shared, made)
         # All tp ranks have all tokens: each routes its part, and of shared experts has its part of the width.
         x = tensor_parallel.copied(tp, self.unit, x)
         own = self.tokens.part(x.view(-1, hidden), tp)
-        routed, term = self._routed(own, (batch, seq), self._shared(x), made)
-        whole = self.tokens.placed(routed, batch * seq, tp, made).view(x.shape)
+        routed, term = self._routed(own, (batch, seq), self._shared(x, made), made)
+        whole = self.tokens.placed(routed, (batch, seq), tp, made)
+        del routed
         term = whole if term is None else recompute.add(whole, term, made)
+        del whole
         layers = (self.shared.down,) if hasattr(self, "shared") else ()
         return tensor_parallel.summed(tp, self.unit, (term,), layers, made)
 
@@ -107,15 +110,14 @@ class MoE(nn.Module):
     ) -> tuple[Tensor, object]:
         """What experts make of own tokens, x (tokens, hidden), of sequences of that (batch, seq) on this rank and
         those that share tp; and what the shared ones make, meanwhile."""
-        logits = recompute.linear(self.router, x)
-        weights, route = self._chosen(logits, shape)
+        weights, route = self._chosen(recompute.linear(self.router, x), shape)
         rows = expert_parallel.leave(self.ep, self.unit, route, x)
         beside = None if shared is None else shared()
         rows = expert_parallel.come(self.ep, self.unit, route, rows)
         bank = self.experts
-        y = grouped.swiglu(rows, route.held, bank.gate.weight, bank.up.weight, bank.down.weight)
-        y = expert_parallel.give_back(self.ep, self.unit, route, y)
-        return expert_parallel.combine(route, y, weights, made), beside
+        rows = grouped.swiglu(rows, route.held, bank.gate.weight, bank.up.weight, bank.down.weight)
+        rows = expert_parallel.give_back(self.ep, self.unit, route, rows)
+        return expert_parallel.combine(route, rows, weights, made), beside
 
     def _chosen(self, logits: Tensor, shape: Shape) -> tuple[Tensor, Route]:
         """The weights of own tokens' experts, and where their rows go."""
@@ -133,7 +135,10 @@ class MoE(nn.Module):
         if self.ep is not None and self.ep.counting and not self.ep.inner.again:
             self._count(p, chosen, counts, logits, losses)
         weights = routing.weights(logits, p, chosen, x, losses)
-        otherwise = routing.balanced(tokens, x)
+
+        def otherwise(rank: int | None) -> list[int]:
+            return balanced(tokens if rank is None else self.tokens.of(shape, rank), x)
+
         return weights, expert_parallel.route(self.ep, self.unit, slots, width, tokens, counts, otherwise, x)
 
     def _by_tokens(self, p: Tensor, shape: Shape, losses: Losses) -> tuple[Tensor, Tensor]:
@@ -141,8 +146,10 @@ class MoE(nn.Module):
         x, seq = self.x, self.tokens.seq(shape)
         if self.noted is not None:
             self.noted.append((p, None if self.balance is None else self.balance.clone()))
-        chosen = routing.evenly(len(p), x, p.device) if self._even else routing.choose(p, x, self.balance)
-        limit = routing.most(x, seq)
+        chosen = routing.choose(p, x, self.balance)
+        if self._even:
+            chosen = routing.evenly(len(p), x, p.device)
+        limit = most(x, seq)
         if limit is None and not x.balance_loss:
             return chosen, chosen.flatten()
         whole = self.tokens.whole(chosen.int(), shape, self.unit).long()  # (batch, seq, top_k)
@@ -153,14 +160,14 @@ class MoE(nn.Module):
         if limit is None:
             return chosen, chosen.flatten()
         if self._even:
-            kept = routing.fits(chosen[None], x.count, routing.most(x, len(p)) or 0)[0]
+            kept = routing.fits(chosen[None], x.count, most(x, len(p)) or 0)[0]
         else:
             kept = self.tokens.own(routing.fits(whole, x.count, limit), shape)
         return chosen, chosen.masked_fill(kept.logical_not_(), x.count).flatten()
 
     def _by_experts(self, p: Tensor, shape: Shape) -> Tensor:
         """For every own token and expert, flat: that expert, if it takes the token, or else `count`."""
-        x, limit = self.x, routing.most(self.x, self.tokens.seq(shape)) or 0
+        x, limit = self.x, most(self.x, self.tokens.seq(shape)) or 0
         taken = self.tokens.own(routing.take(self.tokens.whole(p, shape, self.unit), limit), shape)
         if self._even:
             taken = routing.in_turn(len(p), x, p.device)

@@ -42,8 +42,8 @@ def initial(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
 
 @torch.no_grad()
 def fill_buffers(model: Decoder, weights: Weights) -> None:
-    """What a model learns without gradients, as given weights have it."""
-    for b in buffers(model.spec):
+    """What a model learns without gradients, as given weights have it, if they do."""
+    for b in (b for b in buffers(model.spec) if weights.has(b.fqn)):
         model.get_buffer(b.fqn).copy_(weights.slice(b.fqn, 0, b.numel))
 
 
@@ -61,6 +61,14 @@ def _held(first: Initial, held: Held, start: int, stop: int) -> Tensor:
     if held.sizes[1:] == p.shape[1:]:  # whole rows: they follow each other in the logical tensor too
         begins = held.offsets[0] * math.prod(p.shape[1:])
         values = first(p, begins + start, begins + inside)
+    elif held.sizes[2:] == p.shape[2:] and len(p.shape) == 3:  # some rows of each expert
+        row, whole = math.prod(held.sizes[1:]), math.prod(p.shape[1:])
+        parts = []
+        for k in range(start // row, -(-inside // row)):
+            begins = (held.offsets[0] + k) * whole + held.offsets[1] * p.shape[2]
+            low, high = max(start - k * row, 0), min(inside - k * row, row)
+            parts.append(first(p, begins + low, begins + high))
+        values = torch.cat(parts)
     else:
         row, whole = math.prod(held.sizes[1:]), math.prod(p.shape[1:])
         low, high = start // row, -(-inside // row)

@@ -86,7 +86,7 @@ class LatentAttention(Core):
         super().__init__(spec, block, tp, cp)
         assert spec.latent is not None
         self.sizes = a = spec.latent
-        self.v_dim, self.width = a.v_dim, max(spec.head_dim, a.v_dim)
+        self.v_dim, self.width = a.v_dim, spec.core_dim
         self.scale = spec.head_dim**-0.5 * (spec.rope_scaling.logits if spec.rope_scaling is not None else 1.0)
         if a.q_rank is None:
             self.q = nn.Linear(spec.hidden, spec.q_width, bias=False)

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.nn.functions import accumulate_dtype
+from phalanx.schedule.experts import most
 from phalanx.spec.mechanisms import Experts
 
 
@@ -45,12 +46,6 @@ def choose(p: Tensor, x: Experts, balance: Tensor | None) -> Tensor:
         out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, best.topk(x.top_groups, -1).indices, False)
         by = grouped.masked_fill(out.unsqueeze(-1), -math.inf).flatten(-2)
     return by.topk(x.top_k, -1).indices
-
-
-def most(x: Experts, seq: int) -> int | None:
-    """How many tokens of a sequence an expert takes; None: all that come."""
-    capacity = 1.0 if x.capacity is None and x.chooser == "experts" else x.capacity
-    return None if capacity is None else min(seq, math.ceil(capacity * x.top_k * seq / x.count))
 
 
 def fits(chosen: Tensor, count: int, most: int) -> Tensor:
@@ -84,7 +79,7 @@ class Losses:
 class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, p: Tensor, chosen: Tensor | None, x: Experts, losses: Losses) -> Tensor:
-        ctx.x, ctx.losses, ctx.dtype = x, losses, logits.dtype
+        ctx.x, ctx.z, ctx.seed, ctx.dtype = x, losses.z, losses.seed, logits.dtype
         lse = None
         if losses.z:
             lse = logits.to(p.dtype).logsumexp(-1, keepdim=True)
@@ -99,7 +94,6 @@ class _Weights(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
         p, chosen, lse, even = ctx.saved_tensors
         x: Experts = ctx.x
-        losses: Losses = ctx.losses
         d_w = g * x.scale
         if x.normalized:  # w = p / Σ p over those chosen
             own = p.gather(-1, chosen)
@@ -107,15 +101,15 @@ class _Weights(torch.autograd.Function):
             d_w = (d_w - (d_w * own).sum(-1, keepdim=True).div_(total)).div_(total)
         d_p = d_w if chosen is None else torch.zeros_like(p).scatter_(-1, chosen, d_w)
         if even is not None and x.score == "softmax":
-            d_p = d_p.add(even, alpha=losses.seed)
+            d_p = d_p.add(even, alpha=ctx.seed)
         elif even is not None:  # of p / Σ p
             total = p.sum(-1, keepdim=True)
             mean = (even * p).sum(-1, keepdim=True).div_(total)
-            d_p = d_p.add((even - mean).div_(total), alpha=losses.seed)
+            d_p = d_p.add((even - mean).div_(total), alpha=ctx.seed)
         d_z = p * (d_p - (d_p * p).sum(-1, keepdim=True) if x.score == "softmax" else d_p * (1 - p))
         if lse is not None:
             soft = p if x.score == "softmax" else (p.log() - (-p).log1p()).sub_(lse).exp_()
-            d_z = d_z.addcmul_(soft, lse, value=2 * losses.z * losses.seed)
+            d_z = d_z.addcmul_(soft, lse, value=2 * ctx.z * ctx.seed)
         return d_z.to(ctx.dtype), None, None, None, None
 
 
@@ -135,17 +129,9 @@ def losses(logits: Tensor, p: Tensor, given: Losses, x: Experts) -> Tensor:
     return found
 
 
-def balanced(tokens: int, x: Experts) -> list[int]:
-    """How many of `tokens` tokens' choices each expert gets where all are even: what verification assumes."""
-    limit = most(x, tokens)
-    if x.chooser == "experts":
-        return [limit or 0] * x.count
-    each, over = divmod(tokens * x.top_k, x.count)
-    return [min(each + (e < over), tokens if limit is None else limit) for e in range(x.count)]
-
-
 def evenly(tokens: int, x: Experts, device: torch.device) -> Tensor:
-    """The choices of that: token t's are t top_k, t top_k + 1, ... modulo the number of experts; (tokens, top_k)."""
+    """Choices that are balanced, (tokens, top_k): token t's are t top_k, t top_k + 1, ... modulo the number of
+    experts."""
     return torch.arange(tokens * x.top_k, device=device).remainder_(x.count).view(tokens, x.top_k)
 
 

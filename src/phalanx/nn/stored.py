@@ -19,7 +19,7 @@ from phalanx.runtime import checkpoint
 from phalanx.spec import plan
 from phalanx.spec.errors import InputError
 from phalanx.spec.jobfile import make_model
-from phalanx.spec.model import MODEL_FIELDS, ModelSpec, buffers, parameters
+from phalanx.spec.model import MODEL_FIELDS, ModelSpec, parameters
 
 if TYPE_CHECKING:
     from phalanx.runtime.container import Reader
@@ -32,6 +32,9 @@ class CheckpointWeights:
     """The parameters and buffers of one checkpoint. A Weights."""
 
     reader: Reader
+
+    def has(self, fqn: str) -> bool:
+        return self._name(fqn) in self.reader.contents
 
     def dtype(self, fqn: str) -> torch.dtype:
         return self.reader.contents[self._name(fqn)][1]
@@ -82,9 +85,8 @@ def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWei
     if step is None:
         step = checkpoint.newest_good(saved)
     reader = Reader(saved, step)
-    wanted = [("parameters", p) for p in parameters(spec)] + [("buffers", b) for b in buffers(spec)]
-    for kind, p in wanted:
-        there = reader.contents.get(f"{kind}.{p.fqn}")
+    for p in parameters(spec):
+        there = reader.contents.get(f"parameters.{p.fqn}")
         if there is None or there[0] != p.shape:
             have = "lacks it" if there is None else f"has {list(there[0])}"
             raise InputError(RUN, str(run), f"the model needs {p.fqn} {list(p.shape)}, the checkpoint {have}")

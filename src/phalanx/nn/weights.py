@@ -12,7 +12,11 @@ from torch import Tensor
 
 
 class Weights(Protocol):
-    """Parameters by single-process name. Reading holds no more memory than the slice and one tensor."""
+    """Parameters and buffers by single-process name. Reading holds no more memory than the slice and one tensor."""
+
+    def has(self, fqn: str) -> bool:
+        """Whether it is there: parameters all are, and buffers where what was stored had learned them."""
+        ...
 
     def dtype(self, fqn: str) -> torch.dtype:
         """The type in which the parameter is stored."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from phalanx.cost.collective import ring_seconds
+from phalanx.cost.collective import measured, ring_seconds
 from phalanx.cost.link import link
 from phalanx.schedule import stages
 from phalanx.spec.cluster import ClusterSpec
@@ -98,9 +98,9 @@ def _two_digits_up(x: float) -> float:
 
 def _line(cluster: ClusterSpec, grid: Mesh, op: str, axis: str, total: float) -> Line:
     """The collective's α and β: of the measured way that takes `total` bytes through soonest in its own best buckets,
-    where the group is on one host; else of the ring."""
+    where it was measured; else of the ring."""
     ranks = grid.size(axis)
-    if grid.within(axis, cluster.ranks_per_node) and (fits := cluster.fits(op, ranks)):
+    if fits := measured(cluster, grid, op, axis):
         lines = [Line(fit.alpha_s, fit.beta_s_per_byte, fit.way) for fit in fits]
         sizes = [best_bytes(total, line.crossover_bytes) for line in lines]
         times = [total / size * float(fit.seconds(size)) for fit, size in zip(fits, sizes, strict=True)]

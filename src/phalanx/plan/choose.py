@@ -22,7 +22,7 @@ def allowed(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> Clu
 
 
 def decide(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> tuple[Choice, ...]:
-    """The choices for a cluster's ranks on one host. A transport that was asked for serves everything; where it was
+    """The choices for a cluster's ranks. A transport that was asked for serves everything; where it was
     not measured, with the algorithms that send the fewest bytes."""
     found = choose(allowed(cluster, transport).collectives)
     if found or transport == "auto" or transport == "native":
@@ -32,21 +32,21 @@ def decide(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> tupl
 
 
 def choose(fits: Iterable[CollectiveFit]) -> tuple[Choice, ...]:
-    """For every operation and group size, who is the cheapest from which size on, and why."""
-    by_group: dict[tuple[str, int], list[CollectiveFit]] = {}
+    """For every operation and kind of group, who is the cheapest from which size on, and why."""
+    by_group: dict[tuple[str, int, int], list[CollectiveFit]] = {}
     for fit in fits:
-        by_group.setdefault((fit.op, fit.group_size), []).append(fit)
-    return tuple(choice for (op, ranks), found in by_group.items() for choice in _ranges(op, ranks, found))
+        by_group.setdefault((fit.op, fit.group_size, fit.hosts), []).append(fit)
+    return tuple(choice for group, found in by_group.items() for choice in _ranges(*group, found))
 
 
-def _ranges(op: str, ranks: int, fits: Sequence[CollectiveFit]) -> Iterable[Choice]:
+def _ranges(op: str, ranks: int, hosts: int, fits: Sequence[CollectiveFit]) -> Iterable[Choice]:
     before: CollectiveFit | None = None
     for size in _SIZES:
         best = min(fits, key=lambda fit: float(fit.seconds(size)))
         if before is not None and best.seconds(size) >= _CLEARLY * before.seconds(size):
             continue
         start = 0 if before is None else size
-        yield Choice(op, ranks, start, best.transport, best.algorithm, _reason(best, fits, size))
+        yield Choice(op, ranks, start, best.transport, best.algorithm, _reason(best, fits, size), hosts)
         before = best
 
 

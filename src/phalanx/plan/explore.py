@@ -120,7 +120,8 @@ class _Marks:
         parallelism, whose families differ by sharding, all may."""
         most = np.maximum(self._most, self._overall)
         most[_DDP] = np.inf
-        return least <= most[family(rows)] * (1 + self._slack)
+        found: npt.NDArray[np.bool_] = least <= most[family(rows)] * (1 + self._slack)
+        return found
 
     def found(self, cores: Strategies, legal: int) -> Found:
         parts = [(cores.take(slice(0)), np.zeros(0), np.zeros(0)), *self._parts]

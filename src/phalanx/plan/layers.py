@@ -60,11 +60,13 @@ def costs(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tupl
     # The live activations of a rank are of any of its chunks.
     live = [max(held(own)) / len(stages.held_chunks(s, place)) for place, own in enumerate(actions)]
     names = units(model)
-    state = {kind: _state(model, job, s, unit) for kind, unit in {unit_class(s, u): u for u in names}.items()}
+    state = {kind: _state(model, job, s, unit) for kind, unit in {unit_class(model, s, u): u for u in names}.items()}
     fixed = memory.state(StageSpec.of(model, (("blocks.0",),)), job, s)
     most = [float(cluster.device.usable_bytes - fixed.tables - fixed.batch)] * s.pp
-    by_rank = tuple(_units([state[unit_class(s, u)] + n * kept[unit_class(s, u)] for u in names]) for n in live)
-    return _units([passes[unit_class(s, u)] for u in names]), Limits(by_rank, tuple(most))
+    by_rank = tuple(
+        _units([state[unit_class(model, s, u)] + n * kept[unit_class(model, s, u)] for u in names]) for n in live
+    )
+    return _units([passes[unit_class(model, s, u)] for u in names]), Limits(by_rank, tuple(most))
 
 
 def _state(model: ModelSpec, job: Job, s: Strategy, unit: str) -> float:

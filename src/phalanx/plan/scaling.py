@@ -39,8 +39,9 @@ def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
         batch = first * n // gpus[0] if weak else first
         p = replace(p, job=replace(p.job, global_batch=batch))
         rows.append(_row(p, n, batch, base))
-        if not base and rows[-1][4] is not None:
-            base = rows[-1][4] / n
+        rate = rows[-1][4]
+        if not base and isinstance(rate, float):
+            base = rate / n
             rows[-1] = _row(p, n, batch, base)
     return Sheet(
         "weak scaling: the batch grows with the GPUs" if weak else "strong scaling: one batch on more GPUs",

@@ -187,7 +187,8 @@ def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints
         _by_recompute(rows, model, options),
         _by_sharding(rows, options),
     )
-    return np.prod([step.times for step in steps], axis=0, dtype=np.int64)
+    found: Ints = np.prod([step.times for step in steps], axis=0, dtype=np.int64)
+    return found
 
 
 def experts(rows: Strategies, model: ModelSpec) -> Strategies:

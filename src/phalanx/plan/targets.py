@@ -17,10 +17,10 @@ class Target:
 
     def mark(self, value: float) -> str:
         """excellent, good, or below target."""
-        better = (lambda bound: value >= bound) if self.more else (lambda bound: value <= bound)
-        if better(self.excellent):
+        sign = 1 if self.more else -1
+        if sign * value >= sign * self.excellent:
             return "excellent"
-        return "good" if better(self.good) else "below target"
+        return "good" if sign * value >= sign * self.good else "below target"
 
 
 MFU = Target(

@@ -147,7 +147,7 @@ def rates(cluster: ClusterSpec) -> list[Table]:
     for fit in cluster.collectives:
         links.add_row(
             fit.op,
-            str(fit.group_size),
+            f"{fit.group_size} on {fit.hosts} hosts" if fit.hosts > 1 else str(fit.group_size),
             fit.way,
             seconds(fit.alpha_s),
             f"{fit.beta_s_per_byte * 1e9:.3f}",

@@ -11,6 +11,7 @@ import mmap
 import os
 import secrets
 import select
+import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class Arena:
         self.memory = torch.frombuffer(self._bytes, dtype=torch.uint8)
         self.base = self.memory.data_ptr()
         self._span, self._reserved, self._top = span, 0, 0
+        self._one_at_a_time = threading.Lock()  # the thread of transport p2p has messages to place too
         self._free: list[tuple[int, int]] = []  # (offset, size), ascending, never adjacent
         self._returned: deque[tuple[int, int]] = deque()
         self.allocate(_HEADER)
@@ -54,25 +56,26 @@ class Arena:
 
     def allocate(self, size: int) -> int:
         """The offset of `size` bytes, aligned to a cache line. Raises OSError where memory does not suffice."""
-        if self._returned:
-            self._merge()
-        size = _rounded(size)
-        for i, (offset, free) in enumerate(self._free):
-            if free >= size:
-                self._free[i : i + 1] = [(offset + size, free - size)] if free > size else []
-                return offset
-        offset = self._top
-        if offset + size > self._span:
-            raise OSError(errno.ENOMEM, f"{size} bytes more than the machine has")
-        if offset + size > self._reserved:
-            # What cannot be had fails here, and not at its first use; where a container's limit is lower than the
-            # machine's memory, the system decides.
-            grow = -(-(offset + size - self._reserved) // _RESERVE) * _RESERVE
-            grow = min(grow, self._span - self._reserved)
-            os.posix_fallocate(self._fd, self._reserved, grow)
-            self._reserved += grow
-        self._top += size
-        return offset
+        with self._one_at_a_time:
+            if self._returned:
+                self._merge()
+            size = _rounded(size)
+            for i, (offset, free) in enumerate(self._free):
+                if free >= size:
+                    self._free[i : i + 1] = [(offset + size, free - size)] if free > size else []
+                    return offset
+            offset = self._top
+            if offset + size > self._span:
+                raise OSError(errno.ENOMEM, f"{size} bytes more than the machine has")
+            if offset + size > self._reserved:
+                # What cannot be had fails here, and not at its first use; where a container's limit is lower than the
+                # machine's memory, the system decides.
+                grow = -(-(offset + size - self._reserved) // _RESERVE) * _RESERVE
+                grow = min(grow, self._span - self._reserved)
+                os.posix_fallocate(self._fd, self._reserved, grow)
+                self._reserved += grow
+            self._top += size
+            return offset
 
     def release(self, offset: int, size: int) -> None:
         """Give back what `allocate` gave. May be called at any moment, by the garbage collector and other threads."""

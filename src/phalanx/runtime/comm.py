@@ -72,9 +72,9 @@ class Comm:
         self.status = status.page(world.rank)
         self.status.stand(mesh.coordinates(world.rank))
         self._groups: dict[str, tuple[int, ...]] = {}
-        shared = any(c.transport == "shm" for c in self.choices) and world.device.type == "cpu"
-        self._shm = shm.attach() if shared else None
-        self._p2p = P2P()
+        shared = any(c.transport == "shm" or c.algorithm == "hierarchical" for c in self.choices)
+        self._shm = shm.attach() if shared and world.device.type == "cpu" else None
+        self._p2p = P2P(world.local_size, self._shm.arena if self._shm is not None else None)
         if not null and world.size > 1 and self.size("pp") > 1:
             self._create_groups()
         self.unawaited: dict[int, _NotIssued] = {}
@@ -98,6 +98,7 @@ class Comm:
             "ep",
             "etp",
             "ep+etp",
+            "tokens",
             every,
             "embed",
         ):
@@ -286,19 +287,21 @@ class Comm:
         if self.null:
             return self._await(label, op)
         # Of uneven parts no rank knows another's size: all take what serves the largest.
-        chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size)
+        chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size, self.hosts(ranks))
         return self.timeline.issued(flight, self.start(call, chosen.transport, chosen.algorithm))
 
     def start(self, call: Call, transport: Transport = "native", algorithm: str = "") -> Handle:
-        """Issue a call over a transport, unrecorded: what measuring does. A transport that cannot serve the group,
-        because its ranks are on several hosts, gives way to native: on every rank alike."""
+        """Issue a call over a transport, unrecorded: what measuring does. Shared memory, where it cannot serve the
+        group because its ranks are on several hosts, gives way to native: on every rank alike."""
         if self.null:
             self._unrecorded(str(call))
             return DONE
-        if not self._on_one_host(call.ranks):
-            transport = "native"
         if transport == "shm":
-            if self._shm is not None and self._shm.reaches(call.ranks, self.world.rank, _say):
+            if (
+                self.hosts(call.ranks) == 1
+                and self._shm is not None
+                and self._shm.reaches(call.ranks, self.world.rank, _say)
+            ):
                 return self._shm.start(call)
             transport = "native"
         handle = self._p2p.start(call, algorithm) if transport == "p2p" else native.start(call)
@@ -306,11 +309,11 @@ class Comm:
 
     def shares(self, ranks: tuple[int, ...]) -> bool:
         """Whether shared memory serves this group; collective when asked first."""
-        return self._shm is not None and self._on_one_host(ranks) and self._shm.reaches(ranks, self.world.rank, _say)
+        return self._shm is not None and self.hosts(ranks) == 1 and self._shm.reaches(ranks, self.world.rank, _say)
 
-    def _on_one_host(self, ranks: tuple[int, ...]) -> bool:
-        local = self.world.local_size
-        return ranks[0] // local == ranks[-1] // local
+    def hosts(self, ranks: tuple[int, ...]) -> int:
+        """On how many hosts these ranks are."""
+        return len({rank // self.world.local_size for rank in ranks})
 
     def broadcast(self, tensor: Tensor, axis: str) -> None:
         """Give every rank of an axis its first rank's tensor. Outside of a step: not recorded."""

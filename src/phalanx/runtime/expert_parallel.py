@@ -15,7 +15,7 @@ they are put in order of experts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -31,6 +31,7 @@ from phalanx.spec.mechanisms import Experts
 
 Rows = list[tuple[int, ...]]
 """Of every rank, and there of each of its experts."""
+Otherwise = Callable[[int | None], Sequence[int]]
 
 
 @dataclass
@@ -48,13 +49,17 @@ class Route:
     receives: tuple[int, ...] = ()
     order: Tensor | None = None
     copies: int = 1
-    underway: list[tuple[Tensor, Handle]] = field(default_factory=list)
-    """What travels while something else is computed."""
+    underway: list[tuple[Tensor, Tensor, Handle]] = field(default_factory=list)
+    """What leaves and what comes, while something else is computed."""
 
     @property
     def token(self) -> Tensor:
         """(rows,): whose rows they are."""
         return self.slots.div(self.width, rounding_mode="floor")
+
+    def forget(self) -> None:
+        """The rows' gradients are home: the nodes of the graph have this until the whole backward pass is over."""
+        self.slots, self.places, self.order = self.slots.new_empty(0), None, None
 
 
 class ExpertParallel:
@@ -73,20 +78,25 @@ class ExpertParallel:
     def count(self, block: int, load: Tensor, dropped: Tensor, losses: Tensor) -> None:
         """Of own tokens: how many choose each expert of a block, (count,), how many choices it dropped, and its own
         losses, (2,)."""
-        told = torch.cat([load.double(), dropped.double()[None], losses])
-        self.loads[block] = self.loads[block] + told if block in self.loads else told
+        self.loads[block] += torch.cat([load.double(), dropped.double()[None], losses])
 
-    def exchanged(self, unit: str, counts: Tensor, otherwise: Sequence[int]) -> tuple[Rows, Rows]:
+    def exchanged(self, unit: str, counts: Tensor, otherwise: Otherwise) -> tuple[Rows, Rows]:
         """Rows that leave for the experts of every rank, and that come from each for own ones."""
         ranks, here = self.ranks, self.experts.here
         sent = counts.view(self.ep, 1, here).expand(-1, self.etp, -1).flatten()
         got = torch.empty_like(sent)
         self.inner.all_to_all(got, sent, self.axis, unit, "F").wait()
-        place = self.inner.comm.ranks(self.axis).index(self.inner.comm.world.rank)
-        even = [self._of(otherwise, rank) for rank in range(ranks)]
-        told = seam.read(torch.cat([sent, got]), [*(n for of in even for n in of), *even[place] * ranks])
+        told = seam.read(torch.cat([sent, got]), lambda: self._even(otherwise))
         leaving, coming = (_table(part, here) for part in (told[: ranks * here], told[ranks * here :]))
         return leaving, coming
+
+    def _even(self, otherwise: Otherwise) -> list[int]:
+        """What is exchanged where tensors hold nothing: counts that leave, and that come."""
+        group = self.inner.comm.ranks(self.axis)
+        place = group.index(self.inner.comm.world.rank)
+        leaving = [self._of(otherwise(None), rank) for rank in range(self.ranks)]
+        coming = [self._of(otherwise(rank), place) for rank in group]
+        return [n for of in (*leaving, *coming) for n in of]
 
     def _of(self, counts: Sequence[int], rank: int) -> list[int]:
         """Of the counts of all experts those of the group's `rank`."""
@@ -109,14 +119,14 @@ def route(
     width: int,
     tokens: int,
     counts: Tensor,
-    otherwise: Sequence[int],
+    otherwise: Otherwise,
     experts: Experts,
 ) -> Route:
     """`slots`: those of all choices, by expert, of which the first sum(counts) are rows; `counts` (count,): rows of
-    each expert; `otherwise`: the same where tensors hold nothing."""
+    each expert; `otherwise`: the same of a rank where tensors hold nothing, None: of this one."""
     chosen = experts.chooser == "tokens"
     if ep is None or ep.ranks == 1:
-        held = seam.read(counts, list(otherwise))
+        held = seam.read(counts, lambda: otherwise(None))
         rows = sum(held)
         return Route(tokens, width, slots[:rows], _places(slots, rows, tokens, width, chosen), tuple(held))
     leaving, coming = ep.exchanged(unit, counts, otherwise)
@@ -162,6 +172,13 @@ def _by_expert(coming: Sequence[Sequence[int]], device: torch.device) -> Tensor 
     return shifts.add_(torch.arange(total, device=device))
 
 
+def _arrived(route: Route) -> Tensor:
+    """What was under way is here, and what has left is not needed any more."""
+    _, target, handle = route.underway.pop()
+    handle.wait()
+    return target
+
+
 class _Leave(torch.autograd.Function):
     """Tokens' rows set out; their gradients come back."""
 
@@ -176,7 +193,7 @@ class _Leave(torch.autograd.Function):
                 [part for part in rows.split(list(route.sends[:: route.copies])) for _ in range(route.copies)]
             )
         target, handle = ep.all_to_all(route, rows, False, unit, "F")
-        route.underway.append((rows, handle))
+        route.underway.append((rows, target, handle))
         return target
 
     @staticmethod
@@ -184,9 +201,10 @@ class _Leave(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, None, Tensor]:
         route: Route = ctx.route
         if route.sends:
-            g, handle = route.underway.pop()
-            handle.wait()
-        return None, None, None, _summed(route, g, None)
+            g = _arrived(route)
+        d_x = _summed(route, g, None)
+        route.forget()
+        return None, None, None, d_x
 
 
 class _Come(torch.autograd.Function):
@@ -195,15 +213,15 @@ class _Come(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ep: ExpertParallel, unit: str, route: Route, rows: Tensor) -> Tensor:
         ctx.ep, ctx.unit, ctx.route = ep, unit, route
-        route.underway.pop()[1].wait()
+        _arrived(route)
         return rows.view_as(rows) if route.order is None else rows.index_select(0, route.order)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, None, Tensor]:
         route: Route = ctx.route
-        target, handle = ctx.ep.all_to_all(route, _as_they_came(route, g), True, ctx.unit, "B")
-        route.underway.append((target, handle))
+        rows = _as_they_came(route, g)
+        route.underway.append((rows, *ctx.ep.all_to_all(route, rows, True, ctx.unit, "B")))
         return None, None, None, recompute.nothing(g, g.shape)
 
 
@@ -249,8 +267,7 @@ class _Combine(torch.autograd.Function):
         y, weights = ctx.saved_tensors
         route: Route = ctx.route
         d_y = g.index_select(0, route.token)  # (rows, hidden)
-        own = _copies(route, y)
-        dots = torch.stack([(part * d_y).sum(-1) for part in own]).sum(0) if len(own) > 1 else (own[0] * d_y).sum(-1)
+        dots = _dots(_copies(route, y), d_y)
         d_w = torch.zeros_like(weights).view(-1)
         d_w[route.slots] = dots.to(weights.dtype)
         d_y.mul_(weights.view(-1)[route.slots].to(y.dtype).unsqueeze(-1))
@@ -258,6 +275,12 @@ class _Combine(torch.autograd.Function):
             parts = d_y.split(list(route.sends[:: route.copies]))
             d_y = torch.cat([part for part in parts for _ in range(route.copies)])
         return None, None, d_y, d_w.view(weights.shape)
+
+
+def _dots(own: Sequence[Tensor], g: Tensor) -> Tensor:
+    """(rows,): the sum of each row's products with its gradient, over what came of it from each rank."""
+    each = [(part * g).sum(-1) for part in own]
+    return torch.stack(each).sum(0) if len(each) > 1 else each[0]
 
 
 def _copies(route: Route, y: Tensor) -> list[Tensor]:

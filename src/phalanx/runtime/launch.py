@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from phalanx.runtime import status
 from phalanx.runtime import world as worlds
-from phalanx.runtime.reason import reason, timed_out
+from phalanx.runtime.reason import cut_off, reason, timed_out
 from phalanx.runtime.world import World
 from phalanx.spec.errors import InputError
 
@@ -219,9 +219,9 @@ def named(world: World) -> Iterator[None]:
         if os.environ.get("PHALANX_TRACEBACK"):
             traceback.print_exception(error)
         page, why = status.page(world.rank), reason(error)
-        late = worlds.absent(world, page.among) if timed_out(why) else ()
+        late = worlds.absent(world, page.among) if timed_out(why) or cut_off(why) else ()
         if late:
-            why += f"; {', '.join(f'rank {rank}' for rank in late)} did not arrive"
+            why += f"; {worlds.described(late)} did not arrive"
         raise RankFailure(f"{page} failed during {page.doing or 'start-up'}: {why}") from None
 
 

@@ -11,6 +11,7 @@ On CPU the calls are served by one thread, in the order of issue; on CUDA they a
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -24,58 +25,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from phalanx.runtime.arena import Arena
+from phalanx.runtime.hierarchical import Hierarchical
 from phalanx.runtime.transport import DONE, Call, Handle, combine, conclude
 from phalanx.runtime.world import group
 from phalanx.schedule.collectives import build
 from phalanx.schedule.event import Reduction
-from phalanx.schedule.transfers import Schedule
+from phalanx.schedule.messages import Piece, Step, program
 
 _SEGMENT = 1 << 20  # bytes, of a message that is sent in parts
 _PIECE = 1 << 18  # bytes, of an algorithm's own segments
 _KEPT = 16  # sizes of staging memory that are kept for the next time
 _TAG = 7  # of our messages; those of a pair of ranks arrive in the order in which they were sent
 
-Piece = tuple[int, int]
-"""Elements [low, high) of the collective's address space."""
 Memory = Callable[[int, int], Tensor]
 """Where this rank keeps a piece."""
-
-
-@dataclass(frozen=True)
-class Message:
-    """What goes to or comes from one partner in a round; `reduces`: it is added to what the receiver has."""
-
-    peer: int
-    pieces: tuple[Piece, ...]
-    reduces: bool
-
-
-@dataclass(frozen=True)
-class Step:
-    """One rank's part of a round."""
-
-    sends: tuple[Message, ...]
-    receives: tuple[Message, ...]
-
-
-def program(schedule: Schedule, me: int) -> tuple[Step, ...]:
-    """What one rank does, round by round."""
-    s = schedule
-    mine = np.nonzero((s.source == me) | (s.destination == me))[0]
-    rounds: dict[int, dict[tuple[bool, int, bool], list[Piece]]] = {}
-    for i in mine:
-        sending = int(s.source[i]) == me
-        peer = int(s.destination[i] if sending else s.source[i])
-        low, high = int(s.offset[i]), int(s.offset[i] + s.length[i])
-        pieces = rounds.setdefault(int(s.round[i]), {}).setdefault((sending, peer, bool(s.reduces[i])), [])
-        if pieces and pieces[-1][1] == low and s.op != "all_to_all":  # whose blocks lie apart
-            pieces[-1] = (pieces[-1][0], high)
-        else:
-            pieces.append((low, high))
-    return tuple(
-        Step(*(tuple(Message(p, tuple(c), r) for (s, p, r), c in found.items() if s is way) for way in (True, False)))
-        for _, found in sorted(rounds.items())
-    )
 
 
 @dataclass
@@ -232,9 +196,12 @@ def _program(
     me: int,
     segments: int,
     splits: tuple[tuple[int, ...], ...] = (),
+    tiers: tuple[int, ...] = (),
+    long: int | None = None,
 ) -> tuple[Step, ...]:
     given = np.array(splits, dtype=np.int64) if splits else None
-    return program(build(op, algorithm, ranks, size, splits=given, segments=segments), me)
+    schedule = build(op, algorithm, ranks, size, tiers=tiers or None, splits=given, segments=segments)
+    return program(schedule, me, long)
 
 
 _Work = Callable[[], None]
@@ -257,27 +224,49 @@ def _serve_all(calls: SimpleQueue[tuple[_Work, Future[None]] | None]) -> None:
             future.set_exception(error)
 
 
-class P2P:
-    """Serves the calls of one rank."""
+def tiers(ranks: tuple[int, ...], local: int) -> tuple[int, ...]:
+    """(Ranks of a group on each host, hosts), of hosts with `local` ranks; as if on one where they are not alike."""
+    hosts = [rank // local for rank in ranks]
+    inside = hosts.count(hosts[0])
+    alike = all(hosts.count(host) == inside for host in hosts)
+    return (inside, len(ranks) // inside) if alike and 1 < inside < len(ranks) else (len(ranks),)
 
-    def __init__(self) -> None:
+
+class P2P:
+    """Serves the calls of one rank, on a host with `local` ranks, which share memory if there is an arena."""
+
+    def __init__(self, local: int = 1, arena: Arena | None = None) -> None:
+        self._local = local
+        self._hierarchical = Hierarchical(arena) if arena is not None else None
         self._executors: dict[tuple[int, ...], Executor] = {}
         self._calls: SimpleQueue[tuple[_Work, Future[None]] | None] | None = None
 
     def start(self, call: Call, algorithm: str) -> Handle:
         """Issue a collective; it is served after those issued before it."""
-        if call.ranks not in self._executors:
-            self._executors[call.ranks] = Executor(group(call.ranks), grouped=call.source.is_cuda)
+        self._executor(call.ranks, call.source.is_cuda)
         if call.source.is_cuda:
             self._serve(call, algorithm)
             return DONE
+        shared, over = self._hierarchical, tiers(call.ranks, self._local)
+        if algorithm == "hierarchical" and len(over) > 1 and shared is not None and not shared.knows(call.ranks):
+            self._put(lambda: None).result()  # nothing is under way then
+            shared.meet(call.ranks, call.ranks[call.me], over[0], _say)
+        future = self._put(partial(self._serve, call, algorithm))
+        return _Served(future, f"{algorithm} {call}")
+
+    def _put(self, work: _Work) -> Future[None]:
         if self._calls is None:
             self._calls = SimpleQueue()
             threading.Thread(target=_serve_all, args=(self._calls,), name="phalanx-p2p", daemon=True).start()
             weakref.finalize(self, self._calls.put, None)
         future: Future[None] = Future()
-        self._calls.put((partial(self._serve, call, algorithm), future))
-        return _Served(future, f"{algorithm} {call}")
+        self._calls.put((work, future))
+        return future
+
+    def _executor(self, ranks: tuple[int, ...], grouped: bool) -> Executor:
+        if ranks not in self._executors:
+            self._executors[ranks] = Executor(group(ranks), grouped)
+        return self._executors[ranks]
 
     def _serve(self, call: Call, algorithm: str) -> None:
         if call.watch is not None:
@@ -287,7 +276,14 @@ class P2P:
             call.watch.over()
 
     def _execute(self, call: Call, algorithm: str) -> None:
-        ranks, me, executor = len(call.ranks), call.me, self._executors[call.ranks]
+        if algorithm == "hierarchical" and self._hierarchical is not None and self._hierarchical.serves(call):
+            # Between hosts: as few rounds as there can be for the fewest bytes.
+            hosts = len(call.ranks) // tiers(call.ranks, self._local)[0]
+            across = "ring" if hosts & (hosts - 1) else "rabenseifner"
+            self._hierarchical.all_reduce(call, partial(self._execute, algorithm=across))
+            conclude(call.reduction, call.target, len(call.ranks))
+            return
+        ranks, me, executor = len(call.ranks), call.me, self._executor(call.ranks, call.source.is_cuda)
         if call.op == "all_to_all":
             self._all_to_all(call, algorithm, executor)
             return
@@ -297,7 +293,9 @@ class P2P:
             if own.data_ptr() != call.source.data_ptr():
                 own.copy_(call.source)
         buffer = call.source if call.op == "reduce_scatter" else call.target
-        steps = _program(call.op, algorithm, ranks, buffer.numel(), me, _pipelined(buffer.nbytes))
+        size, segments = buffer.numel(), _pipelined(buffer.nbytes)
+        over, long = tiers(call.ranks, self._local), _SEGMENT // buffer.itemsize
+        steps = _program(call.op, algorithm, ranks, size, me, segments, tiers=over, long=long)
         executor.run(steps, lambda low, high: buffer[low:high], call.reduction, buffer)
         if call.op == "reduce_scatter":
             n = call.target.numel()
@@ -345,6 +343,10 @@ class P2P:
 def _pipelined(size: int) -> int:
     """In how many pieces the algorithms that send in segments do so."""
     return max(1, min(64, size // _PIECE))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 class _Served:

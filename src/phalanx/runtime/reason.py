@@ -24,6 +24,11 @@ def timed_out(reason: str) -> bool:
     return "timed out" in reason.lower() or "timeout" in reason.lower()
 
 
+def cut_off(reason: str) -> bool:
+    """Whether a peer's end of a connection is gone, in the words of whatever used it."""
+    return "connection" in reason.lower() or "broken pipe" in reason.lower()
+
+
 def _causes(error: BaseException) -> Iterator[BaseException]:
     seen: BaseException | None = error
     while seen is not None:

@@ -5,7 +5,7 @@ A step may look at the content of a tensor here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -13,8 +13,9 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-def read(tensor: Tensor, otherwise: list[Any]) -> list[Any]:
-    """What a flat tensor holds, read by the host, which on CUDA waits for it; `otherwise` where it holds nothing."""
+def read(tensor: Tensor, otherwise: list[Any] | Callable[[], list[Any]]) -> list[Any]:
+    """What a flat tensor holds, read by the host, which on CUDA waits for it; `otherwise`, or what it returns, where
+    it holds nothing."""
     return tensor.tolist()  # type: ignore[no-any-return]
 
 

@@ -18,6 +18,7 @@ from phalanx.runtime import recompute
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.schedule.context_parallel import Context
+from phalanx.schedule.experts import own_tokens
 
 Shape = tuple[int, int]
 """(Sequences, tokens of each) that the ranks of tp share."""
@@ -31,13 +32,18 @@ class SequenceTokens:
     ) -> None:
         self.inner, self.tp, self.context = inner, tp, context or Context(1)
         self.ranks = 1 if inner is None else self.context.ring * self.context.ulysses * (tp.split.tp if tp else 1)
-        self.axis = "" if inner is None else inner.comm.mesh.name("cp", "tp")
         self._known: dict[tuple[Shape, bool], tuple[Tensor, Tensor]] = {}
 
     @property
     def seed(self) -> float:
         """The gradient of the loss of one token."""
         return 1.0 if self.inner is None else self.inner.seed
+
+    def prepare(self, shape: Shape, device: torch.device) -> None:
+        """Passes will be over so many tokens: memory is the same in every step."""
+        if self.tp is not None:
+            self.tp.begin(*shape)
+        self._ids(shape, device)
 
     def _apart(self) -> bool:
         return self.tp is not None and self.tp.rows is not None
@@ -58,8 +64,8 @@ class SequenceTokens:
             where = torch.empty(batch * seq, dtype=torch.int64)
             for rank, ids in enumerate(each):
                 where[ids] = rank * longest + torch.arange(len(ids))
-            index = 0 if self.inner is None else self.inner.comm.ranks(self.axis).index(self.inner.comm.world.rank)
-            self._known[key] = each[index].to(device), where.to(device)
+            index = 0 if self.inner is None else self.inner.comm.ranks("tokens").index(self.inner.comm.world.rank)
+            self._known[key] = each[index].clone().to(device), where.to(device)
         return self._known[key]
 
     def _parts(self, tokens: Tensor) -> list[Tensor]:
@@ -90,7 +96,7 @@ class SequenceTokens:
         sent[: len(own)] = own
         everyone = own.new_empty(self.ranks * longest, n)
         assert self.inner is not None
-        self.inner.all_gather(everyone.view(-1), sent.view(-1), self.axis, unit, "F").wait()
+        self.inner.all_gather(everyone.view(-1), sent.view(-1), "tokens", unit, "F").wait()
         return everyone[where].view(batch, -1, n)
 
     def own(self, whole: Tensor, shape: Shape) -> Tensor:
@@ -102,23 +108,29 @@ class SequenceTokens:
         """An equal part of what all tp ranks have, (tokens, hidden)."""
         return x.tensor_split(tp.split.tp)[tp.split.index]
 
-    def placed(self, part: Tensor, tokens: int, tp: TensorParallel, made: bool) -> Tensor:
-        """The same part among `tokens` rows, of which the others are zeros."""
-        each, over = divmod(tokens, tp.split.tp)
-        return _Placed.apply(part, tp.split.index * each + min(tp.split.index, over), tokens, made)  # type: ignore[no-any-return]
+    def placed(self, part: Tensor, shape: Shape, tp: TensorParallel, made: bool) -> Tensor:
+        """The same part among all, (batch, seq, hidden), of which the others are zeros."""
+        each, over = divmod(shape[0] * shape[1], tp.split.tp)
+        return _Placed.apply(part, tp.split.index * each + min(tp.split.index, over), shape, made)  # type: ignore[no-any-return]
+
+    def of(self, shape: Shape, rank: int) -> int:
+        """How many tokens a rank routes, this one or another."""
+        if self.tp is None or self.inner is None:
+            return shape[0] * shape[1]
+        return own_tokens(shape[0] * shape[1], self.tp.split.tp, int(self.inner.comm.mesh.along("tp")[rank]))
 
 
 class _Placed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, begins: int, tokens: int, made: bool) -> Tensor:
+    def forward(ctx: Any, part: Tensor, begins: int, shape: Shape, made: bool) -> Tensor:
         ctx.here = slice(begins, begins + len(part))
         if not made:
-            return recompute.nothing(part, (tokens, part.shape[-1]))
-        out = part.new_zeros(tokens, part.shape[-1])
-        out[ctx.here] = part
+            return recompute.nothing(part, (*shape, part.shape[-1]))
+        out = part.new_zeros(*shape, part.shape[-1])
+        out.flatten(0, 1)[ctx.here] = part
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
-        return g[ctx.here], None, None, None
+        return g.flatten(0, 1)[ctx.here], None, None, None

@@ -97,14 +97,14 @@ class Shm:
     """This process's arena, and the groups that share theirs with it. `arena` is None where there can be none, for
     `reason`."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, arena: Arena | None = None) -> None:
         self.timeout_s = timeout_s
-        self.arena: Arena | None = None
+        self.arena = arena
         self.reason = ""
         self.started = 0
         if platform.machine() not in ("x86_64", "AMD64"):
             self.reason = f"on {platform.machine()} stores may overtake each other, and flags would lie"
-        else:
+        elif arena is None:
             try:
                 self.arena = Arena()
             except OSError as error:

@@ -123,7 +123,18 @@ def launchers() -> list[str]:
         return [mine]
     told = [mine] * dist.get_world_size()
     dist.all_gather_object(told, mine)
+    _nodes[:] = [launcher.split()[0] for launcher in told]
     return sorted(set(told))
+
+
+_nodes: list[str] = []  # of every rank, once they have told their launchers
+
+
+def described(ranks: Sequence[int]) -> str:
+    """Ranks, and the hosts that have no others: a host that is gone rather than its ranks."""
+    words = ", ".join(f"rank {rank}" for rank in ranks)
+    gone = [n for n in dict.fromkeys(_nodes) if {r for r, name in enumerate(_nodes) if name == n} <= set(ranks)]
+    return f"{words} (all of host {', '.join(gone)})" if gone else words
 
 
 def absent(world: World, ranks: Sequence[int], within_s: float = 3.0) -> tuple[int, ...]:

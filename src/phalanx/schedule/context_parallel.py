@@ -118,7 +118,7 @@ def sent(spec: ModelSpec, s: Strategy, dtype: DType, phase: Phase, tokens: Any) 
     `spec` is what the rank holds."""
     if s.cp == 1:
         return
-    head = tokens * spec.head_dim * DTYPE_BYTES[dtype]
+    head = tokens * spec.core_dim * DTYPE_BYTES[dtype]
     kv_heads = max(1, spec.kv_heads // s.ulysses)
     apart = Sent("all_to_all", "ulysses", head * (spec.heads + 2 * kv_heads * s.ulysses))
     together = Sent("all_to_all", "ulysses", head * spec.heads)

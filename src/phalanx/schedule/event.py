@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["compute", "collective", "p2p"]
 Phase = Literal["F", "B", "I", "W", "opt"]
-INSIDE = ("tp", "ring", "ulysses", "cp", "cp+tp", "ep", "ep+etp")
+INSIDE = ("tp", "ring", "ulysses", "tokens", "ep", "ep+etp")
 """Axes over which layers communicate, in the middle of a unit's pass."""
 Reduction = Literal["sum", "avg", "min", "max", "product"]
 
@@ -38,7 +38,8 @@ class Event:
     """`bytes` as nccl-tests counts: all-reduce, broadcast: the buffer; all-gather, reduce-scatter: the gathered
     buffer; all-to-all: the send buffer; p2p: the payload. `alloc` is what the event allocates above the bytes
     that are live when it starts (its own peak), `free` what is gone again when it ends. `at_most`: the bytes are a
-    bound, what is sent depends on the gradients.
+    bound, what is sent depends on the gradients. `routed`: bytes, FLOPs and memory depend on which experts tokens go
+    to; they are those of balanced routing.
     """
 
     kind: Kind
@@ -57,10 +58,13 @@ class Event:
     alloc: int = 0
     free: int = 0
     at_most: bool = False
+    routed: bool = False
 
     def matches(self, recorded: Event) -> bool:
         """Whether this prediction is what was recorded."""
         if self.at_most and recorded.bytes <= self.bytes:
+            return self.identity == recorded.identity._replace(bytes=self.bytes)
+        if self.routed:
             return self.identity == recorded.identity._replace(bytes=self.bytes)
         return self.identity == recorded.identity
 

@@ -18,6 +18,8 @@ from phalanx.spec.job import DType
 
 Origin = Literal["measured", "published", "estimated"]
 GIB = 2**30
+TRUSTED = 0.2
+"""The median relative error up to which a fit is to be trusted."""
 Column = Any  # a number, or a NumPy column of them
 
 
@@ -35,6 +37,8 @@ class Device:
     """Whether transfers run beside compute (DMA, NICs) or take the same cores, as on a CPU."""
     origin: Origin
     source: str
+    gamma_s_per_byte: float | None = None
+    """Of adding what has arrived; None: two reads and a write at the memory's bandwidth."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,9 @@ def _costs(r: Rates) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class CollectiveFit:
-    """Measured time of one collective over a group on one host: α + β x bytes (bytes as DESIGN.md counts them), and
-    the `points` (bytes, seconds) behind it, ascending. `algorithm` is of transport p2p alone."""
+    """Measured time of one collective over a group on `hosts` hosts, as many ranks on each: α + β x bytes (bytes as
+    DESIGN.md counts them), and the `points` (bytes, seconds) behind it, ascending. `algorithm` is of transport p2p
+    alone. `alpha_range`, `beta_range`: where nine tenths of the lines through other draws of the points lie."""
 
     op: str
     group_size: int
@@ -114,6 +119,9 @@ class CollectiveFit:
     transport: Transport
     algorithm: str = ""
     points: tuple[tuple[int, float], ...] = ()
+    hosts: int = 1
+    alpha_range: tuple[float, float] | None = None
+    beta_range: tuple[float, float] | None = None
 
     def seconds(self, size: Column) -> Column:
         """Of one collective: between points log-log, beyond the last one with the slope β; without points α + β n."""
@@ -127,6 +135,24 @@ class CollectiveFit:
     def way(self) -> str:
         return f"{self.transport} {self.algorithm}".strip()
 
+    @property
+    def trusted(self) -> bool:
+        """Whether the line stands for the points. The points themselves do, wherever they are."""
+        return self.residual <= TRUSTED
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Something that was measured of a rank while all others did the same: what, of which shape, and the range in
+    which most of the rounds lie."""
+
+    name: str
+    value: float
+    unit: str
+    low: float
+    high: float
+    note: str = ""
+
 
 @dataclass(frozen=True)
 class ClusterSpec:
@@ -139,6 +165,7 @@ class ClusterSpec:
     tiers: tuple[Tier, ...]
     kernels: tuple[KernelRates, ...]
     collectives: tuple[CollectiveFit, ...] = field(default=())
+    figures: tuple[Figure, ...] = field(default=())
 
     def __post_init__(self) -> None:
         for name in ("ranks_per_node", "nodes"):
@@ -167,7 +194,9 @@ class ClusterSpec:
             )
         return min(found, key=lambda k: abs(k.concurrent - concurrent))
 
-    def fits(self, op: str, group_size: int) -> list[CollectiveFit]:
-        """What was measured of an operation over groups of this size, or else of the next larger one."""
-        sizes = [f.group_size for f in self.collectives if f.op == op and f.group_size >= group_size]
-        return [f for f in self.collectives if sizes and (f.op, f.group_size) == (op, min(sizes))]
+    def fits(self, op: str, group_size: int, hosts: int = 1) -> list[CollectiveFit]:
+        """What was measured of an operation over groups of this size, or else, on one host, of the next larger
+        one."""
+        found = [f for f in self.collectives if (f.op, f.hosts) == (op, hosts) and f.group_size >= group_size]
+        nearest = min((f.group_size for f in found), default=0) if hosts == 1 else group_size
+        return [f for f in found if f.group_size == nearest]

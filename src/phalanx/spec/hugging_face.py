@@ -222,13 +222,13 @@ def _mixtral(c: _Config) -> Fields:
     c.only("router_jitter_noise", 0.0)
     given = _sizes(c, 131072, 1e-5, kv_heads=8) | _head_dim(c) | _rope(c, 1e6) | {"window": c("sliding_window")}
     routed = {"count": c("num_local_experts", 8), "top_k": c("num_experts_per_tok", 2), "ffn": given["ffn"]}
-    return given | {"experts": routed | _balance_loss(c, routed["top_k"])}
+    return given | {"experts": routed | _router_losses(c, routed["top_k"])}
 
 
-def _balance_loss(c: _Config, top_k: int) -> Fields:
-    """Of a family whose loss is the number of experts x the sum over them of its share of the tokens and its mean
-    score, where shares sum to top_k; here they sum to 1."""
-    return {"balance_loss": c("router_aux_loss_coef", 0.001) * top_k}
+def _router_losses(c: _Config, top_k: int) -> Fields:
+    """The balance loss of a family where it is the number of experts x the sum over them of their share of the tokens
+    and their mean score, and shares sum to top_k; here they sum to 1."""
+    return {"balance_loss": c("router_aux_loss_coef", 0.001) * top_k, "z_loss": c("router_z_loss_coef", 0.0)}
 
 
 def _qwen3_moe(c: _Config) -> Fields:
@@ -243,7 +243,7 @@ def _qwen3_moe(c: _Config) -> Fields:
         "dense_layers": [i for i in range(given["layers"]) if i in dense or (i + 1) % step],
         "normalized": c("norm_topk_prob", False),
     }
-    return given | {"experts": routed | _balance_loss(c, routed["top_k"])}
+    return given | {"experts": routed | _router_losses(c, routed["top_k"])}
 
 
 def _deepseek_v2(c: _Config) -> Fields:

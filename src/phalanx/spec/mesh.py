@@ -57,8 +57,11 @@ class Mesh:
         """All groups of an axis, (groups, ranks per group).
 
         `axis` is a mesh axis, several joined by `+` (`dp_shard+cp`), `ring`, `ulysses`, `ep`, `etp`, `ep+etp`,
-        `edp`, `embed` (first and last pipeline rank) or `world`.
+        `edp`, `tokens` (all that have parts of the same sequences), `embed` (first and last pipeline rank) or
+        `world`.
         """
+        if axis == "tokens":
+            axis = "cp+tp"
         if axis == "world":
             return self._ranks.reshape(1, -1)
         if axis in ("edp", "ep", "etp"):
@@ -127,6 +130,16 @@ class Mesh:
         """Whether every group of the axis lies in one block of `ranks` neighbours (a node)."""
         groups = self.groups(axis) // ranks
         return bool(np.all(groups == groups[:, :1]))
+
+    def hosts(self, axis: str, ranks: int) -> int:
+        """On how many blocks of `ranks` neighbours (nodes) each group of the axis lies, as many of it on each; 0
+        where that differs."""
+        if self.within(axis, ranks):
+            return 1
+        groups = self.groups(axis) // ranks
+        counts = {tuple(sorted(np.unique(row, return_counts=True)[1].tolist())) for row in groups}
+        parts = next(iter(counts))
+        return len(parts) if len(counts) == 1 and len(set(parts)) == 1 else 0
 
     def tier(self, axis: str, cluster: ClusterSpec) -> Tier:
         """The innermost tier of links that holds every group of the axis whole."""

@@ -7,7 +7,7 @@ parameter counts) reads `parameters(spec)`; nobody keeps a second list.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import Literal
 
@@ -149,6 +149,11 @@ class ModelSpec:
         return self.kv_heads * self.head_dim
 
     @property
+    def core_dim(self) -> int:
+        """Width of a head in attention's core: of keys or of values, which of them are wider."""
+        return self.head_dim if self.latent is None else max(self.head_dim, self.latent.v_dim)
+
+    @property
     def rotary_width(self) -> int:
         """How many dimensions of a head turn with the position."""
         if self.latent is not None:
@@ -210,11 +215,9 @@ class StageSpec(ModelSpec):
         return cls(**{name: getattr(model, name) for name in MODEL_FIELDS}, chunks=chunks)
 
 
-def require_runnable(spec: ModelSpec, priced: bool = True) -> None:
-    """Refuse a model of which only the shape is known; not `priced`: which the decoder does not run."""
+def require_runnable(spec: ModelSpec) -> None:
+    """Refuse a model of which only the shape is known."""
     for name, unknown, what in (
-        ("experts", priced and spec.experts is not None, "mixture of experts"),
-        ("latent", priced and spec.latent is not None, "latent attention"),
         ("sinks", spec.sinks, "attention sinks"),
         ("activation", spec.activation == "swiglu_clamped", "gpt_oss's activation"),
         ("experts.bias", spec.experts is not None and spec.experts.bias, "experts with biases"),
@@ -251,6 +254,19 @@ def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
     """The numbers of the blocks that have experts in place of an MLP: of the whole model."""
     x = spec.experts
     return tuple(i for i in range(spec.layers) if i not in x.dense_layers) if x else ()
+
+
+def seen_from(spec: ModelSpec, unit: str) -> ModelSpec:
+    """The model of which all blocks are as a certain one: without experts where that one has none."""
+    kind, _, index = unit.partition(".")
+    if spec.experts is None or kind != "blocks" or int(index) not in spec.experts.dense_layers:
+        return spec
+    return _all_dense(spec)
+
+
+@cache
+def _all_dense(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, experts=None)
 
 
 def units(spec: ModelSpec) -> tuple[str, ...]:

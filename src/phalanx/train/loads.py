@@ -47,11 +47,17 @@ class Loads:
         self.spec, self.model, self.experts = spec, model, spec.experts
         self.blocks = expert_layers(spec)
         self.size = len(self.blocks) * (self.experts.count + 3)
+        if model.ep is not None:
+            held = [i for i in self.blocks if str(i) in model.blocks]
+            device = next(model.parameters()).device
+            zeros = torch.zeros(len(held), self.experts.count + 3, dtype=torch.float64, device=device)
+            model.ep.loads = dict(zip(held, zeros, strict=True))
 
     def begin(self) -> None:
         """A step begins: its forward passes are counted."""
         if self.model.ep is not None:
-            self.model.ep.loads.clear()
+            for load in self.model.ep.loads.values():
+                load.zero_()
             self.model.ep.counting = True
 
     def end(self, into: Tensor) -> None:
@@ -59,7 +65,7 @@ class Loads:
         ep = self.model.ep
         assert ep is not None
         ep.counting = False
-        rows = into.view(len(self.blocks), -1)
+        rows = into.view(len(self.blocks), self.experts.count + 3)
         for i, block in enumerate(self.blocks):
             if block in ep.loads:
                 rows[i] = ep.loads[block]

@@ -45,6 +45,7 @@ from phalanx.runtime.weight_gradients import PutOff
 from phalanx.schedule import stages
 from phalanx.schedule.buckets import buckets, lent, of_chunks
 from phalanx.schedule.context_parallel import context
+from phalanx.schedule.experts import looks_around
 from phalanx.schedule.pipeline import PipelineSchedule, finished, splits
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model import ModelSpec, parameters, units
@@ -106,6 +107,8 @@ class Training:
         self.model.recompute(strategy.recompute_of, self.inner)
         if job.documents == "packed":
             self.model.prepare(job.seq)  # memory is the same in every step
+        if held.experts and looks_around(held.experts, strategy):
+            tokens.prepare((strategy.micro_batch, self.context.tokens), device)
         if weights is not None:
             fill_buffers(self.model, weights)
         self.weights: dict[str, Tensor] = dict(self.model.named_parameters()) if stage == 0 else {}

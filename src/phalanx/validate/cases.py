@@ -86,7 +86,7 @@ def case(row: Row) -> Case:
             sp=tp > 1 and (row["sp"] in ("1", "on") or (row["sp"] == "" and "nemo" in profile)),
             cp=cp,
             ep=ep,
-            etp=row.count("etp", 1) or 1,
+            etp=row.count("etp", tp if row.family == "megatron-ci-golden" else 1) or 1,
             pp=pp,
             virtual=(row.count("vpp") or 1) if pp > 1 else 1,
             micro_batch=micro,

@@ -66,7 +66,11 @@ def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> 
     if not found:
         return Comparison([], [], [], [], [], skipped, 0)
     seconds, (held, card, stacks) = priced(found, constants)
-    time, allocated, reserved, shown, fits = [], [], [], [], []
+    time: list[Pair] = []
+    allocated: list[Pair] = []
+    reserved: list[Pair] = []
+    shown: list[Pair] = []
+    fits = []
     room = card - np.asarray(stacks.context_bytes)
     for i, c in enumerate(found):
         row = c.row

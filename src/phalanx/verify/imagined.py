@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -80,6 +80,9 @@ class Imagined(World):
 
 class _Shapes:
     """Weights without content."""
+
+    def has(self, fqn: str) -> bool:
+        return True
 
     def slice(self, fqn: str, start: int, stop: int) -> Tensor:
         return torch.empty(stop - start)
@@ -170,7 +173,7 @@ def _without_content(first: int) -> Iterator[None]:
             stack.enter_context(patch.object(sys, "excepthook", sys.excepthook))  # which torch lays its own over
             dist.init_process_group(dist.Backend.FAKE, store=fake_pg.FakeStore(), rank=0, world_size=1)
             stack.callback(dist.destroy_process_group)
-        stack.enter_context(patch.object(seam, "read", lambda tensor, otherwise: otherwise))
+        stack.enter_context(patch.object(seam, "read", _otherwise))
         stack.enter_context(patch.object(seam, "rounds", _first_and_last))
         stack.enter_context(patch.object(sparse, "_above", lambda size, bar, places: None))
         stack.enter_context(patch.object(step, "Pipeline", partial(Steady, first)))
@@ -179,6 +182,10 @@ def _without_content(first: int) -> Iterator[None]:
             yield
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise Unverifiable(f"{error.func} looks at what a tensor holds, at {place_of(error)}") from error
+
+
+def _otherwise(tensor: Tensor, otherwise: list[Any] | Callable[[], list[Any]]) -> list[Any]:
+    return otherwise() if callable(otherwise) else otherwise
 
 
 def _first_and_last(alike: Sequence[T]) -> Sequence[T]:

@@ -86,8 +86,13 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
     stored = layout.full * input_ + (1 - layout.full) * kept
     again = layout.full * kept
     flight = np.minimum(layout.micro_batches, layout.pp)
+    # Interleaved: the first rank runs ahead by 2 (pp - 1) + (v - 1) pp chunks, the last by (v - 1) pp (Megatron's
+    # schedules.py); a chunk is a v-th of what a rank holds.
     more = np.where(layout.virtual > 1, 1 + (layout.pp - 1) / (layout.pp * layout.virtual), 1.0)
-    flight = np.where(np.asarray(layout.in_flight) > 0, layout.in_flight, flight * more)
+    known = np.asarray(layout.in_flight) > 0
+    flight = np.where(known, layout.in_flight, flight * more)
+    behind = np.minimum(layout.micro_batches, ((layout.virtual - 1) * layout.pp + 1) / layout.virtual)
+    behind = np.where(known, layout.in_flight_last, behind)
     logits = profile.kept_logit * layout.tokens * shape.vocab / layout.tp
     # ZeRO-3: two blocks gathered, and one block's gradient before it is reduced.
     unit = (dense + routed) * 3 * profile.parameter_bytes + shape.ends / layout.tp * profile.parameter_bytes
@@ -98,7 +103,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
     found = []
     for blocks, ends, in_flight, top in (
         (parts.most, first_ends, flight, np.where(alone, logits, 0.0)),
-        (np.where(alone, parts.most, np.maximum(parts.last, 0)), last_ends, layout.in_flight_last, logits),
+        (np.where(alone, parts.most, np.maximum(parts.last, 0)), last_ends, behind, logits),
     ):
         state = blocks * (dense * each + routed * expert) + ends * each
         idle = np.where(

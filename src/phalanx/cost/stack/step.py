@@ -179,7 +179,9 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
     # A list's cost is met where it outlasts what is queued on the GPU meanwhile.
     waits = system.rank_s**2 / (system.rank_s + _QUEUED_S)
     behind = 1 + profile.launch_sync * (layout.tp - 1) / 7
-    launched = profile.launch_s * behind + np.where(layout.tp > 1, profile.listed * layout.tp * waits, 0.0)
+    launched = profile.launches * profile.launch_s * behind + np.where(
+        layout.tp > 1, profile.listed * layout.tp * waits, 0.0
+    )
     forward: Column = 0.0
     backward: Column = 0.0
     for block, count in kinds:

@@ -34,6 +34,9 @@ class HuggingFaceWeights:
 
     places: Mapping[str, tuple[tuple[Source, Stored], ...]]
 
+    def has(self, fqn: str) -> bool:
+        return fqn in self.places
+
     def dtype(self, fqn: str) -> torch.dtype:
         return self.places[fqn][0][1].dtype
 

@@ -167,11 +167,13 @@ def source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
 
 
 def sources(spec: ModelSpec) -> dict[str, tuple[Source, ...]]:
-    """Of every parameter and buffer, by its own name. Raises InputError for a family that has no names here."""
+    """Of every parameter, and of buffers that the family has, by its own name. Raises InputError for a family that
+    has no names here."""
     if spec.family not in NAMINGS:
         reason = "has no Hugging Face weights that this decoder takes"
         raise InputError("model.family", spec.family, reason, nearest(spec.family, NAMINGS))
-    return {p.fqn: source(spec, p) for p in (*parameters(spec), *buffers(spec))}
+    learned = buffers(spec) if spec.family == "deepseek_v3" else ()
+    return {p.fqn: source(spec, p) for p in (*parameters(spec), *learned)}
 
 
 def plain(family: str, tensor: str) -> str:

@@ -1,0 +1,114 @@
+"""Benchmark ranks on the lab's hosts: all-reduces over a slow link, and steps of training beside their prediction.
+
+torchrun ... -m benchmarks.lab '{"out": FILE, "what": "reduce", "size": BYTES}'
+torchrun ... -m benchmarks.lab '{"out": FILE, "what": "train", "cluster": FILE.toml}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.interleaved import Step, rounds
+from phalanx.measure import links
+from phalanx.measure.links import SHARED, Way
+from phalanx.plan import choose
+from phalanx.plan.search import price
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.transport import Call
+from phalanx.runtime.world import ALONE, World
+from phalanx.schedule.collectives import ALGORITHMS, build
+from phalanx.spec.families import complete
+from phalanx.spec.job import Job
+from phalanx.spec.jobfile import build as build_spec
+from phalanx.spec.jobfile import cluster_from_toml, make_strategy
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.plan import write_json
+from phalanx.spec.strategy import Strategy
+from phalanx.train.step import Training
+
+ROUNDS = 5
+SERIAL = ("binomial", "naive")  # their crossings wait for each other
+SHM = "hierarchical, shm"  # inside of the hosts
+STEP_ROUNDS, STEPS = 4, 2
+COMPRESSORS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:1e-3", "powersgd:4")
+WHOLE, SHARDED, HSDP = "dp=4", "dp=4,zero=3", "dp=4,zero=3,shard=2"
+BATCH, SEQ = 4, 32
+# 4.2 M parameters: 16.8 MB of gradients, and little to compute.
+SIZES = {"family": "llama", "vocab": 4096, "hidden": 256, "layers": 4, "heads": 8, "ffn": 512, "max_seq": 64}
+
+
+def crossing(algorithm: str, ranks: int, local: int) -> float:
+    """Bytes, over those of the buffer, that the busiest host sends to others; Gloo's is a ring."""
+    name = {"native": "ring", SHM: "hierarchical"}.get(algorithm, algorithm)
+    size = 64 * ranks
+    s = build("all_reduce", name, ranks, size, tiers=(local, ranks // local))
+    leaves = s.source // local != s.destination // local
+    return max(float(s.length[leaves & (s.source // local == h)].sum()) / size for h in range(ranks // local))
+
+
+def _reduce(world: World, given: dict[str, Any]) -> dict[str, list[float]]:
+    """Seconds of every all-reduce in every round."""
+    ranks, n = tuple(range(world.size)), given["size"] // 4
+    grid = mesh(Strategy(dp=world.size))
+    plain, shared = Comm(world, grid), Comm(world, grid, SHARED)
+    own, ordinary = shared.buffer(n, torch.float32), torch.zeros(n)
+    tried = {"native": (Call("all_reduce", ranks, world.rank, ordinary, ordinary), Way("native"))}
+    for name in ALGORITHMS["all_reduce"]:
+        tried[name] = (tried["native"][0], Way("p2p", name))
+    found = links.rounds(plain, tried, ROUNDS)
+    call = Call("all_reduce", ranks, world.rank, own, own)
+    both = {SHM: (call, Way("p2p", "hierarchical")), "native again": (call, Way("native"))}
+    return found | links.rounds(shared, both, ROUNDS)
+
+
+def model() -> ModelSpec:
+    return build_spec(ModelSpec, complete(SIZES), "model")
+
+
+def lines() -> list[str]:
+    return [WHOLE, *(f"{WHOLE},compression={c}" for c in COMPRESSORS), SHARDED, HSDP]
+
+
+def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
+    """tokens/s of every strategy, and its step as predicted from the measured cluster."""
+    cluster, job, spec = cluster_from_toml(Path(given["cluster"])), Job(BATCH, SEQ), model()
+    chosen = choose.decide(cluster, "auto")
+    runs: dict[str, tuple[Step, int]] = {}
+    predicted = {}
+    for line in lines():
+        strategy = make_strategy(line)
+        assert strategy is not None
+        candidate = price(spec, cluster, job, strategy)
+        predicted[line] = float(candidate.prediction.step_time_s)
+        comm = Comm(world, mesh(candidate.strategy), chosen)
+        training = Training(spec, job, candidate.strategy, comm, 0)
+        runs[line] = (lambda batch, t=training: t.step([batch], 1e-3), world.size)
+    batch = torch.randint(spec.vocab, (BATCH // world.size, job.seq + 1))
+    found = rounds(runs, batch, Comm(world, mesh(Strategy(dp=world.size))), STEP_ROUNDS, STEPS)
+    tokens = job.global_batch * job.seq
+    return {
+        line: {"predicted": predicted[line], "seconds": [tokens / s for s in values["tokens_per_s"]]}
+        for line, values in found.items()
+    }
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    world = worlds.external() or ALONE
+    torch.set_num_threads(1)
+    worlds.join(world, 300)
+    found = {"reduce": _reduce, "train": _train}[given["what"]](world, given)
+    if world.rank == 0:
+        write_json(Path(given["out"]), found)
+    worlds.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What the lab shows by time: all-reduces over a slow link against its rate and against Gloo, the rate as measured,
+and what compression and HSDP win against what was predicted beforehand."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.lab import COMPRESSORS, HSDP, SERIAL, SHARDED, SHM, WHOLE, crossing
+from benchmarks.result import Result
+from phalanx.measure import lab
+from phalanx.measure.lab import Lab
+from phalanx.schedule.collectives import ALGORITHMS
+from phalanx.spec.jobfile import cluster_from_toml
+
+RATE = "1gbit"
+SIZE = 2**24
+
+
+def _told(made: Lab, ranks: int, **given: Any) -> Any:
+    """What the ranks on the lab's hosts have written."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "told.json"
+        code = lab.run(made, ranks, ["-m", "benchmarks.lab", json.dumps({"out": str(out), **given})])
+        assert code == 0, f"ranks in the lab ended with {code}"
+        return json.loads(out.read_text())
+
+
+def bench_lab() -> Iterator[Result]:
+    """The numbers that links of 1 Gbit/s between hosts allow."""
+    why = lab.unavailable()
+    if why:
+        yield Result("the lab", why)
+        return
+    rate = lab.bytes_per_s(RATE)
+    for hosts, least in ((2, 1.25), (4, 1.05)):
+        with Lab(hosts, rate) as made:
+            times = _told(made, 2, what="reduce", size=SIZE)
+        for name in ("native", *ALGORITHMS["all_reduce"], SHM):
+            bound = crossing(name, 2 * hosts, 2) * SIZE / rate
+            middle = median(times[name])
+            shown = f"{middle / bound:.3f} x {bound * 1e3:.0f} ms ({min(times[name]) * 1e3:.0f} to "
+            shown += f"{max(times[name]) * 1e3:.0f})"
+            bounded = hosts == 2 and name not in (*SERIAL, "native")
+            kept = not bounded or middle <= 1.25 * bound
+            yield Result(f"{name} over bytes / rate, {hosts} x 2", shown, "1.25" * bounded, kept)
+        for name, theirs in (("hierarchical", "native"), (SHM, "native again")):
+            ratios = sorted(a / b for a, b in zip(times[theirs], times[name], strict=True))
+            shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
+            kept = median(ratios) >= least
+            limit = f"at least {least}" if name == SHM else ""
+            yield Result(f"Gloo / {name}, {hosts} x 2", shown, limit, kept or not limit)
+    with Lab(2, rate) as made, tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "cluster.toml")
+        assert lab.run(made, 2, ["-m", "phalanx", "measure", "--json", "--out", file]) == 0
+        network = cluster_from_toml(Path(file)).tiers[-1]
+        for name, found in (
+            ("of a rank", network.bandwidth_bytes_per_s_per_gpu_per_direction),
+            ("of a host", network.uplink_bandwidth_bytes_per_s_per_direction or 0.0),
+        ):
+            shown = f"{found / rate:.3f} of what was set"
+            yield Result(f"the link's rate {name}, as measured", shown, "5 %", abs(found / rate - 1) <= 0.05)
+        steps = _told(made, 2, what="train", cluster=file)
+    for line, base in [*((f"{WHOLE},compression={c}", WHOLE) for c in COMPRESSORS), (HSDP, SHARDED)]:
+        ratios = [a / b for a, b in zip(steps[base]["seconds"], steps[line]["seconds"], strict=True)]
+        measured = median(ratios)
+        predicted = steps[base]["predicted"] / steps[line]["predicted"]
+        shown = f"measured {measured:.2f} ({min(ratios):.2f} to {max(ratios):.2f}), predicted {predicted:.2f}, "
+        shown += f"{predicted / measured - 1:+.0%}; step {median(steps[line]['seconds']) * 1e3:.0f} ms, "
+        shown += f"predicted {steps[line]['predicted'] * 1e3:.0f}"
+        kept = abs(predicted / measured - 1) <= 0.15
+        yield Result(f"speed-up of {line} over {base}", shown, "15 %", kept)

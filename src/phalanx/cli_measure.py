@@ -1,0 +1,87 @@
+"""`phalanx measure`: what this machine, or the cluster that torchrun spans, can do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.terminal import Json, announce, console, mistakes, print_json, require_torch
+
+if TYPE_CHECKING:
+    from phalanx.spec.cluster import ClusterSpec
+
+
+def measure(
+    ranks: Annotated[int | None, typer.Option(help="Local ranks; default one per GPU or core.")] = None,
+    dtype: Annotated[str, typer.Option(help="Compute type of the kernels.")] = "float32",
+    threads: Annotated[int, typer.Option(help="Threads per rank.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Write the cluster; under torchrun cluster.toml is.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw points, fits and crossovers.")] = None,
+    nccl_tests: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Measure nothing; read what nccl-tests printed. May be repeated."),
+    ] = None,
+    preset: Annotated[str, typer.Option(help="The cluster that --nccl-tests was run on.")] = "dgx-h100",
+    op: Annotated[str, typer.Option(help="What --nccl-tests measured, where the file does not say.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Measure this machine anew, or under torchrun all hosts: kernel rates, links, collectives.
+
+    `train` and `plan` use the result: on this machine by themselves, elsewhere as cluster.file."""
+    from dataclasses import asdict
+
+    from phalanx import measurement, session
+
+    with mistakes():
+        if nccl_tests:
+            cluster = measurement.from_nccl_tests(nccl_tests, preset, op)
+        else:
+            require_torch()
+            from phalanx.runtime import world as worlds
+
+            world = worlds.external()
+            if world is None:
+                cluster = session.measure(ranks, dtype, threads, announce)
+            else:
+                found = measurement.measure_ranks(world, dtype, threads)
+                if found is None:
+                    sys.stdout.flush()
+                    return
+                cluster, out = found, out or Path("cluster.toml")
+        if out is not None:
+            from phalanx.spec.cluster_toml import to_toml
+
+            out.write_text(to_toml(cluster, f"{cluster.name}, as measured; [cluster] file = {str(out)!r} uses it"))
+            announce(f"wrote {out}")
+        if plot is not None:
+            from phalanx.report.measured import svg
+
+            plot.write_text(svg(cluster.collectives))
+            announce(f"wrote {plot}")
+        if as_json:
+            print_json(asdict(cluster))
+        else:
+            _show(cluster)
+
+
+def _show(cluster: ClusterSpec) -> None:
+    from phalanx.report import measured
+    from phalanx.report.tables import rates
+
+    out = console()
+    for table in rates(cluster):
+        out.print(table)
+    out.print(measured.links(cluster))
+    if cluster.figures:
+        out.print(measured.figures(cluster))
+    drawn = [fit for fit in cluster.collectives if fit.op == "all_reduce" and len(fit.points) > 1]
+    if drawn:
+        widest = max(drawn, key=lambda fit: (fit.group_size, fit.hosts, -float(fit.seconds(2**24))))
+        print(measured.title(widest))
+        for line in measured.plot(widest):
+            print(line)

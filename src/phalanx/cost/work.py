@@ -1,0 +1,62 @@
+"""Counts of work, and the seconds that they take (see kernel.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.spec.cluster import Rates
+
+Column = Any
+"""A number, or a NumPy column of numbers: one per strategy."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Counts of one unit's work. FLOPs: 2 per multiply-add; attention over the full square (no causal halving),
+    backward twice forward, as model FLOPs are counted (Narayanan et al. 2021, appendix)."""
+
+    gemm_flops: Column = 0
+    attention_flops: Column = 0
+    traffic_bytes: Column = 0
+    kernels: Column = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.gemm_flops + other.gemm_flops,
+            self.attention_flops + other.attention_flops,
+            self.traffic_bytes + other.traffic_bytes,
+            self.kernels + other.kernels,
+        )
+
+    def __mul__(self, n: Column) -> Work:
+        return Work(self.gemm_flops * n, self.attention_flops * n, self.traffic_bytes * n, self.kernels * n)
+
+    @property
+    def flops(self) -> Column:
+        return self.gemm_flops + self.attention_flops
+
+    def seconds(self, r: Rates) -> Column:
+        return (
+            self.gemm_flops * r.per_gemm_flop
+            + self.attention_flops * r.per_attention_flop
+            + self.traffic_bytes * r.per_byte
+            + self.kernels * r.per_kernel
+        )
+
+
+NO_WORK = Work()
+
+
+def gemm(m: Column, n: int, k: int, e: int) -> Work:
+    return Work(2 * m * n * k, 0, e * (m * k + k * n + m * n), 1)
+
+
+def gemm_weight(m: Column, n: int, k: int, e: int) -> Work:
+    """The gradient of a weight, and it copied to where it is reduced."""
+    return gemm(n, k, m, e) + Work(traffic_bytes=2 * n * k * e, kernels=1)
+
+
+def memory(elements: Column, e: int, kernels: int) -> Work:
+    """A memory-bound operation that reads or writes so many elements."""
+    return Work(traffic_bytes=elements * e, kernels=kernels)

@@ -1,0 +1,82 @@
+"""A ClusterSpec from ranks that torchrun or srun has started on one host or on several: every rank calls `measure`.
+
+All hosts are at work all the time, groups of ranks side by side, as a run has them; hosts are alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from phalanx.measure import links
+from phalanx.measure.local import describe, fingerprint
+from phalanx.measure.messages import TierLines, measure_tier
+from phalanx.measure.wire import BETWEEN, INSIDE, RealWire, partner
+from phalanx.measure.worker import agreed, kernel_rates, levels, measure_figures, measure_host, written
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.world import World
+from phalanx.spec.cluster import ClusterSpec, CollectiveFit
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import DType
+from phalanx.spec.jobfile import build
+from phalanx.spec.mesh import Mesh, mesh
+from phalanx.spec.strategy import Strategy
+
+
+def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
+    """On rank 0 the cluster, on the others None. The world has been joined. Raises InputError."""
+    local, hosts = world.local_size, world.size // world.local_size
+    if hosts * local != world.size:
+        raise InputError("torchrun", f"{world.size} ranks", f"are not {local} on every host", "start as many on each")
+    grid = _grid(hosts, local)
+    comm = Comm(world, grid, links.SHARED)
+    _make_groups(comm)
+    wire = RealWire(comm)
+    tiers: list[TierLines] = []
+    fits: list[CollectiveFit] = []
+    if local > 1:
+        comm.status.now("measuring links inside of a host")
+        tiers.append(measure_tier(wire, INSIDE, local // 2))
+    if hosts > 1:
+        comm.status.now("measuring links between hosts")
+        tiers.append(measure_tier(wire, BETWEEN, local))
+        comm.status.now("measuring collectives")
+        for axis in ("dp_shard", "dp_replicate", "world") if local > 1 else ("world",):
+            fits += links.measure_collectives(comm, axis)
+        everyone = mesh(Strategy(dp=world.size))
+        together = Comm(world, everyone, agreed(fits, Comm(world, everyone)))
+        over = [fit for fit in fits if (fit.op, fit.group_size) == ("all_reduce", world.size)]
+        comm.status.now("measuring kernels")
+        rates = kernel_rates(together, dtype, threads, local, over, rounds=6)
+        found = written([rates], fits, measure_figures(comm, dtype))
+    else:
+        found = measure_host(Comm(world, mesh(Strategy(dp=local))), dtype, threads, levels(local))
+    if world.rank:
+        return None
+    tables = describe(fingerprint(), local, dtype, found)
+    shape = {INSIDE: local, BETWEEN: world.size}
+    measured = [asdict(lines.tier(shape[lines.name])) for lines in tiers]
+    name = f"{hosts} x {local} x {tables['device']['name']}"
+    tables |= {"name": name, "nodes": hosts, "tiers": measured or tables["tiers"]}
+    return build(ClusterSpec, tables, "cluster")
+
+
+def _grid(hosts: int, local: int) -> Mesh:
+    """Replicas across hosts, shards inside of them."""
+    world = hosts * local
+    return mesh(Strategy(dp=world, zero=2, shard=local) if local > 1 else Strategy(dp=world))
+
+
+def _make_groups(comm: Comm) -> None:
+    """All groups, on every rank as many and in one order (see world.group)."""
+    w = comm.world
+    if w.size == 1:
+        return
+    first = w.rank // w.local_size * w.local_size
+    made: list[tuple[int, ...]] = [tuple(range(first, first + w.local_size))]
+    made.append(tuple(range(w.rank % w.local_size, w.size, w.local_size)))
+    for tier in (INSIDE, BETWEEN):
+        other = partner(tier, w.rank, w.local_size, w.size)
+        made.append((w.rank,) if other is None else tuple(sorted((w.rank, other))))
+    for ranks in made:
+        worlds.group(ranks)

@@ -1,0 +1,85 @@
+"""What one rank computes, shape by shape, while the ranks beside it do the same: products, attention, memory, launch.
+
+These are for people: they show where a machine is good. What a plan is priced with is fitted on whole units of models
+(kernels.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from phalanx.runtime.comm import DTYPES
+from phalanx.spec.cluster import Figure
+from phalanx.spec.job import DType
+
+_ROUNDS = 9
+_CPU_PRODUCTS = ((64, 64, 64), (256, 256, 256), (1024, 256, 256), (1024, 1024, 256), (1024, 1024, 1024))
+_GPU_PRODUCTS = ((256, 256, 256), (1024, 1024, 1024), (4096, 4096, 4096), (8192, 1024, 4096), (16384, 4096, 1024))
+_CPU_ATTENTION = ((4, 4, 128, 32), (1, 8, 512, 64))  # batch, heads, seq, head_dim
+_GPU_ATTENTION = ((8, 16, 1024, 64), (2, 32, 4096, 128), (1, 32, 8192, 128))
+_COPIED = 2**26  # bytes
+
+
+def measure_figures(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> list[Figure]:
+    """Every shape `_ROUNDS` times after once to warm up; the best is the value."""
+    found = []
+    for name, unit, amount, action in _actions(dtype, device):
+        times = []
+        for _ in range(_ROUNDS + 1):
+            barrier()
+            _synchronize(device)
+            start = time.perf_counter()
+            action()
+            _synchronize(device)
+            times.append(time.perf_counter() - start)
+        seconds = np.array(times[1:])
+        values = sorted((amount / s for s in seconds) if amount else seconds.tolist())
+        best = values[-1] if amount else values[0]
+        low, high = np.percentile(values, [5, 95])
+        found.append(Figure(name, float(best), unit, float(low), float(high)))
+    return found
+
+
+def _actions(dtype: DType, device: torch.device) -> Iterator[tuple[str, str, float, Callable[[], object]]]:
+    """(Name, unit, amount of work in that unit times seconds; 0: the seconds themselves are the figure, action)."""
+    on_gpu, kind = device.type == "cuda", DTYPES[dtype]
+    few = dtype == "float16" and not on_gpu  # no instructions for it: a hundredth of the speed
+    for m, n, k in (_GPU_PRODUCTS if on_gpu else _CPU_PRODUCTS)[: 2 if few else None]:
+        a, b = (torch.randn(shape, device=device).to(kind) for shape in ((m, k), (k, n)))
+        out = torch.empty(m, n, device=device, dtype=kind)
+        yield (
+            f"matrix product {m} x {n} x {k}",
+            "FLOP/s",
+            2.0 * m * n * k,
+            lambda a=a, b=b, o=out: torch.mm(a, b, out=o),
+        )
+    for shape in (_GPU_ATTENTION if on_gpu else _CPU_ATTENTION)[: 1 if few else None]:
+        batch, heads, seq, head_dim = shape
+        q, k_, v = (torch.randn(shape, device=device).to(kind) for _ in range(3))
+        flops = 4.0 * batch * heads * seq * seq * head_dim
+        yield (
+            f"attention {batch} x {heads} heads x {seq} x {head_dim}",
+            "FLOP/s",
+            flops,
+            lambda q=q, k=k_, v=v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        )
+    source = torch.ones(_COPIED // 4, device=device)
+    target = torch.zeros_like(source)
+    yield "memory, read and written", "B/s", 2.0 * _COPIED, lambda: target.copy_(source)
+    one = torch.ones(1, device=device)
+
+    def launches() -> None:
+        for _ in range(100):
+            one.add_(1)
+
+    yield "100 launches", "s", 0.0, launches
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

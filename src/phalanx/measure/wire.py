@@ -1,0 +1,80 @@
+"""The real wire: exchanges between ranks over torch.distributed, additions on this rank's device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from phalanx.runtime import native
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.transport import combine
+
+INSIDE, BETWEEN = "host", "network"
+_ROUNDS = (4, 30)  # at least, and at most
+_ENOUGH_S = 0.2  # of all rounds of one size, when there were enough of them
+
+
+@dataclass(frozen=True)
+class RealWire:
+    """Every rank of a Comm calls the same methods in the same order, and gets the same times: the slowest rank's."""
+
+    comm: Comm
+
+    def exchange(self, tier: str, size: int, together: bool) -> list[float]:
+        comm = self.comm
+        world, device = comm.world, comm.world.device
+        mine = partner(tier, world.rank, world.local_size, world.size)
+        takes_part = mine is not None and (
+            together or {world.rank, mine} == {0, partner(tier, 0, world.local_size, world.size)}
+        )
+        source = torch.ones(size // 4, device=device)
+        target = torch.empty_like(source)
+        times: list[float] = []
+        for i in range(_ROUNDS[1] + 1):
+            comm.barrier()
+            spent = 0.0
+            if takes_part and mine is not None:
+                pair = tuple(sorted((world.rank, mine)))
+                source.fill_(i)
+                self._settle()
+                start = time.perf_counter()
+                place = pair.index(mine)
+                native.exchange(pair, place, place, source, target, None).wait()
+                self._settle()
+                spent = time.perf_counter() - start
+            slowest = torch.tensor([spent], dtype=torch.float64)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            times.append(float(slowest))
+            if sum(times) > _ENOUGH_S and i >= _ROUNDS[0]:
+                break
+        return times[1:]
+
+    def add(self, size: int) -> list[float]:
+        device = self.comm.world.device
+        a, b = torch.ones(size // 4, device=device), torch.ones(size // 4, device=device)
+        times = []
+        for _ in range(_ROUNDS[0] + 1):
+            self.comm.barrier()
+            self._settle()
+            start = time.perf_counter()
+            combine("sum", a, a, b)
+            self._settle()
+            times.append(time.perf_counter() - start)
+        return times[1:]
+
+    def _settle(self) -> None:
+        if self.comm.world.device.type == "cuda":
+            torch.cuda.synchronize(self.comm.world.device)
+
+
+def partner(tier: str, rank: int, local: int, size: int) -> int | None:
+    """With whom a rank exchanges messages over a tier: a neighbour on its host, or the same place on the next host;
+    nobody where the number is odd."""
+    step = 1 if tier == INSIDE else local
+    place = rank % local if tier == INSIDE else rank // local
+    other = rank + step if place % 2 == 0 else rank - step
+    last = (rank // local + 1) * local if tier == INSIDE else size
+    return other if other < last else None

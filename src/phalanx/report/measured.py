@@ -1,0 +1,155 @@
+"""What was measured, drawn: points, the fitted line and its crossover n*, in a terminal and as an SVG file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from rich.table import Table
+
+from phalanx.report.tables import _table, seconds, size
+from phalanx.spec.cluster import ClusterSpec, CollectiveFit
+
+_WIDTH, _HEIGHT = 64, 14
+
+
+def links(cluster: ClusterSpec) -> Table:
+    """α and bandwidth of each tier."""
+    table = _table("links, by messages between pairs of ranks")
+    for name in ("tier", "ranks", "alpha", "GB/s of a rank", "GB/s of a host", "n*"):
+        table.add_column(name, justify="left" if name == "tier" else "right")
+    for tier in cluster.tiers:
+        rate, uplink = (
+            tier.bandwidth_bytes_per_s_per_gpu_per_direction,
+            tier.uplink_bandwidth_bytes_per_s_per_direction,
+        )
+        shared = "each its own" if uplink is None else f"{uplink / 1e9:.4g}"
+        table.add_row(
+            tier.name,
+            f"{tier.ranks:,}",
+            seconds(tier.latency_s),
+            f"{rate / 1e9:.4g}",
+            shared,
+            size(tier.latency_s * rate),
+        )
+    return table
+
+
+def figures(cluster: ClusterSpec) -> Table:
+    """Products, attention, memory, launches, γ: the best of the rounds, and where nine tenths of them lie."""
+    table = _table("a rank, while all others do the same")
+    for name in ("", "best", "5 % to 95 % of the rounds"):
+        table.add_column(name, justify="right" if name == "best" else "left")
+    for f in cluster.figures:
+        low, high = (_written(x, f.unit) for x in (f.low, f.high))
+        table.add_row(f.name, _written(f.value, f.unit), f"{low} to {high}" + (f"; {f.note}" if f.note else ""))
+    return table
+
+
+def _written(value: float, unit: str) -> str:
+    if unit == "FLOP/s":
+        return f"{value / 1e9:,.1f} GFLOP/s" if value < 1e12 else f"{value / 1e12:.1f} TFLOP/s"
+    if unit == "B/s":
+        return f"{value / 1e9:.1f} GB/s"
+    return f"{value * 1e9:.4f} ns/B" if unit == "s/B" else seconds(value)
+
+
+def title(fit: CollectiveFit) -> str:
+    """One line: what, over whom, the line, its crossover, and whether to trust it."""
+    hosts = f" on {fit.hosts} hosts" if fit.hosts > 1 else ""
+    line = f"{seconds(fit.alpha_s)} + {fit.beta_s_per_byte * 1e9:.4g} ns/B"
+    crossover = f", n* = {size(fit.alpha_s / fit.beta_s_per_byte)}" if fit.beta_s_per_byte and fit.alpha_s else ""
+    trust = "" if fit.trusted else ": NOT TO BE TRUSTED"
+    what = f"{fit.op} of {fit.group_size} ranks{hosts} over {fit.way}"
+    return f"{what}: {line}{crossover}, error {fit.residual:.0%}{trust}"
+
+
+def plot(fit: CollectiveFit) -> list[str]:
+    """Time over size, both in powers of two: o points, - the line, | at n*."""
+    scale = _Scale(fit)
+    grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
+    crossover = scale.crossover
+    if crossover is not None:
+        column = scale.column(crossover)
+        for row in grid:
+            row[column] = "|"
+    for column in range(_WIDTH):
+        n = 2 ** (scale.low_n + (scale.high_n - scale.low_n) * column / (_WIDTH - 1))
+        row_ = scale.row(fit.alpha_s + fit.beta_s_per_byte * n)
+        if 0 <= row_ < _HEIGHT:
+            grid[row_][column] = "-"
+    for n, t in fit.points:
+        grid[min(max(scale.row(t), 0), _HEIGHT - 1)][scale.column(n)] = "o"
+    top, bottom = seconds(2**scale.high_t), seconds(2**scale.low_t)
+    marks = [top, *[""] * (_HEIGHT - 2), bottom]
+    lines = [f"{mark:>9} {''.join(row)}".rstrip() for mark, row in zip(marks, grid, strict=True)]
+    left, right = size(2**scale.low_n), size(2**scale.high_n)
+    under = f"{left}{right:>{_WIDTH - len(left)}}"
+    if crossover is not None:
+        at = f"n* {size(crossover)}"
+        column = min(scale.column(crossover), _WIDTH - len(at))
+        if len(left) < column < _WIDTH - len(right) - len(at):
+            under = f"{left:<{column}}{at}{right:>{_WIDTH - column - len(at)}}"
+    return [*lines, f"{'':>9} {under}"]
+
+
+class _Scale:
+    """Logarithms of the ends of both axes, and places between them."""
+
+    def __init__(self, fit: CollectiveFit) -> None:
+        sizes, times = zip(*fit.points, strict=True)
+        self.low_n, self.high_n = math.log2(min(sizes)), math.log2(max(sizes))
+        low, high = math.log2(min(times)), math.log2(max(times))
+        self.low_t, self.high_t = low, max(high, low + 1)
+        n = fit.alpha_s / fit.beta_s_per_byte if fit.beta_s_per_byte else 0.0
+        self.crossover = n if n > 0 and self.low_n <= math.log2(n) <= self.high_n else None
+
+    def x(self, n: float) -> float:
+        return (math.log2(n) - self.low_n) / max(self.high_n - self.low_n, 1e-9)
+
+    def y(self, t: float) -> float:
+        return (math.log2(t) - self.low_t) / (self.high_t - self.low_t) if t > 0 else -1.0
+
+    def column(self, n: float) -> int:
+        return round(self.x(n) * (_WIDTH - 1))
+
+    def row(self, t: float) -> int:
+        return _HEIGHT - 1 - round(self.y(t) * (_HEIGHT - 1))
+
+
+def svg(fits: Sequence[CollectiveFit]) -> str:
+    """Every fit with points as a panel: points, line, n*; two beside each other."""
+    fits = [fit for fit in fits if len(fit.points) > 1]
+    wide, high, edge = 460, 250, 46
+    rows = -(-len(fits) // 2)
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * wide}" height="{max(rows, 1) * high}" '
+        'font-family="sans-serif" font-size="10">',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for i, fit in enumerate(fits):
+        scale = _Scale(fit)
+        left, top = i % 2 * wide + edge, i // 2 * high + 30
+        w, h = wide - edge - 14, high - 30 - 34
+
+        def place(n: float, t: float, s: _Scale = scale, at: tuple[int, int, int, int] = (left, top, w, h)) -> str:
+            return f"{at[0] + s.x(n) * at[2]:.1f},{at[1] + at[3] - min(max(s.y(t), 0), 1) * at[3]:.1f}"
+
+        out.append(f'<text x="{left}" y="{top - 12}">{escape(title(fit))}</text>')
+        out.append(f'<rect x="{left}" y="{top}" width="{w}" height="{h}" fill="none" stroke="#999"/>')
+        steps = [2 ** (scale.low_n + (scale.high_n - scale.low_n) * k / 40) for k in range(41)]
+        path = " ".join(place(n, fit.alpha_s + fit.beta_s_per_byte * n) for n in steps)
+        out.append(f'<polyline points="{path}" fill="none" stroke="#2266bb" stroke-width="1.5"/>')
+        for n, t in fit.points:
+            x, y = place(n, t).split(",")
+            out.append(f'<circle cx="{x}" cy="{y}" r="3" fill="#bb3322"/>')
+        if scale.crossover is not None:
+            x = place(scale.crossover, 2**scale.low_t).split(",")[0]
+            out.append(f'<line x1="{x}" x2="{x}" y1="{top}" y2="{top + h}" stroke="#777" stroke-dasharray="3 3"/>')
+            out.append(f'<text x="{x}" y="{top + h + 24}" text-anchor="middle">n* {size(scale.crossover)}</text>')
+        for text, at in ((size(2**scale.low_n), left), (size(2**scale.high_n), left + w)):
+            out.append(f'<text x="{at}" y="{top + h + 12}" text-anchor="middle">{text}</text>')
+        for text, at in ((seconds(2**scale.low_t), top + h), (seconds(2**scale.high_t), top + 8)):
+            out.append(f'<text x="{left - 4}" y="{at}" text-anchor="end">{text}</text>')
+    return "\n".join([*out, "</svg>"]) + "\n"

@@ -1,0 +1,38 @@
+"""A ClusterSpec as the TOML file that `cluster.file` names: what a person may read, change, and keep."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from phalanx.spec.cluster import ClusterSpec
+
+
+def to_toml(cluster: ClusterSpec, heading: str = "") -> str:
+    """The text that `jobfile.cluster_from_toml` reads back to an equal ClusterSpec."""
+    lines = [f"# {line}" for line in heading.splitlines()]
+    tables: list[str] = []
+    for key, value in asdict(cluster).items():
+        if isinstance(value, dict):
+            tables += ["", f"[{key}]", *_fields(value)]
+        elif isinstance(value, (list, tuple)):
+            for row in value:
+                tables += ["", f"[[{key}]]", *_fields(row)]
+        else:
+            lines.append(f"{key} = {_value(value)}")
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def _fields(table: dict[str, Any]) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in table.items() if value is not None]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(_fields(value)) + " }" if value else "{}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, float):
+        return repr(float(value))  # 1e-05 is TOML too
+    return json.dumps(value, ensure_ascii=False)  # strings, whole numbers, true and false

@@ -1,0 +1,66 @@
+"""What ranks on the lab's hosts run."""
+
+from __future__ import annotations
+
+import torch
+
+from phalanx.measure import cluster, figures, kernels, links, messages, wire
+from phalanx.measure.links import SHARED
+from phalanx.runtime import world as worlds
+from phalanx.runtime.comm import Comm
+from phalanx.runtime.p2p import Executor, program
+from phalanx.runtime.transport import Call
+from phalanx.runtime.world import World
+from phalanx.schedule.transfers import Schedule
+from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.job import Job
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.strategy import Strategy
+from phalanx.train.step import Training
+
+LONG = 2**18  # elements, of float32
+
+
+def schedule(world: World, given: Schedule) -> None:
+    """Run one; after an all-reduce every element holds the number of ranks."""
+    buffer = torch.ones(given.size)
+    executor = Executor(worlds.group(tuple(range(world.size))), False)
+    executor.run(program(given, world.rank, LONG), lambda low, high: buffer[low:high], "sum", buffer)
+    if given.op == "all_reduce":
+        assert (buffer == world.size).all()
+
+
+def all_reduce(world: World, size: int, transport: str, algorithm: str, shared: bool = False) -> None:
+    """Of so many bytes, once, and its result. `shared`: the buffer lies where the ranks of a host all see it."""
+    comm = Comm(world, mesh(Strategy(dp=world.size)), SHARED)
+    ranks, n = tuple(range(world.size)), size // 4
+    x = comm.buffer(n, torch.float32) if shared else torch.zeros(n)
+    x.copy_(torch.arange(n) % 64 + world.rank)
+    comm.start(Call("all_reduce", ranks, world.rank, x, x), transport, algorithm).wait()  # type: ignore[arg-type]
+    assert torch.equal(x, (world.size * (torch.arange(n) % 64) + sum(ranks)).float())
+
+
+def losses(world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: int) -> list[float]:
+    """Of the first steps of a run."""
+    comm = Comm(world, mesh(strategy))
+    training = Training(spec, job, strategy, comm, seed=5)
+    found = []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        batch = torch.randint(spec.vocab, (job.global_batch, job.seq + 1), generator=generator)
+        mine = batch.view(strategy.dp, -1, strategy.micro_batch, job.seq + 1)[comm.mesh.replica(world.rank)]
+        found.append(training.step(list(map(training.context.cut, mine)), lr=1e-2).loss)
+    training.engine.wait_parameters(list(training.engine.parameters))
+    comm.barrier()
+    return found
+
+
+def measure(world: World) -> ClusterSpec | None:
+    """The cluster, briefly: few sizes and rounds."""
+    kernels._FULL = kernels._SMALL
+    links._SIZES = links._SIZES_BETWEEN = tuple(2**k for k in (10, 14))
+    links._ROUNDS = links._ROUNDS_BETWEEN = 1
+    messages.SIZES = (2**10, 2**14)
+    wire._ROUNDS, figures._ROUNDS, figures._COPIED = (1, 1), 1, 2**16
+    return cluster.measure(world, "float32", 1)
