@@ -54,6 +54,30 @@ def bench_help() -> Iterator[Result]:
     yield Result("phalanx --help over a bare interpreter", shown, "0.3 s", extra <= 0.3)
 
 
+def bench_plan() -> Iterator[Result]:
+    """The best of all legal strategies, start-up included."""
+    for model, cluster, gpus, batch, limit in (
+        ("gpt3-175b", "dgx-a100", 1024, 1536, 1.0),
+        ("gpt-1t", "dgx-h100", 16384, 4096, 5.0),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            words = [
+                "--model",
+                model,
+                "--cluster",
+                cluster,
+                "--gpus",
+                str(gpus),
+                "--batch",
+                str(batch),
+                "--seq",
+                "2048",
+            ]
+            command = [sys.executable, "-m", "phalanx", "plan", *words, "--json", "--out", f"{folder}/plan.json"]
+            took = median(_seconds(command) for _ in range(5))
+        yield Result(f"plan of {model} on {gpus:,} GPUs", f"{took:.2f} s", f"{limit:g} s", took <= limit)
+
+
 def bench_mesh() -> Iterator[Result]:
     """Coordinates and all groups of every axis of 100,000 ranks."""
     from phalanx.spec.mesh import mesh

@@ -173,7 +173,6 @@ def test_every_stack_has_constants_that_make_sense() -> None:
     [
         ("dp=64,compression=fp16", "compression"),
         ("dp=16,pp=4,schedule=zb-h1", "schedule"),
-        ("dp=32,cp=2,ulysses=2", "ulysses"),
         ("dp=16,pp=4,layers=9/9/7/7", "layers"),
     ],
 )

@@ -21,7 +21,7 @@ from phalanx.cli_measure import measure
 from phalanx.cli_models import models
 from phalanx.cli_pipeline import pipeline
 from phalanx.cli_predict import predict
-from phalanx.cli_sheets import comm, memory, roofline, scaling
+from phalanx.cli_sheets import cases, comm, memory, roofline, scaling
 from phalanx.cli_validate import validate
 from phalanx.cli_verify import verify
 from phalanx.cli_weights import export_weights, import_weights
@@ -56,7 +56,7 @@ app.command()(predict)
 app.command()(validate)
 app.command()(explain)
 app.command()(lint)
-for _sheets in (scaling, memory, comm, roofline):
+for _sheets in (scaling, memory, comm, roofline, cases):
     app.command()(_sheets)
 app.command()(verify)
 app.command()(measure)

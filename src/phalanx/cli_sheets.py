@@ -145,6 +145,14 @@ def roofline(
         _print(sheets, as_json, as_csv)
 
 
+def cases(as_json: Json = False, as_csv: Csv = False) -> None:
+    """Published trainings: the strategy that was used, its measured and predicted step, and what a search chooses."""
+    with mistakes():
+        from phalanx.plan.cases import sheet as studied
+
+        _print([studied()], as_json, as_csv)
+
+
 def _sized(model: str | None, params: str | None) -> tuple[object, float]:
     from phalanx.plan import question, textbook
     from phalanx.spec.errors import InputError

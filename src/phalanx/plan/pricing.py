@@ -194,7 +194,12 @@ def in_flight(rows: Strategies, job: Job) -> tuple[Floats, Floats]:
     so. Where chunks lie in a V, the first rank is the last one too."""
     m, p = rows.micro_batches(job), rows.pp
     at_once = np.minimum(p, m)
-    by_name: dict[str, tuple[Column, Column]] = {"naive": (1.0, 1.0), "gpipe": (m, m), "zb-h1": (at_once, at_once), "zb-v": (at_once, at_once)}
+    by_name: dict[str, tuple[Column, Column]] = {
+        "naive": (1.0, 1.0),
+        "gpipe": (m, m),
+        "zb-h1": (at_once, at_once),
+        "zb-v": (at_once, at_once),
+    }
     by_name["dualpipe-v"] = (np.minimum(p + 0.5, m),) * 2
     first, last = np.zeros(len(rows)), np.ones(len(rows))
     for name, (of_first, of_last) in by_name.items():

@@ -1,0 +1,212 @@
+"""Case studies: trainings that were published, the strategy that was used, and what a search chooses instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from phalanx.plan import makespan, reasons
+from phalanx.plan.pricing import Pricing
+from phalanx.plan.question import asked, cluster_named, model_named
+from phalanx.plan.reasons import SAID, Priced
+from phalanx.plan.scaling import best
+from phalanx.plan.sheet import Sheet, columns
+from phalanx.schedule.stages import check
+from phalanx.spec.jobfile import make_strategy
+from phalanx.spec.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Case:
+    """`measured_s`: of a step, as published; None where it was not, or not on this hardware and number format.
+    `stack`: of the time. `note`: what of it is not published, or differs here."""
+
+    name: str
+    model: str
+    cluster: str
+    gpus: int
+    batch: int
+    seq: int
+    used: str
+    stack: str
+    measured_s: float | None
+    source: str
+    note: str = ""
+
+
+CASES = (
+    Case(
+        "GPT-3 175B",
+        "gpt3-175b",
+        "dgx-a100",
+        64,
+        64,
+        2048,
+        "tp=8,sp=1,pp=8,virtual=3,schedule=interleaved,recompute=selective",
+        "megatron-2022",
+        13.75,
+        "Korthikanti et al. 2022, tables 3 and 5",
+        "OpenAI's own layout was never published: this is Megatron's",
+    ),
+    Case(
+        "MT-NLG 530B",
+        "mt-nlg-530b",
+        "dgx-a100",
+        2240,
+        1920,
+        2048,
+        "dp=8,tp=8,pp=35,recompute=full",
+        "megatron-deepspeed-2022",
+        60.1,
+        "Smith et al. 2022, section 2.3",
+    ),
+    Case(
+        "GPT 1T",
+        "gpt-1t",
+        "dgx-a100",
+        3072,
+        3072,
+        2048,
+        "dp=6,tp=8,pp=64,recompute=full",
+        "megatron-2021",
+        102.6,
+        "Narayanan et al. 2021, table 1",
+    ),
+    Case(
+        "Llama 3 70B",
+        "llama3-70b",
+        "dgx-h100",
+        1024,
+        2048,
+        8192,
+        "dp=32,zero=1,tp=4,sp=1,cp=2,pp=4,virtual=5,schedule=interleaved",
+        "nemo-25.04",
+        14.86,
+        "NVIDIA dgxc-benchmarking, llama3.1/README_70b.md",
+    ),
+    Case(
+        "Llama 3 405B",
+        "llama3-405b",
+        "dgx-h100",
+        8192,
+        2048,
+        8192,
+        "dp=64,zero=2,tp=8,sp=1,pp=16,virtual=4,schedule=interleaved",
+        "megatron-core",
+        None,
+        "Grattafiori et al. 2024, table 4 (43 % MFU)",
+        "virtual is not published",
+    ),
+    Case(
+        "Llama 3 405B, 128 k",
+        "llama3-405b",
+        "dgx-h100",
+        16384,
+        128,
+        131072,
+        "dp=8,zero=2,tp=8,sp=1,cp=16,pp=16,virtual=4,schedule=interleaved",
+        "megatron-core",
+        None,
+        "Grattafiori et al. 2024, table 4 (38 % MFU)",
+        "keys and values are gathered there, not passed round; virtual is not published",
+    ),
+    Case(
+        "Mixtral 8x7B",
+        "mixtral-8x7b",
+        "dgx-h100",
+        64,
+        256,
+        4096,
+        "dp=16,zero=1,ep=8,pp=4,virtual=8,schedule=interleaved",
+        "megatron-core",
+        None,
+        "Megatron-LM, core/transformer/moe/README.md",
+        "Mistral's own layout was never published: this is Megatron's",
+    ),
+    Case(
+        "DeepSeek-V3",
+        "deepseek-v3",
+        "dgx-h100",
+        2048,
+        15360,
+        4096,
+        "dp=128,zero=1,ep=64,pp=16,recompute=full",
+        "megatron-core",
+        None,
+        "DeepSeek-AI 2024b, section 3.2",
+        "there on H800, in fp8, with DualPipe, and only norms and projections repeated; ran at 19.9 s a step",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Studied:
+    """`used` as priced, its `seconds` with the pipeline as it runs; `chosen` likewise, None where nothing fits."""
+
+    case: Case
+    used: Priced
+    used_s: float
+    chosen: Priced | None
+    chosen_s: float | None
+    why: str
+
+
+def study(case: Case) -> Studied:
+    """Price what was used, and search."""
+    pricing = question(case)
+    s = strategy(case)
+    check(s, pricing.model, pricing.job, case.gpus)
+    (used,), (run,) = reasons.priced(pricing, [s]), makespan.run(pricing, [s])
+    seconds = run.seconds(used.terms)
+    found = best(pricing, case.gpus)
+    if found is None:
+        return Studied(case, used, seconds, None, None, "nothing fits here")
+    chosen, chosen_s, _ = found
+    return Studied(case, used, seconds, chosen, chosen_s, _why(used, chosen, pricing))
+
+
+def question(case: Case) -> Pricing:
+    model, _ = model_named(case.model)
+    return asked(model, cluster_named(case.cluster), case.batch, case.seq, case.stack)(case.gpus)
+
+
+def strategy(case: Case) -> Strategy:
+    found = make_strategy(case.used)
+    assert found is not None
+    return found
+
+
+def _why(used: Priced, chosen: Priced, pricing: Pricing) -> str:
+    """What the chosen one spends less on."""
+    if not used.fits:
+        return f"as used it {reasons.why_not(used, None, pricing)}"
+    saved = {name: used.terms[name] - chosen.terms.get(name, 0.0) for name in used.terms}
+    most = sorted(saved, key=lambda name: -saved[name])[:2]
+    return ", ".join(f"{SAID[name]} {saved[name] / used.seconds:.0%} less" for name in most if saved[name] > 0)
+
+
+def sheet(studied: Sequence[Studied] | None = None) -> Sheet:
+    """All cases in one table."""
+    found: Iterable[Studied] = map(study, CASES) if studied is None else studied
+    rows = []
+    for x in found:
+        c = x.case
+        rows.append(
+            (
+                f"{c.name}, {c.gpus:,} x {c.cluster}",
+                c.used,
+                c.measured_s,
+                x.used_s,
+                str(x.chosen.strategy) if x.chosen else "none",
+                x.chosen_s,
+                x.why,
+            )
+        )
+    return Sheet(
+        "published trainings: what was used, and what a search chooses",
+        columns(
+            "training", "used", ("measured", "s"), ("predicted", "s"), "chosen", ("chosen, predicted", "s"), "because"
+        ),
+        rows,
+        "; ".join(f"{c.name}: {c.source}" + (f" ({c.note})" if c.note else "") for c in CASES),
+    )
