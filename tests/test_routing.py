@@ -115,9 +115,7 @@ def test_even_choices_are_as_many_as_counted(tokens: int, capacity: float | None
     kept = torch.ones_like(chosen, dtype=torch.bool) if limit is None else routing.fits(chosen[None], 5, limit)[0]
     assert torch.bincount(chosen[kept], minlength=5).tolist() == balanced(tokens, x)
     by_experts = Experts(5, 2, 8, capacity=capacity, chooser="experts")
-    assert routing.in_turn(tokens, by_experts, torch.device("cpu")).sum(0).tolist() == routing.balanced(
-        tokens, by_experts
-    )
+    assert routing.in_turn(tokens, by_experts, torch.device("cpu")).sum(0).tolist() == balanced(tokens, by_experts)
 
 
 def test_a_flip_is_a_near_tie_where_a_score_hangs_on_little() -> None:
