@@ -49,7 +49,7 @@ def without_family(found: Sequence[Case], whole: Mapping[str, float], left: Sequ
         if not data.rows(f):
             x[j] = 0.0
     links = {key: whole[key] for key in calibrate_links.KEYS}
-    return fit(data, moved, links, start=x, rounds=5)[1]
+    return fit(data, moved, links, start=x, rounds=3)[1]
 
 
 def table(

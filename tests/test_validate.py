@@ -47,7 +47,10 @@ def test_step_times_of_a_family_are_as_near_as_the_docs_say(told: dict, family: 
 
 
 def test_ranks_and_biases(told: dict) -> None:
-    assert told["by_group"]["vtrain/multi-node"]["time"]["median"] <= 6
+    assert told["by_kind"]["vtrain/multi-node"]["time"]["median"] <= 6
+    assert told["by_kind"]["hf-ultrascale/pp=1"]["time"]["spearman"] >= 0.95
+    assert told["by_kind"]["hf-ultrascale/pp>1"]["time"]["median"] <= 11
+    assert told["by_kind"]["nemo-megatron-bridge/MoE"]["time"]["median"] <= 15
     assert told["time"]["spearman"] >= 0.97
     for family, found in told["by_family"].items():
         if found["time"]["n"] >= 50:

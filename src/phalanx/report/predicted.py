@@ -49,7 +49,7 @@ def bars(e: Estimate, width: int) -> Text:
             if value < _SHOWN * whole:
                 continue
             found.append(f"{name:12} {written(value):>10} {value / whole:5.0%} ")
-            found.append(" " * max(1, round(room * value / whole)), f"on {colour}")
+            found.append("█" * max(1, round(room * value / whole)), colour)
             found.append("\n")
         found.append("\n")
     found.rstrip()

@@ -31,9 +31,14 @@ def families(told: Mapping[str, Any]) -> Table:
     table = _table("predicted against published runs: error in percent")
     for name in ("family", "of", "runs", "mean", "median", "p90", "bias", "rank corr."):
         table.add_column(name, justify="left" if name in ("family", "of") else "right", no_wrap=True)
-    parts = {**told["by_family"], **{f"  {name}": of for name, of in told["by_group"].items()}, "all": told}
-    for family, scored in parts.items():
-        for key, shown in _PLACES.items():
+    parts = dict(told["by_family"])
+    kinds = [name.split("/")[0] for name in told["by_kind"]]
+    several = {name: of for name, of in told["by_kind"].items() if kinds.count(name.split("/")[0]) > 1}
+    lines = [(name, of, _PLACES) for name, of in parts.items()]
+    lines += [(name, of, {"time": _PLACES["time"]}) for name, of in several.items()]
+    lines.sort(key=lambda line: line[0].split("/")[0])
+    for family, scored, places in [*lines, ("all", told, _PLACES)]:
+        for key, shown in places.items():
             e = scored[key]
             if e["n"]:
                 rho = "" if e["spearman"] is None else f"{e['spearman']:.3f}"

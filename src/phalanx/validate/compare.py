@@ -100,19 +100,21 @@ def memory_kind(row: Row) -> Kind:
 
 
 def scores(c: Comparison) -> dict[str, Any]:
-    """The scores of `phalanx validate --json`: overall, by source family, and by group where a family has two kinds
-    of runs."""
+    """The scores of `phalanx validate --json`: overall, by source family, by source group, and by
+    kinds of runs that a family has."""
     families = sorted(
         {p.row.family for p in (*c.time, *c.allocated, *c.reserved, *c.shown)} | {f[0].family for f in c.fits}
     )
-    groups = sorted({group_of(p.row) for p in c.time if p.row.family == "vtrain"})
+    groups = sorted({p.row.group for p in c.time} | {f[0].group for f in c.fits})
+    kinds = sorted({kinds_of(p.row) for p in c.time})
     reasons: dict[str, Counter[str]] = {}
     for row, why in c.skipped:
         reasons.setdefault(row.family or row["hardware"], Counter())[why] += 1
     return {
         **_scored(c, lambda row: True),
         "by_family": {name: _scored(c, lambda row, name=name: row.family == name) for name in families},
-        "by_group": {name: _scored(c, lambda row, name=name: group_of(row) == name) for name in groups},
+        "by_group": {name: _scored(c, lambda row, name=name: row.group == name) for name in groups},
+        "by_kind": {name: _scored(c, lambda row, name=name: kinds_of(row) == name) for name in kinds},
         "predicted": c.predicted,
         "skipped": {
             "n": len(c.skipped),
@@ -122,11 +124,15 @@ def scores(c: Comparison) -> dict[str, Any]:
     }
 
 
-def group_of(row: Row) -> str:
-    """vTrain's two kinds: on one node, on many."""
-    if row.family != "vtrain":
-        return row.group
-    return "vtrain/single-node" if "single" in row.group else "vtrain/multi-node"
+def kinds_of(row: Row) -> str:
+    """Runs of a family that are alike: vTrain's on one node or on many; pipelines or none; experts or none."""
+    if row.family == "vtrain":
+        return "vtrain/single-node" if "single" in row.group else "vtrain/multi-node"
+    if row.family == "hf-ultrascale":
+        return f"hf-ultrascale/pp{'=' if row['pp'] in ('', '1') else '>'}1"
+    if row.family == "nvidia-dgxc-benchmarking" and row["framework"] in ("MaxText", "PAX"):
+        return "nvidia-dgxc-benchmarking/JAX"
+    return f"{row.family}/{'MoE' if row.moe else 'dense'}"
 
 
 def _scored(c: Comparison, wanted: Any) -> dict[str, Any]:
