@@ -52,6 +52,8 @@ set_to ipv4/tcp_reordering 100
 set_to ipv6/conf/all/disable_ipv6 1
 set_to ipv6/conf/default/disable_ipv6 1
 """
+# What arrives is taken by one processor: two would overtake each other, and TCP send again what is only late.
+_IN_ORDER = "for f in /sys/class/net/*/queues/rx-0/rps_cpus; do echo 1 > $f; done 2>/dev/null; true"
 _PORT = 29400
 _GRACE_S = 10.0  # for what hears SIGTERM
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -178,6 +180,7 @@ class Lab:
                 self._cable(self.namespace(host), INTERFACE, switch, f"port{host}")
                 _run("ip", "-n", switch, "link", "set", f"port{host}", "master", "bridge", "up")
             _run("ip", "-n", switch, "link", "set", "bridge", "up")
+            _run("ip", "netns", "exec", switch, "sh", "-c", _IN_ORDER)
         for host in range(self.hosts):
             where = self.namespace(host)
             _run("ip", "netns", "exec", where, "sh", "-c", _SETTINGS)
@@ -186,6 +189,7 @@ class Lab:
             _run("ip", "-n", where, "link", "set", INTERFACE, "up")
             network = self.address(0).rsplit(".", 1)[0] + ".0/24"
             _run("ip", "-n", where, "route", "replace", network, "dev", INTERFACE, "rto_min", "2s")
+            _run("ip", "netns", "exec", where, "sh", "-c", _IN_ORDER)
             if self.rate is not None:
                 _run("ip", "-n", where, "link", "set", INTERFACE, "gso_max_size", str(_segment(self.rate)))
                 _run("tc", "-n", where, "qdisc", "add", "dev", INTERFACE, *_shaper(self.rate))
