@@ -6,8 +6,8 @@ import json
 from fractions import Fraction
 
 import pytest
-
 from command import phalanx
+
 from phalanx.cost.pipeline import Costs, price
 from phalanx.plan import textbook
 from phalanx.schedule.pipeline import build
