@@ -117,6 +117,13 @@ def constants_of(free: Sequence[Free], x: Floats, fixed: Mapping[str, float]) ->
     return found
 
 
+def offsets_of(free: Sequence[Free], constants: Mapping[str, float]) -> Floats:
+    """The way back: where a fit stands whose constants these are."""
+    return np.array(
+        [up(constants.get(f.key, f.parent(constants)), f.share) - up(f.parent(constants), f.share) for f in free]
+    )
+
+
 @dataclass
 class Data:
     """Cases as columns; the system and stack of each are made anew from constants."""
@@ -140,21 +147,25 @@ class Data:
     def stacks(self, constants: Mapping[str, float]) -> object:
         return take([profile(name, constants) for name in self.names], self.stack)
 
-    def of(self, free: Free) -> Data | None:
-        """The cases that a constant has a say in, if there are any."""
+    def rows(self, free: Free) -> list[int]:
+        """The cases that a constant has a say in."""
         keep = []
         for i, c in enumerate(self.cases):
             chip = description(c.row)[0]
             owners = (chip, *chain(CHIPS[chip].generation)) if free.hardware else chain_of(c.profile)
             if free.owner in owners:
                 keep.append(i)
+        return keep
+
+    def of(self, free: Free) -> Data | None:
+        """Those alone, if there are any."""
+        keep = self.rows(free)
         if not keep:
             return None
         return Data([self.cases[i] for i in keep], self.measured[keep], self.weight[keep])
 
-    def predict(self, constants: Mapping[str, float], systems: object = None) -> Floats:
-        systems = systems if systems is not None else self.systems(constants)
-        return np.asarray(step(self.shape, self.layout, systems, self.stacks(constants)).seconds)
+    def predict(self, constants: Mapping[str, float]) -> Floats:
+        return np.asarray(step(self.shape, self.layout, self.systems(constants), self.stacks(constants)).seconds)
 
 
 def fit(
@@ -171,8 +182,10 @@ def fit(
     spread = np.array([f.spread for f in free])
     damping = 1e-2
 
-    def residual(x: Floats, systems: object = None) -> Floats:
-        return np.log(data.predict(constants_of(free, x, fixed), systems) / data.measured)
+    parts: dict[str, tuple[list[int], Data | None]] = {}
+
+    def residual(x: Floats) -> Floats:
+        return np.log(data.predict(constants_of(free, x, fixed)) / data.measured)
 
     def cost(r: Floats, x: Floats) -> float:
         return float((data.weight * np.abs(r)).sum() + 0.5 * PRIOR * ((x / spread) ** 2).sum())
@@ -180,12 +193,15 @@ def fit(
     r = residual(x)
     best = cost(r, x)
     for n in range(rounds):
-        systems = data.systems(constants_of(free, x, fixed))
-        jac = np.empty((len(r), len(free)))
+        jac = np.zeros((len(r), len(free)))
         for j, f in enumerate(free):
+            rows, part = parts.setdefault(f.owner, (data.rows(f), data.of(f)))
+            if part is None:
+                continue
             y = x.copy()
             y[j] += 0.02
-            jac[:, j] = (residual(y, None if f.hardware else systems) - r) / 0.02
+            moved = np.log(part.predict(constants_of(free, y, fixed)) / part.measured)
+            jac[rows, j] = (moved - r[rows]) / 0.02
         w = data.weight / (np.abs(r) + 0.01)
         a = jac.T @ (w[:, None] * jac) + np.diag(PRIOR / spread**2)
         g = jac.T @ (w * r) + PRIOR * x / spread**2

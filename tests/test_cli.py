@@ -390,7 +390,7 @@ WRONG = [
     (("train", "job.toml", "--set", "strategy.dp=4"), "cluster.ranks is 2"),
     (("train", "job.toml", "--set", "strategy.micro_batch=3"), "use one of 1, 2, 4"),
     (("train", "job.toml", "--set", "strategy.micro_bach=2"), "did you mean micro_batch?"),
-    (("train", "job.toml", "--set", "strategy.ep=2"), "not yet runnable"),
+    (("train", "job.toml", "--set", "strategy.ep=2"), "the model has no experts"),
     (("train", "job.toml", "--set", "strategy.pp=2"), "needs 4 ranks, cluster.ranks is 2"),
     *((("train", "job.toml", "--strategy", line), said) for line, said in WRONG_PIPELINES),
     (("train", "job.toml", "--strategy", "dp=2;zero=1"), "strategy"),

@@ -13,6 +13,7 @@ from toy import model
 
 from phalanx.nn import routing
 from phalanx.nn.routing import Losses
+from phalanx.schedule.experts import balanced, most
 from phalanx.spec.errors import InputError
 from phalanx.spec.mechanisms import Experts
 from phalanx.train.loads import OVER, LayerLoad, Watch, summary
@@ -110,13 +111,11 @@ def test_even_choices_are_as_many_as_counted(tokens: int, capacity: float | None
     x = Experts(5, 2, 8, capacity=capacity)
     chosen = routing.evenly(tokens, x, torch.device("cpu"))
     assert all(len(set(row)) == 2 for row in chosen.tolist())
-    limit = routing.most(x, tokens)
+    limit = most(x, tokens)
     kept = torch.ones_like(chosen, dtype=torch.bool) if limit is None else routing.fits(chosen[None], 5, limit)[0]
-    assert torch.bincount(chosen[kept], minlength=5).tolist() == routing.balanced(tokens, x)
+    assert torch.bincount(chosen[kept], minlength=5).tolist() == balanced(tokens, x)
     by_experts = Experts(5, 2, 8, capacity=capacity, chooser="experts")
-    assert routing.in_turn(tokens, by_experts, torch.device("cpu")).sum(0).tolist() == routing.balanced(
-        tokens, by_experts
-    )
+    assert routing.in_turn(tokens, by_experts, torch.device("cpu")).sum(0).tolist() == balanced(tokens, by_experts)
 
 
 def test_a_flip_is_a_near_tie_where_a_score_hangs_on_little() -> None:

@@ -379,9 +379,9 @@ class SplitExpertsBlock(_Mixture, SplitBlock):
         walk.take(self.Z)  # stays
 
     def _mlp_weights(self, walk: Walk, g: Column) -> None:
+        self._experts_weights(walk)
         if self.shared:
             super()._mlp_weights(walk, g)
-        self._experts_weights(walk)
         walk.touch(self.dW_router * self.made)
         walk.give(self.Z)
 

@@ -47,6 +47,8 @@ set_to() { [ ! -e $1 ] || echo "$2" > $1; }
 grep -qw cubic ipv4/tcp_available_congestion_control && set_to ipv4/tcp_congestion_control cubic
 set_to ipv4/tcp_slow_start_after_idle 0
 set_to ipv4/tcp_early_retrans 0
+set_to ipv4/tcp_recovery 0
+set_to ipv4/tcp_reordering 100
 set_to ipv6/conf/all/disable_ipv6 1
 set_to ipv6/conf/default/disable_ipv6 1
 """
@@ -182,6 +184,8 @@ class Lab:
             _run("ip", "-n", where, "link", "set", "lo", "up")
             _run("ip", "-n", where, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE)
             _run("ip", "-n", where, "link", "set", INTERFACE, "up")
+            network = self.address(0).rsplit(".", 1)[0] + ".0/24"
+            _run("ip", "-n", where, "route", "replace", network, "dev", INTERFACE, "rto_min", "2s")
             if self.rate is not None:
                 _run("ip", "-n", where, "link", "set", INTERFACE, "gso_max_size", str(_segment(self.rate)))
                 _run("tc", "-n", where, "qdisc", "add", "dev", INTERFACE, *_shaper(self.rate))

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
+import numpy as np
+
 from phalanx.measure.fit import Line, robust_line
 from phalanx.spec.cluster import Figure, Tier
 
 SIZES = tuple(2**k for k in range(10, 25))  # 1 KiB .. 16 MiB
+_ENDS = 6  # sizes that are short, or long
 _SHARED = 0.8  # of what a rank gets alone; if together it is less, the pairs share a link
 
 
@@ -67,9 +70,19 @@ def measure_tier(wire: Wire, name: str, pairs: int) -> TierLines:
     best = [min(wire.exchange(name, n, False)) for n in sizes]
     together = None
     if pairs > 1:
-        long = sizes[-6:]
+        long = sizes[-_ENDS:]
         together = robust_line(long, [median(wire.exchange(name, n, True)) for n in long])
-    return TierLines(name, pairs, robust_line(sizes, best), together, tuple(zip(sizes, best, strict=True)))
+    return TierLines(name, pairs, _link_line(sizes, best), together, tuple(zip(sizes, best, strict=True)))
+
+
+def _link_line(sizes: tuple[int, ...], seconds: list[float]) -> Line:
+    """β by long messages and α by short ones: between them links have buffers, which take a message in a burst."""
+    n, t = np.array(sizes, dtype=np.float64), np.array(seconds)
+    long = robust_line(n[-_ENDS:], t[-_ENDS:])
+    rest = np.maximum(t - long.beta * n, 0.0)[:_ENDS]
+    alpha, (low, high) = float(np.median(rest)), np.percentile(rest, [5, 95])
+    residual = float(np.median(np.abs(alpha + long.beta * n - t) / t))
+    return Line(alpha, long.beta, residual, (float(low), float(high)), long.beta_range)
 
 
 def measure_gamma(wire: Wire) -> Figure:

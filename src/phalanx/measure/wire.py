@@ -14,7 +14,7 @@ from phalanx.runtime.transport import combine
 
 INSIDE, BETWEEN = "host", "network"
 _ROUNDS = (4, 30)  # at least, and at most
-_ENOUGH_S = 0.2  # of all rounds of one size, when there were enough of them
+_ENOUGH_S = 0.8  # of all rounds of one size, when there were enough of them
 
 
 @dataclass(frozen=True)

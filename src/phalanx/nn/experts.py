@@ -66,9 +66,9 @@ class MoE(nn.Module):
         self.x, self.block, self.tp, self.ep, self.tokens = x, block, tp, ep, tokens
         self.unit = f"blocks.{block}"
         self.router = nn.Linear(spec.hidden, x.count, bias=x.router_bias)
-        self.experts = _Bank(x.here, spec.hidden, x.ffn)
         if shared is not None:
             self.shared = shared
+        self.experts = _Bank(x.here, spec.hidden, x.ffn)
         balance = None if x.balance_bias is None else torch.zeros(x.count)
         self.register_buffer("balance", balance)
 

@@ -8,6 +8,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from phalanx.validate.compare import Comparison
+
 _PLACES = {
     "time": "step time",
     "memory_allocated": "allocated",
@@ -37,6 +39,30 @@ def families(told: Mapping[str, Any]) -> Table:
                 rho = "" if e["spearman"] is None else f"{e['spearman']:.3f}"
                 numbers = (_percent(e["mape"]), _percent(e["median"]), _percent(e["p90"]), _percent(e["bias"], True))
                 table.add_row(family, shown, str(e["n"]), *numbers, rho)
+    return table
+
+
+def side_by_side(found: Comparison) -> Table:
+    """A line per run: what was published, what is predicted, and the error."""
+    table = _table("step time, seconds")
+    for name in ("model", "GPUs", "layout", "batch x seq", "number format", "published", "predicted", "error"):
+        left = ("model", "GPUs", "layout", "number format")
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name != "layout")
+    for p in found.time:
+        r = p.row
+        degrees = {n: r[n] for n in ("tp", "cp", "pp", "vpp", "ep", "dp", "mbs") if r[n] not in ("", "1")}
+        layout = " ".join(f"{n}={v}" for n, v in degrees.items())
+        full = " full recompute" if r["act_ckpt"].startswith("full") else ""
+        table.add_row(
+            r["model"],
+            f"{r['gpus']} {r['gpu'].split('-')[0]}",
+            layout + full,
+            f"{r['gbs']} x {r['seq_len']}",
+            r["precision"],
+            f"{p.measured:.4g}",
+            f"{p.predicted:.4g}",
+            f"{100 * (p.predicted / p.measured - 1):+.1f} %",
+        )
     return table
 
 

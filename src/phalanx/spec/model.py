@@ -394,6 +394,9 @@ def _experts(spec: ModelSpec, x: Experts, name: str) -> _Rows:
     rows: _Rows = [(f"{name}.router.weight", (x.count, h), "router")]
     if x.router_bias:
         rows.append((f"{name}.router.bias", (x.count,), "router_bias"))
+    # In the order in which they are done backward, the last first: experts, while gradients of rows travel what all
+    # tokens share, the router.
+    rows += _mlp(spec, f"{name}.shared", x.shared_ffn) if x.shared_ffn else []
     for part in ("gate", "up") if spec.gated else ("up",):
         rows.append((f"{name}.experts.{part}.weight", (n, x.ffn, h), "expert_column"))
         if x.bias:
@@ -401,4 +404,4 @@ def _experts(spec: ModelSpec, x: Experts, name: str) -> _Rows:
     rows.append((f"{name}.experts.down.weight", (n, h, x.ffn), "expert_row"))
     if x.bias:
         rows.append((f"{name}.experts.down.bias", (n, h), "expert_row_bias"))
-    return rows + (_mlp(spec, f"{name}.shared", x.shared_ffn) if x.shared_ffn else [])
+    return rows

@@ -56,7 +56,7 @@ def _model(name: str, arch: str, sizes: tuple[int | None, ...], seq: int, untied
         given["tied"] = not untied and name in ("llama-1.34b", "llama-3.57b")
     elif arch == "palm":
         given["family"] = "palm"
-    elif arch == "moe" and not name.startswith(("grok", "mixtral")):
+    elif arch == "moe" and name.startswith("moe-gpt3"):
         given["family"] = "gpt2"
     if "qwen3" in name:
         given |= {"head_dim": 128, "qk_norm": True}
@@ -64,6 +64,10 @@ def _model(name: str, arch: str, sizes: tuple[int | None, ...], seq: int, untied
         raise Unspecified(f"hidden = {hidden} is no multiple of heads = {heads}")
     if experts:
         given["experts"] = Experts(experts, top_k or 1, ffn or 4 * hidden)
+    if experts and "mla" in arch and "deepseek" not in name:
+        # Of DeepSeek-V3's kind: its latent attention, one shared expert, the first layer dense.
+        given["experts"] = Experts(experts, top_k or 1, ffn or 2048, shared_ffn=ffn or 2048, dense_layers=(0,))
+        given |= {"latent": Latent(**PRESETS["deepseek-v3"]["latent"]), "ffn": 18432, "head_dim": 192}
     if "deepseek-v3" in name or "deepseek-v2" in name:
         known = PRESETS["deepseek-v3" if "v3" in name else "deepseek-v2"]
         given |= {"experts": Experts(**{**known["experts"], "dense_layers": tuple(known["experts"]["dense_layers"])})}
