@@ -446,6 +446,7 @@ def bench_lab() -> Iterator[Result]:
 BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "help": bench_help,
     "mesh": bench_mesh,
+    "plan": bench_plan,
     "ddp": bench_ddp,
     "zero": bench_zero,
     "tensor": bench_tensor,

@@ -106,7 +106,7 @@ def test_a_stack_gets_the_schedules_that_it_has():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"--gpus": "8"}, "40 of them would do"),
+        ({"--gpus": "8"}, "48 of them would do"),
         ({"--gpus": "1021"}, "no split of 1021 ranks"),
         ({"--model": "gpt4"}, "did you mean gpt2"),
         ({"--cluster": "dgx-a10"}, "did you mean dgx-a100"),

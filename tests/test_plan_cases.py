@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.plan import makespan, reasons
+from phalanx.plan import makespan, reasons, rules
 from phalanx.plan.cases import CASES, question, sheet, strategy, study
 from phalanx.schedule.stages import check
 
@@ -33,3 +33,18 @@ def test_the_search_is_no_slower_and_says_why():
     assert "less" in found.why
     (row,) = sheet([found]).rows
     assert row[2:4] == (CASES[0].measured_s, found.used_s)
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=[r.name for r in rules.RULES])
+def test_rules_are_legal_on_their_gpus(rule):
+    p = question(rule)
+    check(strategy(rule), p.model, p.job, rule.gpus)
+
+
+def test_plain_ddp_of_7b_does_not_fit_80_gb():
+    """16 bytes a parameter are 112 GB, whatever is taught; ZeRO is what a search takes."""
+    ddp, zero = rules.sheet(rules.RULES[1:3]).rows
+    assert ddp[3] is None
+    assert "needs" in str(ddp[7])
+    assert zero[6] is not None
+    assert zero[6] >= 0

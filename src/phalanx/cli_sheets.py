@@ -145,12 +145,17 @@ def roofline(
         _print(sheets, as_json, as_csv)
 
 
-def cases(as_json: Json = False, as_csv: Csv = False) -> None:
+def cases(
+    rules: Annotated[bool, typer.Option("--rules", help="The taught rules instead.")] = False,
+    as_json: Json = False,
+    as_csv: Csv = False,
+) -> None:
     """Published trainings: the strategy that was used, its measured and predicted step, and what a search chooses."""
     with mistakes():
-        from phalanx.plan.cases import sheet as studied
+        from phalanx.plan import cases as studied
+        from phalanx.plan import rules as taught
 
-        _print([studied()], as_json, as_csv)
+        _print([taught.sheet() if rules else studied.sheet()], as_json, as_csv)
 
 
 def _sized(model: str | None, params: str | None) -> tuple[object, float]:

@@ -182,7 +182,9 @@ def _why(used: Priced, chosen: Priced, pricing: Pricing) -> str:
         return f"as used it {reasons.why_not(used, None, pricing)}"
     saved = {name: used.terms[name] - chosen.terms.get(name, 0.0) for name in used.terms}
     most = sorted(saved, key=lambda name: -saved[name])[:2]
-    return ", ".join(f"{SAID[name]} {saved[name] / used.seconds:.0%} less" for name in most if saved[name] > 0)
+    return ", ".join(
+        f"{SAID[name]} {saved[name] / used.seconds:.0%} less" for name in most if saved[name] > 0.005 * used.seconds
+    )
 
 
 def sheet(studied: Sequence[Studied] | None = None) -> Sheet:

@@ -88,10 +88,11 @@ def _all(pricing: Pricing, s: Strategy) -> Iterator[Flow]:
     for axis, params, ranks, between in parts:
         shards = min(s.shards, ranks)
         grad, own = profile.gradient_bytes * params, profile.parameter_bytes * params
-        times = m if s.zero == 3 else 1
+        passes = s.zero == 3 and not s.gathers_once
+        times = m if passes else 1
         for op, what, among, apart, often, n in (
             ("reduce_scatter", "gradients", shards, between, times, grad),
-            ("all_gather", "parameters", shards, between, 2 * times if s.zero == 3 else 1, own),
+            ("all_gather", "parameters", shards, between, 2 * times if passes else 1, own),
             ("all_reduce", "gradients", ranks // shards, between * shards, 1, grad / shards),
         ):
             buckets = max(math.ceil(n / profile.bucket_bytes), 1)

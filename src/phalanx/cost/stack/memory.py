@@ -96,7 +96,8 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
     logits = profile.kept_logit * layout.tokens * shape.vocab / layout.tp
     # ZeRO-3: two blocks gathered, and one block's gradient before it is reduced.
     unit = (dense + routed) * 3 * profile.parameter_bytes + shape.ends / layout.tp * profile.parameter_bytes
-    gathered = np.where((layout.zero >= 3) & (shards > 1), unit, 0.0)
+    sharded = (layout.zero >= 3) & (shards > 1)
+    kept_whole = sharded & (np.asarray(layout.gathers_once) > 0)
     buffers = np.where(layout.tp > 1, profile.buffers * layout.tokens * shape.hidden * layout.activation_bytes, 0.0)
     still = profile.constant_bytes + buffers
 
@@ -109,9 +110,12 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
         idle = np.where(
             (layout.zero == 1) | (layout.zero == 2), profile.idle_bytes * (blocks * (dense + routed) + ends), 0.0
         )
+        # What was gathered for a whole step is all that the rank has.
+        whole = (blocks * (dense + routed) + ends) * profile.parameter_bytes
+        gathered = np.where(kept_whole, whole, np.where(sharded, unit, 0.0))
         coming = blocks * in_flight * stored + again + top + gathered
-        found.append((state, np.maximum(coming - idle, 0.0), coming, top, blocks * in_flight * stored + again))
-    (state_a, coming_a, _, top_a, act_a), (state_b, coming_b, _, top_b, act_b) = found
+        found.append((state, np.maximum(coming - idle, 0.0), gathered, top, blocks * in_flight * stored + again))
+    (state_a, coming_a, gathered_a, top_a, act_a), (state_b, coming_b, gathered_b, top_b, act_b) = found
     most_a, most_b = (s + (1 + profile.fragments) * c for s, c in ((state_a, coming_a), (state_b, coming_b)))
     fuller = most_a >= most_b
     state = np.where(fuller, state_a, state_b)
@@ -122,7 +126,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
         "state": state,
         "activations": np.where(fuller, act_a, act_b),
         "logits": np.where(fuller, top_a, top_b),
-        "gathered": gathered,
+        "gathered": np.where(fuller, gathered_a, gathered_b),
         "buffers": still,
     }
     last = state_b + coming_b + still

@@ -278,7 +278,9 @@ def _data_parallel(
     hidden = np.minimum(profile.dp_overlap * (scatter + again), behind)
     hidden = hidden + np.minimum(profile.gather_overlap * gather, forward)
     once = scatter + again + gather - hidden
-    # ZeRO-3: per micro-batch, gathered for both passes and scattered in the second.
+    # ZeRO-3: per micro-batch, gathered for both passes and scattered in the second; unless it keeps for a whole step
+    # what it has gathered.
+    passes = (np.asarray(layout.zero) >= 3) & (np.asarray(layout.gathers_once) == 0)
     slowed = (profile.contention - 1) * np.minimum(forward + backward, 2 * gather + scatter)
     each = np.maximum(gather - ahead, 0) + np.maximum(gather + scatter - behind, 0) + slowed
     last = np.maximum(again - behind, 0)
@@ -292,9 +294,7 @@ def _data_parallel(
         "hidden_s": hidden,
     }
     out.of["optimizer"] = {"parameters": own / shards, "bytes": profile.optimizer_bytes}
-    out.terms["dp"] = np.where(ranks > 1, np.where(layout.zero >= 3, m * each + last, once), 0.0) * (
-        1 - layout.frozen
-    )
+    out.terms["dp"] = np.where(ranks > 1, np.where(passes, m * each + last, once), 0.0) * (1 - layout.frozen)
     expert_shards = np.where(layout.zero >= 1, expert_ranks, 1)
     updated = own / shards + routed / expert_shards
     out.terms["optimizer"] = (
