@@ -388,7 +388,9 @@ def _show_outcome(outcome: Outcome) -> None:
         for line in outcome.differences:
             out.print(f"recorded step differs from the plan: {line}", highlight=False)
     else:
-        out.print(f"the recorded step equals the plan: {count} events, FLOPs of every unit", highlight=False)
+        but = ", but for what the router decides: rows to experts, and their FLOPs" if outcome.routed else ""
+        line = f"the recorded step equals the plan: {count} events, FLOPs of every unit{but}"
+        out.print(line, highlight=False, soft_wrap=True)
     timeline = outcome.recorded["timeline"]
     if timeline is not None:
         trace = os.path.relpath(outcome.folder / "trace.json") if timeline["traced_step"] else ""

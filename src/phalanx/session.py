@@ -56,13 +56,15 @@ class Decision:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `comparisons` and `differences` hold it against its plan."""
+    """How a run ended. `comparisons` and `differences` hold it against its plan, which where it is `routed` says what
+    experts would send and compute if the load were even."""
 
     folder: Path
     recorded: dict[str, Any]
     unigram_entropy: float
     comparisons: tuple[Comparison, ...]
     differences: tuple[str, ...]
+    routed: bool = False
 
 
 def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> ClusterSpec:
@@ -285,7 +287,7 @@ def outcome(folder: Path, unigram_entropy: float) -> Outcome:
     ]
     program = expand(given.model, given.job, given.strategy)
     found = tuple(map(str, differences(program.events, events)))
-    return Outcome(folder, recorded, unigram_entropy, tuple(rows), found)
+    return Outcome(folder, recorded, unigram_entropy, tuple(rows), found, any(e.routed for e in program.events))
 
 
 def with_overrides(file: JobFile, strategy: str | None) -> JobFile:
