@@ -189,7 +189,7 @@ def test_what_goes_between_layers_is_what_was_predicted(line: str) -> None:
 
 @pytest.mark.parametrize("world", [2, 4, 6])
 def test_parity_with_experts(pool: Pool, world: int) -> None:
-    @settings(max_examples=6)
+    @settings(max_examples=4)
     @given(cases(world, experts=True), TRANSPORTS)
     def holds(case, transport) -> None:  # type: ignore[no-untyped-def]
         for found in pool.run(world, ranks.examine, *case, "float64", 3, transport)[0]:
@@ -234,7 +234,7 @@ def test_a_run_with_experts_goes_on_over_any_layout(pool: Pool, tmp_path_factory
         pool.run(1, ranks.continue_run, without, job, Strategy(), folder, (0, 4), "native")[0], rel=1e-6
     )  # biases matter
 
-    @settings(max_examples=6)
+    @settings(max_examples=3)
     @given(layouts(), layouts(), TRANSPORTS)
     def holds(first: Strategy, second: Strategy, transport: str) -> None:
         folder = tmp_path_factory.mktemp("run")

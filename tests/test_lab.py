@@ -217,7 +217,8 @@ def test_what_is_left_of_a_killed_lab_goes_when_the_next_one_starts(hosts: Hosts
 
 
 STOPPED = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs behind it without one
 from phalanx.measure.lab import Lab, until_stopped
 with until_stopped(), Lab(2) as made:
     made.start(1, ["sleep", "100"])

@@ -158,7 +158,7 @@ def priced(draw: st.DrawFn) -> tuple[tuple[ModelSpec, Job, Strategy, int], bool]
     return (spec, job, s, draw(st.integers(0, s.world - 1))), split
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(priced())
 def test_bytes_and_flops_are_predicted(case: tuple[Any, bool]) -> None:
     test_backward_parts.compare(*case)

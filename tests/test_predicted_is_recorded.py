@@ -50,7 +50,7 @@ def test_several_ranks(pool: Pool, world: int) -> None:
     equal()
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(case=cases(1, small=False, experts=True))
 def test_one_process_with_experts(case) -> None:  # type: ignore[no-untyped-def]
     found = ranks.instrumented_step(ALONE, *case, balanced=True)
@@ -61,7 +61,7 @@ def test_one_process_with_experts(case) -> None:  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_several_ranks_with_experts(pool: Pool, world: int) -> None:
-    @settings(max_examples=6)
+    @settings(max_examples=4)
     @given(cases(world, small=False, experts=True), TRANSPORTS, st.booleans())
     def equal(case, transport, balanced) -> None:  # type: ignore[no-untyped-def]
         """Where the router says which expert, how much is sent is not known, and all else is."""
