@@ -44,20 +44,21 @@ SIZES = {
     "max_seq": SEQ,
     "experts": {"count": 8, "top_k": 2, "ffn": 512, "normalized": True, "balance_loss": 0.01},
 }
-EXPERTS, ROWS, HIDDEN, FFN = 8, 2048, 512, 1024
+EXPERTS, HIDDEN, FFN = 8, 512, 1024
+ROWS = (2048, 8192)
 
 
-def products() -> dict[str, list[list[float]]]:
+def products(rows: int) -> dict[str, list[list[float]]]:
     """Seconds of products of 8 experts and of a dense one, [grouped, dense] by round: of results, of gradients of
     inputs and of weights. Rows are as uneven as 2 : 1."""
     torch.manual_seed(0)
-    share = ROWS // (3 * EXPERTS // 2)
+    share = rows // (3 * EXPERTS // 2)
     held = tuple([2 * share, share] * (EXPERTS // 2))
-    held = (*held[:-1], ROWS - sum(held[:-1]))
-    x, g = torch.randn(ROWS, HIDDEN), torch.randn(ROWS, FFN)
+    held = (*held[:-1], rows - sum(held[:-1]))
+    x, g = torch.randn(rows, HIDDEN), torch.randn(rows, FFN)
     banks, dense = torch.randn(EXPERTS, FFN, HIDDEN), torch.randn(FFN, HIDDEN)
     into, whole = torch.empty(EXPERTS, FFN, HIDDEN), torch.empty(FFN, HIDDEN)
-    y, d_x = torch.empty(ROWS, FFN), torch.empty(ROWS, HIDDEN)
+    y, d_x = torch.empty(rows, FFN), torch.empty(rows, HIDDEN)
     pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "results": (
             lambda: grouped.product(x, banks.mT, held, out=y),
@@ -96,7 +97,7 @@ def main() -> None:
         comm = Comm(world, mesh(Strategy(dp=ranks)))
         found: dict[str, object] = {}
         if world.rank == 0:
-            found["products"] = products()
+            found["products"] = {f"{name}, {n} rows": pairs for n in ROWS for name, pairs in products(n).items()}
         comm.barrier()
         runs: dict[str, tuple[Step, int]] = {}
         for transport in ("native", "shm"):
