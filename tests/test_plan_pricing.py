@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phalanx.cost.stack import schedules
 from phalanx.cost.stack.layout import layout
 from phalanx.cost.stack.step import step
 from phalanx.plan import explore, makespan, reasons, space
@@ -98,5 +99,5 @@ def test_few_rounds_stand_for_many(llama, monkeypatch):
     kinds = (("1f1b", 1), ("interleaved", 4), ("zb-v", 1))
     given = [Strategy(tp=2, pp=4, cp=4, virtual=v, schedule=name) for name, v in kinds]
     few = [run.makespan for run in makespan.run(llama, given)]
-    monkeypatch.setattr(makespan, "_ROUNDS", 16)
+    monkeypatch.setattr(schedules, "ROUNDS", 16)
     assert [run.makespan for run in makespan.run(llama, given)] == pytest.approx(few, rel=1e-9)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 from typer.testing import CliRunner
 
 from phalanx.cli import app
+from phalanx.spec.cluster_presets import preset
+from phalanx.spec.cluster_toml import to_toml
 
 _ARGS = [
     "predict",
@@ -51,12 +55,46 @@ def test_fp8_is_faster() -> None:
     assert times[1] < 0.85 * times[0]
 
 
+def test_a_compressor_says_where_it_stops_paying() -> None:
+    line = ["--strategy", "dp=64,compression=topk:0.01", "--cluster", "ethernet-h100"]
+    done = CliRunner().invoke(app, [*_ARGS, *line])
+    assert done.exit_code == 0, done.output
+    for word in ("saves", "pays", "2 g / (v g + x)", "coding"):
+        assert word in done.stdout
+    found = json.loads(CliRunner().invoke(app, [*_ARGS, *line, "--json"]).stdout)["compression"]
+    assert found["by_bytes"] == 100
+    assert found["ranks"][0] <= 64 <= found["ranks"][1] < 100
+    assert found["sent_s"] + found["coding_s"] < found["dense_s"]
+
+
+def test_a_cluster_file(tmp_path: Path) -> None:
+    """As `phalanx measure` writes one: its own links and rates, for as many GPUs as it has."""
+    plain = preset("dgx-h100", 8)
+    slow = [replace(t, origin="measured") for t in plain.tiers]
+    slow[1] = replace(slow[1], bandwidth_bytes_per_s_per_gpu_per_direction=1e9)
+    file = tmp_path / "mine.toml"
+    file.write_text(to_toml(replace(plain, tiers=tuple(slow))))
+    line = ["--strategy", "dp=64,zero=1", "--json"]
+    times = []
+    for name in ("dgx-h100", str(file)):
+        done = CliRunner().invoke(app, [*_ARGS, "--cluster", name, *line])
+        assert done.exit_code == 0, done.output
+        times.append(json.loads(done.stdout)["step_time_s"])
+    assert times[1] > 1.5 * times[0]
+    many = CliRunner().invoke(app, [*_ARGS, "--cluster", str(file), "--gpus", "128"])
+    assert many.exit_code == 2
+    assert "--gpus" in many.output
+
+
 def test_wrong_input_is_one_line() -> None:
     for more, word in (
         (["--strategy", "tp=3"], "strategy"),
         (["--profile", "megatron"], "profile"),
         (["--precision", "fp6"], "--precision"),
-        (["--strategy", "dp=64,compression=int8"], "strategy.compression"),
+        (["--strategy", "dp=64,bucket=50"], "strategy.bucket"),
+        (["--strategy", "tp=two"], "strategy.tp"),
+        (["--strategy", "pp=4,schedule=interleaved"], "strategy.virtual"),
+        (["--cluster", "none.toml"], "cluster.file"),
     ):
         done = CliRunner().invoke(app, [*_ARGS, *more])
         assert done.exit_code == 2, more

@@ -8,18 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phalanx.cost.estimate import Estimate, estimate, estimate_all
+from phalanx.cost.estimate import Estimate, estimate, estimate_all, paid
+from phalanx.cost.pipeline import Costs, price
 from phalanx.cost.profiles import STACKS, profile
+from phalanx.cost.stack.compression import SPARSE, Compressed, payment
 from phalanx.cost.stack.compute import product_s
 from phalanx.cost.stack.flops import forward_per_token
 from phalanx.cost.stack.hardware import system, system_of
+from phalanx.cost.stack.layout import layout
+from phalanx.cost.stack.schedules import NAMES, in_flight
 from phalanx.cost.stack.shape import shape
 from phalanx.cost.stack.step import FORMULAS, step
 from phalanx.cost.stack.traffic import collective_s, message_s
+from phalanx.schedule.pipeline import V_SHAPED, build
 from phalanx.spec.cluster_presets import preset
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.jobfile import make_model
+from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.presets import PRESETS
 from phalanx.spec.strategy import Strategy, parse
@@ -34,6 +40,8 @@ LINES = (
     "dp=4,tp=2,pp=8,virtual=2,schedule=interleaved,recompute=selective",
     "dp=8,zero=1,cp=8",
     "dp=32,zero=3,shard=8,tp=2,sp=1,recompute=every:2",
+    "dp=64,zero=1,compression=int8",
+    "dp=32,cp=2,compression=topk:0.01",
 )
 
 
@@ -171,8 +179,9 @@ def test_every_stack_has_constants_that_make_sense() -> None:
 @pytest.mark.parametrize(
     ("line", "field"),
     [
-        ("dp=64,compression=fp16", "compression"),
-        ("dp=16,pp=4,schedule=zb-h1", "schedule"),
+        ("dp=64,zero=3,compression=topk:0.01", "compression"),
+        ("dp=64,bucket=50", "bucket"),
+        ("dp=64,zero=3,prefetch=2", "prefetch"),
         ("dp=16,pp=4,layers=9/9/7/7", "layers"),
     ],
 )
@@ -184,3 +193,113 @@ def test_what_is_not_modelled_is_refused_by_name(line: str, field: str) -> None:
 def test_chips_that_are_not_known_are_refused() -> None:
     with pytest.raises(InputError, match=r"cluster\.device"):
         estimate(model(), preset("pcie-l4", 8), JOB, Strategy(dp=64), "megatron-core")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("ranks", "m"), [(2, 4), (4, 8), (4, 13)])
+def test_activations_in_flight_are_those_of_the_schedules(name: str, ranks: int, m: int) -> None:
+    if name == "interleaved":
+        return  # 1f1b's formula has its chunks
+    run = price(build(name, ranks, m), Costs.equal(ranks * (2 if name in V_SHAPED else 1)))
+    each = 2 if name in V_SHAPED else 1
+    first, last = (float(n) for n in in_flight(NAMES.index(name), m, ranks))
+    if name == "1f1b":
+        first, last = min(ranks, m), 1
+    assert (first, 1 if name in V_SHAPED else last) == (run.peak[0] / each, 1 if name in V_SHAPED else run.peak[-1])
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "dualpipe-v"])
+def test_zero_bubble_steps_take_as_long_as_their_schedules_run(schedule: str) -> None:
+    found, plain = one(f"dp=16,pp=4,schedule={schedule}"), one("dp=16,pp=4")
+    assert 0 <= float(found.step.terms["bubble"]) < 0.7 * float(plain.step.terms["bubble"])
+    (_, block), head = found.step.blocks[0], found.step.head
+    n = 8 if schedule in V_SHAPED else 4
+    forward = [32 / n * float(block.forward)] * n
+    backward = [32 / n * float(block.backward)] * n
+    forward[-1] += float(head.forward)
+    backward[-1] += float(head.backward)
+    half = [b / 2 for b in backward]
+    whole = price(build(schedule, 4, 16), Costs(forward, half, half)).makespan  # every action, no round left out
+    assert found.step.of["bubble"]["makespan_s"] == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize("order", ["pp/dp/cp/tp", "dp/pp/cp/tp", "tp/cp/dp/pp", "cp/pp/dp/tp", "pp/tp/dp/cp"])
+def test_strides_are_those_of_the_mesh(order: str) -> None:
+    s = Strategy(dp=4, cp=2, tp=2, pp=4, zero=1, order=order)
+    own, grid = layout(s, JOB, 32), mesh(s)
+    for axis, stride in (("tp", own.tp_stride), ("cp", own.cp_stride), ("dp_shard", own.dp_stride)):
+        assert set(np.diff(grid.groups(axis)).flat) == {stride}
+    assert set(np.diff(grid.groups("pp")).flat) == {own.pp_stride}
+    for node in (4, 8, 16, 32):
+        together = max(int(np.bincount(group // node).max()) for group in grid.groups("dp_shard+cp"))
+        assert min(8, max(node // float(own.data_stride(node)), 1)) == together
+
+
+def test_an_order_with_tensor_parallelism_between_nodes_is_slower() -> None:
+    near, far = one("dp=16,tp=4,sp=1"), one("dp=16,tp=4,sp=1,order=pp/tp/cp/dp")
+    assert float(far.step.terms["tp"]) > 2 * float(near.step.terms["tp"])
+    assert float(far.step.terms["dp"]) < float(near.step.terms["dp"])
+
+
+def test_ulysses_turns_heads_into_tokens() -> None:
+    """Two all-to-alls a pass of queries, keys, values and the result: 2 bytes x tokens x 4 x hidden a block."""
+    found = one("dp=8,cp=8,ulysses=8")
+    sent = collective_s("all_to_all", 2 * 4096 / 8 * 4 * 4096, 8, 1, found.system)
+    assert float(found.step.terms["cp"]) == pytest.approx(32 * 32 * 2 * float(sent), rel=1e-9)
+
+
+def test_what_compressed_gradients_send() -> None:
+    """By the formulas of cost/stack/compression.py, bucket by bucket."""
+    n = model().parameter_count
+    on, by = one("dp=64").system, profile("megatron-core")
+    buckets = np.ceil(n * by.gradient_bytes / by.bucket_bytes)
+
+    def seconds(op: str, each: float) -> float:
+        return buckets * float(collective_s(op, n * each / buckets, 64, 1, on))
+
+    for name, sent in (
+        ("topk:0.01", seconds("all_gather", 64 * 0.01 * (4 + 4))),
+        ("randk:0.01", seconds("all_reduce", 0.04)),
+        ("int8", seconds("all_to_all", 1 + 4 / 256) + seconds("all_gather", 1 + 4 / 256)),
+        ("bf16", seconds("all_to_all", 2) + seconds("all_gather", 2)),
+    ):
+        found = one(f"dp=64,compression={name}")
+        assert float(found.step.of["dp"]["again_s"]) == pytest.approx(sent, rel=1e-4), name
+        assert float(found.step.terms["coding"]) > 0
+        assert float(found.memory.peak) > float(one("dp=64").memory.peak)
+    sharded = one("dp=64,zero=3,compression=int8")
+    assert float(sharded.step.of["dp"]["scatter_s"]) == pytest.approx(seconds("all_to_all", 1 + 4 / 256), rel=1e-4)
+
+
+def test_sparse_stops_paying_where_its_bytes_say() -> None:
+    """Links alone: the all-gather of p messages outweighs the dense all-reduce from p = 2 g / (v g + x) on."""
+    c = Compressed(SPARSE, 0.01, 0.04)
+    slow = system("H100", 1, 1e8)  # every rank has a slow link of its own; latency is nothing beside its bytes
+    found = payment(c, 1e9, 64, 1, slow, profile("megatron-core"))
+    assert found.by_bytes == pytest.approx(2 * 4 / (0.01 * 4 + 0.04))
+    assert found.ranks is not None
+    assert found.ranks[0] == 2
+    assert found.ranks[1] == pytest.approx(found.by_bytes, abs=2)
+    assert paid(one("dp=64,compression=threshold:0.1")) is None
+    assert paid(one("dp=64")) is None
+
+
+def test_powersgd_sends_its_factors() -> None:
+    found = one("dp=64,compression=powersgd:4").layout.compressed
+    spec = model()
+    h, f = spec.hidden, spec.ffn
+    block = 4 * 4 * 2 * h + 3 * 4 * (h + f) + 2 * h
+    assert found.values == pytest.approx((32 * block + 2 * 4 * (spec.vocab + h) + h) / spec.parameter_count)
+
+
+def test_measured_links_and_products_stand_as_they_are() -> None:
+    plain = preset("dgx-h100", 2)
+    tiers = tuple(replace(t, origin="measured", latency_s=1e-5) for t in plain.tiers)
+    rates = tuple(replace(k, peak_flops_per_s=700e12, origin="measured") for k in plain.kernels)
+    device = replace(plain.device, name="NVIDIA H100 80GB HBM3", origin="measured")
+    found = system_of(replace(plain, device=device, tiers=tiers, kernels=rates))
+    assert [t.bytes_per_s_per_gpu_per_direction for t in found.tiers] == [450e9, 50e9]
+    assert [t.hop_s for t in found.tiers] == [1e-5, 1e-5]
+    n = 4096
+    assert 2 * n**3 / product_s(n, n, n, found, found.peak_bf16 * found.gemm, 2) == pytest.approx(700e12, rel=0.02)
+    assert found.attention / found.gemm == pytest.approx(system_of(plain).attention / system_of(plain).gemm)

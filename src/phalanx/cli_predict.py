@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,11 +49,12 @@ def _found(
     model: str, cluster: str, gpus: int, batch: int, seq: int, line: str, stack: str, precision: str
 ) -> tuple[Estimate, str]:
     from phalanx.cost.estimate import estimate
+    from phalanx.plan.question import cluster_named, model_named
+    from phalanx.schedule import stages
     from phalanx.spec import strategy as strategies
-    from phalanx.spec.cluster_presets import preset
     from phalanx.spec.errors import InputError, nearest
     from phalanx.spec.job import Job, Precision
-    from phalanx.spec.jobfile import make_model
+    from phalanx.spec.jobfile import build
     from phalanx.spec.strategy import Strategy
 
     formats = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "float8", "fp8-mx": "float8-mx", "fp4": "float4"}
@@ -62,26 +63,28 @@ def _found(
     for name, given in (("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
         if given < 1:
             raise InputError(name, given, "must be at least 1")
-    spec, notes = make_model({"config" if model.endswith(".json") else "preset": model}, Path())
+    spec, notes = model_named(model)
     for note in notes:
         announce(f"note: {note}")
-    one = preset(cluster, 1)
-    described = preset(cluster, -(-gpus // one.ranks_per_node))
+    described = cluster_named(cluster)(gpus)
     table = strategies.parse(line)
     others = 1
     for axis in ("tp", "pp", "cp"):
-        others *= int(table.get(axis, 1))
+        given = table.get(axis, 1)
+        others *= given if isinstance(given, int) and given > 0 else 1  # a Strategy refuses others below
     if "dp" not in table and gpus % others == 0:
         table["dp"] = gpus // others
-    chosen = Strategy(**table)
+    chosen = build(Strategy, table | {"sp": bool(table.get("sp"))}, "strategy")
     compute = "float16" if precision == "fp16" else "bfloat16"
     job = Job(batch, seq, Precision(compute))  # type: ignore[arg-type]
-    strategies.check(chosen, spec, job, gpus)
+    stages.check(chosen, spec, job, gpus)
     found = estimate(spec, described, job, chosen, stack, formats[precision])
     return found, f"{model} on {gpus} ranks of {cluster}: {chosen}, {stack}, {precision}"
 
 
 def _as_json(e: Estimate, line: str) -> dict[str, Any]:
+    from phalanx.cost.estimate import paid
+
     tokens = e.layout.step_tokens
     held = e.memory
     return {
@@ -102,6 +105,7 @@ def _as_json(e: Estimate, line: str) -> dict[str, Any]:
             "usable": float(e.system.memory_bytes),
             "terms": {name: float(value) for name, value in held.terms.items()},
         },
+        "compression": None if (saved := paid(e)) is None else asdict(saved),
         "fits": bool(e.fits),
         "origin": "estimated: formulas with constants fitted on published runs",
     }

@@ -64,22 +64,26 @@ def _quantised(c: Compression, sizes: list[int], s: Strategy, e: int) -> int:
 
 
 def work(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> Work:
-    """Of reducing all these buckets once, as passes over their elements: what operations read and write, weighted by
-    the time that each takes on a CPU beside a plain pass over memory, where scratch stays in a cache."""
+    """Of reducing all these buckets once."""
     n = sum(b.padded(s) for b in cut)
+    return Work(traffic_bytes=passes(c, s) * n * e, kernels=20 * len(cut))
+
+
+def passes(c: Compression, s: Strategy) -> float:
+    """Passes over the elements of what is reduced: what operations read and write, weighted by the time that each
+    takes on a CPU beside a plain pass over memory, where scratch stays in a cache."""
     feedback = 3 if c.feedback else 0  # added to the gradient; writing what is left is with each kind
     if c.quantised:
         p = s.shards if s.stage else s.gradient_ranks
         narrow = 4 if c.name == "int4" else 0  # two in a byte
         write = (8 if c.scaled else 4) + narrow + ((5 + narrow) if c.feedback else 0)
         add, read = 4 + narrow, 3 + narrow
-        passes: float = feedback + write + add
+        found: float = feedback + write + add
         if s.stage == 0:
-            passes += (feedback + write) / p + read
+            found += (feedback + write) / p + read
         elif s.dp_replicate > 1:
-            passes += (feedback + write + add + (feedback + write) / s.dp_replicate + read) / p
-    elif c.name == "powersgd":
-        passes = 5 + feedback + (3 if c.feedback else 0)  # M is read for P and for Q, the result and the rest written
-    else:
-        passes = {"topk": 23, "randk": 1, "threshold": 20}[c.name] + feedback + (2 if c.feedback else 0) + 1
-    return Work(traffic_bytes=passes * n * e, kernels=20 * len(cut))
+            found += (feedback + write + add + (feedback + write) / s.dp_replicate + read) / p
+        return found
+    if c.name == "powersgd":  # M is read for P and for Q, the result and the rest written
+        return 5 + feedback + (3 if c.feedback else 0)
+    return {"topk": 23, "randk": 1, "threshold": 20}[c.name] + feedback + (2 if c.feedback else 0) + 1

@@ -7,24 +7,30 @@ hardware, by the same formulas that are held against published runs (`phalanx va
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from phalanx.cost.pipeline import Costs
 from phalanx.cost.profiles import Profile, profile
 from phalanx.cost.stack.columns import Column, gather
+from phalanx.cost.stack.compression import Payment, of, payment
 from phalanx.cost.stack.flops import active_params, hardware_flops, model_flops
 from phalanx.cost.stack.hardware import system_of
 from phalanx.cost.stack.layout import Layout, layout
 from phalanx.cost.stack.memory import Memory, memory
+from phalanx.cost.stack.schedules import makespan
 from phalanx.cost.stack.shape import Shape, shape
 from phalanx.cost.stack.step import Step, step
 from phalanx.cost.stack.system import System
+from phalanx.schedule.stages import rank_of
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import FIELDS, Strategy
+from phalanx.spec.strategy import FIELDS, Strategy, require_compressible
 
-_AS_DEFAULT = ("layers", "compression", "grad_sync", "reshard", "bucket")
+_AS_DEFAULT = ("layers", "grad_sync", "reshard", "bucket", "prefetch")
 """Fields of a strategy that these formulas have no term for."""
 
 
@@ -69,11 +75,7 @@ def require_modelled(s: Strategy) -> None:
             raise InputError(
                 f"strategy.{name}", getattr(s, name), reason, "leave it out; phalanx plan prices our own"
             )
-    usual = ("interleaved", "1f1b") if s.virtual > 1 else ("1f1b",)
-    if s.pp > 1 and s.schedule not in usual:
-        raise InputError(
-            "strategy.schedule", s.schedule, "is not modelled for published stacks", f"use {' or '.join(usual)}"
-        )
+    require_compressible(s, "float32")
 
 
 def estimate(
@@ -81,16 +83,47 @@ def estimate(
 ) -> Estimate:
     """Price one. Raises InputError for what is not modelled."""
     require_modelled(s)
-    return priced(shape(model), layout(s, job, model.layers, number_format), system_of(cluster), profile(stack))
+    how = replace(layout(s, job, model.layers, number_format), compressed=of(model, s))
+    found = priced(shape(model), how, system_of(cluster), profile(stack))
+    if s.split_backward:
+        _as_it_runs(found.step, s, model)
+    return found
+
+
+def _as_it_runs(found: Step, s: Strategy, model: ModelSpec) -> None:
+    """The bubble of a schedule that runs gradients of inputs and of weights apart (half of a backward pass each):
+    its own actions, timed, over chunks as equal as blocks can be cut."""
+    ranks, passes = rank_of(s), [own for _, own in found.blocks]
+    experts = model.experts
+    kinds = [passes[0 if experts is None or i in experts.dense_layers else -1] for i in range(model.layers)]
+    cut = [[kinds[i] for i in own] for own in np.array_split(np.arange(model.layers), len(ranks))]
+    cut[-1].append(found.head)
+    forward = [sum(float(own.forward) for own in chunk) for chunk in cut]
+    half = [sum(float(own.backward) for own in chunk) / 2 for chunk in cut]
+    slowest = float(np.bincount(ranks, np.add(forward, np.multiply(half, 2))).max())
+    m = int(found.of["head"]["micro_batches"])
+    took = makespan(s.schedule, s.pp, m, s.virtual, Costs(forward, half, half), slowest)
+    found.terms["bubble"] = max(took - m * slowest, 0.0)
+    found.of["bubble"] = {"makespan_s": took, "micro_batches": m, "slowest_s": slowest}
+
+
+def paid(e: Estimate) -> Payment | None:
+    """What compressing its gradients saves; None where nothing is compressed, or gradients decide what is sent."""
+    c = e.layout.compressed
+    if not c.kind or c.bound:
+        return None
+    stride = e.layout.data_stride(e.system.tiers[0].ranks)
+    n, p = float(e.step.of["dp"]["gradients"]), int(e.layout.dp * e.layout.cp)
+    return payment(c, n, p, float(stride), e.system, e.profile)
 
 
 def estimate_all(
     model: ModelSpec, cluster: ClusterSpec, job: Job, strategies: Sequence[Strategy], stack: str
 ) -> Estimate:
-    """Price many, as columns."""
+    """Price many, as columns: of every schedule the bubble of equal chunks by its formula."""
     for s in strategies:
         require_modelled(s)
-    columns = gather([layout(s, job, model.layers) for s in strategies])
+    columns = gather([replace(layout(s, job, model.layers), compressed=of(model, s)) for s in strategies])
     return priced(shape(model), columns, system_of(cluster), profile(stack))
 
 

@@ -19,6 +19,7 @@ import torch
 
 from phalanx.cost import kernel
 from phalanx.cost.kernel import Work
+from phalanx.cost.stack.hardware import MEASURED_PRODUCT
 from phalanx.measure.fit import nonnegative_fit
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create
@@ -167,7 +168,7 @@ def measure_points(
 
 def peak_flops(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float:
     """FLOP/s of the best square matrix product."""
-    n = 4096 if device.type == "cuda" else _sizes(dtype, device).square
+    n = MEASURED_PRODUCT if device.type == "cuda" else _sizes(dtype, device).square
     a = torch.randn(n, n, device=device).to(DTYPES[dtype])
     best = float("inf")
     for _ in range(4):

@@ -83,7 +83,7 @@ def _all(pricing: Pricing, s: Strategy) -> Iterator[Flow]:
     ends = (max(shape.embedding_params, shape.head_params) if s.pp > 1 else shape.ends) / s.tp
     experts = moe * shape.expert_params / (s.ep * s.etp) * blocks
     edp = max(s.dp * s.cp * s.tp // (s.ep * s.etp), 1)
-    stride = int(layout.data_stride[0])
+    stride = int(layout.data_stride(pricing.system.tiers[0].ranks)[0])
     parts = [("dp", dense + ends, s.dp * s.cp, stride), ("edp", experts, edp, s.ep * apart)]
     for axis, params, ranks, between in parts:
         shards = min(s.shards, ranks)
@@ -98,7 +98,7 @@ def _all(pricing: Pricing, s: Strategy) -> Iterator[Flow]:
             buckets = max(math.ceil(n / profile.bucket_bytes), 1)
             yield flow(axis, op, what, among, apart, often * buckets, n / buckets)
     cut = s.tp if s.sp or profile.scatter_gather else 1
-    stages = int(layout.stage_stride[0])
+    stages = int(layout.pp_stride[0])
     yield flow("pp", "send", "activations and their gradients", s.pp, stages, 2 * m * s.virtual, hidden / cut)
 
 

@@ -2,8 +2,7 @@
 
 The first pass prices bubbles by a formula for equal chunks. Here the blocks are cut into chunks
 (schedule/partition.py), every action of the schedule has its chunk's seconds, and the makespan is that of running it
-(cost/pipeline.py). Once it is filled a pipeline repeats itself, so of many micro-batches a few rounds are run, and
-the rest is added at the pace of the slowest rank.
+(cost/stack/schedules.py).
 """
 
 from __future__ import annotations
@@ -13,18 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.pipeline import Costs, price
+from phalanx.cost.pipeline import Costs
 from phalanx.cost.stack.compute import Passes
+from phalanx.cost.stack.schedules import makespan
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.space import of
 from phalanx.schedule import stages
 from phalanx.schedule.partition import Units, explain, partition
-from phalanx.schedule.pipeline import build
 from phalanx.spec.strategy import Strategy
-
-_ROUNDS = 3
-"""Micro-batches per rank that are run: by then every schedule here repeats itself."""
-
 
 _PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "launch", "head", "bubble")
 """The terms of a step that a pipeline's makespan stands for."""
@@ -77,8 +72,8 @@ def _run(s: Strategy, m: int, passes: list[tuple[float, float]], head: tuple[flo
     blocks = partition(whole, ranks).blocks
     found = explain(whole, ranks, blocks)
     slowest = max(share.seconds for share in found.ranks)
-    makespan = _makespan(s, m, _costs(passes, head, blocks), slowest)
-    return Run(makespan, blocks, found.imbalance, makespan - m * slowest)
+    took = makespan(s.schedule, s.pp, m, s.virtual, _costs(passes, head, blocks), slowest)
+    return Run(took, blocks, found.imbalance, took - m * slowest)
 
 
 def _costs(passes: list[tuple[float, float]], head: tuple[float, float], blocks: tuple[int, ...]) -> Costs:
@@ -93,11 +88,3 @@ def _costs(passes: list[tuple[float, float]], head: tuple[float, float], blocks:
     backward[-1] += head[1]
     half = [b / 2 for b in backward]
     return Costs(forward, half, half)
-
-
-def _makespan(s: Strategy, m: int, costs: Costs, slowest: float) -> float:
-    few = m if m <= _ROUNDS * s.pp else _ROUNDS * s.pp
-    virtual = s.virtual if s.virtual > 1 else None
-    # Of naive, a micro-batch goes all the way before the next one starts.
-    pace = sum(costs.forward) + sum(costs.input_grad) + sum(costs.weight_grad) if s.schedule == "naive" else slowest
-    return price(build(s.schedule, s.pp, few, virtual), costs).makespan + (m - few) * pace

@@ -13,11 +13,11 @@ from phalanx.cost.stack.columns import Column
 from phalanx.cost.stack.hardware import system_of
 from phalanx.cost.stack.layout import FORMATS, Layout
 from phalanx.cost.stack.memory import Memory, memory
+from phalanx.cost.stack.schedules import NAMES, bubble, chunks_per_rank, in_flight
 from phalanx.cost.stack.shape import Shape, shape
 from phalanx.cost.stack.step import Step, step
 from phalanx.cost.stack.system import System
-from phalanx.plan.space import NAMES, ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
-from phalanx.schedule.pipeline import V_SHAPED
+from phalanx.plan.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec
@@ -25,9 +25,6 @@ from phalanx.spec.model import ModelSpec
 Floats = npt.NDArray[np.float64]
 _SLICE = 16_384
 """Rows priced together: their columns stay in the cache."""
-
-# The bubble of equal chunks over that of 1f1b with as many per rank, where F, I and W take the same time.
-_BUBBLE = {"zb-h1": 1 / 3, "zb-v": 1 / 3, "dualpipe-v": 1 / 3}
 
 
 @dataclass(frozen=True)
@@ -70,13 +67,14 @@ class Pricing:
         def as_float(column: Ints) -> Floats:
             return column.astype(np.float64)  # once, or every operation does it
 
-        first, last = in_flight(rows, self.job)
-        v_shaped = np.isin(rows.schedule, [NAMES.index(name) for name in V_SHAPED])
+        m = rows.micro_batches(self.job)
+        first, last = in_flight(rows.schedule, m, rows.pp)
+        inside, stages = rows.tp * rows.cp, rows.order == ORDERS.index("dp/pp/cp/tp")
         return Layout(
             tp=as_float(rows.tp),
             sp=as_float(rows.sp),
             pp=as_float(rows.pp),
-            virtual=np.where(v_shaped, 2.0, rows.virtual),
+            virtual=chunks_per_rank(rows.schedule, rows.virtual),
             dp=as_float(rows.dp),
             cp=as_float(rows.cp),
             ulysses=as_float(rows.ulysses),
@@ -85,14 +83,18 @@ class Pricing:
             zero=as_float(rows.zero),
             shards=as_float(rows.shards),
             micro_batch=as_float(rows.micro_batch),
-            micro_batches=as_float(rows.micro_batches(self.job)),
+            micro_batches=as_float(m),
             seq=self.job.seq,
             full=full[rows.recompute],
             selective=selective[rows.recompute],
             format=FORMATS.index("bfloat16"),
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
             gathers_once=1.0 * ((rows.zero == 3) & (rows.pp > 1)),
-            stages_inside=as_float(rows.order),
+            tp_stride=1.0,
+            cp_stride=as_float(rows.tp),
+            dp_stride=as_float(np.where(stages, inside * rows.pp, inside)),
+            pp_stride=as_float(np.where(stages, inside, inside * rows.dp)),
+            bubble=bubble(rows.schedule, m, rows.pp, rows.virtual),
             in_flight=first,
             in_flight_last=last,
         )
@@ -107,17 +109,7 @@ class Pricing:
 
     def step(self, rows: Strategies) -> Step:
         """The terms, with the bubble of each row's own schedule."""
-        found = step(self.shape, self.layout(rows), self.system, self.profile)
-        m, p, v = rows.micro_batches(self.job), rows.pp, rows.virtual
-        # naive: nobody else works while one does. interleaved with fewer micro-batches than ranks: a rank waits for
-        # the first of them to come round before each of its chunks.
-        factor: Column = np.where(rows.schedule == NAMES.index("naive"), m, 1.0)
-        short = (rows.schedule == NAMES.index("interleaved")) & (m < p)
-        factor = np.where(short, (v * (p - m) + m - 1) / np.maximum(p - 1, 1), factor)
-        for name, share in _BUBBLE.items():
-            factor = np.where(rows.schedule == NAMES.index(name), share, factor)
-        found.terms["bubble"] = found.terms["bubble"] * factor
-        return found
+        return step(self.shape, self.layout(rows), self.system, self.profile)
 
     def seconds(self, rows: Strategies) -> Floats:
         """Of a step."""
@@ -187,25 +179,6 @@ def _smallest_of(rows: Strategies, zero: int, recompute: str, whole: bool) -> St
         return best
     one = np.ones_like(rows.dp)
     return replace(best, schedule=NAMES.index("naive") * one, recompute=RECOMPUTE.index(recompute) * one)
-
-
-def in_flight(rows: Strategies, job: Job) -> tuple[Floats, Floats]:
-    """Micro-batches whose activations the first and the last pipeline rank hold at once; 0 where 1f1b's formula says
-    so. Where chunks lie in a V, the first rank is the last one too."""
-    m, p = rows.micro_batches(job), rows.pp
-    at_once = np.minimum(p, m)
-    by_name: dict[str, tuple[Column, Column]] = {
-        "naive": (1.0, 1.0),
-        "gpipe": (m, m),
-        "zb-h1": (at_once, at_once),
-        "zb-v": (at_once, at_once),
-    }
-    by_name["dualpipe-v"] = (np.minimum(p + 0.5, m),) * 2
-    first, last = np.zeros(len(rows)), np.ones(len(rows))
-    for name, (of_first, of_last) in by_name.items():
-        own = (rows.schedule == NAMES.index(name)) & (p > 1)
-        first, last = np.where(own, of_first, first), np.where(own, of_last, last)
-    return first, last
 
 
 def _sliced(rows: Strategies, price: Column) -> Floats:

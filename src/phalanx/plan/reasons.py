@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.cost.stack.columns import Column
+from phalanx.cost.stack.schedules import NAMES
 from phalanx.plan import space
 from phalanx.plan.pricing import Pricing
-from phalanx.plan.space import NAMES, ORDERS, RECOMPUTE
+from phalanx.plan.space import ORDERS, RECOMPUTE
 from phalanx.spec import strategy as strategies
 from phalanx.spec.cluster import GIB
 from phalanx.spec.errors import InputError

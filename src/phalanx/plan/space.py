@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.schedule.pipeline import SCHEDULES, V_SHAPED
+from phalanx.cost.stack.schedules import NAMES
+from phalanx.schedule.pipeline import V_SHAPED
 from phalanx.spec.context import require_context
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -32,7 +33,6 @@ from phalanx.spec.split import require_split
 from phalanx.spec.strategy import Strategy, divisors
 
 Ints = npt.NDArray[np.int64]
-NAMES = tuple(SCHEDULES)
 Ways = Sequence[tuple[int, ...]]
 ORDERS = ("pp/dp/cp/tp", "dp/pp/cp/tp")
 """Stages outermost, as the mesh has them by default; or replicas outermost, and stages on neighbouring nodes."""

@@ -6,7 +6,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cost.estimate import Estimate
+from phalanx.cost.estimate import Estimate, paid
+from phalanx.cost.stack.compression import MOST, Payment
 from phalanx.cost.stack.step import FORMULAS
 from phalanx.report.tables import seconds, size
 
@@ -34,7 +35,26 @@ def figures(e: Estimate, line: str) -> Table:
     fits = "fits" if e.fits else "does not fit"
     table.add_row("memory, peak", size(float(held.peak)), "allocated, fullest rank, fullest instant")
     table.add_row("memory, reserved", size(float(held.reserved)), f"{fits}: {size(usable)} usable (estimated)")
+    if e.layout.compressed.bound:
+        table.add_row("compression", "a bound", "gradients decide what is sent; priced is the most, one in dp x cp")
+    if saved := paid(e):
+        _add_payment(table, e, saved)
     return table
+
+
+def _add_payment(table: Table, e: Estimate, saved: Payment) -> None:
+    """What compressing takes and saves of the exchange alone, and the number of ranks where that ends."""
+    gain = saved.dense_s - saved.sent_s - saved.coding_s
+    parts = (
+        f"all-reduce {seconds(saved.dense_s)}; compressed {seconds(saved.sent_s)}, coding {seconds(saved.coding_s)}"
+    )
+    table.add_row("compression", f"{'saves' if gain > 0 else 'costs'} {seconds(abs(gain))}", f"alone, {parts}")
+    pays = "never" if saved.ranks is None else "with {} to {} ranks".format(*saved.ranks)
+    table.add_row("  pays", pays, f"with coding, of 2 to {MOST:,} ranks of this cluster")
+    if saved.by_bytes is not None:
+        c, g = e.layout.compressed, float(e.profile.gradient_bytes)
+        how = f"2 g / (v g + x) = 2 x {g:g} / ({c.values:g} x {g:g} + {c.beside:g}), g bytes of a gradient"
+        table.add_row("  by bytes alone", f"up to {saved.by_bytes:.4g} ranks", how)
 
 
 def bars(e: Estimate, width: int) -> Text:

@@ -317,7 +317,7 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
             "is part of the grammar but not yet runnable with pp > 1",
             "leave it out: each unit is gathered once a step",
         )
-    _require_compressible(strategy, p.accumulate_dtype)
+    require_compressible(strategy, p.accumulate_dtype)
     if strategy.tp > 1 and strategy.compressor is not None:
         raise InputError(
             "strategy.compression",
@@ -361,7 +361,8 @@ def _require_in_range(p: Precision) -> None:
         )
 
 
-def _require_compressible(strategy: Strategy, accumulate: DType) -> None:
+def require_compressible(strategy: Strategy, accumulate: DType) -> None:
+    """Refuse what no engine could do: reduce whole buckets where there is room for parts alone."""
     found = compression.parse(strategy.compression)
     if found is None:
         return

@@ -6,7 +6,7 @@ Every formula in this folder takes either, so one strategy is explained, and 1e5
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,6 +32,8 @@ def take(kinds: Sequence[T], rows: npt.NDArray[np.int64]) -> T:
         found = [getattr(kind, field.name) for kind in kinds]
         if isinstance(found[0], tuple):
             columns[field.name] = tuple(take(part, rows) for part in zip(*found, strict=True))
+        elif is_dataclass(found[0]):
+            columns[field.name] = take(found, rows)
         elif isinstance(found[0], str):
             columns[field.name] = found[0]
         else:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from phalanx.cost.constants import CONSTANTS, resolve
+from phalanx.cost.stack.compute import product_s
 from phalanx.cost.stack.system import System, TierRates
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -136,16 +137,23 @@ def system(
     )
 
 
+MEASURED_PRODUCT = 4096
+"""Elements along each side of the product whose rate a measured cluster has (measure/kernels.py)."""
+
+
 def chip_name(device: str) -> str:
     """The chip that a device's name stands for, the longest known one. Raises InputError."""
-    found = [known for known in CHIPS if device.replace("SXM4-", "").replace("SXM5-", "").startswith(known)]
+    name = device.removeprefix("NVIDIA ").removeprefix("Tesla ").replace("SXM4-", "").replace("SXM5-", "")
+    found = [known for known in CHIPS if name.startswith(known)]
     if not found:
         raise InputError("cluster.device", device, "has no rates of kernels here", f"known: {', '.join(CHIPS)}")
     return max(found, key=len)
 
 
 def system_of(cluster: ClusterSpec, constants: Mapping[str, float] = CONSTANTS) -> System:
-    """Of a described cluster: its tiers, and its chip's rates. Raises InputError for a chip that is not known."""
+    """Of a described cluster: its tiers, and its chip's rates. What `phalanx measure` found stands as it is: rates
+    and latencies of links, and the best product, by which the chip is faster or slower than its generation. Raises
+    InputError for a chip that is not known."""
     device = cluster.device
     name = chip_name(device.name)
     base, g = (
@@ -158,13 +166,31 @@ def system_of(cluster: ClusterSpec, constants: Mapping[str, float] = CONSTANTS) 
         if tier.uplink_bandwidth_bytes_per_s_per_direction is not None:
             rate = min(rate, tier.uplink_bandwidth_bytes_per_s_per_direction / below)
         share, hop, bulk = (g.nvlink, g.node_hop_s, g.node_bulk_s) if i == 0 else (g.nic, g.net_hop_s, g.net_bulk_s)
+        if tier.origin == "measured":
+            share, hop = 1.0, tier.latency_s
         bulk = max(bulk, tier.latency_s)
         tiers.append(TierRates(tier.ranks, rate * share, hop, bulk, bulk))
         below = tier.ranks
+    found = replace(base, memory_bytes=device.usable_bytes, tiers=tuple(tiers))
+    if device.origin == "measured":
+        return _as_measured(found, cluster)
     return replace(
-        base,
+        found,
         memory_bytes_per_s=device.memory_bandwidth_bytes_per_s,
-        memory_bytes=device.usable_bytes,
         peak_bf16=device.dense_flops_per_s.get("bfloat16", base.peak_bf16),
-        tiers=tuple(tiers),
     )
+
+
+def _as_measured(known: System, cluster: ClusterSpec) -> System:
+    """With the products that were measured, of whose rates all others keep their ratio; and where links in a node
+    were, an all-reduce there as measured: the rate is its own."""
+    found = known
+    rates = [k.peak_flops_per_s for k in cluster.kernels if k.dtype in ("bfloat16", "float16")]
+    if rates:
+        n = float(MEASURED_PRODUCT)
+        reached = 2 * n**3 / float(product_s(n, n, n, known, known.peak_bf16 * known.gemm, 2))
+        clock = max(rates) / reached
+        shares = ("gemm", "gemm8", "gemm4", "attention", "portable_attention")
+        found = replace(found, **{name: getattr(known, name) * clock for name in shares})
+    inside = cluster.tiers[0]
+    return replace(found, reduce_gain=1.0) if inside.origin == "measured" else found

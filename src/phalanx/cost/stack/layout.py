@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.stack.columns import Column
+from phalanx.cost.stack.compression import DENSELY, Compressed
+from phalanx.cost.stack.schedules import NAMES, bubble, chunks_per_rank, in_flight
 from phalanx.cost.stack.shape import Shape
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.strategy import Strategy
@@ -40,8 +42,13 @@ class Layout:
     format: Column
     activation_bytes: Column
     gathers_once: Column
-    stages_inside: Column = 0.0
-    """1: stages on neighbouring nodes, replicas outermost (order=dp/pp/cp/tp); else the other way round."""
+    tp_stride: Column
+    """From a rank to the next one along an axis of the mesh, in ranks, by the order of the axes."""
+    cp_stride: Column
+    dp_stride: Column
+    pp_stride: Column
+    bubble: Column = 1.0
+    """Of its schedule, over that of 1f1b with as many chunks per rank."""
     in_flight: Column = 0.0
     """Micro-batches whose activations a first pipeline rank holds at once, where its schedule is neither 1f1b nor
     interleaved; 0: as those do."""
@@ -49,6 +56,8 @@ class Layout:
     """The same of the last pipeline rank."""
     frozen: Column = 0.0
     """1: weights have no gradients (adapters are trained beside them)."""
+    compressed: Compressed = DENSELY
+    """How gradients travel."""
 
     @property
     def tokens(self) -> Column:
@@ -59,22 +68,20 @@ class Layout:
     def world(self) -> Column:
         return self.tp * self.pp * self.dp * self.cp
 
-    @property
-    def stage_stride(self) -> Column:
-        """From a rank to the same one of the next stage."""
-        return self.world / self.pp / np.where(self.stages_inside > 0, self.dp, 1)
-
-    @property
-    def data_stride(self) -> Column:
-        """From a rank to the next one with the same part of the model."""
-        return self.tp * np.where(self.stages_inside > 0, self.pp, 1)
+    def data_stride(self, node: Column) -> Column:
+        """From a rank to the next one with the same part of the model, over dp and cp together: where the mesh has
+        other axes between these two, the stride with which as many of them lie in a node of so many ranks."""
+        between = np.where(self.cp_stride < self.dp_stride, node / self.cp, node / self.dp)
+        near, far = np.minimum(self.cp_stride, self.dp_stride), np.maximum(self.cp_stride, self.dp_stride)
+        inner = np.where(self.cp_stride < self.dp_stride, self.cp, self.dp)
+        both = np.clip(between, near, far / inner)
+        return np.where(np.asarray(self.cp) == 1, self.dp_stride, np.where(self.dp == 1, self.cp_stride, both))
 
     @property
     def expert_stride(self) -> Column:
-        """From a rank to the one with the next experts: ep x etp takes the innermost ranks first, and those beyond
-        cp x tp lie where the data axis does."""
-        beyond = (np.asarray(self.stages_inside) > 0) & (np.asarray(self.ep * self.etp) > self.cp * self.tp)
-        return self.etp * np.where(beyond, self.pp, 1)
+        """From a rank to the one with the next experts: ep x etp takes the innermost of a stage's ranks first, and
+        stages may lie among those."""
+        return self.etp * np.where(self.pp_stride < self.ep * self.etp, self.pp, 1)
 
     @property
     def step_tokens(self) -> Column:
@@ -102,15 +109,26 @@ def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
     return Stages(np.where(apart, np.minimum(np.ceil(each - 1e-9), shape.layers), most), np.where(apart, ends, last))
 
 
+def strides(s: Strategy) -> dict[str, int]:
+    """From a rank to the next one along each axis of the mesh."""
+    found, inside = {}, 1
+    for axis in reversed(s.order.split("/")):
+        found[axis] = inside
+        inside *= getattr(s, axis)
+    return found
+
+
 def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") -> Layout:
     """The Layout of one strategy."""
+    m, number, stride = s.accumulation(job), NAMES.index(s.schedule), strides(s)
+    first, last = in_flight(number, m, s.pp)
     full = sum(s.recompute_of(i) == "full" for i in range(layers)) / layers
     selective = sum(s.recompute_of(i) == "selective" for i in range(layers)) / layers
     return Layout(
         tp=s.tp,
         sp=float(s.sp),
         pp=s.pp,
-        virtual=s.virtual,
+        virtual=float(chunks_per_rank(number, s.virtual)) if s.pp > 1 else s.virtual,
         dp=s.dp,
         cp=s.cp,
         ulysses=s.ulysses,
@@ -119,12 +137,18 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         zero=s.zero if s.shards > 1 else 0,
         shards=s.shards,
         micro_batch=s.micro_batch,
-        micro_batches=s.accumulation(job),
+        micro_batches=m,
         seq=job.seq,
         full=full,
         selective=selective,
         format=FORMATS.index(number_format),
         activation_bytes=DTYPE_BYTES[job.precision.compute],
         gathers_once=float(s.gathers_once),
-        stages_inside=float(s.order.index("dp") < s.order.index("pp")),
+        bubble=float(bubble(number, m, s.pp, s.virtual)),
+        in_flight=float(first),
+        in_flight_last=float(last),
+        tp_stride=stride["tp"],
+        cp_stride=stride["cp"],
+        dp_stride=stride["dp"],
+        pp_stride=stride["pp"],
     )

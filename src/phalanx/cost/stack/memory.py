@@ -99,7 +99,10 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
     sharded = (layout.zero >= 3) & (shards > 1)
     kept_whole = sharded & (np.asarray(layout.gathers_once) > 0)
     buffers = np.where(layout.tp > 1, profile.buffers * layout.tokens * shape.hidden * layout.activation_bytes, 0.0)
-    still = profile.constant_bytes + buffers
+    most = parts.most * (dense + routed) + np.maximum(first_ends, last_ends)
+    among = layout.dp * layout.cp
+    coded = layout.compressed.held_bytes(most, profile.gradient_bytes, among, profile.bucket_bytes)
+    still = profile.constant_bytes + buffers + coded
 
     found = []
     for blocks, ends, in_flight, top in (
@@ -127,7 +130,8 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
         "activations": np.where(fuller, act_a, act_b),
         "logits": np.where(fuller, top_a, top_b),
         "gathered": np.where(fuller, gathered_a, gathered_b),
-        "buffers": still,
+        "buffers": still - coded,
+        "compression": coded,
     }
     last = state_b + coming_b + still
     return Memory(steady, peak, last, reserved, reserved + profile.context_bytes, terms)

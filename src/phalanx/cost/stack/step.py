@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from phalanx.cost.profiles import Profile
-from phalanx.cost.stack import compute
+from phalanx.cost.stack import compression, compute
 from phalanx.cost.stack.columns import Column
 from phalanx.cost.stack.compute import Passes
 from phalanx.cost.stack.layout import Layout, stages
@@ -49,9 +49,11 @@ FORMULAS = {
     "recompute": "micro_batches x blocks x repeated_s",
     "launch": "micro_batches x blocks x what a pass's launches take longer than the GPU (max, not sum)",
     "head": "micro_batches x (slowest_s - blocks_s): logits and loss where they are not a faster rank's",
-    "bubble": "(through_s - slowest_s) / virtual: one micro-batch through the other ranks",
+    "bubble": "share x (through_s - slowest_s) / virtual: one micro-batch through the others, and the schedule's "
+    "share of that; zero-bubble: makespan_s of its actions - micro_batches x slowest_s",
     "transfers": "(2 micro_batches x virtual + 2 (pp - 1)) x message_s x (1 - overlap)",
     "dp": "scatter_s + again_s + gather_s - hidden_s; ZeRO-3: micro_batches x what does not fit beside compute",
+    "coding": "times x gradients x passes x gradient_bytes / memory bandwidth; and of sparse what all ranks sent",
     "optimizer": "bytes x parameters / memory bandwidth",
     "other": "once a step, and the slowest rank's jitter",
 }
@@ -93,10 +95,9 @@ def _tensor_parallel(shape: Shape, layout: Layout, system: System, profile: Prof
     each product's input again beside the gradient of its weight (Korthikanti et al. 2022). They hide behind the
     products next to them, which are half of a block's, as far as those last."""
     n = layout.tokens * shape.hidden * layout.activation_bytes
-    reduced = 2 * collective_s("all_reduce", n, layout.tp, 1, system)
-    halves = 2 * (
-        collective_s("all_gather", n, layout.tp, 1, system) + collective_s("reduce_scatter", n, layout.tp, 1, system)
-    )
+    reduced = 2 * collective_s("all_reduce", n, layout.tp, layout.tp_stride, system)
+    among = (layout.tp, layout.tp_stride, system)
+    halves = 2 * (collective_s("all_gather", n, *among) + collective_s("reduce_scatter", n, *among))
     whole = np.where(layout.sp > 0, halves, reduced)
     hidden = profile.tp_overlap * whole
     return Passes(
@@ -111,12 +112,12 @@ def _context_parallel(shape: Shape, layout: Layout, system: System, core: Passes
     kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
     n = layout.tokens * kv / layout.tp * layout.activation_bytes
     ring = layout.cp / layout.ulysses
-    hop = message_s(n, layout.tp * layout.ulysses, system) * (ring > 1)
+    hop = message_s(n, layout.cp_stride * layout.ulysses, system) * (ring > 1)
     hops = np.maximum(ring - 1, 0)
     part = 1 - 1 / ring
     heads = shape.heads * (shape.head_dim + shape.value_dim) + kv
     turned = layout.tokens * heads / layout.tp * layout.activation_bytes
-    turns = collective_s("all_to_all", turned, layout.ulysses, layout.tp, system)
+    turns = collective_s("all_to_all", turned, layout.ulysses, layout.cp_stride, system)
     return Passes(
         np.maximum(hops * hop - core.forward * part, 0) + hop + turns,
         np.maximum(2 * hops * hop - core.backward * part, 0) + 2 * hop + turns,
@@ -129,7 +130,8 @@ def _expert_parallel(shape: Shape, layout: Layout, system: System, profile: Prof
     n = routed * layout.activation_bytes
     sent = 2 * collective_s("all_to_all", n, layout.ep, layout.expert_stride, system)
     permuted = profile.token_bytes * routed / (system.memory_bytes_per_s * system.memory)
-    inside = 2 * collective_s("all_gather", n * layout.etp, layout.etp, 1, system)
+    beside = np.where(layout.pp_stride < layout.etp, layout.pp, 1)
+    inside = 2 * collective_s("all_gather", n * layout.etp, layout.etp, beside, system)
     one = (sent + inside) * (1 - profile.ep_overlap) + permuted + profile.router_s
     return Passes(one, one)
 
@@ -213,7 +215,8 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
     through = shape.layers / held * whole + top
     out.of["head"] = {"micro_batches": m, "slowest_s": slowest, "blocks_s": whole, "head_s": top}
     out.of["bubble"] = {"through_s": through, "slowest_s": slowest, "virtual": layout.virtual, "pp": layout.pp}
-    found["bubble"] = np.where(layout.pp > 1, (through - slowest) / layout.virtual, 0.0)
+    out.of["bubble"]["share"] = layout.bubble
+    found["bubble"] = np.where(layout.pp > 1, layout.bubble * (through - slowest) / layout.virtual, 0.0)
 
     _transfers(out, shape, layout, system, profile)
     _data_parallel(out, shape, layout, system, profile, forward, backward, held)
@@ -225,9 +228,9 @@ def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile:
     """What a pipeline sends: with scatter/gather a part per tp rank, gathered behind in the node."""
     cut = np.where((layout.sp > 0) | (profile.scatter_gather > 0), layout.tp, 1)
     n = layout.tokens * shape.hidden * layout.activation_bytes
-    stride = layout.stage_stride
-    sent = message_s(n / cut, stride, system)
-    gathered = np.where((cut > 1) & (layout.sp == 0), collective_s("all_gather", n, layout.tp, 1, system), 0.0)
+    sent = message_s(n / cut, layout.pp_stride, system)
+    whole = collective_s("all_gather", n, layout.tp, layout.tp_stride, system)
+    gathered = np.where((cut > 1) & (layout.sp == 0), whole, 0.0)
     times = 2 * layout.micro_batches * layout.virtual + 2 * (layout.pp - 1)
     own = {"messages": times, "bytes": n / cut, "message_s": sent, "gathered_s": gathered}
     out.of["transfers"] = own | {"overlap": profile.pp_overlap}
@@ -247,7 +250,7 @@ def _data_parallel(
     """Gradients over dp x cp, of experts over what is left of it; parameters gathered after the update (ZeRO-1, 2) or
     for every pass (ZeRO-3); the update."""
     ranks = layout.dp * layout.cp
-    stride = layout.data_stride
+    stride = layout.data_stride(system.tiers[0].ranks)
     moe_share = shape.moe_layers / shape.layers
     dense = held * ((1 - moe_share) * shape.block_params + moe_share * shape.moe_block_params) / layout.tp
     ends = np.where(layout.pp > 1, np.maximum(shape.embedding_params, shape.head_params), shape.ends) / layout.tp
@@ -256,22 +259,30 @@ def _data_parallel(
     expert_ranks = np.maximum(ranks * layout.tp / (layout.ep * layout.etp), 1)
     expert_stride = layout.ep * layout.expert_stride
 
-    def over(op: str, bytes_: Column, among: Column, apart: Column) -> Column:
-        """In buckets over `among` ranks of the data axis at distance `apart`; experts over what is left of it."""
-        buckets = np.maximum(np.ceil(own * bytes_ / profile.bucket_bytes), 1)
+    def over(op: str, bytes_: Column, among: Column, apart: Column, cut: Column = 0.0) -> Column:
+        """In buckets over `among` ranks of the data axis at distance `apart`; experts over what is left of it. `cut`:
+        bytes of an element by which buckets are filled, where others travel."""
+        filled = np.where(np.asarray(cut) > 0, cut, bytes_)
+        buckets = np.maximum(np.ceil(own * filled / profile.bucket_bytes), 1)
         first = buckets * collective_s(op, own * bytes_ / buckets, among, apart, system)
         if not np.any(routed):
             return first
-        buckets = np.maximum(np.ceil(routed * bytes_ / profile.bucket_bytes), 1)
+        buckets = np.maximum(np.ceil(routed * filled / profile.bucket_bytes), 1)
         return first + buckets * collective_s(op, routed * bytes_ / buckets, expert_ranks, expert_stride, system)
 
     shards = np.where(layout.zero >= 1, np.minimum(np.maximum(layout.shards, 1), ranks), 1)
     replicas = ranks / shards
     grad, param = profile.gradient_bytes, profile.parameter_bytes
     # Shards are summed over the replicas of a model's shards, where there are more than one.
-    again = over("all_reduce", grad / shards, replicas, stride * shards)
+    apart = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
+    again = over("all_reduce", grad / shards, replicas, apart)
     scatter = np.where(layout.zero >= 1, over("reduce_scatter", grad, shards, stride), 0.0)
     gather = np.where(layout.zero >= 1, over("all_gather", param, shards, stride), 0.0)
+    c = layout.compressed
+    if np.any(c.kind):
+        groups = ((ranks, stride), (shards, stride), (replicas, apart))
+        coded = compression.reduced(c, over, grad, layout.zero, *groups)
+        scatter, again = (np.where(c.kind, new, old) for new, old in zip(coded, (scatter, again), strict=True))
     m = layout.micro_batches
     ahead = profile.dp_overlap * forward / profile.contention
     behind = profile.dp_overlap * backward / profile.contention
@@ -288,6 +299,7 @@ def _data_parallel(
         "ranks": ranks,
         "shards": shards,
         "gradient_bytes": own * grad,
+        "gradients": own + routed,
         "scatter_s": scatter,
         "again_s": again,
         "gather_s": gather,
@@ -295,6 +307,11 @@ def _data_parallel(
     }
     out.of["optimizer"] = {"parameters": own / shards, "bytes": profile.optimizer_bytes}
     out.terms["dp"] = np.where(ranks > 1, np.where(passes, m * each + last, once), 0.0) * (1 - layout.frozen)
+    if np.any(c.kind):
+        times = np.where(passes, m, 1)
+        coding = c.coding_s(own + routed, grad, ranks, system)
+        out.of["coding"] = {"gradients": own + routed, "passes": c.passes, "gradient_bytes": grad, "times": times}
+        out.terms["coding"] = np.where(c.kind, times * coding, 0.0)
     expert_shards = np.where(layout.zero >= 1, expert_ranks, 1)
     updated = own / shards + routed / expert_shards
     out.terms["optimizer"] = (
