@@ -232,7 +232,8 @@ def descend(
     sweeps: int = 10,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Floats, dict[str, float]]:
-    """Offsets and constants: one after the other, each by steps that grow where they help and shrink where not."""
+    """Offsets and constants: one after the other, each by steps that grow where they help and shrink where not;
+    from nothing, first by leaps."""
     x = np.zeros(len(free)) if start is None else start.copy()
     parts: dict[str, Data | None] = {}
     steps = np.array([0.4 * f.spread for f in free])
@@ -253,6 +254,11 @@ def descend(
                 return float((part.weight * np.abs(r)).sum() + 0.5 * PRIOR * (at / f.spread) ** 2)
 
             here = cost(x[j])
+            if n == 0 and start is None:  # a floor that binds nowhere has no slope: look further
+                for far in (-2 * f.spread, -f.spread, f.spread, 2 * f.spread):
+                    there = cost(far)
+                    if there < here - 1e-6:
+                        x[j], moved, here = far, moved + here - there, there
             for sign in (1, -1):
                 there = cost(x[j] + sign * steps[j])
                 if there < here - 1e-6:

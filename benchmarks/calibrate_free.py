@@ -6,6 +6,7 @@ others come from). Its spread is how far, in logs (shares: in logits), it may we
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -44,6 +45,10 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
 """Left out together: rows of one source."""
 
 
+_SOURCES = {"torchao": "torchtitan"}
+"""Families of one source, which weigh as one."""
+
+
 def family(case: Case) -> str:
     """The family that a row's error is told of."""
     row = case.row
@@ -72,8 +77,9 @@ def fitted(found: Sequence[Case], without: Sequence[str] = ()) -> Data:
         seen[name] = seen.get(name, 0) + 1
         if seen[name] % THINNED.get(name, 1) == 0:
             keep.append((case, name))
-    count = {name: sum(own == name for _, own in keep) for name in seen}
-    weight = np.array([min(1.0, count[name] / 10) / count[name] for _, name in keep])
+    sources = [_SOURCES.get(name, name) for _, name in keep]
+    count = Counter(sources)
+    weight = np.array([min(1.0, count[name] / 10) / count[name] for name in sources])
     return Data([c for c, _ in keep], np.array([c.measured_s for c, _ in keep]), weight)
 
 
@@ -88,7 +94,7 @@ def free() -> list[Free]:
     found: list[Free] = []
     found += _of(
         ("nvidia",),
-        ("gemm", 0.3),
+        ("gemm", 0.6),
         ("gemm_half", 0.4),
         ("attention", 0.3),
         ("attention_half", 0.4),
@@ -98,12 +104,12 @@ def free() -> list[Free]:
         ("attention_narrow", 0.5),
     )
     generations = ("ampere", "hopper", "blackwell")
-    found += _of(generations, ("gemm", 0.3), ("gemm_half", 0.3), ("attention", 0.3), ("portable_attention", 0.5))
-    found += _of(("hopper", "blackwell"), ("gemm8", 0.3))
-    found += _of(("blackwell",), ("gemm4", 0.3))
+    found += _of(generations, ("gemm", 1.0), ("gemm_half", 0.3), ("attention", 0.3), ("portable_attention", 0.5))
+    found += _of(("hopper", "blackwell"), ("gemm8", 0.8))
+    found += _of(("blackwell",), ("gemm4", 0.8))
     found += _of(("hopper",), ("portable_gemm", 0.15))
     found += _of(("blackwell-ultra",), ("gemm", 0.1), ("gemm8", 0.15), ("gemm4", 0.15), ("attention", 0.2))
-    found += [Free("H100-500W", "clock", 0.3), Free("GB200", "clock", 0.05)]
+    found += [Free("H100-500W", "clock", 0.3), Free("GB200", "clock", 0.1)]
     found += _of(
         ("any",),
         ("hidden_bytes", 0.3),
@@ -127,24 +133,26 @@ def free() -> list[Free]:
         ("ep_overlap", 0.8),
     )
     roots = ("eager", "compiled", "megatron-core", "megatron-2020")
-    found += _of(roots, ("hidden_bytes", 0.4), ("launch_s", 0.15), ("gemm", 0.08))
+    found += _of(roots, ("hidden_bytes", 0.4), ("launch_s", 0.15), ("gemm", 0.05))
     found += _of(roots[:3], ("dp_overlap", 0.8), ("tp_overlap", 0.8))
     found += _of(("megatron-2020",), ("score_bytes", 0.4))
     stacks = ("nanotron", "llm-foundry", "torchtitan-compiled", "torchtitan-eager", "maxtext", "pax", "simumax-b200")
     stacks += ("nemo-24.11", "nemo-24.03", "megatron-2021", "megatron-2022", "megatron-deepspeed-2022")
     stacks += ("megatron-bridge-25.09",)
     releases = ("megatron-bridge-26.02", "megatron-bridge-26.04", "megatron-bridge-26.06")
-    found += _of(stacks, ("gemm", 0.12), ("hidden_bytes", 0.2), ("launch_s", 0.15))
-    found += _of(releases, ("gemm", 0.12))
+    found += _of(stacks, ("gemm", 0.08), ("hidden_bytes", 0.2), ("launch_s", 0.3))
+    found += _of(releases, ("gemm", 0.08))
     overlapping = ("nanotron", "llm-foundry", "torchtitan-compiled", "maxtext", "pax", "simumax-b200", "nemo-24.11")
     found += _of((*overlapping, "megatron-bridge-25.09"), ("tp_overlap", 0.6), ("dp_overlap", 0.6))
     of_experts = ("megatron-bridge-26.04", "megatron-bridge-26.06", "megatron-bridge-26.06.01", "nemo-24.11")
     found += _of(of_experts, ("token_bytes", 0.4), ("router_s", 0.5), ("ep_overlap", 0.6))
     in_8_bits = ("megatron-core", "compiled", "torchtitan-compiled", "megatron-bridge-25.09", "nemo-24.11", "pax")
-    found += _of(in_8_bits, ("cast_bytes", 0.4), ("gemm8", 0.1))
+    found += _of(in_8_bits, ("cast_bytes", 0.4), ("gemm8", 0.15))
     found += [Free("torchtitan-eager", "cast_bytes", 0.4)]
     found += _of(("megatron-2022", "nanotron"), ("launch_sync", 0.7))
     found += _of(
-        ("nanotron",), ("listed", 0.3), ("launch_backward", 0.3), ("gather_overlap", 0.8), ("logit_bytes", 0.3)
+        ("nanotron",), ("list_s", 0.3), ("launch_backward", 0.3), ("gather_overlap", 0.8), ("logit_bytes", 0.3)
     )
+    found += [Free("llm-foundry", "attention", 0.3)]
+    found += _of(("torchtitan-compiled", "eager", "megatron-bridge-25.09"), ("contention", 0.5))
     return order(found)

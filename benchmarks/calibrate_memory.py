@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from benchmarks.calibrate import chain_of
+from benchmarks.calibrate import Data, chain_of
 from phalanx.cost.profiles import profile
 from phalanx.cost.stack.columns import gather, take
 from phalanx.cost.stack.memory import memory
+from phalanx.cost.stack.step import step
 from phalanx.validate.cases import Case, cases
 from phalanx.validate.compare import memory_kind
 from phalanx.validate.records import GIB, RUNS, SMALL_RUNS, load
@@ -17,6 +18,7 @@ from phalanx.validate.records import GIB, RUNS, SMALL_RUNS, load
 FITTED: dict[str, tuple[str, ...]] = {
     "nanotron": (
         "kept_whole",
+        "kept_behind",
         "kept_hidden",
         "kept_qkv",
         "kept_ffn",
@@ -32,19 +34,20 @@ FITTED: dict[str, tuple[str, ...]] = {
     "torchtitan-compiled": ("kept_hidden", "kept_qkv", "kept_ffn", "kept_logit"),
     "torchtitan-eager": ("kept_hidden", "kept_ffn", "kept_logit"),
 }
-_START = {"nanotron.kept_whole": 2.0, "nanotron.idle_bytes": 2.0}
+_START = {"nanotron.kept_whole": 3.0, "nanotron.kept_behind": 1.0, "nanotron.idle_bytes": 2.0}
 _PRIOR = 0.01
 """Of a constant that is e times what it starts from."""
 
 
-def fitted(sweeps: int = 25) -> dict[str, float]:
+def fitted(times: Mapping[str, float], sweeps: int = 25) -> dict[str, float]:
+    """`times`: the constants of step times, which say where the CPU launches ahead of the GPU."""
     found = [
         c for c in cases(load(RUNS) + load(SMALL_RUNS))[0] if c.row.number("peak_mem_gb") and c.row["status"] == "ok"
     ]
-    constants: dict[str, float] = dict(_START)
+    constants: dict[str, float] = {}
     for owner, fields in FITTED.items():
         own = [c for c in found if owner in chain_of(c.profile)]
-        constants |= _of(owner, fields, own, constants, sweeps)
+        constants |= _of(owner, fields, own, {**times, **_START, **constants}, sweeps)
     return constants
 
 
@@ -58,11 +61,13 @@ def _of(
     kinds = np.array([memory_kind(c.row) for c in own])
     families = [c.row.family for c in own]
     weight = np.array([1 / families.count(f) for f in families])
+    data = Data(own, measured, weight)
+    ahead = step(shapes, layouts, data.systems(known), data.stacks(known)).ahead
     start = {f: float(getattr(profile(owner, known), f)) for f in fields}
 
     def cost(x: Mapping[str, float]) -> float:
         constants = {**known, **{f"{owner}.{f}": v for f, v in x.items()}}
-        held = memory(shapes, layouts, take([profile(n, constants) for n in names], which))
+        held = memory(shapes, layouts, take([profile(n, constants) for n in names], which), ahead)
         predicted = np.choose(
             [("last", "peak", "reserved", "shown").index(k) for k in kinds],
             [np.asarray(getattr(held, k)) for k in ("last", "peak", "reserved", "shown")],

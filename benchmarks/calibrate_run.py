@@ -34,8 +34,8 @@ def times(
     """Constants of step times, from the defaults: one by one, then all together."""
     data = fitted(found, without)
     moved: list[Free] = free()
-    x, _ = descend(data, moved, links, sweeps=5, say=say)
-    x, _ = fit(data, moved, links, start=x, rounds=8, say=say)
+    x, _ = descend(data, moved, links, sweeps=6, say=say)
+    x, _ = fit(data, moved, links, start=x, rounds=14, say=say)
     _, constants = descend(data, moved, links, start=x, sweeps=1, say=say)
     return constants
 
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     links = calibrate_links.fitted()
     constants = {**links, **times(found, links, say=lambda text: print(text, file=sys.stderr, flush=True))}
-    constants |= calibrate_memory.fitted()
+    constants |= calibrate_memory.fitted(constants)
     show(table(found, constants))
     if "--write" in arguments:
         write(constants)

@@ -129,9 +129,10 @@ def estimate_all(
 
 def priced(model: Shape, how: Layout, on: System, by: Profile) -> Estimate:
     """The formulas, on numbers or columns of any of the four."""
+    found = step(model, how, on, by)
     return Estimate(
-        step(model, how, on, by),
-        memory(model, how, by),
+        found,
+        memory(model, how, by, found.ahead),
         model_flops(model, how),
         hardware_flops(model, how),
         active_params(model),

@@ -41,6 +41,10 @@ class Profile:
     """Products of many experts at once against plain ones."""
     portable: Column = 0.0
     """Whether flash attention is the portable one (FlashAttention 2), not cuDNN's or FlashAttention 3."""
+    plain: Column = 0.0
+    """Whether products are a library's calls as they come, not prepared for the chip's generation."""
+    attention: Column = 1.0
+    """Flash attention against what others reach with kernels as portable."""
     cast_bytes: Column = 6.0
     """Traffic per element that is turned into an 8-bit (or smaller) format."""
     fine_cast: Column = 1.5
@@ -53,10 +57,12 @@ class Profile:
     launch_backward: Column = 1.5
     """Backward over forward, of launches."""
     listed: Column = 0.0
-    """Collectives of a block's forward pass that are given a list of tensors, one per rank, each with a cost on the
-    CPU: they hold up the launch of what follows."""
+    """Collectives of a block's forward pass, and of its backward pass, that are given a list of tensors, one per
+    rank,"""
+    list_s: Column = 3e-4
+    """each of which takes so long where CPUs hold a job up: what follows is launched that much later."""
     launch_sync: Column = 0.05
-    """What launches lose more over 8 tp ranks, in proportion: each collective waits for the slowest CPU."""
+    """What launches lose more over 8 tp ranks and more, in proportion: each collective waits for the slowest CPU."""
     tp_overlap: Column = 0.3
     dp_overlap: Column = 0.7
     gather_overlap: Column = 0.6
@@ -99,7 +105,10 @@ class Profile:
     """Bytes per token and hidden element that a block's forward pass leaves for its backward pass: inputs of norms
     and products, residuals, masks of dropout (Korthikanti et al. 2022, equation 1)."""
     kept_whole: Column = 0.0
-    """The same that each tp rank keeps whole: inputs gathered for products and kept, not gathered again."""
+    """The same that each tp rank keeps whole: inputs gathered for products, which the allocator cannot use again
+    before the GPU is done with them, where the CPU launches far ahead of it;"""
+    kept_behind: Column = 0.0
+    """and where it does not."""
     kept_qkv: Column = 1.0
     """Copies of queries, keys, values and attention's result that it leaves,"""
     kept_ffn: Column = 1.0
@@ -162,12 +171,12 @@ STACKS: dict[str, Stack] = {
     "megatron-bridge-26.08": Stack("megatron-bridge-26.06.01"),
     "simumax-b200": Stack("megatron-core"),
     # PyTorch FSDP around eager modules, each operation a kernel of its own.
-    "eager": Stack("any", {"portable": 1.0, "launches": 40.0}),
+    "eager": Stack("any", {"portable": 1.0, "plain": 1.0, "launches": 40.0}),
     "nanotron": Stack(
         "eager",
         # Gradients are accumulated in fp32 beside those of the backward pass; collectives take lists of tensors.
         {
-            "listed": 4.6,
+            "listed": 4.0,
             "balanced": 1.0,
             "whole_bytes": 18.0,
             "replica_bytes": 2.0,
@@ -180,7 +189,7 @@ STACKS: dict[str, Stack] = {
     "llm-foundry-pure": Stack("llm-foundry", {"gradient_bytes": 2.0}),
     "torchtitan-eager": Stack("eager", {"launches": 55.0}),
     # Compilers that fuse what is bound by memory.
-    "compiled": Stack("any", {"launches": 15.0}),
+    "compiled": Stack("any", {"plain": 1.0, "launches": 15.0}),
     "torchtitan-compiled": Stack("compiled", {"portable": 1.0}),
     "maxtext": Stack("compiled", {"launches": 0.0}),
     "pax": Stack("compiled", {"launches": 0.0}),

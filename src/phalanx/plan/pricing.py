@@ -116,7 +116,7 @@ class Pricing:
         return _sliced(rows, lambda part: self.step(part).seconds)
 
     def memory(self, rows: Strategies) -> Memory:
-        """On the fullest rank."""
+        """On the fullest rank, where the CPU launches ahead of the GPU."""
         return memory(self.shape, self.layout(rows), self.profile)
 
     def bytes_(self, rows: Strategies) -> Floats:

@@ -56,8 +56,9 @@ def priced(found: Sequence[Case], constants: Mapping[str, float] = CONSTANTS) ->
     systems = take([system(*kind, constants=constants) for kind in kinds], which)
     systems = measured(systems, gather([benched(c.row) for c in found]))
     shapes, layouts = gather([c.shape for c in found]), gather([c.layout for c in found])
-    seconds = np.asarray(step(shapes, layouts, systems, stacks).seconds)
-    return seconds, (memory(shapes, layouts, stacks), np.asarray(systems.memory_bytes), stacks)
+    found_step = step(shapes, layouts, systems, stacks)
+    held = memory(shapes, layouts, stacks, found_step.ahead)
+    return np.asarray(found_step.seconds), (held, np.asarray(systems.memory_bytes), stacks)
 
 
 def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> Comparison:

@@ -90,23 +90,26 @@ _BENCHED = 1.5e9
 tensor-parallel collectives over the same nodes."""
 
 
-_HOP_S = 6e-5
-"""The most of it that is the network's; what is beyond is the CPU's."""
+_CPU_S = 2.5e-4
+"""For each rank beyond a node: no network takes so long, so it is the CPU that does, and inside of a node too."""
 
 
 def measured(known: System, by: Benched) -> System:
-    """The system of a row with what its job has measured of links. Bus bandwidth falls with the number of ranks by a
-    time for each of them: n/busbw - n/busbw inside of a node = hops x that."""
+    """The system of a row with what its job has measured of links: rates inside of a node; what all-reduce reaches
+    between nodes, beyond its tree's hops; and whether all-gather, which has a hop to each node, is held up by CPUs:
+    n/busbw - n/busbw inside of a node = what ranks beyond it cost."""
     inner, outer = known.tiers
     has = np.asarray(by.gather_inside) > 0
     inside, reduce_inside = np.where(has, by.gather_inside, 1.0), np.where(has, by.reduce_inside, 1.0)
     gather, reduce = np.where(has, by.gather, 1.0), np.where(has, by.reduce, 1.0)
     ranks = np.maximum(by.ranks, inner.ranks + 1)
-    blocks = ranks / inner.ranks
-    hops = np.maximum(np.minimum(blocks - 1, 2 * np.log2(np.maximum(blocks, 1))), 1)
-    rank_s = _BENCHED * (1 / gather - 1 / inside) / (ranks - 1)
-    hop = _BENCHED * (1 / reduce - 1 / reduce_inside) / hops
+    blocks = np.maximum(ranks / inner.ranks, 1.001)
+    waited = np.maximum(_BENCHED * (1 / gather - 1 / inside), 0.0)
+    rank_s = waited / (ranks - inner.ranks)
+    tree = np.minimum(blocks - 1, 2 * np.log2(blocks))
+    sent = np.maximum(1 / reduce - tree * outer.bulk_reduce_hop_s / _BENCHED, 0.1 / reduce) * blocks / (blocks - 1)
     over = has & (by.ranks > inner.ranks)
+    across = 1 / sent / (inner.ranks * outer.bytes_per_s_per_gpu_per_direction)
     return replace(
         known,
         tiers=(
@@ -114,14 +117,11 @@ def measured(known: System, by: Benched) -> System:
                 inner,
                 bytes_per_s_per_gpu_per_direction=np.where(has, inside, inner.bytes_per_s_per_gpu_per_direction),
             ),
-            replace(
-                outer,
-                bulk_hop_s=np.where(over, np.minimum(rank_s, _HOP_S) * inner.ranks, outer.bulk_hop_s),
-                bulk_reduce_hop_s=np.where(over, np.maximum(hop, outer.hop_s), outer.bulk_reduce_hop_s),
-            ),
+            outer,
         ),
         reduce_gain=np.where(has, reduce_inside / inside, known.reduce_gain),
-        rank_s=np.where(over, np.maximum(rank_s, 0.0), known.rank_s),
+        reduce_across=np.where(over, across, known.reduce_across),
+        held_up=1.0 * (over & (rank_s > _CPU_S)),
     )
 
 

@@ -57,7 +57,7 @@ def rate_of(layout: Layout, system: System, profile: Profile) -> Column:
 
 
 def _tuned(system: System, profile: Profile) -> Column:
-    return profile.gemm * np.where(profile.portable > 0, system.portable_gemm, 1.0)
+    return profile.gemm * np.where(profile.plain > 0, system.portable_gemm, 1.0)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     long = layout.seq / (layout.seq + system.attention_half)
     narrow = (np.minimum(shape.head_dim, 128) / 128) ** system.attention_narrow
     share = np.where(profile.portable > 0, system.portable_attention, system.attention)
-    best = system.peak_bf16 * share * long * narrow
+    best = system.peak_bf16 * share * profile.attention * long * narrow
     flash = flops * keys / best
     flash_back = 2.5 * flash / system.attention_backward
 

@@ -39,7 +39,6 @@ class Generation:
     net_bulk_s: float = 14e-6
     cloud_hop_s: float = 30e-6
     cloud_bulk_s: float = 150e-6
-    rank_s: float = 50e-6
     bulk_bytes: float = 0.3e6
     bulk_reduce_bytes: float = 1.5e6
 
@@ -127,7 +126,8 @@ def system(
         attention_half=g.attention_half,
         memory=g.memory,
         reduce_gain=g.reduce_gain,
-        rank_s=g.rank_s,
+        reduce_across=1.0,
+        held_up=0.0,
         bulk_bytes=g.bulk_bytes,
         bulk_reduce_bytes=g.bulk_reduce_bytes,
         tiers=(

@@ -44,11 +44,12 @@ def _per_parameter(layout: Layout, profile: Profile, shards: Column) -> Column:
     return np.where(layout.zero == 0, whole, found)
 
 
-def block_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
+def block_bytes(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0) -> Column:
     """What the forward pass of a block leaves for its backward pass, on average over dense blocks and experts."""
     own = np.where(layout.sp > 0, layout.tp, 1)
     t = layout.tokens
-    hidden = (profile.kept_hidden / own + np.where(layout.tp > 1, profile.kept_whole, 0.0)) * shape.hidden
+    gathered = ahead * profile.kept_whole + (1 - np.asarray(ahead)) * profile.kept_behind
+    hidden = (profile.kept_hidden / own + np.where(layout.tp > 1, gathered, 0.0)) * shape.hidden
     q = shape.heads * (shape.head_dim + shape.value_dim)
     kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
     attention = profile.kept_qkv * 2 * (q + kv) / layout.tp
@@ -65,8 +66,8 @@ def block_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
     return t * size * (hidden + attention + scores + mlp)
 
 
-def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
-    """Of one rank, numbers or columns."""
+def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0) -> Memory:
+    """Of one rank, numbers or columns. `ahead`: as of the Step; by default the most that is kept."""
     parts = stages(shape, layout, profile.balanced)
     moe = shape.moe_layers / shape.layers
     dense = ((1 - moe) * shape.block_params + moe * shape.moe_block_params) / layout.tp
@@ -81,7 +82,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile) -> Memory:
     first_ends = np.where(alone, shape.ends, shape.embedding_params) / layout.tp
     last_ends = np.where(alone, shape.ends, np.where(tied, shape.vocab * shape.hidden, shape.head_params)) / layout.tp
 
-    kept = block_bytes(shape, layout, profile)
+    kept = block_bytes(shape, layout, profile, ahead)
     input_ = layout.tokens * shape.hidden * layout.activation_bytes / np.where(layout.sp > 0, layout.tp, 1)
     stored = layout.full * input_ + (1 - layout.full) * kept
     again = layout.full * kept

@@ -33,6 +33,8 @@ class Step:
     """How many blocks of each kind the model has, those with a plain MLP first, and a micro-batch's passes of one."""
     head: Passes = field(default_factory=lambda: Passes(0.0, 0.0))
     """A micro-batch's passes of the head and the loss."""
+    ahead: Column = 1.0
+    """1 where the CPU launches ahead of the GPU, 0 where the GPU waits for it; between, where they are as fast."""
 
     @property
     def seconds(self) -> Column:
@@ -93,13 +95,15 @@ class _Block:
 def _tensor_parallel(shape: Shape, layout: Layout, system: System, profile: Profile, beside: Passes) -> Passes:
     """Two all-reduces a pass, or with sequence parallelism as many all-gathers and reduce-scatters; backward gathers
     each product's input again beside the gradient of its weight (Korthikanti et al. 2022). They hide behind the
-    products next to them, which are half of a block's, as far as those last."""
+    products next to them, which are half of a block's, as far as those last; between nodes they wait for their hops,
+    and nothing does."""
     n = layout.tokens * shape.hidden * layout.activation_bytes
     reduced = 2 * collective_s("all_reduce", n, layout.tp, layout.tp_stride, system)
     among = (layout.tp, layout.tp_stride, system)
     halves = 2 * (collective_s("all_gather", n, *among) + collective_s("reduce_scatter", n, *among))
     whole = np.where(layout.sp > 0, halves, reduced)
-    hidden = profile.tp_overlap * whole
+    inside = layout.tp * layout.tp_stride <= system.tiers[0].ranks
+    hidden = np.where(inside, profile.tp_overlap, 0.0) * whole
     return Passes(
         whole - np.minimum(hidden, beside.forward / 2),
         whole - np.minimum(hidden, beside.backward / 2),
@@ -136,7 +140,6 @@ def _expert_parallel(shape: Shape, layout: Layout, system: System, profile: Prof
     return Passes(one, one)
 
 
-_QUEUED_S = 4e-4
 _NONE = Passes(0.0, 0.0)
 
 
@@ -178,29 +181,29 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
     parts = stages(shape, layout, profile.balanced)
     held = parts.most
     m, full = layout.micro_batches, layout.full
-    # A list's cost is met where it outlasts what is queued on the GPU meanwhile.
-    waits = system.rank_s**2 / (system.rank_s + _QUEUED_S)
-    behind = 1 + profile.launch_sync * (layout.tp - 1) / 7
-    launched = profile.launches * profile.launch_s * behind + np.where(
-        layout.tp > 1, profile.listed * layout.tp * waits, 0.0
-    )
+    behind = 1 + profile.launch_sync * (np.minimum(layout.tp, 8) - 1) / 7
+    launched = profile.launches * profile.launch_s * behind
+    listed = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s * system.held_up, 0.0)
     forward: Column = 0.0
     backward: Column = 0.0
     for block, count in kinds:
         share = count / shape.layers * held  # of this kind on a rank
         repeated = full * block.forward + layout.selective * block.attention.forward
-        f = np.maximum(block.forward, launched)
-        b = np.maximum(block.backward + repeated, launched * (profile.launch_backward + full))
+        f = np.maximum(block.forward, launched + listed)
+        b = np.maximum(block.backward + repeated, launched * (profile.launch_backward + full) + listed * (1 + full))
         for name, part in block.parts.items():
             found[name] = found.get(name, 0) + m * share * (part.forward + part.backward)
             own = {"micro_batches": m, "blocks": share, "forward_s": part.forward, "backward_s": part.backward}
             out.of[name if len(kinds) == 1 or block is kinds[-1][0] else f"{name}, dense blocks"] = own
         out.of["recompute"] = {"micro_batches": m, "blocks": share, "repeated_s": repeated}
-        out.of["launch"] = {"micro_batches": m, "blocks": share, "forward_s": launched}
+        out.of["launch"] = {"micro_batches": m, "blocks": share, "forward_s": launched + listed}
         found["recompute"] = found.get("recompute", 0) + m * share * repeated
         idle = f + b - block.forward - block.backward - repeated
         found["launch"] = found.get("launch", 0) + m * share * idle
         out.blocks.append((count, Passes(f, b)))
+        # By a tenth, what varies from block to block decides.
+        cpu = launched * (1 + profile.launch_backward + full) + listed * (2 + full)
+        out.ahead = np.clip((1.1 - cpu / (block.forward + block.backward + repeated)) / 0.2, 0.0, 1.0)
         forward = forward + share * f
         backward = backward + share * b
 

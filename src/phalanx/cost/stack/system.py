@@ -40,7 +40,7 @@ class System:
     gemm4: Column
     attention: Column
     portable_gemm: Column
-    """What products reach of that from eager PyTorch, whose library calls are not tuned for the generation."""
+    """What products reach of that as plain library calls, which eager PyTorch and XLA make."""
     portable_attention: Column
     """The same of kernels that are not written for this generation (FlashAttention 2)."""
     attention_narrow: Column
@@ -50,8 +50,10 @@ class System:
     memory: Column
     reduce_gain: Column
     """In the innermost tier, all-reduce by the switch (NVLS) against a ring: busbw over the ring's."""
-    rank_s: Column
-    """CPU time for each rank of a group, of a collective that is given a list of tensors, one per rank."""
+    reduce_across: Column
+    """Between nodes, all-reduce against what the NICs carry."""
+    held_up: Column
+    """1: a job's own measurements show that its CPUs hold its collectives up."""
     bulk_bytes: Column
     bulk_reduce_bytes: Column
     """The chunk of which a hop takes the mean of a small and a large one's; of an all-reduce."""

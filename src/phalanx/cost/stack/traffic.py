@@ -5,7 +5,8 @@ own link; across, the r of a block use r NICs side by side, for all groups of an
 
     all-gather, reduce-scatter   n (p-1)/p / busbw             busbw = min(inner, r x NIC)
     all-reduce                   twice that; between blocks once per block: 2 n (b-1)/b / (r x NIC), b blocks
-    + hops x latency             p-1 hops of a ring, one from block to block; all-reduce between blocks: a tree
+    + hops x latency             p-1 hops of a ring, of which the slowest chunk takes one out of every block; an
+                                 all-reduce between blocks: a tree
 
 A hop of a small chunk (n/p) takes `hop_s`, of a large one `bulk_hop_s`: NCCL's protocols for small messages (LL) and
 for large ones (Simple), which waits for a receiver's memory at every hop (NCCL, src/graph/tuning.cc).
@@ -34,7 +35,7 @@ def collective_s(op: str, n: Column, p: Column, stride: Column, system: System) 
     members = inside = together(p, stride, inner)
     gain = np.where(inside >= 4, system.reduce_gain, 1.0) if reduces else 1.0
     seconds = passes * n * share / (inner.bytes_per_s_per_gpu_per_direction * gain)
-    waits = passes * (p - np.ceil(p / inside)) * _hop_s(inner, chunk, reduces, system)
+    waits = passes * np.maximum(p - 1 - _leaving(np.ceil(p / inside), p), 0) * _hop_s(inner, chunk, reduces, system)
     if reduces:
         waits = passes * (inside - 1) * _hop_s(inner, chunk, reduces, system)
     for tier in system.tiers[1:]:
@@ -43,15 +44,20 @@ def collective_s(op: str, n: Column, p: Column, stride: Column, system: System) 
         if op == "all_to_all":
             across = n * (blocks - 1) / blocks / rate
         elif reduces:
-            across = 2 * n * (blocks - 1) / blocks / (members * rate)
+            across = 2 * n * (blocks - 1) / blocks / (members * rate * system.reduce_across)
         else:
             across = n * share / (members * rate)
         crossing = blocks > 1
-        hops = np.minimum(blocks - 1, 2 * np.log2(blocks)) if reduces else blocks - 1
+        hops = np.minimum(blocks - 1, 2 * np.log2(blocks)) if reduces else _leaving(blocks, p)
         seconds = np.where(crossing, np.maximum(seconds, across), seconds)
         waits = waits + passes * hops * _hop_s(tier, chunk, reduces, system)
         members = together(p, stride, tier)
     return np.where(p > 1, seconds + waits, 0.0)
+
+
+def _leaving(blocks: Column, p: Column) -> Column:
+    """Hops from block to block of a ring's slowest chunk: it leaves all of them, but where each has one rank."""
+    return np.where(blocks > 1, np.minimum(blocks, p - 1), 0)
 
 
 def _hop_s(tier: TierRates, chunk: Column, reduces: bool, system: System) -> Column:
