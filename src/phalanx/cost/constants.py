@@ -99,8 +99,8 @@ CONSTANTS: dict[str, float] = {
     "megatron-core.tp_overlap": 0.339,
     "megatron-core.cast_bytes": 8.482,
     "megatron-core.gemm8": 1.059,
-    "megatron-core.kept_logit": 5.949,
-    "megatron-core.constant_bytes": 1.082e+08,
+    "megatron-core.kept_logit": 5.96,
+    "megatron-core.constant_bytes": 1.134e+08,
     # megatron-2020: vtrain, megatron-sc21, megatron-2020-tp, bigscience-bloom
     "megatron-2020.hidden_bytes": 12.76,
     "megatron-2020.launch_s": 3.581e-05,
@@ -122,14 +122,14 @@ CONSTANTS: dict[str, float] = {
     "nanotron.launch_backward": 1.711,
     "nanotron.gather_overlap": 0.6383,
     "nanotron.logit_bytes": 26.6,
-    "nanotron.kept_whole": 3.127,
-    "nanotron.kept_behind": 0.62,
-    "nanotron.kept_hidden": 11.88,
-    "nanotron.kept_qkv": 1.153,
-    "nanotron.kept_ffn": 1.381,
-    "nanotron.kept_logit": 8.872,
-    "nanotron.idle_bytes": 2.028,
-    "nanotron.fragments": 0.06079,
+    "nanotron.kept_whole": 3.129,
+    "nanotron.kept_behind": 0.6208,
+    "nanotron.kept_hidden": 11.89,
+    "nanotron.kept_qkv": 1.148,
+    "nanotron.kept_ffn": 1.38,
+    "nanotron.kept_logit": 8.885,
+    "nanotron.idle_bytes": 2.01,
+    "nanotron.fragments": 0.06088,
     "nanotron.constant_bytes": 1.11e+08,
     # llm-foundry: llm-foundry
     "llm-foundry.gemm": 1.125,
@@ -179,7 +179,7 @@ CONSTANTS: dict[str, float] = {
     "simumax-b200.launch_s": 5.787e-05,
     "simumax-b200.tp_overlap": 0.2663,
     "simumax-b200.dp_overlap": 0.9315,
-    "simumax-b200.kept_logit": 9.9,
+    "simumax-b200.kept_logit": 9.823,
     # nemo-24.11: NeMo of nvidia-dgxc-benchmarking
     "nemo-24.11.gemm": 1.101,
     "nemo-24.11.hidden_bytes": 15.49,
@@ -217,11 +217,12 @@ CONSTANTS: dict[str, float] = {
     "megatron-deepspeed-2022.gemm": 0.9158,
     "megatron-deepspeed-2022.hidden_bytes": 12.76,
     "megatron-deepspeed-2022.launch_s": 3.244e-05,
-    "megatron-deepspeed-2022.kept_bytes": 7.754,
-    "megatron-deepspeed-2022.kept_hidden": 9.136,
-    "megatron-deepspeed-2022.context_bytes": 2.908e+09,
-    "megatron-deepspeed-2022.kept_logit": 4.872,
-    "megatron-deepspeed-2022.fragments": 0.05644,
+    "megatron-deepspeed-2022.kept_bytes": 7.004,
+    "megatron-deepspeed-2022.whole_bytes": 22.67,
+    "megatron-deepspeed-2022.kept_hidden": 10.04,
+    "megatron-deepspeed-2022.context_bytes": 3.315e+09,
+    "megatron-deepspeed-2022.kept_logit": 3.846,
+    "megatron-deepspeed-2022.fragments": 0.06047,
     # megatron-bridge-26.02: nemo-megatron-bridge of release 26.02
     "megatron-bridge-26.02.gemm": 1.042,
     # megatron-bridge-26.04: nemo-megatron-bridge of release 26.04
@@ -239,7 +240,9 @@ CONSTANTS: dict[str, float] = {
     "megatron-bridge-26.06.01.router_s": 0.000608,
     "megatron-bridge-26.06.01.ep_overlap": 0.7878,
     # megatron-core-unfused: Megatron's own tests
-    "megatron-core-unfused.kept_score": 4.912,
+    "megatron-core-unfused.kept_score": 4.964,
+    # megatron-deepspeed-2022-bf16: megatron-deepspeed-2022-bf16
+    "megatron-deepspeed-2022-bf16.kept_bytes": 9.773,
 }
 
 

@@ -150,6 +150,8 @@ STACKS: dict[str, Stack] = {
     "megatron-2022": Stack("megatron-2021"),
     "megatron-deepspeed-2022": Stack("megatron-2021", {"scatter_gather": 0.0}),
     "megatron-deepspeed-2021": Stack("megatron-deepspeed-2022"),
+    # bf16 has an optimizer of its own there, which sums gradients in fp32 beside those of the backward pass.
+    "megatron-deepspeed-2022-bf16": Stack("megatron-deepspeed-2022"),
     # Megatron-Core on Transformer Engine; NeMo and Megatron-Bridge are recipes over it.
     "megatron-core": Stack("any"),
     # The same without flash attention.
@@ -183,6 +185,8 @@ STACKS: dict[str, Stack] = {
             "kept_bytes": 10.0,
             "shard_bytes": 14.0,
             "buffers": 2.0,
+            # NCCL's buffers of groups over three axes: of 79.6 GiB, what needs more than 76 did not run.
+            "context_bytes": 3.9e9,
         },
     ),
     "llm-foundry": Stack("eager", {"launches": 24.0}),

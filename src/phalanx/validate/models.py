@@ -63,7 +63,10 @@ def _model(name: str, arch: str, sizes: tuple[int | None, ...], seq: int, untied
     if hidden % heads and "head_dim" not in given:
         raise Unspecified(f"hidden = {hidden} is no multiple of heads = {heads}")
     if experts:
-        given["experts"] = Experts(experts, top_k or 1, ffn or 4 * hidden)
+        width = ffn or 4 * hidden
+        if given["family"] == "gpt2":  # ungated: gated ones of two thirds the width weigh, multiply and keep as much
+            given["activation"], width = "swiglu", round(width * 2 / 3)
+        given["experts"] = Experts(experts, top_k or 1, width)
     if experts and "mla" in arch and "deepseek" not in name:
         # Of DeepSeek-V3's kind: its latent attention, one shared expert, the first layer dense.
         given["experts"] = Experts(experts, top_k or 1, ffn or 2048, shared_ffn=ffn or 2048, dense_layers=(0,))

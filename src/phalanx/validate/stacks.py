@@ -21,7 +21,8 @@ def profile_name(row: Row) -> str:
         compiled = "torch.compile" in options
         return "torchtitan-compiled" if compiled else "torchtitan-eager"
     if framework.startswith(("Megatron-DeepSpeed", "Megatron+DeepSpeed")):
-        return "megatron-deepspeed-2021" if "2021" in version else "megatron-deepspeed-2022"
+        late = "megatron-deepspeed-2022-bf16" if row["precision"] == "bf16" else "megatron-deepspeed-2022"
+        return "megatron-deepspeed-2021" if "2021" in version else late
     if framework == "Megatron-LM" and re.match(r"(2021|v1|v2)", version):
         return "megatron-2020" if version.startswith("v1") else "megatron-2021"
     if framework == "Megatron-LM" and "2021" in version:
