@@ -66,7 +66,7 @@ class Free:
     def parent(self, constants: Mapping[str, float]) -> float:
         """Its value were it not fitted: constants hold those of the owners that it comes from, not its own."""
         if self.field == "clock":
-            return 1.0
+            return CHIPS[self.owner].clock
         for owner in (chain(self.owner) if self.hardware else chain_of(self.owner))[1:]:
             if (key := f"{owner}.{self.field}") in constants:
                 return constants[key]

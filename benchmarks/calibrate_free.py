@@ -95,6 +95,7 @@ def free() -> list[Free]:
     found += _of(
         ("nvidia",),
         ("gemm", 0.6),
+        ("gemm8", 0.6),
         ("gemm_half", 0.4),
         ("attention", 0.3),
         ("attention_half", 0.4),
@@ -109,7 +110,7 @@ def free() -> list[Free]:
     found += _of(("blackwell",), ("gemm4", 0.8))
     found += _of(("hopper",), ("portable_gemm", 0.15))
     found += _of(("blackwell-ultra",), ("gemm", 0.1), ("gemm8", 0.15), ("gemm4", 0.15), ("attention", 0.2))
-    found += [Free("H100-500W", "clock", 0.3), Free("GB200", "clock", 0.1)]
+    found += [Free("H100-500W", "clock", 0.1), Free("GB200", "clock", 0.03)]
     found += _of(
         ("any",),
         ("hidden_bytes", 0.3),
@@ -154,5 +155,5 @@ def free() -> list[Free]:
         ("nanotron",), ("list_s", 0.3), ("launch_backward", 0.3), ("gather_overlap", 0.8), ("logit_bytes", 0.3)
     )
     found += [Free("llm-foundry", "attention", 0.3)]
-    found += _of(("torchtitan-compiled", "eager", "megatron-bridge-25.09"), ("contention", 0.5))
+    found += _of(("torchtitan-compiled", "torchtitan-eager", "megatron-bridge-25.09"), ("contention", 0.5))
     return order(found)

@@ -69,8 +69,8 @@ def generation(name: str, constants: Mapping[str, float] = CONSTANTS) -> Generat
 
 @dataclass(frozen=True)
 class Chip:
-    """Dense peak FLOP/s by format, bytes/s and bytes of memory, and of NVLink in one direction. How its clock holds
-    under load against its generation's first is a constant, `name.clock`."""
+    """Dense peak FLOP/s by format, bytes/s and bytes of memory, and of NVLink in one direction. `clock`: how it holds
+    under load against its generation's first, until the constant `name.clock` says so."""
 
     generation: str
     bf16: float
@@ -79,6 +79,7 @@ class Chip:
     bandwidth: float
     memory: float
     nvlink: float
+    clock: float = 1.0
 
 
 _MIB = 2**20
@@ -88,8 +89,8 @@ CHIPS: dict[str, Chip] = {
     "A100-40GB": Chip("ampere", 312e12, 312e12, 312e12, 1.555e12, 40960 * _MIB, 300e9),
     "A100": Chip("ampere", 312e12, 312e12, 312e12, 2.039e12, 81920 * _MIB, 300e9),
     "H100": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 81559 * _MIB, 450e9),
-    # 500 W, HBM2e: its clock falls further under load.
-    "H100-500W": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 2.4e12, 97871 * _MIB, 450e9),
+    # HBM2e and 500 W, of 700: power goes with the third power of the clock.
+    "H100-500W": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 2.4e12, 97871 * _MIB, 450e9, (5 / 7) ** (1 / 3)),
     "H800": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 81559 * _MIB, 200e9),
     "H200": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 4.8e12, 143771 * _MIB, 450e9),
     "B200": Chip("blackwell", 2250e12, 4500e12, 9000e12, 7.7e12, 183359 * _MIB, 900e9),
@@ -106,7 +107,7 @@ def system(
     chip = CHIPS[name]
     g = generation(chip.generation, constants)
     hop, bulk = (g.cloud_hop_s, g.cloud_bulk_s) if cloud else (g.net_hop_s, g.net_bulk_s)
-    clock = constants.get(f"{name}.clock", 1.0)
+    clock = constants.get(f"{name}.clock", chip.clock)
     return System(
         peak_bf16=chip.bf16,
         peak_fp8=chip.fp8,
