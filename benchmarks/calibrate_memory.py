@@ -30,12 +30,24 @@ FITTED: dict[str, tuple[str, ...]] = {
     "megatron-core": ("kept_logit", "constant_bytes"),
     "megatron-core-unfused": ("kept_score",),
     "simumax-b200": ("kept_logit",),
-    "megatron-deepspeed-2022": ("kept_bytes", "whole_bytes", "kept_hidden", "context_bytes", "kept_logit", "fragments"),
+    "megatron-deepspeed-2022": (
+        "kept_bytes",
+        "whole_bytes",
+        "kept_hidden",
+        "context_bytes",
+        "kept_logit",
+        "fragments",
+    ),
     "megatron-deepspeed-2022-bf16": ("kept_bytes",),
     "torchtitan-compiled": ("kept_hidden", "kept_qkv", "kept_ffn", "kept_logit"),
     "torchtitan-eager": ("kept_hidden", "kept_ffn", "kept_logit"),
 }
-_START = {"megatron-deepspeed-2022-bf16.kept_bytes": 8.0, "nanotron.kept_whole": 3.0, "nanotron.kept_behind": 1.0, "nanotron.idle_bytes": 2.0}
+_START = {
+    "megatron-deepspeed-2022-bf16.kept_bytes": 8.0,
+    "nanotron.kept_whole": 3.0,
+    "nanotron.kept_behind": 1.0,
+    "nanotron.idle_bytes": 2.0,
+}
 _PRIOR = 0.01
 """Of a constant that is e times what it starts from."""
 

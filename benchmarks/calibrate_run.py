@@ -1,6 +1,8 @@
-"""`python -m benchmarks calibrate [--leave-out [FAMILY ...]] [--write]`: fit all constants, and print how well.
+"""`python -m benchmarks calibrate [--further] [--leave-out [FAMILY ...]] [--write]`: fit all constants, and print
+how well.
 
-Without options: links, step times, memory, in some minutes. --leave-out: fits once more for every family (or those
+Without options: links, step times, memory, in some minutes. --further: step times and memory alone, from the
+constants as they stand. --leave-out: fits once more for every family (or those
 named) without its rows, and prints what is then predicted of them. --write: src/phalanx/cost/constants.py.
 """
 
@@ -38,6 +40,19 @@ def times(
     x, _ = fit(data, moved, links, start=x, rounds=14, say=say)
     _, constants = descend(data, moved, links, start=x, sweeps=1, say=say)
     return constants
+
+
+def further(
+    found: Sequence[Case], whole: Mapping[str, float], say: Callable[[str], None] = print
+) -> dict[str, float]:
+    """Constants of step times and of links, the former moved on from where they stand."""
+    links = {key: whole[key] for key in calibrate_links.KEYS}
+    moved = free()
+    return fit(fitted(found), moved, links, start=offsets_of(moved, whole), rounds=10, say=say)[1]
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def without_family(found: Sequence[Case], whole: Mapping[str, float], left: Sequence[str]) -> dict[str, float]:
@@ -87,8 +102,11 @@ def main(arguments: Sequence[str]) -> None:
             told |= of
             LEFT.write_text(json.dumps(told, indent=1) + "\n")
         return
-    links = calibrate_links.fitted()
-    constants = {**links, **times(found, links, say=lambda text: print(text, file=sys.stderr, flush=True))}
+    if "--further" in arguments:
+        constants = further(found, CONSTANTS, say=_tell)
+    else:
+        links = calibrate_links.fitted()
+        constants = {**links, **times(found, links, say=_tell)}
     constants |= calibrate_memory.fitted(constants)
     show(table(found, constants))
     if "--write" in arguments:

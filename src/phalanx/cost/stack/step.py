@@ -263,14 +263,15 @@ def _data_parallel(
     expert_stride = layout.ep * layout.expert_stride
 
     def over(op: str, bytes_: Column, among: Column, apart: Column, cut: Column = 0.0) -> Column:
-        """In buckets over `among` ranks of the data axis at distance `apart`; experts over what is left of it. `cut`:
-        bytes of an element by which buckets are filled, where others travel."""
+        """In buckets, with ZeRO-3 block by block, over `among` ranks of the data axis at distance `apart`; experts
+        over what is left of it. `cut`: bytes of an element by which buckets are filled, where others travel."""
         filled = np.where(np.asarray(cut) > 0, cut, bytes_)
-        buckets = np.maximum(np.ceil(own * filled / profile.bucket_bytes), 1)
+        blocks = np.asarray(layout.zero) >= 3
+        buckets = np.where(blocks, held, np.maximum(np.ceil(own * filled / profile.bucket_bytes), 1))
         first = buckets * collective_s(op, own * bytes_ / buckets, among, apart, system)
         if not np.any(routed):
             return first
-        buckets = np.maximum(np.ceil(routed * filled / profile.bucket_bytes), 1)
+        buckets = np.where(blocks, held, np.maximum(np.ceil(routed * filled / profile.bucket_bytes), 1))
         return first + buckets * collective_s(op, routed * bytes_ / buckets, expert_ranks, expert_stride, system)
 
     shards = np.where(layout.zero >= 1, np.minimum(np.maximum(layout.shards, 1), ranks), 1)
