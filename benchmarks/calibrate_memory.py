@@ -43,6 +43,7 @@ FITTED: dict[str, tuple[str, ...]] = {
     "torchtitan-eager": ("kept_hidden", "kept_ffn", "kept_logit"),
 }
 _START = {
+    "megatron-deepspeed-2022.kept_bytes": 4.0,
     "megatron-deepspeed-2022-bf16.kept_bytes": 8.0,
     "nanotron.kept_whole": 3.0,
     "nanotron.kept_behind": 1.0,

@@ -11,12 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli import app
+from phalanx.cost.stack.hardware import system
+from phalanx.cost.stack.traffic import collective_s
 from phalanx.spec.errors import InputError
 from phalanx.validate import records
 from phalanx.validate.cases import cases
 from phalanx.validate.compare import compare, scores
 from phalanx.validate.links import link_scores
 from phalanx.validate.scores import errors, fit
+from phalanx.validate.systems import Benched, measured
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +155,14 @@ def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
         records.load(path)
     done = CliRunner().invoke(app, ["validate", "--runs", str(path)])
     assert done.exit_code == 2
+
+
+def test_a_jobs_own_bandwidths_say_whether_its_cpus_hold_it_up() -> None:
+    """All-gather over 8 nodes at 55 GB/s beside 242 inside of one: 0.37 ms for each rank beyond; at 125: 0.1."""
+    known = system("H100", 8, 50e9, True)
+    slow, fast = (measured(known, Benched(64, 95e9, rate, 425e9, 242e9)) for rate in (55e9, 125e9))
+    assert (float(slow.held_up), float(fast.held_up)) == (1, 0)
+    assert float(slow.tiers[0].bytes_per_s_per_gpu_per_direction) == 242e9
+    assert float(slow.reduce_gain) == pytest.approx(425 / 242)
+    n = 1.5e9
+    assert float(collective_s("all_reduce", n, 64, 1, fast)) == pytest.approx(2 * n * 63 / 64 / 95e9, rel=0.15)
