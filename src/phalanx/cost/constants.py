@@ -16,8 +16,8 @@ CONSTANTS: dict[str, float] = {
     "nvidia.net_bulk_s": 7.387e-06,
     "nvidia.cloud_hop_s": 6.251e-05,
     "nvidia.cloud_bulk_s": 0.0004187,
-    "nvidia.bulk_bytes": 3.015e+05,
-    "nvidia.bulk_reduce_bytes": 8.488e+05,
+    "nvidia.bulk_bytes": 3.015e05,
+    "nvidia.bulk_reduce_bytes": 8.488e05,
     "nvidia.nic": 0.8755,
     "nvidia.nvlink": 0.7221,
     "ampere.nvlink": 0.629,
@@ -100,7 +100,7 @@ CONSTANTS: dict[str, float] = {
     "megatron-core.cast_bytes": 7.528,
     "megatron-core.gemm8": 1.033,
     "megatron-core.kept_logit": 5.96,
-    "megatron-core.constant_bytes": 1.134e+08,
+    "megatron-core.constant_bytes": 1.134e08,
     # megatron-2020: vtrain, megatron-sc21, megatron-2020-tp, bigscience-bloom
     "megatron-2020.hidden_bytes": 13.66,
     "megatron-2020.launch_s": 3.278e-05,
@@ -137,7 +137,7 @@ CONSTANTS: dict[str, float] = {
     "nanotron.kept_logit": 8.898,
     "nanotron.idle_bytes": 1.998,
     "nanotron.fragments": 0.06107,
-    "nanotron.constant_bytes": 1.111e+08,
+    "nanotron.constant_bytes": 1.111e08,
     # llm-foundry: llm-foundry
     "llm-foundry.gemm": 1.051,
     "llm-foundry.hidden_bytes": 15.63,
@@ -221,7 +221,7 @@ CONSTANTS: dict[str, float] = {
     "megatron-deepspeed-2022.kept_bytes": 6.788,
     "megatron-deepspeed-2022.whole_bytes": 22.61,
     "megatron-deepspeed-2022.kept_hidden": 10.77,
-    "megatron-deepspeed-2022.context_bytes": 3.419e+09,
+    "megatron-deepspeed-2022.context_bytes": 3.419e09,
     "megatron-deepspeed-2022.kept_logit": 3.638,
     "megatron-deepspeed-2022.fragments": 0.06414,
     # megatron-bridge-26.02: nemo-megatron-bridge of release 26.02

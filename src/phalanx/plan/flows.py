@@ -95,7 +95,7 @@ def _all(pricing: Pricing, s: Strategy) -> Iterator[Flow]:
             ("all_gather", "parameters", shards, between, 2 * times if passes else 1, own),
             ("all_reduce", "gradients", ranks // shards, between * shards, 1, grad / shards),
         ):
-            buckets = max(math.ceil(n / profile.bucket_bytes), 1)
+            buckets = blocks if passes else max(math.ceil(n / profile.bucket_bytes), 1)
             yield flow(axis, op, what, among, apart, often * buckets, n / buckets)
     cut = s.tp if s.sp or profile.scatter_gather else 1
     stages = int(layout.pp_stride[0])

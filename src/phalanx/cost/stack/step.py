@@ -261,17 +261,19 @@ def _data_parallel(
     routed = held * moe_share * shape.expert_params / (layout.ep * layout.etp)
     expert_ranks = np.maximum(ranks * layout.tp / (layout.ep * layout.etp), 1)
     expert_stride = layout.ep * layout.expert_stride
+    # ZeRO-3: per micro-batch, gathered for both passes and scattered in the second; unless it keeps for a whole step
+    # what it has gathered.
+    passes = (np.asarray(layout.zero) >= 3) & (np.asarray(layout.gathers_once) == 0)
 
     def over(op: str, bytes_: Column, among: Column, apart: Column, cut: Column = 0.0) -> Column:
-        """In buckets, with ZeRO-3 block by block, over `among` ranks of the data axis at distance `apart`; experts
+        """In buckets, for every pass block by block, over `among` ranks of the data axis at distance `apart`; experts
         over what is left of it. `cut`: bytes of an element by which buckets are filled, where others travel."""
         filled = np.where(np.asarray(cut) > 0, cut, bytes_)
-        blocks = np.asarray(layout.zero) >= 3
-        buckets = np.where(blocks, held, np.maximum(np.ceil(own * filled / profile.bucket_bytes), 1))
+        buckets = np.where(passes, held, np.maximum(np.ceil(own * filled / profile.bucket_bytes), 1))
         first = buckets * collective_s(op, own * bytes_ / buckets, among, apart, system)
         if not np.any(routed):
             return first
-        buckets = np.where(blocks, held, np.maximum(np.ceil(routed * filled / profile.bucket_bytes), 1))
+        buckets = np.where(passes, held, np.maximum(np.ceil(routed * filled / profile.bucket_bytes), 1))
         return first + buckets * collective_s(op, routed * bytes_ / buckets, expert_ranks, expert_stride, system)
 
     shards = np.where(layout.zero >= 1, np.minimum(np.maximum(layout.shards, 1), ranks), 1)
@@ -293,9 +295,6 @@ def _data_parallel(
     hidden = np.minimum(profile.dp_overlap * (scatter + again), behind)
     hidden = hidden + np.minimum(profile.gather_overlap * gather, forward)
     once = scatter + again + gather - hidden
-    # ZeRO-3: per micro-batch, gathered for both passes and scattered in the second; unless it keeps for a whole step
-    # what it has gathered.
-    passes = (np.asarray(layout.zero) >= 3) & (np.asarray(layout.gathers_once) == 0)
     slowed = (profile.contention - 1) * np.minimum(forward + backward, 2 * gather + scatter)
     each = np.maximum(gather - ahead, 0) + np.maximum(gather + scatter - behind, 0) + slowed
     last = np.maximum(again - behind, 0)
