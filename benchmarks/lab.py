@@ -1,19 +1,23 @@
 """Benchmark ranks on the lab's hosts: all-reduces over a slow link, and steps of training beside their prediction.
 
 torchrun ... -m benchmarks.lab '{"out": FILE, "what": "reduce", "size": BYTES}'
+torchrun ... -m benchmarks.lab '{"out": FILE, "what": "measure", "cluster": FILE.toml}'
 torchrun ... -m benchmarks.lab '{"out": FILE, "what": "train", "cluster": FILE.toml}'
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.interleaved import Step, rounds
+from phalanx import cli
 from phalanx.measure import links
 from phalanx.measure.links import SHARED, Way
 from phalanx.plan import choose
@@ -68,6 +72,12 @@ def _reduce(world: World, given: dict[str, Any]) -> dict[str, list[float]]:
     return found | links.rounds(shared, both, ROUNDS)
 
 
+def _measure(given: dict[str, Any]) -> None:
+    """`phalanx measure`, without its words."""
+    with redirect_stdout(io.StringIO()):
+        cli.app(["measure", "--out", given["cluster"]], standalone_mode=False)
+
+
 def model() -> ModelSpec:
     return build_spec(ModelSpec, complete(SIZES), "model")
 
@@ -101,6 +111,9 @@ def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     given = json.loads(sys.argv[1])
+    if given["what"] == "measure":
+        _measure(given)
+        return
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     worlds.join(world, 300)

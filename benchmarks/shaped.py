@@ -21,12 +21,16 @@ RATE = "1gbit"
 SIZE = 2**24
 
 
+def _run(made: Lab, ranks: int, **given: Any) -> None:
+    code = lab.run(made, ranks, ["-m", "benchmarks.lab", json.dumps(given)])
+    assert code == 0, f"ranks in the lab ended with {code}"
+
+
 def _told(made: Lab, ranks: int, **given: Any) -> Any:
     """What the ranks on the lab's hosts have written."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "told.json"
-        code = lab.run(made, ranks, ["-m", "benchmarks.lab", json.dumps({"out": str(out), **given})])
-        assert code == 0, f"ranks in the lab ended with {code}"
+        _run(made, ranks, out=str(out), **given)
         return json.loads(out.read_text())
 
 
@@ -56,7 +60,7 @@ def bench_lab() -> Iterator[Result]:
             yield Result(f"Gloo / {name}, {hosts} x 2", shown, limit, kept or not limit)
     with Lab(2, rate) as made, tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "cluster.toml")
-        assert lab.run(made, 2, ["-m", "phalanx", "measure", "--json", "--out", file]) == 0
+        _run(made, 2, what="measure", cluster=file)
         network = cluster_from_toml(Path(file)).tiers[-1]
         for name, found in (
             ("of a rank", network.bandwidth_bytes_per_s_per_gpu_per_direction),
