@@ -2,7 +2,7 @@
 
 torchrun ... -m benchmarks.lab '{"out": FILE, "what": "reduce", "size": BYTES}'
 torchrun ... -m benchmarks.lab '{"out": FILE, "what": "measure", "cluster": FILE.toml}'
-torchrun ... -m benchmarks.lab '{"out": FILE, "what": "train", "cluster": FILE.toml}'
+torchrun ... -m benchmarks.lab '{"out": FILE, "what": "train", "cluster": FILE.toml, "lines": [STRATEGY]}'
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ SERIAL = ("binomial", "naive")  # their crossings wait for each other
 SHM = "hierarchical, shm"  # inside of the hosts
 STEP_ROUNDS, STEPS = 4, 2
 COMPRESSORS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:1e-3", "powersgd:4")
-WHOLE, SHARDED, HSDP = "dp=4", "dp=4,zero=3", "dp=4,zero=3,shard=2"
-BATCH, SEQ = 4, 32
+# Compressors with a rank to a core: four on two cores would show how short work is scheduled.
+WHOLE = "dp=2"
+COMPRESSED = tuple(f"{WHOLE},compression={c}" for c in COMPRESSORS)
+SHARDED, HSDP = "dp=4,zero=3", "dp=4,zero=3,shard=2"
+SEQ = 32  # a sequence to a rank
 # 4.2 M parameters: 16.8 MB of gradients, and little to compute.
 SIZES = {"family": "llama", "vocab": 4096, "hidden": 256, "layers": 4, "heads": 8, "ffn": 512, "max_seq": 64}
 
@@ -82,17 +85,13 @@ def model() -> ModelSpec:
     return build_spec(ModelSpec, complete(SIZES), "model")
 
 
-def lines() -> list[str]:
-    return [WHOLE, *(f"{WHOLE},compression={c}" for c in COMPRESSORS), SHARDED, HSDP]
-
-
 def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
     """tokens/s of every strategy, and its step as predicted from the measured cluster."""
-    cluster, job, spec = cluster_from_toml(Path(given["cluster"])), Job(BATCH, SEQ), model()
+    cluster, job, spec = cluster_from_toml(Path(given["cluster"])), Job(world.size, SEQ), model()
     chosen = choose.decide(cluster, "auto")
     runs: dict[str, tuple[Step, int]] = {}
     predicted = {}
-    for line in lines():
+    for line in given["lines"]:
         strategy = make_strategy(line)
         assert strategy is not None
         candidate = price(spec, cluster, job, strategy)
@@ -100,7 +99,7 @@ def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
         comm = Comm(world, mesh(candidate.strategy), chosen)
         training = Training(spec, job, candidate.strategy, comm, 0)
         runs[line] = (lambda batch, t=training: t.step([batch], 1e-3), world.size)
-    batch = torch.randint(spec.vocab, (BATCH // world.size, job.seq + 1))
+    batch = torch.randint(spec.vocab, (1, job.seq + 1))
     found = rounds(runs, batch, Comm(world, mesh(Strategy(dp=world.size))), STEP_ROUNDS, STEPS)
     tokens = job.global_batch * job.seq
     return {
