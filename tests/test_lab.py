@@ -254,6 +254,22 @@ def test_lab_run_starts_torchrun_on_every_host_and_counts(hosts: Hosts, tmp_path
     assert min(t["sent"] for t in json.loads((tmp_path / "t.json").read_text())) > 8000
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--", "trian"), "command = 'trian': is no program here; or a script's name ends in .py"),
+        (
+            ("--traffic", "no/t.json", "--", "true"),
+            "--traffic = 'no/t.json': cannot be written; make its folder first",
+        ),
+        (("--rate", "1gb", "--", "true"), "--rate = '1gb': is not a rate; write 1gbit or 500mbit"),
+        (("--hosts", "0", "--", "true"), "--hosts = 0: must be 1 to 100"),
+    ],
+)
+def test_mistakes_are_said_before_a_lab_is_made(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    assert phalanx(tmp_path, "lab", "run", *words) == (2, "", f"error: {said}\n")
+
+
 def test_hosts_that_wait_for_one_that_failed_are_ended(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "_GRACE_S", 0.05)
     monkeypatch.setattr(Lab, "torchrun", lambda _, host, *__: ["sh", "-c", "exit 3" if host else "sleep 100"])
