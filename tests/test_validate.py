@@ -29,15 +29,16 @@ def told() -> dict:
 
 # family, and the bounds that its step times keep: mean and median absolute error, percent
 _TIMES = {
-    "bigscience-bloom": (9, 8),
-    "llm-foundry": (8, 5),
-    "megatron-sc21": (3, 3),
-    "nvidia-dgxc-benchmarking": (6, 4),
-    "nemo-megatron-bridge": (12, 8),
-    "simumax-b200": (6, 5),
-    "torchtitan": (10, 9),
-    "vtrain": (10, 8),
-    "hf-ultrascale": (19, 12),
+    "bigscience-bloom": (8, 8),
+    "llm-foundry": (5, 4),
+    "megatron-sc21": (3, 2),
+    "nvidia-dgxc-benchmarking": (5, 3),
+    "nemo-megatron-bridge": (10, 7),
+    "simumax-b200": (4, 3),
+    "torchtitan": (7, 4),
+    "torchao": (4, 3),
+    "vtrain": (9, 7),
+    "hf-ultrascale": (12, 7),
 }
 
 
@@ -51,9 +52,12 @@ def test_step_times_of_a_family_are_as_near_as_the_docs_say(told: dict, family: 
 
 def test_ranks_and_biases(told: dict) -> None:
     assert told["by_kind"]["vtrain/multi-node"]["time"]["median"] <= 6
-    assert told["by_kind"]["hf-ultrascale/pp=1"]["time"]["spearman"] >= 0.95
-    assert told["by_kind"]["hf-ultrascale/pp>1"]["time"]["median"] <= 11
-    assert told["by_kind"]["nemo-megatron-bridge/MoE"]["time"]["median"] <= 15
+    assert told["by_kind"]["hf-ultrascale/pp=1"]["time"]["median"] <= 6
+    assert told["by_kind"]["hf-ultrascale/pp=1"]["time"]["spearman"] >= 0.98
+    assert told["by_kind"]["hf-ultrascale/pp>1"]["time"]["median"] <= 7
+    assert told["by_kind"]["nvidia-dgxc-benchmarking/dense"]["time"]["mape"] <= 3.1
+    assert told["by_kind"]["nemo-megatron-bridge/dense"]["time"]["median"] <= 4
+    assert told["by_kind"]["nemo-megatron-bridge/MoE"]["time"]["median"] <= 9
     assert told["time"]["spearman"] >= 0.97
     for family, found in told["by_family"].items():
         if found["time"]["n"] >= 50:
@@ -63,14 +67,16 @@ def test_ranks_and_biases(told: dict) -> None:
 def test_memory(told: dict) -> None:
     families = told["by_family"]
     assert families["hf-ultrascale"]["memory_allocated"]["mape"] <= 2
-    assert families["simumax-b200"]["memory_allocated"]["mape"] <= 4
-    assert families["megatron-ci-golden"]["memory_allocated"]["mape"] <= 12
-    assert families["hf-ultrascale"]["memory_reserved"]["mape"] <= 15
+    assert families["simumax-b200"]["memory_allocated"]["mape"] <= 3
+    assert families["megatron-ci-golden"]["memory_allocated"]["mape"] <= 7
+    assert families["megatron-ci-golden"]["memory_allocated"]["n"] == 220  # ungated experts among them
+    assert families["hf-ultrascale"]["memory_reserved"]["mape"] <= 11.5
+    assert families["bigscience-bloom"]["memory_shown"]["mape"] <= 8
 
 
 def test_what_fits(told: dict) -> None:
-    assert told["fit"]["accuracy"] >= 97.5
-    assert told["fit_near"]["accuracy"] >= 92
+    assert told["fit"]["accuracy"] >= 98
+    assert told["fit_near"]["accuracy"] >= 93
     assert told["fit"]["tn"] > 700  # runs that did not fit are among them
 
 
