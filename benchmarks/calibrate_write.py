@@ -26,6 +26,7 @@ ORIGINS = {
     "megatron-2021": "megatron-sc21",
     "megatron-2022": "vtrain",
     "megatron-deepspeed-2022": "bigscience-bloom",
+    "megatron-deepspeed-2022-bf16": "bigscience-bloom in bf16",
     "nanotron": "hf-ultrascale",
     "llm-foundry": "llm-foundry",
     "torchtitan-compiled": "torchtitan, torchao",

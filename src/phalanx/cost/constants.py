@@ -242,7 +242,7 @@ CONSTANTS: dict[str, float] = {
     "megatron-bridge-26.06.01.ep_overlap": 0.7922,
     # megatron-core-unfused: Megatron's own tests
     "megatron-core-unfused.kept_score": 4.964,
-    # megatron-deepspeed-2022-bf16: megatron-deepspeed-2022-bf16
+    # megatron-deepspeed-2022-bf16: bigscience-bloom in bf16
     "megatron-deepspeed-2022-bf16.kept_bytes": 9.73,
 }
 
