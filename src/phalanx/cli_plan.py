@@ -50,7 +50,7 @@ def ask(
 
     from phalanx.spec import plan as plans
 
-    plans.write(_plan(found), out)
+    plans.write(_plan(found, cluster), out)
     announce(f"plan: {out}")
     if as_json:
         print_json(_as_json(found, goal))
@@ -131,8 +131,8 @@ def _one(r: Ranked, a: Answer, goal: Goal | None) -> dict[str, Any]:
     return found
 
 
-def _plan(a: Answer) -> Plan:
-    """As `verify`, `explain` and `lint` read it."""
+def _plan(a: Answer, cluster: str) -> Plan:
+    """As `train`, `verify`, `explain` and `lint` read it."""
     from dataclasses import asdict
 
     from phalanx.spec.job import Train
@@ -140,6 +140,8 @@ def _plan(a: Answer) -> Plan:
     from phalanx.spec.plan import Plan
 
     p, best = a.pricing, a.ranked[0]
+    of_file = cluster.lower().endswith(".toml")
+    chosen = ClusterChoice(file=cluster) if of_file else ClusterChoice(preset=cluster, nodes=p.cluster.nodes)
     choices = {
         "stack": p.stack,
         "transport": "auto",
@@ -149,7 +151,7 @@ def _plan(a: Answer) -> Plan:
         "peak_flops_per_s": float(p.system.peak_bf16),
         "rates_origin": "estimated",
         "tokens": "",
-        "cluster": asdict(ClusterChoice(preset=p.cluster.name, nodes=p.cluster.nodes)),
+        "cluster": asdict(chosen),
     }
     prediction = {
         "stack": p.stack,

@@ -54,14 +54,15 @@ class Pricing:
     @cached_property
     def options(self) -> Options:
         """What a search chooses from. Megatron and what is built on it have no zero-bubble schedules; where
-        scores are never written, repeating attention's core frees nothing; of links all alike one order is all."""
+        scores are never written, repeating attention's core frees nothing; of links all alike one order is all,
+        and so it is where none but that is run."""
         own = self.stack.startswith(("phalanx", "torchtitan"))
         flash = bool(np.all(self.profile.flash))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
             schedules=NAMES if own else ("1f1b", "interleaved"),
             recompute=tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective")),
-            orders=ORDERS if len(rates) > 1 else ORDERS[:1],
+            orders=ORDERS if len(rates) > 1 and self.stack != "phalanx" else ORDERS[:1],
         )
 
     def layout(self, rows: Strategies) -> Layout:
