@@ -99,7 +99,7 @@ def test_memory_as_objective_takes_less_of_it_and_at_most_ten_percent_more_time(
 
 
 def test_a_stack_gets_the_schedules_that_it_has():
-    ours = answer(asked(model_named("llama3-8b")[0], cluster_named("dgx-h100"), 64, 8192, "phalanx"), 16)
+    ours = answer(asked(model_named("llama3-8b")[0], cluster_named("dgx-h100"), 64, 8192, "torchtitan-compiled"), 16)
     assert ours.evaluated > _ask("llama3-8b", "dgx-h100", 16, 64, 8192).evaluated
 
 

@@ -129,9 +129,10 @@ def _second(pricing: Pricing, found: Found, rows: Sequence[int]) -> dict[int, Ra
 def _best_of_each(found: Found) -> list[int]:
     first: dict[int, int] = {}
     kinds = found.family[found.order]
-    for kind in np.unique(kinds):
-        first[int(kind)] = int(found.order[np.argmax(kinds == kind)])
-    return [first[kind] for kind in sorted(first)]
+    for kind in range(len(FAMILIES)):
+        if np.any(kinds == kind):
+            first[kind] = int(found.order[np.argmax(kinds == kind)])
+    return list(first.values())
 
 
 def _front(found: Found) -> list[int]:
@@ -159,13 +160,13 @@ def _misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Option
     rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
     rows = space.sharding(space.recomputing(rows, pricing.model, options), options)
     kinds, bytes_ = explore.family(rows), pricing.bytes_(rows)
-    for kind in np.unique(kinds):
-        if FAMILIES[kind] in has:
-            continue
+    for kind, name in enumerate(FAMILIES):
         own = np.flatnonzero(kinds == kind)
+        if name in has or not len(own):
+            continue
         least = own[np.argmin(bytes_[own])]
         if bytes_[least] > pricing.usable:
-            yield reasons.priced(pricing, [rows.strategy(int(least))])[0], FAMILIES[kind]
+            yield reasons.priced(pricing, [rows.strategy(int(least))])[0], name
 
 
 def _nothing_fits(

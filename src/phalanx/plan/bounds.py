@@ -58,19 +58,18 @@ class Bounds:
         """Of the model state on the fullest rank."""
         routed = sum(p.numel for p in parameters(self._model) if p.of_experts)
         inside = rows.ep * rows.etp
-        dense = (self._model.parameter_count - routed) / (rows.tp * rows.pp)
-        each = routed / (inside * rows.pp)
-        shards = rows.shards
-        return dense * self._per_parameter(rows, shards) + each * self._per_parameter(
-            rows, np.maximum(shards * rows.tp / inside, 1)
-        )
+        dense = (self._model.parameter_count - routed) / (rows.tp * rows.pp) * self._per_parameter(rows, rows.shards)
+        over = np.maximum(rows.shards * rows.tp / inside, 1)
+        found: Floats = dense + routed / (inside * rows.pp) * self._per_parameter(rows, over)
+        return found
 
-    def _per_parameter(self, rows: Strategies, shards: Floats) -> Floats:
+    def _per_parameter(self, rows: Strategies, shards: Floats | Ints) -> Floats:
         p, adam = self._job.precision, self._job.optimizer.name == "adamw"
         e, g, own = (DTYPE_BYTES[dtype] for dtype in (p.compute, p.accumulate_dtype, p.master_dtype))
         o = own * (1 + adam) + (own if p.master_dtype != p.compute else 0)
         zero = np.where(rows.shards > 1, rows.zero, 0)
-        ways = [e + g + o, e + g + o / shards, e + (g + o) / shards, (e + g + o) / shards]
+        whole = np.full(len(rows), float(e + g + o))
+        ways = [whole, e + g + o / shards, e + (g + o) / shards, whole / shards]
         found: Floats = np.select([zero == stage for stage in range(4)], ways)
         return found
 
@@ -95,4 +94,5 @@ def _least(passes: Floats, m: Ints, p: Ints, virtual: Ints, schedule: Ints) -> F
     ]
     chosen = [schedule == NAMES.index(name) for name, _ in waits]
     bubble = np.select(chosen, [wait for _, wait in waits], p - 1)
-    return passes * (m + bubble) / p * np.where(p > 1, _UNEQUAL, _ROUNDING)
+    found: Floats = passes * (m + bubble) / p * np.where(p > 1, _UNEQUAL, _ROUNDING)
+    return found

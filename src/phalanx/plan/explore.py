@@ -108,7 +108,7 @@ class _Marks:
         while len(rows):
             kinds = family(rows)
             now = np.zeros(len(rows), dtype=bool)
-            for kind in np.unique(kinds):
+            for kind in range(len(FAMILIES)):
                 now[np.flatnonzero(kinds == kind)[:batch]] = True
             go_on(rows.take(now))
             left = ~now & self.reached(rows, least)

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.pipeline import Costs, price
+from phalanx.cost.pipeline import Costs
 from phalanx.cost.stack.compute import Passes
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.space import of
 from phalanx.schedule import stages
 from phalanx.schedule.partition import Units, explain, partition
 from phalanx.schedule.pipeline import build
+from phalanx.schedule.pipeline_run import run as run_schedule
 from phalanx.spec.strategy import Strategy
 
 _ROUNDS = 3
@@ -100,4 +101,7 @@ def _makespan(s: Strategy, m: int, costs: Costs, slowest: float) -> float:
     virtual = s.virtual if s.virtual > 1 else None
     # Of naive, a micro-batch goes all the way before the next one starts.
     pace = sum(costs.forward) + sum(costs.input_grad) + sum(costs.weight_grad) if s.schedule == "naive" else slowest
-    return price(build(s.schedule, s.pp, few, virtual), costs).makespan + (m - few) * pace
+    whole = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
+    seconds = {"F": costs.forward, "I": costs.input_grad, "W": costs.weight_grad, "B": whole}
+    times = run_schedule(build(s.schedule, s.pp, few, virtual), seconds, costs.transfer)
+    return max(own[-1][1] for own in times) + (m - few) * pace

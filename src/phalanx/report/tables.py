@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 
-from phalanx.plan.search import Candidate, Searched
 from phalanx.spec.cluster import GIB, ClusterSpec
 from phalanx.spec.job import Job
+
+if TYPE_CHECKING:  # a table needs none of what prices a strategy
+    from phalanx.plan.search import Candidate, Searched
 
 
 def seconds(value: float) -> str:
