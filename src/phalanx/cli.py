@@ -96,7 +96,11 @@ def plan(
     price: Annotated[float | None, typer.Option("--price", help="Of a GPU-hour, for --tokens.")] = None,
     objective: Annotated[
         str,
-        typer.Option("--objective", help="throughput; or memory: the most of it left, within 10 % of the fastest."),
+        typer.Option(
+            "--objective",
+            help="throughput, days; gpu-hours, money: over as many GPUs or half, a quarter ...; "
+            "memory: the most of it left, within 10 % of the fastest.",
+        ),
     ] = "throughput",
     profile: Annotated[str, typer.Option("--profile", metavar="STACK", help="The software stack.")] = "megatron-core",
     out: Annotated[Path, typer.Option("--out", help="Where the plan goes.")] = Path("plan.json"),

@@ -28,7 +28,7 @@ def ask(
 ) -> None:
     """Search, show, write plan.json. Raises InputError."""
     from phalanx.plan import question
-    from phalanx.plan.answer import OBJECTIVES, answer
+    from phalanx.plan.answer import OBJECTIVES, THRIFT, answer, thriftiest
     from phalanx.plan.goal import Goal
     from phalanx.plan.goal import tokens as counted
     from phalanx.spec.errors import InputError, nearest
@@ -40,13 +40,21 @@ def ask(
     assert gpus is not None
     assert batch is not None
     assert seq is not None
-    if objective not in OBJECTIVES:
-        raise InputError("--objective", objective, "is not one", nearest(objective, OBJECTIVES))
+    if objective not in (*OBJECTIVES, *THRIFT, "days"):
+        raise InputError("--objective", objective, "is not one", nearest(objective, (*OBJECTIVES, *THRIFT, "days")))
+    if objective in (*THRIFT, "days") and not tokens:
+        raise InputError("--tokens", None, f"is missing: {objective} are those of a whole training", "e.g. 300B")
+    if objective == "money" and price is None:
+        raise InputError("--price", None, "is missing", "name what a GPU-hour costs")
     spec, notes = question.model_named(model)
     for note in notes:
         announce(f"note: {note}")
+    larger = question.asked(spec, question.cluster_named(cluster), batch, seq, stack)
+    if objective in THRIFT:
+        asked, gpus = gpus, thriftiest(larger, gpus)
+        announce(f"{gpus} GPUs take the fewest GPU-hours, of {asked} and its halves")
     goal = Goal(counted(tokens, spec), gpus, price) if tokens else None
-    found = answer(question.asked(spec, question.cluster_named(cluster), batch, seq, stack), gpus, objective)  # type: ignore[arg-type]
+    found = answer(larger, gpus, "memory" if objective == "memory" else "throughput")
 
     from phalanx.spec import plan as plans
 
@@ -87,6 +95,9 @@ def _as_json(a: Answer, goal: Goal | None) -> dict[str, Any]:
         "seconds": a.seconds,
         "best": _one(a.ranked[0], a, goal),
         "alternatives": [_one(r, a, goal) for r in a.ranked[1:]],
+        "fewer": {"gpus": a.fewer.gpus, "strategy": str(a.fewer.strategy), "step_time_s": a.fewer.seconds}
+        if a.fewer
+        else None,
         "families": {r.family: _one(r, a, goal) for r in a.families},
         "front": [_one(r, a, None) for r in a.front],
         "rejected": [

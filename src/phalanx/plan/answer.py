@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from phalanx.cost.stack.flops import model_flops
-from phalanx.plan import explore, makespan, reasons, space
+from phalanx.plan import explore, makespan, reasons, scaling, space
 from phalanx.plan.explore import FAMILIES, Found
 from phalanx.plan.least import least_ranks
 from phalanx.plan.makespan import Run
@@ -24,8 +24,12 @@ from phalanx.spec.strategy import Strategy
 
 Objective = Literal["throughput", "memory"]
 OBJECTIVES = ("throughput", "memory")
+THRIFT = ("gpu-hours", "money")
+"""Of which there are fewer where fewer GPUs are taken; days are throughput."""
 _SLACK = 0.10
 """How much slower than the fastest a strategy may be that is chosen for the memory that it leaves."""
+_NEAR = 64
+"""How many fewer GPUs are tried where the batch cannot be split over all."""
 _FRONT = 1.5
 """The front of time and memory goes up to this many times the shortest step."""
 
@@ -55,6 +59,15 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Fewer:
+    """The best strategy on fewer GPUs, where it is as fast."""
+
+    gpus: int
+    strategy: Strategy
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Answer:
     """`ranked`: best first. `families`: the best of each that has any. `front`: fastest first, each with less memory
     than all before it. `evaluated`: all legal strategies; `examined`: those priced one by one, the others were
@@ -69,6 +82,7 @@ class Answer:
     evaluated: int
     examined: int
     seconds: float
+    fewer: Fewer | None = None
 
     @property
     def best(self) -> Ranked:
@@ -83,7 +97,10 @@ def answer(
     start = time.perf_counter()
     pricing = larger(gpus)
     options = pricing.options
-    found = explore.explore(pricing, gpus, options, keep, _SLACK if objective == "memory" else 0.0)
+    try:
+        found = explore.explore(pricing, gpus, options, keep, _SLACK if objective == "memory" else 0.0)
+    except InputError as wrong:
+        raise _with_a_number(wrong, pricing, gpus) from None
     if not len(found.rows):
         raise _nothing_fits(pricing, found, larger, gpus, options)
     order = found.order
@@ -107,7 +124,44 @@ def answer(
         evaluated=found.legal,
         examined=found.priced,
         seconds=time.perf_counter() - start,
+        fewer=_fewer(larger, gpus, ranked[0]) if objective == "throughput" else None,
     )
+
+
+def _with_a_number(wrong: InputError, pricing: Pricing, gpus: int) -> InputError:
+    """Of GPUs that share nothing evenly: how many would."""
+    for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if wrong.field == "--gpus" else ():
+        try:
+            space.cores(pricing.model, pricing.job, n)
+        except InputError:
+            continue
+        return InputError(wrong.field, wrong.value, wrong.reason, f"use {n}, or another batch")
+    return wrong
+
+
+def _fewer(larger: Callable[[int], Pricing], gpus: int, best: Ranked) -> Fewer | None:
+    """Whether some of the GPUs might as well stand idle. Fewer take at least what the FLOPs take at the best rate
+    that kernels reach, so mostly nothing needs to be searched."""
+    pricing, found = larger(gpus), None
+    node = pricing.cluster.ranks_per_node
+    for n in sorted({gpus // 4, gpus // 2, (gpus - 1) // node * node} - {0}):
+        if best.mfu * gpus / n > np.max(pricing.system.gemm):
+            continue
+        candidate = scaling.best(larger(n), n)
+        if candidate and candidate[1] <= best.seconds and (not found or candidate[1] < found.seconds):
+            found = Fewer(n, candidate[0].strategy, candidate[1])
+    return found
+
+
+def thriftiest(larger: Callable[[int], Pricing], most: int) -> int:
+    """How many GPUs, of `most` and its halves, take the fewest GPU-seconds for a step; `most` where none fit."""
+    spent, n = {most: np.inf}, most
+    while n:
+        found = scaling.best(larger(n), n)
+        if found:
+            spent[n] = n * found[1]
+        n //= 2
+    return min(spent, key=lambda n: spent[n])
 
 
 def _second(pricing: Pricing, found: Found, rows: Sequence[int]) -> dict[int, Ranked]:
