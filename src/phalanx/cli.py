@@ -103,6 +103,9 @@ def plan(
         ),
     ] = "throughput",
     profile: Annotated[str, typer.Option("--profile", metavar="STACK", help="The software stack.")] = "megatron-core",
+    front: Annotated[
+        bool, typer.Option("--front", help="All of the front of time and memory, up to 1.5 times the shortest step.")
+    ] = False,
     out: Annotated[Path, typer.Option("--out", help="Where the plan goes.")] = Path("plan.json"),
     as_json: Json = False,
 ) -> None:
@@ -111,7 +114,7 @@ def plan(
         if model is not None:
             from phalanx.cli_plan import ask
 
-            ask(model, cluster, gpus, batch, seq, tokens, price, objective, profile, out, as_json)
+            ask(model, cluster, gpus, batch, seq, tokens, price, objective, profile, front, out, as_json)
             return
 
         from phalanx import session

@@ -23,6 +23,7 @@ def ask(
     price: float | None,
     objective: str,
     stack: str,
+    front: bool,
     out: Path,
     as_json: bool,
 ) -> None:
@@ -54,7 +55,7 @@ def ask(
         asked, gpus = gpus, thriftiest(larger, gpus)
         announce(f"{gpus} GPUs take the fewest GPU-hours, of {asked} and its halves")
     goal = Goal(counted(tokens, spec), gpus, price) if tokens else None
-    found = answer(larger, gpus, "memory" if objective == "memory" else "throughput")
+    found = answer(larger, gpus, "memory" if objective == "memory" else "throughput", whole_front=front)
 
     from phalanx.spec import plan as plans
 

@@ -90,15 +90,21 @@ class Answer:
 
 
 def answer(
-    larger: Callable[[int], Pricing], gpus: int, objective: Objective = "throughput", keep: int = 10
+    larger: Callable[[int], Pricing],
+    gpus: int,
+    objective: Objective = "throughput",
+    keep: int = 10,
+    whole_front: bool = False,
 ) -> Answer:
-    """Search. `larger`: the question on so many GPUs of the same kind. Raises InputError where nothing is legal, or
-    nothing fits: then with the least hardware that would do."""
+    """Search. `larger`: the question on so many GPUs of the same kind. `whole_front`: no point of it is missed; else
+    it is that of what the search for the best has met. Raises InputError where nothing is legal, or nothing fits:
+    then with the least hardware that would do."""
     start = time.perf_counter()
     pricing = larger(gpus)
     options = pricing.options
     try:
-        found = explore.explore(pricing, gpus, options, keep, _SLACK if objective == "memory" else 0.0)
+        slack, front = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
+        found = explore.explore(pricing, gpus, options, keep, slack, front)
     except InputError as wrong:
         raise _with_a_number(wrong, pricing, gpus) from None
     if not len(found.rows):
@@ -107,7 +113,7 @@ def answer(
     if objective == "memory":
         near = order[found.seconds[order] <= (1 + _SLACK) * found.seconds[order[0]]]
         order = near[np.argsort(found.bytes_[near], kind="stable")]
-    kept, each, front = [int(row) for row in order[:keep]], _best_of_each(found), _front(found)
+    kept, each, front = [int(row) for row in order[:keep]], _best_of_each(found), _front(found, whole_front)
     second = _second(pricing, found, [*kept, *each, *front])
     ranked = [second[row] for row in kept]
     if objective == "throughput":
@@ -189,12 +195,14 @@ def _best_of_each(found: Found) -> list[int]:
     return list(first.values())
 
 
-def _front(found: Found) -> list[int]:
-    """Of what was priced: each with less memory than all faster ones."""
+def _front(found: Found, whole: bool) -> list[int]:
+    """Of what was priced: each with less memory than all faster ones, or else those with clearly less."""
     order = found.order
     order = order[found.seconds[order] <= _FRONT * found.seconds[order[0]]]
     least = np.minimum.accumulate(found.bytes_[order])
-    return [int(i) for i in order[np.concatenate([[True], least[1:] < 0.98 * least[:-1]])]][:8]
+    clearly = 1.0 if whole else 0.98
+    points = [int(i) for i in order[np.concatenate([[True], least[1:] < clearly * least[:-1]])]]
+    return points if whole else points[:8]
 
 
 def _rejected(pricing: Pricing, best: Ranked, found: Found, has: set[str], options: Options) -> Iterable[Rejected]:
