@@ -105,6 +105,8 @@ _STRATEGY = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "-
         ("comm", "--params", "7B"),
         ("comm", *_STRATEGY, "--strategy", "dp=4,zero=1,tp=2,sp=1,pp=2"),
         ("roofline",),
+        ("roofline", "--params", "7B", "--seq", "4096"),
+        ("scaling", "--params", "7B", "--tokens", "1T", "--gpus", "8,64"),
         ("roofline", *_STRATEGY, "--strategy", "dp=16,zero=2"),
         (
             "scaling",
@@ -142,6 +144,11 @@ def test_each_table_prints_as_text_json_and_csv(tmp_path, words):
         (("scaling", "--model", "llama3-8b"), "--gpus"),
         (("scaling", "--model", "llama3-8b", "--gpus", "x", "--batch", "8", "--seq", "64"), "not a list of numbers"),
         (("comm", "--model", "llama3-8b"), "--cluster"),
+        (("scaling", "--params", "7B"), "--tokens: is missing"),
+        (("scaling", "--params", "7B", "--tokens", "all"), "'all': is not a number of tokens"),
+        (("scaling", "--params", "7B", "--tokens", "1T", "--tflops", "0"), "--tflops = 0"),
+        (("roofline", "--params", "7B", "--seq", "0"), "--seq = 0"),
+        (("roofline", "--params", "7B", "--cluster", "dgx-h10"), "did you mean dgx-h100"),
     ],
 )
 def test_wrong_words_get_one_line(tmp_path, words, said):

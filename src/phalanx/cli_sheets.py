@@ -28,6 +28,11 @@ def scaling(
     ] = "",
     batch: Batch = None,
     seq: Seq = None,
+    params: Params = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="300B", help="With --params: to train on.")
+    ] = None,
+    rate: Annotated[float, typer.Option("--tflops", help="With --params: TFLOP/s that each GPU reaches.")] = 150.0,
     devices: Annotated[
         str | None,
         typer.Option("--devices", metavar="v100,a100,h100", help="What the device changes, at the most GPUs."),
@@ -42,6 +47,9 @@ def scaling(
         from phalanx.plan import scaling as tables
         from phalanx.spec.errors import InputError, nearest
 
+        if params is not None:
+            _print([_training(params, tokens, rate, gpus)], as_json, as_csv)
+            return
         for name, given in (("--model", model), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
             if not given:
                 raise InputError(name, None, "is missing", "scaling needs --model, --gpus, --batch and --seq")
@@ -131,12 +139,17 @@ def roofline(
     batch: Batch = None,
     seq: Seq = None,
     profile: Profile = None,
+    params: Params = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Ridge points of the known systems; of a strategy also each operator's intensity, training and decoding."""
     with mistakes():
         from phalanx.plan import traffic
+
+        if params is not None:
+            _print(_intensities(params, cluster or "dgx-h100", 2048 if seq is None else seq), as_json, as_csv)
+            return
 
         sheets = [traffic.ridges()]
         if plan is not None or model is not None:
@@ -156,6 +169,34 @@ def cases(
         from phalanx.plan import rules as taught
 
         _print([taught.sheet() if rules else studied.sheet()], as_json, as_csv)
+
+
+def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Sheet:
+    from phalanx.plan import textbook
+    from phalanx.spec.errors import InputError
+
+    if tokens is None:
+        raise InputError("--tokens", None, "is missing", "with --params, say on how many: 300B")
+    if tflops <= 0:
+        raise InputError("--tflops", tflops, "must be positive")
+    count = textbook.counted(params)
+    return textbook.training(count, textbook.counted(tokens, "--tokens"), tflops * 1e12, _counts(gpus or "1,1024"))
+
+
+def _intensities(params: str, cluster: str, seq: int) -> list[Sheet]:
+    """Over the links in a node, and over those between nodes."""
+    from phalanx.cost.stack.hardware import system_of
+    from phalanx.plan import question, textbook
+    from phalanx.spec.errors import InputError
+
+    if seq < 1:
+        raise InputError("--seq", seq, "must be at least 1")
+    node = question.cluster_named(cluster)(1)
+    found = question.cluster_named(cluster)(2 * node.ranks_per_node)
+    peak = float(system_of(found).peak_bf16)
+    rates = {t.name: t.bandwidth_bytes_per_s_per_gpu_per_direction for t in (found.tiers[0], found.tiers[-1])}
+    count = textbook.counted(params)
+    return [textbook.intensity(count, seq, (1, 4, 16, 32, 64, 256), peak, rates[name], name) for name in rates]
 
 
 def _sized(model: str | None, params: str | None) -> tuple[object, float]:
