@@ -122,6 +122,20 @@ def test_a_plan_of_a_job_is_the_job_with_its_strategy(here):
     assert plans.job_of(here) == plans.job_of(here / "plan.json")
 
 
+def test_a_plan_of_a_job_is_explained_by_its_exact_price(here):
+    assert phalanx(here, "plan", "job.toml", "--strategy", "dp=2,micro_batch=1")[0] == 0
+    found = json.loads(phalanx(here, "explain", "plan.json", "--json")[1])
+    assert sum(found["terms_s"].values()) == pytest.approx(found["step_time_s"])
+    assert sum(found["memory_terms"].values()) == found["memory_bytes"]
+    assert {"pp 1 -> 2", "micro_batch 1 -> 2", "zero 0 -> 1"} <= {n["change"] for n in found["neighbours"]}
+    times = [n["step_time_s"] for n in found["neighbours"]]
+    assert times == sorted(times)
+    text = phalanx(here, "explain", "plan.json")[1]
+    assert "its neighbours" in text
+    code, _, err = phalanx(here, "lint", "plan.json")
+    assert (code, err.count("\n")) == (2, 1)
+
+
 def test_a_plan_of_names_needs_data_and_steps(here):
     words = ("--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "8", "--batch", "8", "--seq", "64")
     assert phalanx(here, "plan", *words, "--out", "g.json")[0] == 0

@@ -103,8 +103,8 @@ def answer(
     pricing = larger(gpus)
     options = pricing.options
     try:
-        slack, front = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
-        found = explore.explore(pricing, gpus, options, keep, slack, front)
+        slack, upto = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
+        found = explore.explore(pricing, gpus, options, keep, slack, upto)
     except InputError as wrong:
         raise _with_a_number(wrong, pricing, gpus) from None
     if not len(found.rows):

@@ -19,6 +19,7 @@ from phalanx.cost.stack.system import System
 from phalanx.plan.space import NAMES, ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
 from phalanx.schedule.pipeline import V_SHAPED
 from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec
 
@@ -178,6 +179,15 @@ class Pricing:
     @property
     def usable(self) -> int:
         return self.cluster.device.usable_bytes
+
+
+def published(cluster: ClusterSpec) -> bool:
+    """Whether its device is one of which the terms know the rates; a measured machine mostly is none."""
+    try:
+        system_of(cluster)
+    except InputError:
+        return False
+    return True
 
 
 def _smallest_of(rows: Strategies, zero: int, recompute: str, whole: bool) -> Strategies:

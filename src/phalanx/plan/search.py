@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.cost.predict import Prediction, predict
-from phalanx.cost.stack.hardware import system_of
 from phalanx.plan import explore, layers, space
 from phalanx.plan.bounds import Bounds
 from phalanx.plan.bucket import resolve
-from phalanx.plan.pricing import Floats, Pricing
+from phalanx.plan.pricing import Floats, Pricing, published
 from phalanx.plan.space import Options, Strategies
 from phalanx.spec.cluster import GIB, ClusterSpec
 from phalanx.spec.errors import InputError
@@ -94,7 +93,7 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[in
         )
         raise InputError("strategy", "auto", reason, f"use {few} ranks, or another batch")
     legal = int(space.size(cores, model, job, OPTIONS).sum())
-    settled = legal <= _LARGE or not _published(cluster)
+    settled = legal <= _LARGE or not published(cluster)
     if settled:
         rows = space.pipelines(space.experts(cores, model), model, job, OPTIONS)
         rows = space.sharding(space.recomputing(rows, model, OPTIONS), OPTIONS)
@@ -131,15 +130,6 @@ def _cores(model: ModelSpec, job: Job, worlds: Sequence[int]) -> Strategies:
             if wrong.field != "--gpus":  # of the job, whatever the ranks
                 raise
     return space.joined(found) if found else space.of([])
-
-
-def _published(cluster: ClusterSpec) -> bool:
-    """Whether the vectorised terms know the device."""
-    try:
-        system_of(cluster)
-    except InputError:
-        return False
-    return True
 
 
 def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> list[Strategy]:
