@@ -433,7 +433,7 @@ def bench_scaling() -> Iterator[Result]:
                 f"efficiency {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), predicted {predicted:.2f}"
             )
             shown += f"; step {m['step'] * 1e3:.0f} ms, predicted {found['predicted'] * 1e3:.0f}; of it {lost}"
-            yield Result(f"{name} scaling, {ranks} ranks", shown)
+            yield Result(f"{name} scaling, {ranks} rank{'s' * (ranks > 1)}", shown)
 
 
 def bench_lab() -> Iterator[Result]:

@@ -1,19 +1,23 @@
 """Benchmark ranks on the lab's hosts: all-reduces over a slow link, and steps of training beside their prediction.
 
 torchrun ... -m benchmarks.lab '{"out": FILE, "what": "reduce", "size": BYTES}'
-torchrun ... -m benchmarks.lab '{"out": FILE, "what": "train", "cluster": FILE.toml}'
+torchrun ... -m benchmarks.lab '{"out": FILE, "what": "measure", "cluster": FILE.toml}'
+torchrun ... -m benchmarks.lab '{"out": FILE, "what": "train", "cluster": FILE.toml, "lines": [STRATEGY]}'
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.interleaved import Step, rounds
+from phalanx import cli
 from phalanx.measure import links
 from phalanx.measure.links import SHARED, Way
 from phalanx.plan import choose
@@ -38,8 +42,11 @@ SERIAL = ("binomial", "naive")  # their crossings wait for each other
 SHM = "hierarchical, shm"  # inside of the hosts
 STEP_ROUNDS, STEPS = 4, 2
 COMPRESSORS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:1e-3", "powersgd:4")
-WHOLE, SHARDED, HSDP = "dp=4", "dp=4,zero=3", "dp=4,zero=3,shard=2"
-BATCH, SEQ = 4, 32
+# Compressors with a rank to a core: four on two cores would show how short work is scheduled.
+WHOLE = "dp=2"
+COMPRESSED = tuple(f"{WHOLE},compression={c}" for c in COMPRESSORS)
+SHARDED, HSDP = "dp=4,zero=3", "dp=4,zero=3,shard=2"
+SEQ = 32  # a sequence to a rank
 # 4.2 M parameters: 16.8 MB of gradients, and little to compute.
 SIZES = {"family": "llama", "vocab": 4096, "hidden": 256, "layers": 4, "heads": 8, "ffn": 512, "max_seq": 64}
 
@@ -68,21 +75,23 @@ def _reduce(world: World, given: dict[str, Any]) -> dict[str, list[float]]:
     return found | links.rounds(shared, both, ROUNDS)
 
 
+def _measure(given: dict[str, Any]) -> None:
+    """`phalanx measure`, without its words."""
+    with redirect_stdout(io.StringIO()):
+        cli.app(["measure", "--out", given["cluster"]], standalone_mode=False)
+
+
 def model() -> ModelSpec:
     return build_spec(ModelSpec, complete(SIZES), "model")
 
 
-def lines() -> list[str]:
-    return [WHOLE, *(f"{WHOLE},compression={c}" for c in COMPRESSORS), SHARDED, HSDP]
-
-
 def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
     """tokens/s of every strategy, and its step as predicted from the measured cluster."""
-    cluster, job, spec = cluster_from_toml(Path(given["cluster"])), Job(BATCH, SEQ), model()
+    cluster, job, spec = cluster_from_toml(Path(given["cluster"])), Job(world.size, SEQ), model()
     chosen = choose.decide(cluster, "auto")
     runs: dict[str, tuple[Step, int]] = {}
     predicted = {}
-    for line in lines():
+    for line in given["lines"]:
         strategy = make_strategy(line)
         assert strategy is not None
         candidate = price(spec, cluster, job, strategy)
@@ -90,7 +99,7 @@ def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
         comm = Comm(world, mesh(candidate.strategy), chosen)
         training = Training(spec, job, candidate.strategy, comm, 0)
         runs[line] = (lambda batch, t=training: t.step([batch], 1e-3), world.size)
-    batch = torch.randint(spec.vocab, (BATCH // world.size, job.seq + 1))
+    batch = torch.randint(spec.vocab, (1, job.seq + 1))
     found = rounds(runs, batch, Comm(world, mesh(Strategy(dp=world.size))), STEP_ROUNDS, STEPS)
     tokens = job.global_batch * job.seq
     return {
@@ -101,6 +110,9 @@ def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     given = json.loads(sys.argv[1])
+    if given["what"] == "measure":
+        _measure(given)
+        return
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     worlds.join(world, 300)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import resource
+import runpy
 import signal
 import subprocess
 import sys
@@ -32,7 +33,8 @@ def phalanx(here: Path, *words: str, **how: Any) -> tuple[int, str, str]:
 class Launcher:
     """`phalanx words` under way. `environment` is added to this process's own. `instead`: the modules of ranks that
     stand in for others. No file that it writes may be larger than `largest` bytes. `grace_s`: how long ranks that are
-    asked to end may take. `torchrun`: the options of torch's own launcher, which then starts `phalanx words`.
+    asked to end may take. `torchrun`: the options of torch's own launcher, which then starts `phalanx words`; a
+    script, if words begin with one.
     `namespace`: the lab's host on which that happens."""
 
     def __init__(
@@ -96,7 +98,8 @@ def _launcher(
         _become(environment, *(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for path in said))
 
         def start(handler: SubprocessHandler, command: Sequence[str], environment: dict[str, str]) -> _Rank:
-            module, *argv = command[command.index("-m") + 1 :]  # python -m module argument
+            # python -u -m module argument, or a script in its place
+            module, *argv = command[command.index("-m" if "-m" in command else "-u") + 1 :]
             return _Rank(instead.get(module, module), argv, environment)
 
         agent._GRACE_S = agent._GRACE_S if grace_s is None else grace_s
@@ -106,7 +109,7 @@ def _launcher(
         if torchrun:
             from torch.distributed.run import main
 
-            main([*torchrun, "-m", "phalanx", *words])
+            main([*torchrun, *words] if words[0].endswith(".py") else [*torchrun, "-m", "phalanx", *words])
             return
         from phalanx.cli import app
 
@@ -129,7 +132,10 @@ class _Rank(subprocess.Popen[bytes]):
                 signal.signal(number, signal.SIG_DFL)
             _become(self._environment)
             sys.argv = [self._module, *self._argv]
-            importlib.import_module(self._module).main()
+            if self._module.endswith(".py"):
+                runpy.run_path(self._module, run_name="__main__")
+            else:
+                importlib.import_module(self._module).main()
 
         self.pid = os.fork()
         if not self.pid:

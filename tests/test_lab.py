@@ -246,12 +246,35 @@ def test_lab_run_starts_torchrun_on_every_host_and_counts(hosts: Hosts, tmp_path
         "print(os.environ['RANK'], os.environ['WORLD_SIZE'], socket.gethostname(), flush=True)\n"
         "peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
         "peer.sendto(bytes(8000), ('10.77.0.102' if os.environ['GROUP_RANK'] == '0' else '10.77.0.101', 9))\n"
-        "raise SystemExit(3 if os.environ['RANK'] == '1' else 0)\n"
+        "raise SystemExit(3)\n"
     )
     code, out, err = phalanx(tmp_path, "lab", "run", "--ranks", "1", "--traffic", "t.json", "--", str(script))
     assert sorted(out.splitlines()[:2]) == ["0 2 host0", "1 2 host1"], err
-    assert code == 1  # torchrun's, of a rank that failed
+    assert code == 1  # torchrun's, of ranks that failed
     assert min(t["sent"] for t in json.loads((tmp_path / "t.json").read_text())) > 8000
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--", "trian"), "command = 'trian': is no program here; or a script's name ends in .py"),
+        (
+            ("--traffic", "no/t.json", "--", "true"),
+            "--traffic = 'no/t.json': cannot be written; make its folder first",
+        ),
+        (("--rate", "1gb", "--", "true"), "--rate = '1gb': is not a rate; write 1gbit or 500mbit"),
+        (("--hosts", "0", "--", "true"), "--hosts = 0: must be 1 to 100"),
+    ],
+)
+def test_mistakes_are_said_before_a_lab_is_made(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    assert phalanx(tmp_path, "lab", "run", *words) == (2, "", f"error: {said}\n")
+
+
+def test_hosts_that_wait_for_one_that_failed_are_ended(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab, "_GRACE_S", 0.05)
+    monkeypatch.setattr(Lab, "torchrun", lambda _, host, *__: ["sh", "-c", "exit 3" if host else "sleep 100"])
+    with Lab(2) as made:
+        assert lab.run(made, 1, []) == 3
 
 
 def test_rates() -> None:

@@ -231,3 +231,17 @@ def test_hosts_are_measured_together(hosts: Hosts, tmp_path: Path) -> None:
 def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         cluster_from_toml(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--out", "no/x.toml"), "--out = 'no/x.toml': cannot be written; make its folder first"),
+        (("--plot", "."), "--plot = '.': is a folder; name a file in it"),
+        (("--dtype", "float33"), "--dtype = 'float33': is no type to compute in; did you mean float32 or float64?"),
+        (("--ranks", "0"), "--ranks = 0: must be at least 1"),
+        (("--threads", "0"), "--threads = 0: must be at least 1"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_measured(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    assert phalanx(tmp_path, "measure", *words) == (2, "", f"error: {said}\n")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import awkward
 import faults
+import forked
 import numpy as np
 import pytest
 import torch
@@ -204,12 +203,11 @@ def test_planning_needs_no_torch_for_the_package() -> None:
         phalanx.parallelise  # noqa: B018
 
 
-def test_the_example_runs_under_torchrun() -> None:
-    root = Path(__file__).parent.parent
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    example = [str(root / "examples" / "any_module.py"), "zero=3"]
-    done = subprocess.run([*torchrun, *example], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    losses = [float(line.split()[3]) for line in done.stdout.splitlines() if line.startswith("step")]
+def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
+    example = Path(__file__).parent.parent / "examples" / "any_module.py"
+    options = ("--nproc-per-node", "2", "--standalone")
+    code, out, err = forked.phalanx(tmp_path, str(example), "zero=3", torchrun=options)
+    assert code == 0, err
+    losses = [float(line.split()[3]) for line in out.splitlines() if line.startswith("step")]
     assert len(losses) == 5
     assert losses[-1] < losses[0]

@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 import ranks_pipeline
 import toy
+from forked import phalanx
 from pool import Pool
 from test_cli import rows, wait_for_step
 from test_failures import Stroke, begin, folder_of_runs, nothing_is_left, train, words
 from torch.distributed.pipelining import schedules as torchs
 
-from phalanx import session
 from phalanx.report.pipeline_measured import of_run
 from phalanx.schedule import stages
 from phalanx.schedule.pipeline import SCHEDULES, Action, build, held
 from phalanx.schedule.pipeline_prove import prove
 from phalanx.schedule.pipeline_sends import inserted
 from phalanx.schedule.pipeline_text import read, written
-from phalanx.spec import jobfile
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy import Strategy
 
@@ -166,6 +165,7 @@ def test_a_stage_that_fails_is_named_and_the_run_goes_on(here: Path) -> None:
 def test_ranks_that_use_their_groups_in_other_orders_meet(here: Path) -> None:
     """The first rank begins with what its embedding sends over tp, the next one with a message. In new processes:
     those of the pool have met."""
-    overrides = ["strategy.pp=2", "strategy.tp=2", "cluster.ranks=4", "train.transport=native", "train.timeout_s=30"]
-    found = session.parity(jobfile.load(here / "job.toml", overrides), 1, "float64", lambda _: None)
-    assert found["passed"], found
+    settings = ("strategy.pp=2", "strategy.tp=2", "cluster.ranks=4", "train.transport=native", "train.timeout_s=30")
+    words = [word for item in settings for word in ("--set", item)]
+    code, out, err = phalanx(here, "parity", "job.toml", "--steps", "1", *words)
+    assert code == 0, (out, err)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from phalanx.terminal import announce, console, mistakes
+from phalanx.terminal import announce, console, mistakes, require_writable
 
 lab = typer.Typer(help="Hosts with shaped links on this machine; needs root and iproute2.", no_args_is_help=True)
 
@@ -29,7 +31,7 @@ def run(
     torchrun: Annotated[
         list[str] | None, typer.Option("--torchrun", metavar="NAME=VALUE", help="A torchrun option, may be repeated.")
     ] = None,
-    traffic: Annotated[str | None, typer.Option(metavar="FILE", help="Write the bytes of each link as JSON.")] = None,
+    traffic: Annotated[Path | None, typer.Option(metavar="FILE", help="Write each link's bytes as JSON.")] = None,
 ) -> None:
     """Run a command on several hosts made of network namespaces, and count what crosses their links.
 
@@ -39,8 +41,12 @@ def run(
         from phalanx.measure import lab as labs
         from phalanx.spec.errors import InputError
 
+        require_writable("--traffic", traffic)
+        words = labs.torchrun_words(command)
         if ranks < 1:
             raise InputError("--ranks", ranks, "must be at least 1")
+        if "--no-python" in words and shutil.which(command[0]) is None:
+            raise InputError("command", command[0], "is no program here", "or a script's name ends in .py")
         options = dict(_option(word) for word in torchrun or ())
         speed = labs.bytes_per_s(rate) if rate else None
         with labs.until_stopped(), labs.Lab(hosts, speed) as found:
@@ -48,14 +54,12 @@ def run(
                 announce(f"removed what was left of {name}, a lab that was killed")
             announce(f"{hosts} hosts x {ranks} ranks, {f'{rate} each' if rate else 'links as fast as they are'}")
             before = found.traffic()
-            code = labs.run(found, ranks, labs.torchrun_words(command), options)
+            code = labs.run(found, ranks, words, options)
             counted = [now - then for now, then in zip(found.traffic(), before, strict=True)]
         if traffic:
-            from pathlib import Path
-
             from phalanx.spec.plan import write_json
 
-            write_json(Path(traffic), [{"sent": t.sent, "received": t.received} for t in counted])
+            write_json(traffic, [{"sent": t.sent, "received": t.received} for t in counted])
         out = console()
         for host, t in enumerate(counted):
             out.print(f"host {host}: sent {t.sent:,} B, received {t.received:,} B", highlight=False)

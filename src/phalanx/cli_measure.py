@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.terminal import Json, announce, console, mistakes, print_json, require_torch
+from phalanx.terminal import Json, announce, console, mistakes, print_json, require_torch, require_writable
 
 if TYPE_CHECKING:
     from phalanx.spec.cluster import ClusterSpec
@@ -38,6 +38,8 @@ def measure(
     from phalanx import measurement, session
 
     with mistakes():
+        require_writable("--out", out)
+        require_writable("--plot", plot)
         if nccl_tests:
             cluster = measurement.from_nccl_tests(nccl_tests, preset, op)
         else:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.spec import cluster_presets as clusters
-from phalanx.spec import jobfile
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import Precision
+from phalanx.spec.job import compute_type
 
 if TYPE_CHECKING:
     from phalanx.runtime.world import World
@@ -26,11 +25,11 @@ def measure_ranks(world: World, dtype: str, threads: int) -> ClusterSpec | None:
     from phalanx.runtime import world as worlds
     from phalanx.runtime.launch import named
 
-    precision = jobfile.build(Precision, {"compute": dtype}, "--dtype")
+    kind = compute_type(dtype, "--dtype")
     torch.set_num_threads(threads)
     with named(world):
         worlds.join(world, 600)
-        found = measure_all(world, precision.compute, threads)
+        found = measure_all(world, kind, threads)
         worlds.leave()
     return found
 

@@ -31,7 +31,7 @@ from phalanx.spec import model as models
 from phalanx.spec.choice import Choice
 from phalanx.spec.cluster import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.job import Precision
+from phalanx.spec.job import compute_type
 from phalanx.spec.jobfile import JobFile
 from phalanx.spec.plan import Plan
 from phalanx.spec.strategy import Strategy, require_runnable
@@ -396,9 +396,9 @@ def sample(folder: Path) -> str:
 
 def measure(ranks: int | None, dtype: str, threads: int, announce: Announce) -> ClusterSpec:
     """This machine, measured anew. Raises InputError, RankFailure."""
-    precision = jobfile.build(Precision, {"compute": dtype}, "--dtype")
+    kind = compute_type(dtype, "--dtype")
     count = ranks if ranks is not None else default_ranks()
     if count < 1 or threads < 1:
         raise InputError("--ranks" if count < 1 else "--threads", min(count, threads), "must be at least 1")
-    require_local(count)
-    return local_cluster(count, precision.compute, threads, anew=True, announce=announce)
+    require_local(count, "--ranks")
+    return local_cluster(count, kind, threads, anew=True, announce=announce)

@@ -6,9 +6,11 @@ Exit codes: 0 done; 1 a check or a rank failed; 2 the input was wrong; 130 inter
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -54,6 +56,19 @@ def require_torch() -> None:
     for name in ("torch", "tokenizers"):
         if importlib.util.find_spec(name) is None:
             raise InputError("installation", None, f"{name} is not installed", "pip install 'phalanx[train]'")
+
+
+def require_writable(option: str, file: Path | None) -> None:
+    """That a file can be written there, before anything starts. Raises InputError."""
+    from phalanx.spec.errors import InputError
+
+    if file is None:
+        return
+    if file.is_dir():
+        raise InputError(option, str(file), "is a folder", "name a file in it")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        mend = "" if file.parent.is_dir() else "make its folder first"
+        raise InputError(option, str(file), "cannot be written", mend)
 
 
 def console() -> Console:

@@ -7,7 +7,9 @@ order over all groups together: that is the caller's duty, and what the recorder
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +50,29 @@ class _InOrder:
     def wait(self) -> None:
         self._memory.finish_before(self._mark)
         self._handle.wait()
+
+
+class _LetGo:
+    """A handle of an instrumented step. Gloo's thread says that it is done before it lets go of the tensors: on a
+    busy machine long before, and memory that the step has freed would count."""
+
+    _PATIENCE = 1.0  # s
+
+    def __init__(self, call: Call, start: Callable[[], Handle]) -> None:
+        self._held = [(t, _uses(t)) for t in (call.source, call.target)]
+        self._handle = start()
+
+    def wait(self) -> None:
+        self._handle.wait()
+        self._handle, until = DONE, time.monotonic() + self._PATIENCE
+        while any(_uses(t) > before for t, before in self._held) and time.monotonic() < until:
+            time.sleep(0)
+        self._held = []
+
+
+def _uses(tensor: Tensor) -> int:
+    """How many hold a tensor, in any language."""
+    return int(tensor._use_count())  # type: ignore[attr-defined]
 
 
 class _NotIssued:
@@ -288,7 +313,8 @@ class Comm:
             return self._await(label, op)
         # Of uneven parts no rank knows another's size: all take what serves the largest.
         chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size, self.hosts(ranks))
-        return self.timeline.issued(flight, self.start(call, chosen.transport, chosen.algorithm))
+        start = partial(self.start, call, chosen.transport, chosen.algorithm)
+        return self.timeline.issued(flight, _LetGo(call, start) if self.recorder.keeping else start())
 
     def start(self, call: Call, transport: Transport = "native", algorithm: str = "") -> Handle:
         """Issue a call over a transport, unrecorded: what measuring does. Shared memory, where it cannot serve the

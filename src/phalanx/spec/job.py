@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast, get_args
 
-from phalanx.spec.errors import InputError
+from phalanx.spec.errors import InputError, nearest
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
+
+
+def compute_type(word: str, field: str) -> DType:
+    """The type of that name. Raises InputError."""
+    for known in get_args(DType):
+        if known == word:
+            return cast(DType, known)
+    raise InputError(field, word, "is no type to compute in", nearest(word, get_args(DType)))
+
 
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
