@@ -137,6 +137,7 @@ def test_idle_gpus_are_said():
         ({"--batch": "0"}, "--batch = 0"),
         ({"--tokens": "many"}, "write 300B"),
         ({"--objective": "speed"}, "known: days, gpu-hours, memory, money, throughput"),
+        ({"--out": "no/where.json"}, "make its folder first"),
         ({"--objective": "days"}, "--tokens: is missing"),
         ({"--objective": "money", "--tokens": "300B"}, "--price: is missing"),
         ({"--profile": "megatron"}, "did you mean"),

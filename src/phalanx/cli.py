@@ -26,7 +26,18 @@ from phalanx.cli_sheets import cases, comm, memory, roofline, scaling
 from phalanx.cli_validate import validate
 from phalanx.cli_verify import verify
 from phalanx.cli_weights import export_weights, import_weights
-from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json, require_torch
+from phalanx.terminal import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    Json,
+    announce,
+    console,
+    mistakes,
+    print_json,
+    require_torch,
+    require_writable,
+)
 
 if TYPE_CHECKING:
     from phalanx.session import Decision, Outcome
@@ -124,6 +135,7 @@ def plan(
 
         if job is None:
             raise InputError("JOB.toml", None, "is missing", "name a job file, or --model, --cluster, --gpus, ...")
+        require_writable("--out", out)
         file = session.with_overrides(jobfile.load(job, overrides or ()), strategy)
         _notes(file.notes)
         decision = session.decide(file, announce=announce)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.terminal import announce, console, print_json
+from phalanx.terminal import announce, console, print_json, require_writable
 
 if TYPE_CHECKING:
     from phalanx.plan.answer import Answer, Ranked
@@ -47,6 +47,7 @@ def ask(
         raise InputError("--tokens", None, f"is missing: {objective} are those of a whole training", "e.g. 300B")
     if objective == "money" and price is None:
         raise InputError("--price", None, "is missing", "name what a GPU-hour costs")
+    require_writable("--out", out)
     spec, notes = question.model_named(model)
     for note in notes:
         announce(f"note: {note}")
