@@ -117,10 +117,13 @@ def decide(
 
 def _worlds(file: JobFile, cluster: ClusterSpec, started: int | None) -> list[int]:
     """How many ranks a search may take: those that were started, all of a cluster; of this machine fewer too, where
-    they would be faster."""
+    they would be faster: as many as were at work together when it was measured."""
     if started is not None:
         return [started]
-    return list(range(1, cluster.ranks + 1)) if file.cluster.preset == "local" else [cluster.ranks]
+    if file.cluster.preset != "local":
+        return [cluster.ranks]
+    measured = {k.concurrent for k in cluster.kernels if k.dtype == file.job.precision.compute}
+    return sorted({n for n in measured if n < cluster.ranks} | {cluster.ranks})
 
 
 def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -> Plan:

@@ -87,7 +87,11 @@ def _drawn(panel: _Panel, left: int, top: int) -> Iterable[str]:
     lowest = 0.0 if panel.unit == "share" else min(ys)
     highest = max(1.0, max(ys)) if panel.unit == "share" else max(ys)
     for value, at in ((lowest, top + h), (highest, top + 8)):
-        yield f'<text x="{left - 4}" y="{at}" text-anchor="end">{written(value, panel.unit)}</text>'
+        yield f'<text x="{left - 4}" y="{at}" text-anchor="end">{_label(value, panel.unit)}</text>'
+
+
+def _label(value: float, unit: str) -> str:
+    return written(value, unit) + (" GB" if unit == "GB" else "")
 
 
 def _scale(values: Sequence[float]) -> Callable[[float], float]:

@@ -70,8 +70,8 @@ def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: 
 
 def searched(found: Searched) -> str:
     """One line on what was chosen from."""
-    first, last = found.worlds[0], found.worlds[-1]
-    over = f"{first} to {last} ranks" if last > first else f"{last} ranks" if last > 1 else "1 rank"
+    *some, most = found.worlds
+    over = " or ".join(filter(None, [", ".join(map(str, some)), str(most)])) + (" rank" if most == 1 else " ranks")
     others = (
         "no other promises to be faster" if found.settled else "the others are slower, or do not fit, by estimate"
     )
