@@ -21,7 +21,7 @@ from phalanx.plan.space import Ints, Options, Strategies
 
 FAMILIES = ("DDP", "ZeRO", "HSDP", "TP+DP", "PP+DP", "3D", "with CP", "with EP")
 _DDP, _ZERO, _HSDP, _TP, _PP, _3D, _CP, _EP = range(len(FAMILIES))
-_CORES, _ROWS = 8, 32
+_CORES, _ROWS = 16, 32
 """Of each family, how many cores and rows are priced first: the best of them are marks for the others."""
 
 
