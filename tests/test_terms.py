@@ -75,9 +75,9 @@ def _sums_are_the_terms(model: ModelSpec, job: Job, strategy: Strategy, place: i
 def test_columns_are_their_rows(model: ModelSpec, batch: int, seq: int, dtype: str, first: int) -> None:
     """Of every model a third of the rows are looked at, of all models together each row."""
     job = Job(global_batch=batch, seq=seq, precision=Precision(compute=dtype))  # type: ignore[arg-type]
-    options = space.Options(recompute=("none",))
-    every = [space.everything(model, job, n, options) for n in (1, 2, 3, 4, 6, 8) if batch % n == 0]
-    plain = [s for some in every for s in some.strategies() if s.world == s.dp]
+    every = [space.cores(model, job, n) for n in (1, 2, 3, 4, 6, 8) if batch % n == 0]
+    alone = [cores.take(cores.tp * cores.cp * cores.pp == 1) for cores in every]  # of data parallelism alone
+    plain = [s for rows in alone for s in space.sharding(rows, space.Options()).strategies()]
     rows = [replace(s, bucket=bucket) for s in plain for bucket in (0.01, 1.0)]
     rows += [replace(s, bucket=1.0, cp=4 if s.dp == 1 else 2) for s in plain if s.dp <= 2]
     cluster = clusters.dgx_a100(nodes=1)
