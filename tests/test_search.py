@@ -96,6 +96,19 @@ def test_a_large_space_is_chosen_from_by_the_vectorised_terms(monkeypatch):
     assert all(c.reason or c.seconds >= found.best.seconds for c in found.candidates)
 
 
+def test_where_memory_is_short_what_fits_is_found():
+    """Two dozen strategies of one rank, of which the smallest alone fits; the fastest are priced first."""
+    model, job = make_model({"preset": "gpt2", "layers": 2}, Path())[0], Job(32, 64)
+    every = [
+        price(model, _cluster(True, 1e12), job, s) for s in space.everything(model, job, 1, OPTIONS).strategies()
+    ]
+    least = min(every, key=lambda c: int(c.prediction.memory_bytes))
+    found = search(model, _cluster(True, int(least.prediction.memory_bytes)), job, [1])
+    assert len(every) > searching.SHOWN
+    assert found.best.strategy == least.strategy
+    assert found.settled
+
+
 def test_what_does_not_fit_or_split_is_one_line():
     model = make_model({"preset": "gpt2", "layers": 2}, Path())[0]
     with pytest.raises(InputError, match=r"nothing fits: .* needs 1\.0 of 0\.0 GiB"):
