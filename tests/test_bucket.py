@@ -114,10 +114,10 @@ def test_what_is_given_or_has_no_buckets_stays(strategy: Strategy) -> None:
 
 def test_candidates_are_priced_with_their_bucket_and_shown_without() -> None:
     here = clusters.dgx_h100(1)
-    found = search(MODEL, here, JOB)
+    found = search(MODEL, here, JOB, [8]).candidates
     for c in found[:40]:
         assert (c.strategy.bucket == "auto") != has_buckets(c.strategy)
-        assert c.asked == replace(c.strategy, bucket="auto")
+        assert c.asked == replace(c.strategy, bucket="auto", layers="auto")
         assert float(c.prediction.step_time_s) == float(predict(MODEL, here, JOB, c.strategy).step_time_s)
         assert c == price(MODEL, here, JOB, c.asked)
     assert "bucket" not in "".join(alternatives(found, found[0], JOB, 10).columns[1].cells)  # type: ignore[arg-type]

@@ -99,21 +99,47 @@ def test_memory_as_objective_takes_less_of_it_and_at_most_ten_percent_more_time(
 
 
 def test_a_stack_gets_the_schedules_that_it_has():
-    ours = answer(asked(model_named("llama3-8b")[0], cluster_named("dgx-h100"), 64, 8192, "phalanx"), 16)
+    ours = answer(asked(model_named("llama3-8b")[0], cluster_named("dgx-h100"), 64, 8192, "torchtitan-compiled"), 16)
     assert ours.evaluated > _ask("llama3-8b", "dgx-h100", 16, 64, 8192).evaluated
+
+
+def test_the_fewest_gpu_hours(tmp_path):
+    words = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--batch", "64", "--seq", "4096", "--tokens", "1T")
+    spent = {}
+    for n in (64, 32, 16, 8):
+        found = json.loads(phalanx(tmp_path, "plan", *words, "--gpus", str(n), "--json")[1])
+        spent[n] = found["best"]["training"]["gpu_hours"]
+    out, err = phalanx(tmp_path, "plan", *words, "--gpus", "64", "--objective", "gpu-hours", "--json")[1:]
+    found = json.loads(out)
+    assert found["best"]["training"]["gpu_hours"] == pytest.approx(min(spent.values()), rel=0.01)
+    assert f"{found['gpus']} GPUs take the fewest GPU-hours, of 64 and its halves" in err
+
+
+def test_idle_gpus_are_said():
+    """A tiny model on many GPUs waits for links; one that fills them does not."""
+    found = _ask("gpt2-xl", "ethernet-h100", 32, 32, 1024)
+    assert found.fewer is not None
+    assert found.fewer.gpus < 32
+    assert found.fewer.seconds <= found.best.seconds
+    alone = _ask("gpt2-xl", "ethernet-h100", found.fewer.gpus, 32, 1024)
+    assert alone.best.seconds <= found.fewer.seconds * (1 + 1e-9)
+    assert _ask("llama3-8b", "dgx-h100", 16, 64, 8192).fewer is None
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"--gpus": "8"}, "48 of them would do"),
-        ({"--gpus": "1021"}, "no split of 1021 ranks"),
+        ({"--gpus": "1021"}, "no split of 1021 ranks divides global_batch = 1536 and the model's sizes; use 1020,"),
         ({"--model": "gpt4"}, "did you mean gpt2"),
         ({"--cluster": "dgx-a10"}, "did you mean dgx-a100"),
         ({"--seq": "4096"}, "longer than model.max_seq = 2048"),
         ({"--batch": "0"}, "--batch = 0"),
         ({"--tokens": "many"}, "write 300B"),
-        ({"--objective": "speed"}, "known: memory, throughput"),
+        ({"--objective": "speed"}, "known: days, gpu-hours, memory, money, throughput"),
+        ({"--out": "no/where.json"}, "make its folder first"),
+        ({"--objective": "days"}, "--tokens: is missing"),
+        ({"--objective": "money", "--tokens": "300B"}, "--price: is missing"),
         ({"--profile": "megatron"}, "did you mean"),
     ],
 )

@@ -58,6 +58,28 @@ def test_branch_and_bound_finds_what_pricing_everything_finds(nodes, batch, seq)
         assert found.seconds[found.family == kind].min() == pytest.approx(seconds[kinds == kind].min(), rel=1e-12)
 
 
+@pytest.mark.parametrize(("nodes", "batch", "seq"), [(2, 16, 8192), (1, 12, 4096)])
+def test_the_whole_front_misses_no_point(nodes, batch, seq):
+    p = _pricing("llama3-8b", nodes, batch, seq)
+    options = space.Options(("1f1b", "interleaved"), ("none", "full", "every:2"))
+    rows = space.everything(p.model, p.job, 8 * nodes, options)
+    bytes_ = p.bytes_(rows)
+    wanted = _points(p.seconds(rows)[bytes_ <= p.usable], bytes_[bytes_ <= p.usable])
+    found = explore.explore(p, 8 * nodes, options, front=1.5)
+    assert _points(found.seconds, found.bytes_) == pytest.approx(wanted, rel=1e-9)
+    assert len(wanted) > 4
+    assert found.priced < found.legal / 2
+
+
+def _points(seconds: np.ndarray, bytes_: np.ndarray) -> list[float]:
+    """Bytes, each less than of all that are as fast, up to 1.5 times the shortest step."""
+    points: list[float] = []
+    for i in np.lexsort((bytes_, seconds)):
+        if seconds[i] <= 1.5 * seconds.min() and (not points or bytes_[i] < points[-1] * (1 - 1e-6)):
+            points.append(bytes_[i])
+    return points
+
+
 def test_bounds_are_below_all_that_they_stand_for(llama):
     options = llama.options
     cores = space.cores(llama.model, llama.job, 32)

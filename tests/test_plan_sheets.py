@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+from xml.etree import ElementTree
 
 import pytest
 from command import phalanx
@@ -105,6 +107,8 @@ _STRATEGY = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "-
         ("comm", "--params", "7B"),
         ("comm", *_STRATEGY, "--strategy", "dp=4,zero=1,tp=2,sp=1,pp=2"),
         ("roofline",),
+        ("roofline", "--params", "7B", "--seq", "4096"),
+        ("scaling", "--params", "7B", "--tokens", "1T", "--gpus", "8,64"),
         ("roofline", *_STRATEGY, "--strategy", "dp=16,zero=2"),
         (
             "scaling",
@@ -133,15 +137,41 @@ def test_each_table_prints_as_text_json_and_csv(tmp_path, words):
     assert list(read[0][0]) == list(sheets[0]["rows"][0])
 
 
+def test_tables_are_drawn(tmp_path):
+    words = ("memory", "--params", "7B", "--plot", "memory.svg")
+    assert phalanx(tmp_path, *words)[0] == 0
+    drawn = ElementTree.parse(tmp_path / "memory.svg").getroot()
+    lines = drawn.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 4  # ZeRO stages, over 11 numbers of ranks
+    places = [tuple(map(float, point.split(","))) for point in lines[3].attrib["points"].split()]
+    assert len(places) == 11
+    # ZeRO-3 falls as 1/P: on two logarithmic axes the steps are equal.
+    steps = {(round(b[0] - a[0]), round(b[1] - a[1])) for a, b in itertools.pairwise(places)}
+    assert len({x for x, _ in steps}) <= 2
+    assert max(y for _, y in steps) - min(y for _, y in steps) <= 1
+    words = ("scaling", "--model", "llama3-8b", "--gpus", "8,16", "--batch", "64", "--seq", "8192", "--plot", "s.svg")
+    assert phalanx(tmp_path, *words)[0] == 0
+    text = (tmp_path / "s.svg").read_text()
+    assert all(f">{name}</text>" in text for name in ("step", "efficiency", "MFU", "tokens/s"))
+    code, _, err = phalanx(tmp_path, "roofline", "--plot", "r.svg")
+    assert (code, err.count("\n")) == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("memory", "--params", "7B", "--plot", "no/where.svg"), "make its folder first"),
         (("memory",), "name a model, or --params"),
         (("memory", "--params", "many"), "write 25M"),
         (("memory", "--params", "7B", "--bytes-per-parameter", "12"), "use 16, 18 or 20"),
         (("scaling", "--model", "llama3-8b"), "--gpus"),
         (("scaling", "--model", "llama3-8b", "--gpus", "x", "--batch", "8", "--seq", "64"), "not a list of numbers"),
         (("comm", "--model", "llama3-8b"), "--cluster"),
+        (("scaling", "--params", "7B"), "--tokens: is missing"),
+        (("scaling", "--params", "7B", "--tokens", "all"), "'all': is not a number of tokens"),
+        (("scaling", "--params", "7B", "--tokens", "1T", "--tflops", "0"), "--tflops = 0"),
+        (("roofline", "--params", "7B", "--seq", "0"), "--seq = 0"),
+        (("roofline", "--params", "7B", "--cluster", "dgx-h10"), "did you mean dgx-h100"),
     ],
 )
 def test_wrong_words_get_one_line(tmp_path, words, said):

@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 a check or a rank failed; 2 the input was wrong; 130 inter
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -25,7 +26,18 @@ from phalanx.cli_sheets import cases, comm, memory, roofline, scaling
 from phalanx.cli_validate import validate
 from phalanx.cli_verify import verify
 from phalanx.cli_weights import export_weights, import_weights
-from phalanx.terminal import DONE, FAILED, INTERRUPTED, Json, announce, console, mistakes, print_json, require_torch
+from phalanx.terminal import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    Json,
+    announce,
+    console,
+    mistakes,
+    print_json,
+    require_torch,
+    require_writable,
+)
 
 if TYPE_CHECKING:
     from phalanx.session import Decision, Outcome
@@ -39,6 +51,9 @@ app = typer.Typer(
 
 Job = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.", show_default=False)]
 OptionalJob = Annotated[Path | None, typer.Argument(metavar="JOB.toml", help="The job file.", show_default=False)]
+JobOrPlan = Annotated[
+    Path | None, typer.Argument(metavar="JOB.toml|plan.json", help="A job, or a plan of one.", show_default=False)
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="TABLE.FIELD=VALUE", help="Override a field; may be repeated.")
 ]
@@ -92,10 +107,17 @@ def plan(
     price: Annotated[float | None, typer.Option("--price", help="Of a GPU-hour, for --tokens.")] = None,
     objective: Annotated[
         str,
-        typer.Option("--objective", help="throughput; or memory: the most of it left, within 10 % of the fastest."),
+        typer.Option(
+            "--objective",
+            help="throughput, days; gpu-hours, money: over as many GPUs or half, a quarter ...; "
+            "memory: the most of it left, within 10 % of the fastest.",
+        ),
     ] = "throughput",
     profile: Annotated[str, typer.Option("--profile", metavar="STACK", help="The software stack.")] = "megatron-core",
-    out: Annotated[Path, typer.Option("--out", help="Where the plan goes, with --model.")] = Path("plan.json"),
+    front: Annotated[
+        bool, typer.Option("--front", help="All of the front of time and memory, up to 1.5 times the shortest step.")
+    ] = False,
+    out: Annotated[Path, typer.Option("--out", help="Where the plan goes.")] = Path("plan.json"),
     as_json: Json = False,
 ) -> None:
     """Price the strategies of a job on its cluster; or find the best of all legal ones for a model on a cluster."""
@@ -103,21 +125,30 @@ def plan(
         if model is not None:
             from phalanx.cli_plan import ask
 
-            ask(model, cluster, gpus, batch, seq, tokens, price, objective, profile, out, as_json)
+            ask(model, cluster, gpus, batch, seq, tokens, price, objective, profile, front, out, as_json)
             return
 
         from phalanx import session
         from phalanx.spec import jobfile
+        from phalanx.spec import plan as plans
         from phalanx.spec.errors import InputError
 
         if job is None:
             raise InputError("JOB.toml", None, "is missing", "name a job file, or --model, --cluster, --gpus, ...")
+        require_writable("--out", out)
         file = session.with_overrides(jobfile.load(job, overrides or ()), strategy)
         _notes(file.notes)
         decision = session.decide(file, announce=announce)
+        if not decision.chosen.reason:
+            plans.write(decision.plan, out)
+            announce(f"plan: {out}")
         if as_json:
+            found = decision.searched
             print_json(
                 {
+                    "strategies_evaluated": found.legal if found else 1,
+                    "strategies_priced_one_by_one": len(decision.candidates),
+                    "settled": found.settled if found else True,
                     "best": {"strategy": str(decision.chosen.asked), **decision.plan.prediction},
                     "bucket": decision.plan.choices["bucket"],
                     "chunks": decision.plan.choices["chunks"],
@@ -141,7 +172,7 @@ def plan(
 
 @app.command()
 def train(
-    job: OptionalJob = None,
+    job: JobOrPlan = None,
     strategy: StrategyLine = None,
     overrides: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint of the run.")] = False,
@@ -151,9 +182,9 @@ def train(
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Plan a job, train it, and hold the run against the plan. With --resume alone: the run that was active last."""
+    """Plan a job, or take a plan, train it, and hold the run against it. --resume alone: the run active last."""
     from phalanx import session
-    from phalanx.spec import jobfile
+    from phalanx.spec import plan as plans
     from phalanx.spec.errors import InputError
 
     with mistakes():
@@ -172,9 +203,9 @@ def train(
         if resume:
             file = resumed(job, overrides)
         elif job is None:
-            raise InputError("JOB.toml", None, "is missing", "name a job file, or give --resume")
+            raise InputError("JOB.toml", None, "is missing", "name a job file or a plan, or give --resume")
         else:
-            file = jobfile.load(job, overrides)
+            file = plans.job_of(job, overrides)
         if world is not None and world.rank:
             session.train(file, resume, world, lambda _: None, lambda _: None)
             _end(DONE)
@@ -302,7 +333,7 @@ def _notes(notes: tuple[str, ...]) -> None:
 def _show_decision(decision: Decision, rows: int) -> None:
 
     from phalanx.plan.bucket import GIVEN
-    from phalanx.report.tables import alternatives
+    from phalanx.report.tables import alternatives, searched
     from phalanx.spec.quantity import write_bytes
 
     out = console()
@@ -315,6 +346,8 @@ def _show_decision(decision: Decision, rows: int) -> None:
         soft_wrap=True,
     )
     out.print(alternatives(decision.candidates, decision.chosen, p.job, rows))
+    if decision.searched:
+        out.print(searched(decision.searched), highlight=False, soft_wrap=True)
     bucket = p.choices["bucket"]
     if bucket and bucket["reason"] != GIVEN:
         size = write_bytes(bucket["bytes"])
@@ -400,4 +433,6 @@ def _show_outcome(outcome: Outcome) -> None:
 
 
 def main() -> None:
+    # What is imported lives to the end: to look through it time and again takes a fifth of a quick command.
+    gc.set_threshold(50_000)
     app()

@@ -35,6 +35,9 @@ def explain(
 ) -> None:
     """Where a strategy's time and memory go, what to change first, and why not its neighbours."""
     with mistakes():
+        if plan is not None and profile is None and _of_our_own(plan, strategy, as_json):
+            return
+
         x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
 
         from phalanx.plan.explain import as_json as everything
@@ -50,6 +53,35 @@ def explain(
         out.print(f"{x.strategy}: {seconds(x.seconds)} a step, MFU {x.mfu:.1%}", highlight=False, soft_wrap=True)
         for table in tables(x):
             out.print(table)
+
+
+def _of_our_own(path: Path, line: str | None, as_json: bool) -> bool:
+    """Explain a plan of a job whose machine was measured, by its exact price; False where it is another."""
+    from phalanx.plan import own
+    from phalanx.plan.pricing import published
+    from phalanx.schedule.stages import check
+    from phalanx.spec import plan as plans
+    from phalanx.spec.jobfile import make_strategy
+
+    given = plans.read(path / "plan.json" if path.is_dir() else path)
+    if published(given.cluster):
+        return False
+    strategy = make_strategy(line) if line else given.strategy
+    assert strategy is not None
+    check(strategy, given.model, given.job, None)
+    found = own.own(given, strategy)
+    if as_json:
+        print_json(own.as_json(found))
+        return True
+
+    from phalanx.report.explained import of_our_own
+    from phalanx.report.tables import seconds
+
+    out = console()
+    out.print(f"{found.chosen.asked}: {seconds(found.chosen.seconds)} a step", highlight=False, soft_wrap=True)
+    for table in of_our_own(found):
+        out.print(table)
+    return True
 
 
 def lint(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.terminal import announce, console, print_json
+from phalanx.terminal import announce, console, print_json, require_writable
 
 if TYPE_CHECKING:
     from phalanx.plan.answer import Answer, Ranked
@@ -23,12 +23,13 @@ def ask(
     price: float | None,
     objective: str,
     stack: str,
+    front: bool,
     out: Path,
     as_json: bool,
 ) -> None:
     """Search, show, write plan.json. Raises InputError."""
     from phalanx.plan import question
-    from phalanx.plan.answer import OBJECTIVES, answer
+    from phalanx.plan.answer import OBJECTIVES, THRIFT, answer, thriftiest
     from phalanx.plan.goal import Goal
     from phalanx.plan.goal import tokens as counted
     from phalanx.spec.errors import InputError, nearest
@@ -40,17 +41,26 @@ def ask(
     assert gpus is not None
     assert batch is not None
     assert seq is not None
-    if objective not in OBJECTIVES:
-        raise InputError("--objective", objective, "is not one", nearest(objective, OBJECTIVES))
+    if objective not in (*OBJECTIVES, *THRIFT, "days"):
+        raise InputError("--objective", objective, "is not one", nearest(objective, (*OBJECTIVES, *THRIFT, "days")))
+    if objective in (*THRIFT, "days") and not tokens:
+        raise InputError("--tokens", None, f"is missing: {objective} are those of a whole training", "e.g. 300B")
+    if objective == "money" and price is None:
+        raise InputError("--price", None, "is missing", "name what a GPU-hour costs")
+    require_writable("--out", out)
     spec, notes = question.model_named(model)
     for note in notes:
         announce(f"note: {note}")
+    larger = question.asked(spec, question.cluster_named(cluster), batch, seq, stack)
+    if objective in THRIFT:
+        asked, gpus = gpus, thriftiest(larger, gpus)
+        announce(f"{gpus} GPUs take the fewest GPU-hours, of {asked} and its halves")
     goal = Goal(counted(tokens, spec), gpus, price) if tokens else None
-    found = answer(question.asked(spec, question.cluster_named(cluster), batch, seq, stack), gpus, objective)  # type: ignore[arg-type]
+    found = answer(larger, gpus, "memory" if objective == "memory" else "throughput", whole_front=front)
 
     from phalanx.spec import plan as plans
 
-    plans.write(_plan(found), out)
+    plans.write(_plan(found, cluster), out)
     announce(f"plan: {out}")
     if as_json:
         print_json(_as_json(found, goal))
@@ -87,6 +97,9 @@ def _as_json(a: Answer, goal: Goal | None) -> dict[str, Any]:
         "seconds": a.seconds,
         "best": _one(a.ranked[0], a, goal),
         "alternatives": [_one(r, a, goal) for r in a.ranked[1:]],
+        "fewer": {"gpus": a.fewer.gpus, "strategy": str(a.fewer.strategy), "step_time_s": a.fewer.seconds}
+        if a.fewer
+        else None,
         "families": {r.family: _one(r, a, goal) for r in a.families},
         "front": [_one(r, a, None) for r in a.front],
         "rejected": [
@@ -131,8 +144,8 @@ def _one(r: Ranked, a: Answer, goal: Goal | None) -> dict[str, Any]:
     return found
 
 
-def _plan(a: Answer) -> Plan:
-    """As `verify`, `explain` and `lint` read it."""
+def _plan(a: Answer, cluster: str) -> Plan:
+    """As `train`, `verify`, `explain` and `lint` read it."""
     from dataclasses import asdict
 
     from phalanx.spec.job import Train
@@ -140,6 +153,8 @@ def _plan(a: Answer) -> Plan:
     from phalanx.spec.plan import Plan
 
     p, best = a.pricing, a.ranked[0]
+    of_file = cluster.lower().endswith(".toml")
+    chosen = ClusterChoice(file=cluster) if of_file else ClusterChoice(preset=cluster, nodes=p.cluster.nodes)
     choices = {
         "stack": p.stack,
         "transport": "auto",
@@ -149,7 +164,7 @@ def _plan(a: Answer) -> Plan:
         "peak_flops_per_s": float(p.system.peak_bf16),
         "rates_origin": "estimated",
         "tokens": "",
-        "cluster": asdict(ClusterChoice(preset=p.cluster.name, nodes=p.cluster.nodes)),
+        "cluster": asdict(chosen),
     }
     prediction = {
         "stack": p.stack,

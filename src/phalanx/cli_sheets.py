@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,7 @@ Csv = Annotated[bool, typer.Option("--csv", help="Print the tables as CSV, one a
 Params = Annotated[
     str | None, typer.Option("--params", metavar="25M", help="Where a number of parameters alone is known.")
 ]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the tables as well.")]
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -28,11 +30,17 @@ def scaling(
     ] = "",
     batch: Batch = None,
     seq: Seq = None,
+    params: Params = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="300B", help="With --params: to train on.")
+    ] = None,
+    rate: Annotated[float, typer.Option("--tflops", help="With --params: TFLOP/s that each GPU reaches.")] = 150.0,
     devices: Annotated[
         str | None,
         typer.Option("--devices", metavar="v100,a100,h100", help="What the device changes, at the most GPUs."),
     ] = None,
     profile: Profile = None,
+    plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -42,6 +50,9 @@ def scaling(
         from phalanx.plan import scaling as tables
         from phalanx.spec.errors import InputError, nearest
 
+        if params is not None:
+            _print([_training(params, tokens, rate, gpus)], as_json, as_csv, plot)
+            return
         for name, given in (("--model", model), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
             if not given:
                 raise InputError(name, None, "is missing", "scaling needs --model, --gpus, --batch and --seq")
@@ -64,7 +75,7 @@ def scaling(
                 if name not in short:
                     raise InputError("--devices", name, "is not a device here", nearest(name, short))
             sheets.append(tables.by_device([(short[name], on(short[name])) for name in named], most))
-        _print(sheets, as_json, as_csv)
+        _print(sheets, as_json, as_csv, plot)
 
 
 def memory(
@@ -76,6 +87,7 @@ def memory(
     card: Annotated[float, typer.Option("--card", help="Memory of a card, in GB.")] = 80.0,
     micro_batch: Annotated[int, typer.Option("--micro-batch", help="Sequences at once.")] = 1,
     seq: Seq = None,
+    plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -85,13 +97,13 @@ def memory(
 
         spec, count = _sized(model, params)
         sheets = [textbook.state(count, _RANKS, policy, card * 1e9)]
-        if spec is None:
-            announce(f"note: {textbook.FOLLOWS}")
-        else:
+        if spec is not None:
             found, _ = question.model_named(str(model))
             degrees = [t for t in (1, 2, 4, 8, 16) if found.heads % t == 0]
             sheets.append(textbook.activations(found, micro_batch, seq or found.max_seq, degrees))
-        _print(sheets, as_json, as_csv)
+        _print(sheets, as_json, as_csv, plot)
+        if spec is None:
+            announce(f"note: {textbook.FOLLOWS}")
 
 
 def comm(
@@ -105,6 +117,7 @@ def comm(
     profile: Profile = None,
     params: Params = None,
     rate: Annotated[float, typer.Option("--rate", help="GB/s of a rank in one direction, with --params.")] = 25.0,
+    plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -113,13 +126,13 @@ def comm(
         if params is not None:
             from phalanx.plan import textbook
 
-            _print([textbook.gradient_traffic(textbook.counted(params), _RANKS, rate * 1e9)], as_json, as_csv)
+            _print([textbook.gradient_traffic(textbook.counted(params), _RANKS, rate * 1e9)], as_json, as_csv, plot)
             announce(f"note: {textbook.FOLLOWS}")
             return
 
         from phalanx.plan.traffic import sheet
 
-        _print([sheet(subject(plan, strategy, model, cluster, gpus, batch, seq, profile))], as_json, as_csv)
+        _print([sheet(subject(plan, strategy, model, cluster, gpus, batch, seq, profile))], as_json, as_csv, plot)
 
 
 def roofline(
@@ -131,6 +144,8 @@ def roofline(
     batch: Batch = None,
     seq: Seq = None,
     profile: Profile = None,
+    params: Params = None,
+    plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -138,11 +153,15 @@ def roofline(
     with mistakes():
         from phalanx.plan import traffic
 
+        if params is not None:
+            _print(_intensities(params, cluster or "dgx-h100", 2048 if seq is None else seq), as_json, as_csv, plot)
+            return
+
         sheets = [traffic.ridges()]
         if plan is not None or model is not None:
             x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
             sheets += traffic.rooflines(x.pricing, x.strategy)
-        _print(sheets, as_json, as_csv)
+        _print(sheets, as_json, as_csv, plot)
 
 
 def cases(
@@ -156,6 +175,34 @@ def cases(
         from phalanx.plan import rules as taught
 
         _print([taught.sheet() if rules else studied.sheet()], as_json, as_csv)
+
+
+def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Sheet:
+    from phalanx.plan import textbook
+    from phalanx.spec.errors import InputError
+
+    if tokens is None:
+        raise InputError("--tokens", None, "is missing", "with --params, say on how many: 300B")
+    if tflops <= 0:
+        raise InputError("--tflops", tflops, "must be positive")
+    count = textbook.counted(params)
+    return textbook.training(count, textbook.counted(tokens, "--tokens"), tflops * 1e12, _counts(gpus or "1,1024"))
+
+
+def _intensities(params: str, cluster: str, seq: int) -> list[Sheet]:
+    """Over the links in a node, and over those between nodes."""
+    from phalanx.cost.stack.hardware import system_of
+    from phalanx.plan import question, textbook
+    from phalanx.spec.errors import InputError
+
+    if seq < 1:
+        raise InputError("--seq", seq, "must be at least 1")
+    node = question.cluster_named(cluster)(1)
+    found = question.cluster_named(cluster)(2 * node.ranks_per_node)
+    peak = float(system_of(found).peak_bf16)
+    rates = {t.name: t.bandwidth_bytes_per_s_per_gpu_per_direction for t in (found.tiers[0], found.tiers[-1])}
+    count = textbook.counted(params)
+    return [textbook.intensity(count, seq, (1, 4, 16, 32, 64, 256), peak, rates[name], name) for name in rates]
 
 
 def _sized(model: str | None, params: str | None) -> tuple[object, float]:
@@ -184,7 +231,15 @@ def _counts(text: str) -> list[int]:
     return sorted({max(1, given[0] // 2**k) for k in range(5)})
 
 
-def _print(sheets: Iterable[Sheet], as_json: bool, as_csv: bool) -> None:
+def _print(sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | None = None) -> None:
+    sheets = list(sheets)
+    if plot is not None:
+        from phalanx.report.plots import svg
+        from phalanx.terminal import require_writable
+
+        require_writable("--plot", plot)
+        plot.write_text(svg(sheets))
+        announce(f"wrote {plot}")
     if as_json:
         print_json([{"title": s.title, "rows": s.records(), "note": s.note} for s in sheets])
     elif as_csv:

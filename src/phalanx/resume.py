@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from phalanx.plan.bucket import has_buckets
 from phalanx.runs import RUNS, latest_run
-from phalanx.spec import jobfile, plan
+from phalanx.spec import plan
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.jobfile import JobFile
@@ -26,16 +25,14 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
     """
     from phalanx.runtime.checkpoint import damage_or_unread, steps
 
-    file = jobfile.load(path, overrides) if path else None
+    file = plan.job_of(path, overrides) if path else None
     folder = RUNS / file.train.name if file else latest_run()
     done = steps(folder / "checkpoint")
     if not (folder / "plan.json").exists() or not done:
         raise InputError("--resume", str(folder), "holds no checkpoint", "train it without --resume first")
     old = plan.read(folder / "plan.json")
     if file is None:
-        choice = jobfile.build(jobfile.ClusterChoice, old.choices["cluster"], "cluster")
-        tables = jobfile.to_tables(JobFile(old.model, choice, old.job, old.strategy, old.train))
-        file = jobfile.from_tables(jobfile.override(json.loads(json.dumps(tables)), overrides), Path())
+        file = plan.as_job(old, overrides)
     file = _with_tokenizer(replace(file, strategy=_as_before(file.strategy, old.strategy)), old)
     _same_run(file, old)
     # A damaged one the ranks will set aside; an earlier one may have steps left.

@@ -19,7 +19,7 @@ from phalanx.origin import begun, come_along
 from phalanx.plan import choose, layers
 from phalanx.plan.bucket import GIVEN, has_buckets
 from phalanx.plan.choose import allowed
-from phalanx.plan.search import Candidate, price, search
+from phalanx.plan.search import Candidate, Searched, price, search
 from phalanx.report.tables import Comparison
 from phalanx.resume import begun_by, goes_on, taken_up_by_others
 from phalanx.runs import RUNS, open_run
@@ -47,11 +47,12 @@ _RANKS_PER_CORE = 16
 
 @dataclass(frozen=True)
 class Decision:
-    """A plan with the alternatives that it was chosen from, fastest first."""
+    """A plan with the alternatives that it was chosen from, fastest first; `searched`: how, where it was."""
 
     plan: Plan
     chosen: Candidate
     candidates: tuple[Candidate, ...]
+    searched: Searched | None = None
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,22 @@ def decide(
         raise InputError(
             "cluster", cluster.name, f"has {cluster.ranks} ranks, {needed} are needed", "add nodes, or lower dp"
         )
-    if strategy is None:
-        candidates = search(file.model, cluster, file.job, dp=size)
-        chosen = candidates[0]
-    else:
+    if strategy is not None:
         chosen = price(file.model, cluster, file.job, strategy)
-        candidates = [chosen]
-    return Decision(_plan(file, cluster, chosen, tokens), chosen, tuple(candidates))
+        return Decision(_plan(file, cluster, chosen, tokens), chosen, (chosen,))
+    found = search(file.model, cluster, file.job, _worlds(file, cluster, size))
+    return Decision(_plan(file, cluster, found.best, tokens), found.best, found.candidates, found)
+
+
+def _worlds(file: JobFile, cluster: ClusterSpec, started: int | None) -> list[int]:
+    """How many ranks a search may take: those that were started, all of a cluster; of this machine fewer too, where
+    they would be faster: as many as were at work together when it was measured."""
+    if started is not None:
+        return [started]
+    if file.cluster.preset != "local":
+        return [cluster.ranks]
+    measured = {k.concurrent for k in cluster.kernels if k.dtype == file.job.precision.compute}
+    return sorted({n for n in measured if n < cluster.ranks} | {cluster.ranks})
 
 
 def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -> Plan:

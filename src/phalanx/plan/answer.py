@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from phalanx.cost.stack.flops import model_flops
-from phalanx.plan import explore, makespan, reasons, space
+from phalanx.plan import explore, makespan, reasons, scaling, space
 from phalanx.plan.explore import FAMILIES, Found
 from phalanx.plan.least import least_ranks
 from phalanx.plan.makespan import Run
@@ -24,8 +24,12 @@ from phalanx.spec.strategy import Strategy
 
 Objective = Literal["throughput", "memory"]
 OBJECTIVES = ("throughput", "memory")
+THRIFT = ("gpu-hours", "money")
+"""Of which there are fewer where fewer GPUs are taken; days are throughput."""
 _SLACK = 0.10
 """How much slower than the fastest a strategy may be that is chosen for the memory that it leaves."""
+_NEAR = 64
+"""How many fewer GPUs are tried where the batch cannot be split over all."""
 _FRONT = 1.5
 """The front of time and memory goes up to this many times the shortest step."""
 
@@ -55,6 +59,15 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Fewer:
+    """The best strategy on fewer GPUs, where it is as fast."""
+
+    gpus: int
+    strategy: Strategy
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Answer:
     """`ranked`: best first. `families`: the best of each that has any. `front`: fastest first, each with less memory
     than all before it. `evaluated`: all legal strategies; `examined`: those priced one by one, the others were
@@ -69,6 +82,7 @@ class Answer:
     evaluated: int
     examined: int
     seconds: float
+    fewer: Fewer | None = None
 
     @property
     def best(self) -> Ranked:
@@ -76,21 +90,30 @@ class Answer:
 
 
 def answer(
-    larger: Callable[[int], Pricing], gpus: int, objective: Objective = "throughput", keep: int = 10
+    larger: Callable[[int], Pricing],
+    gpus: int,
+    objective: Objective = "throughput",
+    keep: int = 10,
+    whole_front: bool = False,
 ) -> Answer:
-    """Search. `larger`: the question on so many GPUs of the same kind. Raises InputError where nothing is legal, or
-    nothing fits: then with the least hardware that would do."""
+    """Search. `larger`: the question on so many GPUs of the same kind. `whole_front`: no point of it is missed; else
+    it is that of what the search for the best has met. Raises InputError where nothing is legal, or nothing fits:
+    then with the least hardware that would do."""
     start = time.perf_counter()
     pricing = larger(gpus)
     options = pricing.options
-    found = explore.explore(pricing, gpus, options, keep, _SLACK if objective == "memory" else 0.0)
+    try:
+        slack, upto = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
+        found = explore.explore(pricing, gpus, options, keep, slack, upto)
+    except InputError as wrong:
+        raise _with_a_number(wrong, pricing, gpus) from None
     if not len(found.rows):
         raise _nothing_fits(pricing, found, larger, gpus, options)
     order = found.order
     if objective == "memory":
         near = order[found.seconds[order] <= (1 + _SLACK) * found.seconds[order[0]]]
         order = near[np.argsort(found.bytes_[near], kind="stable")]
-    kept, each, front = [int(row) for row in order[:keep]], _best_of_each(found), _front(found)
+    kept, each, front = [int(row) for row in order[:keep]], _best_of_each(found), _front(found, whole_front)
     second = _second(pricing, found, [*kept, *each, *front])
     ranked = [second[row] for row in kept]
     if objective == "throughput":
@@ -107,7 +130,44 @@ def answer(
         evaluated=found.legal,
         examined=found.priced,
         seconds=time.perf_counter() - start,
+        fewer=_fewer(larger, gpus, ranked[0]) if objective == "throughput" else None,
     )
+
+
+def _with_a_number(wrong: InputError, pricing: Pricing, gpus: int) -> InputError:
+    """Of GPUs that share nothing evenly: how many would."""
+    for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if wrong.field == "--gpus" else ():
+        try:
+            space.cores(pricing.model, pricing.job, n)
+        except InputError:
+            continue
+        return InputError(wrong.field, wrong.value, wrong.reason, f"use {n}, or another batch")
+    return wrong
+
+
+def _fewer(larger: Callable[[int], Pricing], gpus: int, best: Ranked) -> Fewer | None:
+    """Whether some of the GPUs might as well stand idle. Fewer take at least what the FLOPs take at the best rate
+    that kernels reach, so mostly nothing needs to be searched."""
+    pricing, found = larger(gpus), None
+    node = pricing.cluster.ranks_per_node
+    for n in sorted({gpus // 4, gpus // 2, (gpus - 1) // node * node} - {0}):
+        if best.mfu * gpus / n > np.max(pricing.system.gemm):
+            continue
+        candidate = scaling.best(larger(n), n)
+        if candidate and candidate[1] <= best.seconds and (not found or candidate[1] < found.seconds):
+            found = Fewer(n, candidate[0].strategy, candidate[1])
+    return found
+
+
+def thriftiest(larger: Callable[[int], Pricing], most: int) -> int:
+    """How many GPUs, of `most` and its halves, take the fewest GPU-seconds for a step; `most` where none fit."""
+    spent, n = {most: np.inf}, most
+    while n:
+        found = scaling.best(larger(n), n)
+        if found:
+            spent[n] = n * found[1]
+        n //= 2
+    return min(spent, key=lambda n: spent[n])
 
 
 def _second(pricing: Pricing, found: Found, rows: Sequence[int]) -> dict[int, Ranked]:
@@ -129,17 +189,20 @@ def _second(pricing: Pricing, found: Found, rows: Sequence[int]) -> dict[int, Ra
 def _best_of_each(found: Found) -> list[int]:
     first: dict[int, int] = {}
     kinds = found.family[found.order]
-    for kind in np.unique(kinds):
-        first[int(kind)] = int(found.order[np.argmax(kinds == kind)])
-    return [first[kind] for kind in sorted(first)]
+    for kind in range(len(FAMILIES)):
+        if np.any(kinds == kind):
+            first[kind] = int(found.order[np.argmax(kinds == kind)])
+    return list(first.values())
 
 
-def _front(found: Found) -> list[int]:
-    """Of what was priced: each with less memory than all faster ones."""
+def _front(found: Found, whole: bool) -> list[int]:
+    """Of what was priced: each with less memory than all faster ones, or else those with clearly less."""
     order = found.order
     order = order[found.seconds[order] <= _FRONT * found.seconds[order[0]]]
     least = np.minimum.accumulate(found.bytes_[order])
-    return [int(i) for i in order[np.concatenate([[True], least[1:] < 0.98 * least[:-1]])]][:8]
+    clearly = 1.0 if whole else 0.98
+    points = [int(i) for i in order[np.concatenate([[True], least[1:] < clearly * least[:-1]])]]
+    return points if whole else points[:8]
 
 
 def _rejected(pricing: Pricing, best: Ranked, found: Found, has: set[str], options: Options) -> Iterable[Rejected]:
@@ -159,13 +222,13 @@ def _misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Option
     rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
     rows = space.sharding(space.recomputing(rows, pricing.model, options), options)
     kinds, bytes_ = explore.family(rows), pricing.bytes_(rows)
-    for kind in np.unique(kinds):
-        if FAMILIES[kind] in has:
-            continue
+    for kind, name in enumerate(FAMILIES):
         own = np.flatnonzero(kinds == kind)
+        if name in has or not len(own):
+            continue
         least = own[np.argmin(bytes_[own])]
         if bytes_[least] > pricing.usable:
-            yield reasons.priced(pricing, [rows.strategy(int(least))])[0], FAMILIES[kind]
+            yield reasons.priced(pricing, [rows.strategy(int(least))])[0], name
 
 
 def _nothing_fits(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.plan import makespan, reasons
 from phalanx.plan.pricing import Pricing
@@ -18,8 +18,8 @@ from phalanx.spec.strategy import Strategy
 
 @dataclass(frozen=True)
 class Case:
-    """`measured_s`: of a step, as published; None where it was not, or not on this hardware and number format.
-    `stack`: of the time. `note`: what of it is not published, or differs here."""
+    """`used`: "" where the layout is not published. `measured_s`: of a step, as published; None where it was not, or
+    not on this hardware and number format. `stack`: of the time. `note`: what is not published, or differs here."""
 
     name: str
     model: str
@@ -32,6 +32,24 @@ class Case:
     measured_s: float | None
     source: str
     note: str = ""
+
+
+def _llama(size: str, hours: int, tokens: float) -> Case:
+    """From GPU-hours and tokens of Touvron et al. 2023a, table 15 and section 2; batches of 4 M tokens."""
+    gpus, batch, seq = 2048, 2048, 2048
+    return Case(
+        f"LLaMA {size}",
+        f"llama-{size.lower()}",
+        "dgx-a100",
+        gpus,
+        batch,
+        seq,
+        "",
+        "eager",
+        hours * 3600 / gpus / (tokens / (batch * seq)),
+        "Touvron et al. 2023a, table 15: GPU-hours over all tokens",
+        "its layout is not published" + ("" if size == "65B" else ", nor how many GPUs: 2,048 as for 65B"),
+    )
 
 
 CASES = (
@@ -72,6 +90,37 @@ CASES = (
         102.6,
         "Narayanan et al. 2021, table 1",
     ),
+    _llama("7B", 82_432, 1e12),
+    _llama("13B", 135_168, 1e12),
+    _llama("33B", 530_432, 1.4e12),
+    _llama("65B", 1_022_362, 1.4e12),
+    Case(
+        "LLaMA 2 70B",
+        "llama2-70b",
+        "dgx-a100",
+        2048,
+        1024,
+        4096,
+        "",
+        "eager",
+        1_720_320 * 3600 / 2048 / (2e12 / (1024 * 4096)),
+        "Touvron et al. 2023b, table 2: GPU-hours over all tokens",
+        "neither its layout nor how many GPUs is published: 2,048 here",
+    ),
+    Case(
+        "PaLM 540B",
+        "palm-540b",
+        "dgx-a100",
+        6144,
+        2048,
+        2048,
+        "",
+        "megatron-core",
+        None,
+        "Chowdhery et al. 2022, section 4 and table 3",
+        "there on 6,144 TPU v4, 12-way model and 256-way sharded data parallel in each of two pods, 46.2 % MFU: of "
+        "TPUs no rates are known here",
+    ),
     Case(
         "Llama 3 70B",
         "llama3-70b",
@@ -91,11 +140,11 @@ CASES = (
         8192,
         2048,
         8192,
-        "dp=64,zero=2,tp=8,sp=1,pp=16,virtual=4,schedule=interleaved",
+        "dp=64,zero=2,tp=8,sp=1,pp=16,virtual=8,schedule=interleaved",
         "megatron-core",
         None,
         "Grattafiori et al. 2024, table 4 (43 % MFU)",
-        "virtual is not published",
+        "virtual is not published: one block per chunk; its first and last rank have a block less than others",
     ),
     Case(
         "Llama 3 405B, 128 k",
@@ -104,11 +153,11 @@ CASES = (
         16384,
         128,
         131072,
-        "dp=8,zero=2,tp=8,sp=1,cp=16,pp=16,virtual=4,schedule=interleaved",
+        "dp=8,zero=2,tp=8,sp=1,cp=16,pp=16,virtual=8,schedule=interleaved",
         "megatron-core",
         None,
         "Grattafiori et al. 2024, table 4 (38 % MFU)",
-        "keys and values are gathered there, not passed round; virtual is not published",
+        "keys and values are gathered there, not passed round; virtual as above",
     ),
     Case(
         "Mixtral 8x7B",
@@ -124,9 +173,35 @@ CASES = (
         "Mistral's own layout was never published: this is Megatron's",
     ),
     Case(
+        "DeepSeek-V2",
+        "deepseek-v2",
+        "dgx-h800",
+        1024,
+        9216,
+        4096,
+        "dp=64,zero=1,ep=8,pp=16,schedule=zb-h1",
+        "megatron-core",
+        172_800 * 3600 / 1024 / (1e12 / (9216 * 4096)),
+        "DeepSeek-AI 2024a, section 3.1: GPU-hours per 10^12 tokens",
+        "how many GPUs is not published: 1,024 here; which of a block's values are kept is not either",
+    ),
+    Case(
+        "Llama 3 8B, 1 M tokens",
+        "llama3-8b",
+        "dgx-h100",
+        64,
+        4,
+        2**20,
+        "zero=3,cp=64,recompute=full",
+        "megatron-core",
+        None,
+        "Liu et al. 2023: one ring of all ranks, blocks repeated",
+        "the recipe of ring attention; no such training of this model is published with its step",
+    ),
+    Case(
         "DeepSeek-V3",
         "deepseek-v3",
-        "dgx-h100",
+        "dgx-h800",
         2048,
         15360,
         4096,
@@ -141,11 +216,12 @@ CASES = (
 
 @dataclass(frozen=True)
 class Studied:
-    """`used` as priced, its `seconds` with the pipeline as it runs; `chosen` likewise, None where nothing fits."""
+    """`used` as priced, its `seconds` with the pipeline as it runs, None where it is not published; `chosen`
+    likewise, None where nothing fits."""
 
     case: Case
-    used: Priced
-    used_s: float
+    used: Priced | None
+    used_s: float | None
     chosen: Priced | None
     chosen_s: float | None
     why: str
@@ -154,19 +230,24 @@ class Studied:
 def study(case: Case) -> Studied:
     """Price what was used, and search."""
     pricing = question(case)
-    s = strategy(case)
-    check(s, pricing.model, pricing.job, case.gpus)
-    (used,), (run,) = reasons.priced(pricing, [s]), makespan.run(pricing, [s])
-    seconds = run.seconds(used.terms)
+    used, seconds = None, None
+    if case.used:
+        s = strategy(case)
+        check(s, pricing.model, pricing.job, case.gpus)
+        (used,), (run,) = reasons.priced(pricing, [s]), makespan.run(pricing, [s])
+        seconds = run.seconds(used.terms)
     found = best(pricing, case.gpus)
     if found is None:
         return Studied(case, used, seconds, None, None, "nothing fits here")
     chosen, chosen_s, _ = found
-    return Studied(case, used, seconds, chosen, chosen_s, _why(used, chosen, pricing))
+    why = _why(used, chosen, pricing) if used else case.note
+    return Studied(case, used, seconds, chosen, chosen_s, why)
 
 
 def question(case: Case) -> Pricing:
     model, _ = model_named(case.model)
+    if case.seq > model.max_seq:  # a model that was stretched
+        model = replace(model, max_seq=case.seq)
     return asked(model, cluster_named(case.cluster), case.batch, case.seq, case.stack)(case.gpus)
 
 
@@ -196,7 +277,7 @@ def sheet(studied: Sequence[Studied] | None = None) -> Sheet:
         rows.append(
             (
                 f"{c.name}, {c.gpus:,} x {c.cluster}",
-                c.used,
+                c.used or "not published",
                 c.measured_s,
                 x.used_s,
                 str(x.chosen.strategy) if x.chosen else "none",

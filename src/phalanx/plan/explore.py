@@ -21,7 +21,7 @@ from phalanx.plan.space import Ints, Options, Strategies
 
 FAMILIES = ("DDP", "ZeRO", "HSDP", "TP+DP", "PP+DP", "3D", "with CP", "with EP")
 _DDP, _ZERO, _HSDP, _TP, _PP, _3D, _CP, _EP = range(len(FAMILIES))
-_CORES, _ROWS = 8, 32
+_CORES, _ROWS = 16, 32
 """Of each family, how many cores and rows are priced first: the best of them are marks for the others."""
 
 
@@ -51,10 +51,16 @@ def family(rows: Strategies) -> Ints:
 
 
 def explore(
-    pricing: Pricing, ranks: int, options: Options | None = None, keep: int = 10, slack: float = 0.0
+    pricing: Pricing,
+    ranks: int,
+    options: Options | None = None,
+    keep: int = 10,
+    slack: float = 0.0,
+    front: float = 0.0,
 ) -> Found:
     """Of all strategies over so many ranks: the `keep` best and the best of each family, and all that are slower than
-    those by a share of `slack` at most.
+    those by a share of `slack` at most. With `front`, all that take at most so many times the shortest step and of
+    which no faster one needs less memory.
 
     Raises InputError where the job has no strategy at all.
     """
@@ -63,25 +69,24 @@ def explore(
     cores = space.cores(model, job, ranks)
     legal = int(space.size(cores, model, job, options).sum())
     able = space.experts(cores.take(pricing.may_fit(cores, whole=False)), model)
-    marks = _Marks(pricing, keep, slack)
+    marks = _Marks(pricing, keep, slack, front)
 
     def finish(rows: Strategies) -> None:
         """Cores to the end."""
         rows = space.recomputing(space.pipelines(rows, model, job, options), model, options)
         rows = rows.take(pricing.may_fit(rows, whole=True))
-        marks.through(
-            rows, pricing.least_seconds(rows, whole=True), _ROWS, lambda r: marks.see(space.sharding(r, options))
-        )
+        marks.through(rows, True, _ROWS, lambda r: marks.see(space.sharding(r, options)))
 
-    marks.through(able, pricing.least_seconds(able, whole=False), _CORES, finish)
+    marks.through(able, False, _CORES, finish)
     return marks.found(cores, legal)
 
 
 class _Marks:
     """What was priced in full, and what a row must reach to be worth it."""
 
-    def __init__(self, pricing: Pricing, keep: int, slack: float) -> None:
-        self._pricing, self._keep, self._slack = pricing, keep, slack
+    def __init__(self, pricing: Pricing, keep: int, slack: float, front: float) -> None:
+        self._pricing, self._keep, self._slack, self._front = pricing, keep, slack, front
+        self._steps, self._least = np.zeros(0), np.zeros(0)  # of the front: seconds, and the least bytes by then
         self._parts: list[tuple[Strategies, Floats, Floats]] = []
         self._most = np.full(len(FAMILIES), np.inf)
         self._overall, self._best, self._priced = np.inf, np.zeros(0), 0
@@ -99,20 +104,33 @@ class _Marks:
             known = np.partition(known, self._keep)[: self._keep + 1]
             self._overall = float(known[self._keep])
         self._best = known
+        if self._front and len(seconds):
+            steps, least = np.concatenate([self._steps, seconds]), np.concatenate([self._least, bytes_])
+            order = np.lexsort((least, steps))
+            steps, least = steps[order], least[order]
+            before = np.minimum.accumulate(np.concatenate([[np.inf], least[:-1]]))
+            self._steps, self._least = steps[least < before], least[least < before]
 
-    def through(self, rows: Strategies, least: Floats, batch: int, go_on: Callable[[Strategies], None]) -> None:
+    def through(self, rows: Strategies, whole: bool, batch: int, go_on: Callable[[Strategies], None]) -> None:
         """Go on with rows in batches, those of each family that promise most first, and larger ones as the marks
         settle, until the others promise less than is known."""
+        least = self._pricing.least_seconds(rows, whole)
         order = np.argsort(least, kind="stable")
         rows, least = rows.take(order), least[order]
+        bytes_ = np.full(len(rows), np.nan)
         while len(rows):
             kinds = family(rows)
             now = np.zeros(len(rows), dtype=bool)
-            for kind in np.unique(kinds):
+            for kind in range(len(FAMILIES)):
                 now[np.flatnonzero(kinds == kind)[:batch]] = True
             go_on(rows.take(now))
             left = ~now & self.reached(rows, least)
-            rows, least = rows.take(left), least[left]
+            if self._front:
+                near = np.flatnonzero(~now & ~left & (least <= self._front * self._fastest))
+                unknown = near[np.isnan(bytes_[near])]
+                bytes_[unknown] = self._pricing.least_bytes(rows.take(unknown), whole)
+                left[near] = self.in_front(least[near], bytes_[near])
+            rows, least, bytes_ = rows.take(left), least[left], bytes_[left]
             batch *= 2
 
     def reached(self, rows: Strategies, least: Floats) -> npt.NDArray[np.bool_]:
@@ -121,6 +139,16 @@ class _Marks:
         most = np.maximum(self._most, self._overall)
         most[_DDP] = np.inf
         found: npt.NDArray[np.bool_] = least <= most[family(rows)] * (1 + self._slack)
+        return found
+
+    @property
+    def _fastest(self) -> float:
+        return float(self._steps[0]) if len(self._steps) else np.inf
+
+    def in_front(self, least: Floats, bytes_: Floats) -> npt.NDArray[np.bool_]:
+        """Whether no faster row that is known needs as little memory as rows with these least seconds and bytes."""
+        faster = np.searchsorted(self._steps, least, side="right")
+        found: npt.NDArray[np.bool_] = bytes_ < np.concatenate([[np.inf], self._least])[faster]
         return found
 
     def found(self, cores: Strategies, legal: int) -> Found:

@@ -19,6 +19,7 @@ from phalanx.cost.stack.step import Step, step
 from phalanx.cost.stack.system import System
 from phalanx.plan.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
 from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model import ModelSpec
 
@@ -51,14 +52,15 @@ class Pricing:
     @cached_property
     def options(self) -> Options:
         """What a search chooses from. Megatron and what is built on it have no zero-bubble schedules; where
-        scores are never written, repeating attention's core frees nothing; of links all alike one order is all."""
+        scores are never written, repeating attention's core frees nothing; of links all alike one order is all,
+        and so it is where none but that is run."""
         own = self.stack.startswith(("phalanx", "torchtitan"))
         flash = bool(np.all(self.profile.flash))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
             schedules=NAMES if own else ("1f1b", "interleaved"),
             recompute=tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective")),
-            orders=ORDERS if len(rates) > 1 else ORDERS[:1],
+            orders=ORDERS if len(rates) > 1 and self.stack != "phalanx" else ORDERS[:1],
         )
 
     def layout(self, rows: Strategies) -> Layout:
@@ -169,6 +171,15 @@ class Pricing:
     @property
     def usable(self) -> int:
         return self.cluster.device.usable_bytes
+
+
+def published(cluster: ClusterSpec) -> bool:
+    """Whether its device is one of which the terms know the rates; a measured machine mostly is none."""
+    try:
+        system_of(cluster)
+    except InputError:
+        return False
+    return True
 
 
 def _smallest_of(rows: Strategies, zero: int, recompute: str, whole: bool) -> Strategies:

@@ -53,6 +53,6 @@ def _row(x: Studied) -> tuple[object, ...]:
     on = f"{c.model}, {c.gpus:,} of {c.cluster}, {c.batch:,} x {c.seq:,}"
     if x.chosen is None or x.chosen_s is None:
         return (c.name, on, c.used, x.used_s, "none", None, None, x.why)
-    costs = x.used_s / x.chosen_s - 1 if x.used.fits else None
-    step = x.used_s if x.used.fits else None
+    step = x.used_s if x.used and x.used.fits else None
+    costs = step / x.chosen_s - 1 if step else None
     return (c.name, on, c.used, step, str(x.chosen.strategy), x.chosen_s, costs, x.why)

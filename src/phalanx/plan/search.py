@@ -1,25 +1,48 @@
-"""The strategies that fit a job on a cluster, priced, best first.
+"""`strategy = "auto"`: of all strategies that the trainer runs the fastest that fits, by our own exact price.
 
-Today: data parallelism with ZeRO and HSDP, by micro-batch; every later axis joins this enumeration.
+A price is a StepProgram's: milliseconds for most strategies, far more for a long pipeline. So no strategy is priced
+before it is clear that it may be among the best (plan/bounds.py has what each promises). Rows wait in a heap by what
+is known of them:
+
+    least seconds without recomputation  ->  least seconds  ->  its price
+
+and the first of which the price is known is faster than all others promise to be. Of spaces too large even for that,
+where the device has published rates, the vectorised terms of our own stack (plan/explore.py) choose who is priced.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
-from phalanx.cost.predict import Prediction, predict, predict_all
-from phalanx.plan import layers
+from phalanx.cost.predict import Prediction, predict
+from phalanx.plan import explore, layers, space
+from phalanx.plan.bounds import Bounds
 from phalanx.plan.bucket import resolve
-from phalanx.schedule.stages import check
+from phalanx.plan.pricing import Floats, Pricing, published
+from phalanx.plan.space import Options, Strategies
 from phalanx.spec.cluster import GIB, ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy, divisors
+from phalanx.spec.strategy import Strategy
+
+STACK = "phalanx"
+OPTIONS = Options(orders=space.ORDERS[:1])
+"""What the trainer runs: the mesh has one order."""
+SHOWN = 16
+"""How many of the best are looked for: the first is what is wanted, the others are its alternatives."""
+_LARGE = 50_000
+"""Strategies beyond which the vectorised terms choose first."""
+_FIRST = 24
+"""How many of those they hand on, beside the best of each family."""
+_PATIENCE = 40
+"""Prices after which no alternatives are looked for any more,"""
+_MOST = 120
+"""and nothing that fits."""
 
 
 @dataclass(frozen=True)
@@ -34,68 +57,132 @@ class Candidate:
     layers_reason: str = ""
 
     @property
+    def seconds(self) -> float:
+        return float(self.prediction.step_time_s)
+
+    @property
     def asked(self) -> Strategy:
         """The strategy without what was resolved for it: as somebody would ask for it."""
         found = replace(self.strategy, bucket="auto") if self.bucket_reason else self.strategy
         return replace(found, layers="auto") if self.layers_reason else found
 
 
-def enumerate_strategies(job: Job, ranks: int, dp: int | None = None) -> list[Strategy]:
-    """Every legal (dp, zero, shard, micro_batch), none twice: dp up to `ranks`, or just the given one."""
-    replicas = [dp] if dp else [d for d in divisors(job.global_batch) if d <= ranks]
-    stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
-    return [
-        Strategy(dp=d, zero=zero, shard=shard if shard < d else None, micro_batch=m)
-        if zero
-        else Strategy(dp=d, micro_batch=m)
-        for d in replicas
-        for zero in stages
-        for shard in (divisors(d)[1:] if zero else [1])
-        for m in divisors(job.global_batch // d)
-    ]
+@dataclass(frozen=True)
+class Searched:
+    """What was priced: those that fit first, fastest first. `legal`: strategies there are, over `worlds` ranks.
+    `settled`: whether no other promises to be faster than the first; else they were left out by estimates."""
+
+    candidates: tuple[Candidate, ...]
+    legal: int
+    worlds: tuple[int, ...]
+    settled: bool
+
+    @property
+    def best(self) -> Candidate:
+        return self.candidates[0]
 
 
-def search(model: ModelSpec, cluster: ClusterSpec, job: Job, dp: int | None = None) -> list[Candidate]:
-    """All candidates, those that fit first, fastest first.
-
-    Raises InputError where no strategy fits, with what the smallest one needs.
-    """
-    check(Strategy(dp=dp or 1), model, job, None)
-    strategies = enumerate_strategies(job, cluster.ranks, dp)
-    bucketed = _resolved(model, cluster, job, strategies)
-    times = predict_all(model, cluster, job, [s for s, _ in bucketed]).step_time_s
-    found = [_priced(model, cluster, job, *bucketed[i]) for i in np.argsort(times, kind="stable")]
-    found.sort(key=lambda c: bool(c.reason))
+def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> Searched:
+    """The best strategies over any of so many ranks. Raises InputError where none is legal, or none fits: with what
+    the smallest one needs."""
+    cores = _cores(model, job, worlds)
+    if not len(cores):
+        few = next((n for n in range(max(worlds) - 1, 0, -1) if len(_cores(model, job, [n]))), 1)
+        reason = (
+            f"no split of {max(worlds)} ranks divides job.global_batch = {job.global_batch} and the model's sizes"
+        )
+        raise InputError("strategy", "auto", reason, f"use {few} ranks, or another batch")
+    legal = int(space.size(cores, model, job, OPTIONS).sum())
+    settled = legal <= _LARGE or not published(cluster)
+    if settled:
+        rows = space.pipelines(space.experts(cores, model), model, job, OPTIONS)
+        rows = space.sharding(space.recomputing(rows, model, OPTIONS), OPTIONS)
+        found, settled = _best_first(model, cluster, job, rows)
+    else:
+        found = [price(model, cluster, job, s) for s in _first_pass(model, cluster, job, worlds)]
+    found.sort(key=lambda c: (bool(c.reason), c.seconds))
+    if not found:
+        found = [price(model, cluster, job, _smallest(model, cluster, job, cores))]
     if found[0].reason:
         least = min(found, key=lambda c: int(c.prediction.memory_bytes))
         raise InputError(
             "strategy", "auto", f"nothing fits: {least.asked} {least.reason}", "use a smaller model, seq or batch"
         )
-    return found
+    return Searched(tuple(found), legal, tuple(worlds), settled)
 
 
 def price(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> Candidate:
     """One strategy with its bucket and its chunks resolved, its prediction, and whether it fits."""
     strategy, why = layers.resolve(model, cluster, job, strategy)
-    return replace(_priced(model, cluster, job, *resolve(model, cluster, job, strategy)), layers_reason=why)
-
-
-def _resolved(
-    model: ModelSpec, cluster: ClusterSpec, job: Job, strategies: Sequence[Strategy]
-) -> list[tuple[Strategy, str]]:
-    """Every strategy with its bucket and the reason, which are the same whatever the micro-batch."""
-    known: dict[Strategy, tuple[Strategy, str]] = {}
-    found = []
-    for s in strategies:
-        like = replace(s, micro_batch=1)
-        if like not in known:
-            known[like] = resolve(model, cluster, job, like)
-        found.append((replace(s, bucket=known[like][0].bucket), known[like][1]))
-    return found
-
-
-def _priced(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy, bucket_reason: str) -> Candidate:
+    strategy, bucket_reason = resolve(model, cluster, job, strategy)
     prediction = predict(model, cluster, job, strategy)
     need, have = int(prediction.memory_bytes), cluster.device.usable_bytes
     reason = f"needs {need / GIB:.1f} of {have / GIB:.1f} GiB" if need > have else ""
-    return Candidate(strategy, prediction, reason, bucket_reason)
+    return Candidate(strategy, prediction, reason, bucket_reason, why)
+
+
+def _cores(model: ModelSpec, job: Job, worlds: Sequence[int]) -> Strategies:
+    found = []
+    for ranks in worlds:
+        try:
+            found.append(space.cores(model, job, ranks))
+        except InputError as wrong:
+            if wrong.field != "--gpus":  # of the job, whatever the ranks
+                raise
+    return space.joined(found) if found else space.of([])
+
+
+def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> list[Strategy]:
+    """The best by the vectorised terms, and the best of each family; none where nothing fits."""
+    pricing, chosen = Pricing(model, cluster, job, STACK), []
+    for ranks in worlds:
+        found = explore.explore(pricing, ranks, OPTIONS, _FIRST)
+        first = [int(np.flatnonzero(found.family[found.order] == kind)[0]) for kind in np.unique(found.family)]
+        places = dict.fromkeys([*range(min(_FIRST, len(found.order))), *first])
+        chosen += [found.rows.strategy(int(found.order[place])) for place in places]
+    return chosen
+
+
+def _smallest(model: ModelSpec, cluster: ClusterSpec, job: Job, cores: Strategies) -> Strategy:
+    """By estimate: all sharded, all repeated."""
+    all_ = np.ones_like(cores.zero)
+    sharded = np.where(cores.dp * cores.cp > 1, 3, 0)
+    rows = replace(
+        cores, zero=sharded, shard=np.where(sharded, cores.dp, 1), recompute=space.RECOMPUTE.index("full") * all_
+    )
+    return rows.strategy(int(np.argmin(_estimated(model, cluster, job, rows))))
+
+
+def _estimated(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategies) -> Floats:
+    """Bytes on the fullest rank, by formulas."""
+    return np.broadcast_to(Pricing(model, cluster, job, STACK).memory(rows).reserved, len(rows))
+
+
+def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategies) -> tuple[list[Candidate], bool]:
+    """Some priced, and whether no other promises to be faster than the first of them that fits. Where the fastest do
+    not fit, and many of them, those that are estimated to be the smallest are tried."""
+    found: list[Candidate] = []
+    bounds = Bounds(model, cluster, job)
+    rows = rows.take(bounds.bytes_of_rows(rows) <= cluster.device.usable_bytes)
+    # Of equally fast ones that of which more is known is first: 0 is the price, of a place in `found`.
+    heap = [(seconds, 2, row) for row, seconds in enumerate(bounds.of_rows(rows).tolist())]
+    heapq.heapify(heap)
+    fitting = 0
+    while heap and fitting < SHOWN and len(found) < (_PATIENCE if fitting else _MOST):
+        _, unknown, row = heapq.heappop(heap)
+        if unknown == 0:
+            fitting += not found[row].reason
+            continue
+        s = rows.strategy(row)
+        if unknown == 2 and s.recompute != "none":
+            heapq.heappush(heap, (bounds.of(s), 1, row))
+            continue
+        found.append(price(model, cluster, job, s))
+        heapq.heappush(heap, (found[-1].seconds, 0, len(found) - 1))
+    if fitting or not heap or any(not c.reason for c in found):
+        return found, bool(fitting)
+    for row in np.argsort(_estimated(model, cluster, job, rows), kind="stable")[:_MOST]:
+        found.append(price(model, cluster, job, rows.strategy(int(row))))
+        if not found[-1].reason:
+            break
+    return found, False

@@ -13,6 +13,7 @@ Activations of a block (Korthikanti et al. 2022, table 2), in bytes:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -24,11 +25,16 @@ _POLICIES = {16: (2, 2, 12), 18: (2, 4, 12), 20: (2, 6, 12)}
 """Bytes of weight, gradient and optimizer state of a parameter, by their sum."""
 
 
-def counted(text: str) -> float:
-    """`25M`, `7B`, `1.5T` parameters. Raises InputError."""
+def counted(text: str, field: str = "--params") -> float:
+    """`25M`, `7B`, `1.5T` parameters or tokens. Raises InputError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmbt]?)", text.strip(), re.IGNORECASE)
     if not found or float(found[1]) <= 0:
-        raise InputError("--params", text, "is not a number of parameters", "write 25M, 7B or 1.5T")
+        raise InputError(
+            field,
+            text,
+            f"is not a number of {'tokens' if field == '--tokens' else 'parameters'}",
+            "write 25M, 7B or 1.5T",
+        )
     return float(found[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[found[2].lower()]
 
 
@@ -48,12 +54,20 @@ def state(params: float, ranks: Sequence[int], policy: int, card_bytes: float) -
         found = [zero_bytes(params, stage, p, policy) / 1e9 for stage in range(4)]
         first = next((f"ZeRO-{stage}" for stage, held in enumerate(found) if held * 1e9 <= card_bytes), "none")
         rows.append((p, *found, first))
+    whole = policy * params
     return Sheet(
         f"state of {params:,.0f} parameters, {policy} bytes each, on each of P ranks",
         columns("P", *((f"ZeRO-{stage}", "GB") for stage in range(4)), "first that fits"),
         rows,
-        f"GB = 1e9 bytes; fits: state alone within {card_bytes / 1e9:.0f} GB; activations come on top",
+        f"GB = 1e9 bytes; fits: state alone within {card_bytes / 1e9:.0f} GB; activations come on top. "
+        f"Cards that hold weights of 2 bytes, {2 * params / 1e9:g} GB: {cards(2 * params, card_bytes)}; "
+        f"state, {whole / 1e9:g} GB: {cards(whole, card_bytes)}",
     )
+
+
+def cards(held: float, card_bytes: float) -> int:
+    """How many cards hold so many bytes, spread evenly."""
+    return math.ceil(held / card_bytes)
 
 
 def activation_bytes(
@@ -89,7 +103,7 @@ def gradient_traffic(params: float, ranks: Sequence[int], rate: float, element: 
     for p in ranks:
         n = params * element
         ring = 2 * n * (p - 1) / p
-        rows.append((p, n / 1e9, ring / 1e9, ring / rate, 1.5 * ring / 1e9, 1.5 * ring / rate))
+        rows.append((p, n / 1e9, ring / 1e9, ring / rate, p * ring / 1e12, 1.5 * ring / 1e9, 1.5 * ring / rate))
     return Sheet(
         f"gradients of {params:,.0f} parameters in {element} bytes, over P ranks of {rate / 1e9:g} GB/s",
         columns(
@@ -97,6 +111,7 @@ def gradient_traffic(params: float, ranks: Sequence[int], rate: float, element: 
             ("payload", "GB"),
             ("all-reduce sent", "GB"),
             ("takes", "s"),
+            ("all ranks, TB", "count"),
             ("ZeRO-3 sent", "GB"),
             ("ZeRO-3 takes", "s"),
         ),
@@ -105,6 +120,36 @@ def gradient_traffic(params: float, ranks: Sequence[int], rate: float, element: 
     )
 
 
+def intensity(params: float, seq: int, batches: Sequence[int], peak: float, rate: float, link: str) -> Sheet:
+    """Data parallelism on the communication roofline: FLOP of a rank per byte that it sends."""
+    rows: list[tuple[object, ...]] = []
+    ridge = peak / rate
+    for b in batches:
+        ratio = 6 * params * b * seq / (2 * params * 2)
+        regime = "compute-bound" if ratio >= ridge else "communication-bound"
+        rows.append((b, ratio, ridge, regime, min(1.0, ratio / ridge)))
+    return Sheet(
+        f"{params:,.0f} parameters, sequences of {seq:,} on each rank, over {link} of {rate / 1e9:g} GB/s",
+        columns("batch per rank", ("FLOP/byte", "count"), ("ridge", "count"), "regime", ("efficiency", "share")),
+        rows,
+        "6 N FLOP a token over 2 N gradients of 2 bytes each, as a ring of many ranks sends them; efficiency: where "
+        f"nothing hides them; critical batch {ridge / (1.5 * seq):.3f} sequences",
+    )
+
+
+def training(params: float, tokens: float, rate: float, gpus: Sequence[int]) -> Sheet:
+    """How long so many tokens take where each GPU reaches `rate` FLOP/s."""
+    flops = 6 * params * tokens
+    rows = [(n, flops / rate / n / _DAY / 365, flops / rate / n / _DAY, flops / rate / 3600) for n in gpus]
+    return Sheet(
+        f"{params:,.0f} parameters, {tokens:,.0f} tokens: {flops:.3g} FLOP at {rate / 1e12:g} TFLOP/s each",
+        columns("GPUs", ("years", "count"), ("days", "count"), ("GPU-hours", "count")),
+        rows,
+        "6 N FLOP a token, years of 365 days; all GPUs at the same rate, however many they are",
+    )
+
+
+_DAY = 86_400
 FOLLOWS = (
     "from a number of parameters follow: state by ZeRO stage, gradient traffic, 6 N FLOP per token; "
     "activations, tensor-parallel and pipeline traffic do not: they need hidden, layers and heads (--model)"

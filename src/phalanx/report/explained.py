@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from phalanx.plan import explain, operators
+from phalanx.plan.own import Own
 from phalanx.plan.reasons import SAID
 from phalanx.plan.subject import Subject
 from phalanx.report.tables import seconds, size
@@ -38,6 +39,18 @@ def tables(x: Subject) -> Iterable[Table]:
     )
     yield _levers(x)
     yield _neighbours(x)
+
+
+def of_our_own(x: Own) -> Iterable[Table]:
+    """Of a plan that was made of a job, on a measured machine."""
+    yield _shares("where the time goes", "of the step", x.terms, seconds, {})
+    need = float(x.chosen.prediction.memory_bytes)
+    yield _shares(f"where the memory goes: {size(need)} of {size(x.usable)}", "of the peak", x.held, size, {})
+    made = table("its neighbours", "change", "strategy", "step", "", "memory", left=("change", "strategy"))
+    for what, c in x.neighbours:
+        change = c.reason or f"{c.seconds / x.chosen.seconds - 1:+.1%}"
+        made.add_row(what, str(c.asked), seconds(c.seconds), change, size(c.prediction.memory_bytes))
+    yield made
 
 
 def _shares(title: str, share: str, parts: Mapping[str, float], written: object, names: Mapping[str, str]) -> Table:

@@ -60,3 +60,6 @@ def lines(a: Answer) -> Iterable[str]:
         f"{p.cluster.name}; a step of {p.job.global_batch} x {p.job.seq} tokens; stack {p.stack}"
     )
     yield f"{a.evaluated:,} legal strategies in {a.seconds:.2f} s: {a.examined:,} priced one by one, others bounded"
+    if a.fewer:
+        few, step = a.fewer.gpus, seconds(a.fewer.seconds)
+        yield f"{few} GPUs would be as fast, with {a.fewer.strategy}: {step}; {a.gpus - few} might stand idle"

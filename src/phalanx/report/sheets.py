@@ -22,12 +22,13 @@ def drawn(sheet: Sheet) -> Table:
             no_wrap=column.name in ("axis", "operation"),
         )
     for row in sheet.rows:
-        table.add_row(*(_written(value, c.unit) for value, c in zip(row, sheet.columns, strict=True)))
+        table.add_row(*(written(value, c.unit) for value, c in zip(row, sheet.columns, strict=True)))
     table.caption = sheet.note or None
     return table
 
 
-def _written(value: Any, unit: str) -> str:
+def written(value: Any, unit: str) -> str:
+    """A number of a column, with its unit where the column's name does not have it."""
     if value is None:
         return ""
     if unit == "bytes":

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 
-from phalanx.plan.search import Candidate
 from phalanx.spec.cluster import GIB, ClusterSpec
 from phalanx.spec.job import Job
+
+if TYPE_CHECKING:  # a table needs none of what prices a strategy
+    from phalanx.plan.search import Candidate, Searched
 
 
 def seconds(value: float) -> str:
@@ -39,7 +41,7 @@ def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: 
         table.add_column(name, justify="left" if name in ("", "strategy") else "right", no_wrap=True)
     piped = any(c.strategy.pp > 1 for c in found)
     if piped:
-        table.add_column("bubble", justify="right")
+        table.add_column("bubble", justify="right", no_wrap=True)
     if any(c.reason for c in found):
         table.add_column("rejected")
     shown = list(found[:rows])
@@ -64,6 +66,16 @@ def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: 
     table.caption = "exposed: communication that nothing hides" + (f"; {left} more not shown" if left else "")
     table.caption_justify = "left"
     return table
+
+
+def searched(found: Searched) -> str:
+    """One line on what was chosen from."""
+    *some, most = found.worlds
+    over = " or ".join(filter(None, [", ".join(map(str, some)), str(most)])) + (" rank" if most == 1 else " ranks")
+    others = (
+        "no other promises to be faster" if found.settled else "the others are slower, or do not fit, by estimate"
+    )
+    return f"{found.legal:,} legal strategies over {over}: {len(found.candidates)} priced one by one, {others}"
 
 
 @dataclass(frozen=True)

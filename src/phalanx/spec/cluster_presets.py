@@ -54,6 +54,7 @@ _A100_40 = _gpu("A100-SXM4-40GB", 40960, 1.555e12, _AMPERE, "NVIDIA A100 datashe
 _A100_80 = _gpu("A100-SXM4-80GB", 81920, 2.039e12, _AMPERE, "NVIDIA A100 datasheet")
 _A100_PCIE = _gpu("A100-PCIe-80GB", 81920, 1.935e12, _AMPERE, "NVIDIA A100 datasheet")
 _H100 = _gpu("H100-SXM5-80GB", 81559, 3.35e12, _HOPPER, "NVIDIA H100 datasheet")
+_H800 = _gpu("H800-SXM5-80GB", 81559, 3.35e12, _HOPPER, "NVIDIA H800: H100 with 400 GB/s of NVLink; fp64 as there")
 _H200 = _gpu("H200-SXM5-141GB", 143771, 4.8e12, _HOPPER, "NVIDIA H200 datasheet")
 _B200 = _gpu("B200-SXM-180GB", 183359, 7.7e12, _tera(2250, 75, 37), "NVIDIA HGX B200 datasheet")
 _GB200 = _gpu(
@@ -176,6 +177,7 @@ PRESETS: dict[str, Callable[[int], ClusterSpec]] = {
     "dgx-a100-40gb": lambda n: _boxes("dgx-a100-40gb", _A100_40, 8, _nvlink(300e9, 3), _HDR, n),
     "dgx-a100": dgx_a100,
     "dgx-h100": dgx_h100,
+    "dgx-h800": lambda n: _boxes("dgx-h800", _H800, 8, _nvlink(200e9, 4), _NDR, n),
     "dgx-h200": lambda n: _boxes("dgx-h200", _H200, 8, _nvlink(450e9, 4), _NDR, n),
     "dgx-b200": lambda n: _boxes("dgx-b200", _B200, 8, _nvlink(900e9, 5), _NDR, n),
     # A node is a rack: 18 trays of 4 GPUs in one NVLink domain.

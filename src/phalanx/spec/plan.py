@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.spec import jobfile
 from phalanx.spec.choice import Choice
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Train
-from phalanx.spec.jobfile import build
+from phalanx.spec.jobfile import ClusterChoice, JobFile, build
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
@@ -61,6 +63,34 @@ def read(path: Path) -> Plan:
         raise InputError("plan", str(path), "no such file") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError("plan", str(path), f"cannot be read ({error})") from None
+
+
+def job_of(path: Path, overrides: Sequence[str] = ()) -> JobFile:
+    """What to run, with `table.field=value` laid over it: a job file, or a plan (a plan.json, or a folder with one)
+    that was made of a job. One that was made of names and numbers says nothing of data and steps: then these must be
+    among the overrides. Raises InputError."""
+    if path.is_dir():
+        path = path / "plan.json"
+    if path.suffix != ".json":
+        return jobfile.load(path, overrides)
+    given = read(path)
+    if not given.train.name:
+        missing = [f"--set {name}=..." for name in _UNPLANNED if not any(o.startswith(f"{name}=") for o in overrides)]
+        if missing:
+            reason = "says what to train, not on which data nor how long: it was planned with --model"
+            raise InputError("plan", str(path), reason, f"add {' '.join(missing)}")
+        given = replace(given, train=replace(given.train, name=path.stem))
+    return as_job(given, overrides)
+
+
+_UNPLANNED = ("train.data", "train.steps")
+
+
+def as_job(given: Plan, overrides: Sequence[str] = ()) -> JobFile:
+    """The job that a plan was made of, its strategy as it was chosen. Raises InputError."""
+    choice = build(ClusterChoice, given.choices["cluster"], "cluster")
+    tables = jobfile.to_tables(JobFile(given.model, choice, given.job, given.strategy, given.train))
+    return jobfile.from_tables(jobfile.override(json.loads(json.dumps(tables)), overrides), Path())
 
 
 def write_model(spec: ModelSpec, folder: Path) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.cost.pipeline import Costs, price
+from phalanx.cost.pipeline import Costs
 from phalanx.cost.stack.columns import Column
 from phalanx.schedule.pipeline import SCHEDULES, V_SHAPED, build
+from phalanx.schedule.pipeline_run import run
 
 NAMES = tuple(SCHEDULES)
 """A column's number of a schedule is its place here."""
@@ -66,4 +67,7 @@ def makespan(name: str, ranks: int, m: int, virtual: int, costs: Costs, slowest:
     few = min(m, ROUNDS * ranks)
     # Of naive, a micro-batch goes all the way before the next one starts.
     pace = sum(costs.forward) + sum(costs.input_grad) + sum(costs.weight_grad) if name == "naive" else slowest
-    return price(build(name, ranks, few, virtual if virtual > 1 else None), costs).makespan + (m - few) * pace
+    whole = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
+    seconds = {"F": costs.forward, "I": costs.input_grad, "W": costs.weight_grad, "B": whole}
+    times = run(build(name, ranks, few, virtual if virtual > 1 else None), seconds, costs.transfer)
+    return max(own[-1][1] for own in times) + (m - few) * pace

@@ -1,0 +1,99 @@
+"""The least seconds and bytes of a step, whatever ZeRO makes of it.
+
+T is the time of all passes of one micro-batch, on the ranks that share its layers (tp, cp, ep), what they send inside
+of layers among it. Of m micro-batches over p pipeline ranks each computes m T/p and waits, with equal chunks,
+
+    1f1b, gpipe  (p-1) T/p     interleaved  (p-1) T/(p v)     zero-bubble  (p-1) T/(3p)     naive  m (p-1) T/p
+
+which no chunks of whole blocks undercut by much: some hundredths are left for those that do. Without pipeline T is
+exact. What gradients and parameters take to travel, and the update, are left out: they depend on ZeRO.
+
+Of memory the model state alone is counted, spread evenly (Rajbhandari et al. 2020, figure 1): N parameters with
+weights of e bytes, gradients of g, optimizer state of o, over S shards
+
+    zero 0   e + g + o      1   e + g + o/S      2   e + (g + o)/S      3   (e + g + o)/S
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from phalanx.cost.predict_pipeline import unit_seconds
+from phalanx.cost.stack.schedules import NAMES
+from phalanx.cost.terms import unit_classes
+from phalanx.plan.pricing import Floats
+from phalanx.plan.space import Ints, Strategies
+from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.strategy import Strategy
+
+_KEY = ("tp", "sp", "cp", "ulysses", "ep", "etp", "micro_batch")
+_ROUNDING, _UNEQUAL = 1 - 1e-9, 0.97
+
+
+class Bounds:
+    """Of the strategies of a job on a cluster."""
+
+    def __init__(self, model: ModelSpec, cluster: ClusterSpec, job: Job) -> None:
+        self._model, self._cluster, self._job = model, cluster, job
+        self._passes = cache(self._timed)
+
+    def of_rows(self, rows: Strategies) -> Floats:
+        """Whatever they repeat."""
+        key = np.stack([rows.dp * rows.pp, *(getattr(rows, name) for name in _KEY)], axis=1)
+        each, first, own = np.unique(key, axis=0, return_index=True, return_inverse=True)
+        passes = [self._passes(_alone(replace(rows.strategy(int(row)), recompute="none"))) for row in first]
+        seconds = np.array(passes)[own.reshape(-1)] if len(each) else np.zeros(0)
+        return _least(seconds, rows.micro_batches(self._job), rows.pp, rows.virtual, rows.schedule)
+
+    def of(self, s: Strategy) -> float:
+        """Of one, with what it repeats."""
+        own = (s.accumulation(self._job), s.pp, s.virtual, NAMES.index(s.schedule))
+        return float(_least(np.array([self._passes(_alone(s))]), *(np.array([n]) for n in own))[0])
+
+    def bytes_of_rows(self, rows: Strategies) -> Floats:
+        """Of the model state on the fullest rank."""
+        routed = sum(p.numel for p in parameters(self._model) if p.of_experts)
+        inside = rows.ep * rows.etp
+        dense = (self._model.parameter_count - routed) / (rows.tp * rows.pp) * self._per_parameter(rows, rows.shards)
+        over = np.maximum(rows.shards * rows.tp / inside, 1)
+        found: Floats = dense + routed / (inside * rows.pp) * self._per_parameter(rows, over)
+        return found
+
+    def _per_parameter(self, rows: Strategies, shards: Floats | Ints) -> Floats:
+        p, adam = self._job.precision, self._job.optimizer.name == "adamw"
+        e, g, own = (DTYPE_BYTES[dtype] for dtype in (p.compute, p.accumulate_dtype, p.master_dtype))
+        o = own * (1 + adam) + (own if p.master_dtype != p.compute else 0)
+        zero = np.where(rows.shards > 1, rows.zero, 0)
+        whole = np.full(len(rows), float(e + g + o))
+        ways = [whole, e + g + o / shards, e + (g + o) / shards, whole / shards]
+        found: Floats = np.select([zero == stage for stage in range(4)], ways)
+        return found
+
+    def _timed(self, alone: Strategy) -> float:
+        """T of strategies without pipeline."""
+        one = replace(self._job, global_batch=alone.micro_batch * alone.dp)
+        seconds = unit_seconds(self._model, self._cluster, one, alone, 0)
+        return sum(seconds[name] * len(units) for name, units in unit_classes(self._model, alone).items())
+
+
+def _alone(s: Strategy) -> Strategy:
+    """On as many ranks, without pipeline and ZeRO: rates are those of all ranks at work."""
+    return replace(s, dp=s.dp * s.pp, pp=1, virtual=1, schedule="1f1b", zero=0, shard=None)
+
+
+def _least(passes: Floats, m: Ints, p: Ints, virtual: Ints, schedule: Ints) -> Floats:
+    waits = [
+        ("naive", m * (p - 1)),
+        # With fewer micro-batches than ranks, for the first of them to come round, before each chunk.
+        ("interleaved", np.where(m < p, (virtual * (p - m) + m - 1) / virtual, (p - 1) / virtual)),
+        *((name, (p - 1) / 3) for name in ("zb-h1", "zb-v", "dualpipe-v")),
+    ]
+    chosen = [schedule == NAMES.index(name) for name, _ in waits]
+    bubble = np.select(chosen, [wait for _, wait in waits], p - 1)
+    found: Floats = passes * (m + bubble) / p * np.where(p > 1, _UNEQUAL, _ROUNDING)
+    return found

@@ -1,0 +1,161 @@
+"""`strategy = "auto"`: what is chosen is legal, runnable and fits, and nothing else that fits is faster."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command import phalanx
+from drawn import models, with_experts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.plan import search as searching
+from phalanx.plan import space
+from phalanx.plan.bounds import Bounds
+from phalanx.plan.search import OPTIONS, price, search
+from phalanx.schedule.stages import check
+from phalanx.spec import cluster_presets as clusters
+from phalanx.spec import plan as plans
+from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.jobfile import make_model
+from phalanx.spec.strategy import require_runnable
+
+_JOB = """
+[model]
+family = "llama"
+vocab = 300
+hidden = 32
+layers = 2
+heads = 2
+ffn = 48
+max_seq = 32
+[cluster]
+preset = "local"
+ranks = 2
+[job]
+global_batch = 4
+seq = 16
+"""
+
+
+def _cluster(beside: bool, usable: float) -> ClusterSpec:
+    """Four ranks of a slow chip, which can or cannot communicate beside computing."""
+    found = clusters.dgx_h100(1)
+    device = replace(found.device, own_communication_engine=beside, usable_bytes=int(usable))
+    return replace(found, device=device, ranks_per_node=4)
+
+
+@settings(max_examples=6)
+@given(
+    model=st.one_of(models(small=True), with_experts(small=True)),
+    batch=st.sampled_from([2, 4, 6]),
+    worlds=st.sampled_from([[1], [1, 2], [2], [3], [4]]),
+    beside=st.booleans(),
+    tight=st.sampled_from([None, None, 1.02, 1.3]),
+    data=st.data(),
+)
+def test_nothing_that_fits_is_faster(model, batch, worlds, beside, tight, data):
+    job, cluster = Job(batch, 8, Precision("float32")), _cluster(beside, 1e12)
+    rows = [space.everything(model, job, n, OPTIONS) for n in worlds if batch % n == 0 or n < 3]
+    if not rows:
+        return
+    every = space.joined(rows)
+    picked = every.take(data.draw(st.lists(st.integers(0, len(every) - 1), min_size=5, max_size=5)))
+    if tight:  # so little memory that of these the smallest fits, and hardly more
+        sizes = [int(price(model, cluster, job, s).prediction.memory_bytes) for s in picked.strategies()]
+        cluster = _cluster(beside, tight * min(sizes))
+    bounds = Bounds(model, cluster, job)
+    others = [price(model, cluster, job, s) for s in picked.strategies()]
+    for c, least, state in zip(others, bounds.of_rows(picked), bounds.bytes_of_rows(picked), strict=True):
+        assert least <= bounds.of(c.asked) <= c.seconds
+        assert state <= float(c.prediction.memory_bytes)
+    found = search(model, cluster, job, worlds)
+    assert found.legal == len(every)
+    best = found.best
+    assert not best.reason
+    check(best.strategy, model, job, best.strategy.world)
+    require_runnable(best.strategy, job)
+    assert best.strategy.world in worlds
+    for c in [*found.candidates, *(others if found.settled else ())]:
+        assert c.reason or c.seconds >= best.seconds, (c.asked, best.asked)
+
+
+def test_a_large_space_is_chosen_from_by_the_vectorised_terms(monkeypatch):
+    model, job = make_model({"preset": "gpt2", "layers": 2}, Path())[0], Job(8, 256, Precision("bfloat16"))
+    exact = search(model, clusters.dgx_h100(1), job, [4])
+    monkeypatch.setattr(searching, "_LARGE", 0)
+    found = search(model, clusters.dgx_h100(1), job, [4])
+    assert not found.settled
+    assert found.legal == exact.legal
+    assert exact.best.seconds <= found.best.seconds
+    assert all(c.reason or c.seconds >= found.best.seconds for c in found.candidates)
+
+
+def test_where_memory_is_short_what_fits_is_found():
+    """Two dozen strategies of one rank, of which the smallest alone fits; the fastest are priced first."""
+    model, job = make_model({"preset": "gpt2", "layers": 2}, Path())[0], Job(32, 64)
+    every = [
+        price(model, _cluster(True, 1e12), job, s) for s in space.everything(model, job, 1, OPTIONS).strategies()
+    ]
+    least = min(every, key=lambda c: int(c.prediction.memory_bytes))
+    found = search(model, _cluster(True, int(least.prediction.memory_bytes)), job, [1])
+    assert len(every) > searching.SHOWN
+    assert found.best.strategy == least.strategy
+    assert found.settled
+
+
+def test_what_does_not_fit_or_split_is_one_line():
+    model = make_model({"preset": "gpt2", "layers": 2}, Path())[0]
+    with pytest.raises(InputError, match=r"nothing fits: .* needs 1\.0 of 0\.0 GiB"):
+        search(model, _cluster(True, 1e7), Job(4, 64), [1])
+    with pytest.raises(InputError, match=r"no split of 7 ranks .* use 6 ranks"):
+        search(model, _cluster(True, 1e12), Job(1, 64), [7])
+
+
+@pytest.fixture
+def here(tmp_path: Path, measured: None) -> Path:
+    (tmp_path / "job.toml").write_text(_JOB)
+    return tmp_path
+
+
+def test_a_plan_of_a_job_is_the_job_with_its_strategy(here):
+    code, out, err = phalanx(here, "plan", "job.toml", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["settled"]
+    assert found["strategies_evaluated"] > found["strategies_priced_one_by_one"] > 1
+    file = plans.job_of(here / "plan.json", ["train.steps=3"])
+    assert str(replace(file.strategy, bucket="auto", layers="auto")) == found["best"]["strategy"]
+    assert (file.train.name, file.train.steps, file.job.global_batch) == ("job", 3, 4)
+    assert plans.job_of(here) == plans.job_of(here / "plan.json")
+
+
+def test_a_plan_of_a_job_is_explained_by_its_exact_price(here):
+    assert phalanx(here, "plan", "job.toml", "--strategy", "dp=2,micro_batch=1")[0] == 0
+    found = json.loads(phalanx(here, "explain", "plan.json", "--json")[1])
+    assert sum(found["terms_s"].values()) == pytest.approx(found["step_time_s"])
+    assert sum(found["memory_terms"].values()) == found["memory_bytes"]
+    assert {"pp 1 -> 2", "micro_batch 1 -> 2", "zero 0 -> 1"} <= {n["change"] for n in found["neighbours"]}
+    times = [n["step_time_s"] for n in found["neighbours"]]
+    assert times == sorted(times)
+    text = phalanx(here, "explain", "plan.json")[1]
+    assert "its neighbours" in text
+    code, _, err = phalanx(here, "lint", "plan.json")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_a_plan_of_names_needs_data_and_steps(here):
+    words = ("--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "8", "--batch", "8", "--seq", "64")
+    assert phalanx(here, "plan", *words, "--out", "g.json")[0] == 0
+    code, _, err = phalanx(here, "train", "g.json", "--set", "train.steps=2")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "add --set train.data=..." in err
+    file = plans.job_of(here / "g.json", ["train.steps=2", "train.data=austen"])
+    assert (file.train.name, file.cluster.preset, file.strategy.world) == ("g", "dgx-a100", 8)
+    code, _, err = phalanx(here, "train", "absent.json")
+    assert (code, err) == (2, "error: plan = 'absent.json': no such file\n")
