@@ -5,8 +5,9 @@ of layers among it. Of m micro-batches over p pipeline ranks each computes m T/p
 
     1f1b, gpipe  (p-1) T/p     interleaved  (p-1) T/(p v)     zero-bubble  (p-1) T/(3p)     naive  m (p-1) T/p
 
-which no chunks of whole blocks undercut by much: some hundredths are left for those that do. Without pipeline T is
-exact. What gradients and parameters take to travel, and the update, are left out: they depend on ZeRO.
+which no chunks of whole blocks undercut by much: some hundredths are left for those that do, and are no reason to
+price a pipeline before what is likely to be as fast. Without pipeline T is exact. What gradients and parameters take
+to travel, and the update, are left out: they depend on ZeRO.
 
 Of memory the model state alone is counted, spread evenly (Rajbhandari et al. 2020, figure 1): N parameters with
 weights of e bytes, gradients of g, optimizer state of o, over S shards
@@ -79,6 +80,12 @@ class Bounds:
         one = replace(self._job, global_batch=alone.micro_batch * alone.dp)
         seconds = unit_seconds(self._model, self._cluster, one, alone, 0)
         return sum(seconds[name] * len(units) for name, units in unit_classes(self._model, alone).items())
+
+
+def expected(least: Floats, p: Ints) -> Floats:
+    """The time that is likely, of the least one: p pipeline ranks have equal chunks."""
+    found: Floats = least / np.where(p > 1, _UNEQUAL, 1.0)
+    return found
 
 
 def _alone(s: Strategy) -> Strategy:

@@ -4,9 +4,10 @@ A price is a StepProgram's: milliseconds for most strategies, far more for a lon
 before it is clear that it may be among the best (plan/bounds.py has what each promises). Rows wait in a heap by what
 is known of them:
 
-    least seconds without recomputation  ->  least seconds  ->  its price
+    seconds without recomputation  ->  seconds  ->  its price
 
-and the first of which the price is known is faster than all others promise to be. Of spaces too large even for that,
+where the first two are expected ones, a little over the least. The best is settled where it is faster than the least
+seconds of all that have no price. Of spaces too large even for that,
 where the device has published rates, the vectorised terms of our own stack (plan/explore.py) choose who is priced.
 """
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from phalanx.cost.predict import Prediction, predict
 from phalanx.plan import explore, layers, space
-from phalanx.plan.bounds import Bounds
+from phalanx.plan.bounds import Bounds, expected
 from phalanx.plan.bucket import resolve
 from phalanx.plan.pricing import Floats, Pricing, published
 from phalanx.plan.space import Options, Strategies
@@ -164,8 +165,9 @@ def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategi
     found: list[Candidate] = []
     bounds = Bounds(model, cluster, job)
     rows = rows.take(bounds.bytes_of_rows(rows) <= cluster.device.usable_bytes)
+    least = bounds.of_rows(rows)
     # Of equally fast ones that of which more is known is first: 0 is the price, of a place in `found`.
-    heap = [(seconds, 2, row) for row, seconds in enumerate(bounds.of_rows(rows).tolist())]
+    heap = [(seconds, 2, row) for row, seconds in enumerate(expected(least, rows.pp).tolist())]
     heapq.heapify(heap)
     fitting = 0
     while heap and fitting < SHOWN and len(found) < (_PATIENCE if fitting else _MOST):
@@ -175,12 +177,15 @@ def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategi
             continue
         s = rows.strategy(row)
         if unknown == 2 and s.recompute != "none":
-            heapq.heappush(heap, (bounds.of(s), 1, row))
+            least[row] = bounds.of(s)
+            heapq.heappush(heap, (float(expected(least[row], rows.pp[row])), 1, row))
             continue
         found.append(price(model, cluster, job, s))
+        least[row] = np.inf
         heapq.heappush(heap, (found[-1].seconds, 0, len(found) - 1))
-    if fitting or not heap or any(not c.reason for c in found):
-        return found, bool(fitting)
+    fit = [c.seconds for c in found if not c.reason]
+    if fit or not heap:
+        return found, bool(fit and min(fit) <= least.min(initial=np.inf))
     for row in np.argsort(_estimated(model, cluster, job, rows), kind="stable")[:_MOST]:
         found.append(price(model, cluster, job, rows.strategy(int(row))))
         if not found[-1].reason:
