@@ -35,8 +35,10 @@ def explain(
 ) -> None:
     """Where a strategy's time and memory go, what to change first, and why not its neighbours."""
     with mistakes():
-        if plan is not None and profile is None and _of_our_own(plan, strategy, as_json):
-            return
+        if plan is not None:
+            _require_only_a_plan({"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
+            if profile is None and _of_our_own(plan, strategy, as_json):
+                return
 
         x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
 
@@ -114,6 +116,15 @@ def lint(
             raise typer.Exit(FAILED)
 
 
+def _require_only_a_plan(others: dict[str, object]) -> None:
+    """Refuse what a plan says already. Raises InputError."""
+    from phalanx.spec.errors import InputError
+
+    for name, given in others.items():
+        if given is not None:
+            raise InputError(name, given, "a plan.json has its own", "leave it out, or plan anew")
+
+
 def subject(
     plan: Path | None,
     line: str | None,
@@ -134,6 +145,7 @@ def subject(
     from phalanx.spec.jobfile import make_strategy
 
     if plan is not None:
+        _require_only_a_plan({"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
         given = plans.read(plan / "plan.json" if plan.is_dir() else plan)
         chosen = make_strategy(line) if line else given.strategy
         assert chosen is not None

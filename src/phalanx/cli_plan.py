@@ -44,9 +44,13 @@ def ask(
     if objective not in (*OBJECTIVES, *THRIFT, "days"):
         raise InputError("--objective", objective, "is not one", nearest(objective, (*OBJECTIVES, *THRIFT, "days")))
     if objective in (*THRIFT, "days") and not tokens:
-        raise InputError("--tokens", None, f"is missing: {objective} are those of a whole training", "e.g. 300B")
+        raise InputError("--tokens", None, f"is missing: --objective {objective} is of a whole training", "e.g. 300B")
     if objective == "money" and price is None:
         raise InputError("--price", None, "is missing", "name what a GPU-hour costs")
+    if price is not None and not 0 <= price < float("inf"):
+        raise InputError("--price", price, "is not a price", "name what a GPU-hour costs, e.g. 2.5")
+    if price is not None and not tokens:
+        raise InputError("--price", price, "is of a whole training", "say how long it is: --tokens 300B")
     require_writable("--out", out)
     spec, notes = question.model_named(model)
     for note in notes:

@@ -49,7 +49,7 @@ def _found(
     model: str, cluster: str, gpus: int, batch: int, seq: int, line: str, stack: str, precision: str
 ) -> tuple[Estimate, str]:
     from phalanx.cost.estimate import estimate
-    from phalanx.plan.question import cluster_named, model_named
+    from phalanx.plan.question import cluster_named, model_named, require_counts
     from phalanx.schedule import stages
     from phalanx.spec import strategy as strategies
     from phalanx.spec.errors import InputError, nearest
@@ -60,9 +60,7 @@ def _found(
     formats = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "float8", "fp8-mx": "float8-mx", "fp4": "float4"}
     if precision not in formats:
         raise InputError("--precision", precision, "is not modelled", nearest(precision, formats))
-    for name, given in (("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
-        if given < 1:
-            raise InputError(name, given, "must be at least 1")
+    require_counts(("--gpus", gpus), ("--batch", batch), ("--seq", seq))
     spec, notes = model_named(model)
     for note in notes:
         announce(f"note: {note}")

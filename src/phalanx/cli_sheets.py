@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli_explain import Batch, Cluster, Gpus, Line, Model, Plan, Profile, Seq, subject
-from phalanx.terminal import Json, announce, console, mistakes, print_json
+from phalanx.terminal import Json, announce, console, mistakes, print_json, require_writable
 
 if TYPE_CHECKING:
     from phalanx.plan.sheet import Sheet
@@ -46,6 +46,7 @@ def scaling(
 ) -> None:
     """Strong and weak scaling, efficiency against the batch, what the network and the device change."""
     with mistakes():
+        require_writable("--plot", plot)
         from phalanx.plan import question
         from phalanx.plan import scaling as tables
         from phalanx.spec.errors import InputError, nearest
@@ -93,8 +94,10 @@ def memory(
 ) -> None:
     """What a model's state takes by ZeRO stage and ranks, and its activations by recomputation, tp and sp."""
     with mistakes():
+        require_writable("--plot", plot)
         from phalanx.plan import question, textbook
 
+        _require_positive({"--card": card, "--micro-batch": micro_batch, "--seq": seq})
         spec, count = _sized(model, params)
         sheets = [textbook.state(count, _RANKS, policy, card * 1e9)]
         if spec is not None:
@@ -123,9 +126,11 @@ def comm(
 ) -> None:
     """What each axis of a strategy sends: payload, bytes on the wire by tier, operations, time, hidden or not."""
     with mistakes():
+        require_writable("--plot", plot)
         if params is not None:
             from phalanx.plan import textbook
 
+            _require_positive({"--rate": rate})
             _print([textbook.gradient_traffic(textbook.counted(params), _RANKS, rate * 1e9)], as_json, as_csv, plot)
             announce(f"note: {textbook.FOLLOWS}")
             return
@@ -151,6 +156,7 @@ def roofline(
 ) -> None:
     """Ridge points of the known systems; of a strategy also each operator's intensity, training and decoding."""
     with mistakes():
+        require_writable("--plot", plot)
         from phalanx.plan import traffic
 
         if params is not None:
@@ -183,8 +189,7 @@ def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Shee
 
     if tokens is None:
         raise InputError("--tokens", None, "is missing", "with --params, say on how many: 300B")
-    if tflops <= 0:
-        raise InputError("--tflops", tflops, "must be positive")
+    _require_positive({"--tflops": tflops})
     count = textbook.counted(params)
     return textbook.training(count, textbook.counted(tokens, "--tokens"), tflops * 1e12, _counts(gpus or "1,1024"))
 
@@ -193,16 +198,22 @@ def _intensities(params: str, cluster: str, seq: int) -> list[Sheet]:
     """Over the links in a node, and over those between nodes."""
     from phalanx.cost.stack.hardware import system_of
     from phalanx.plan import question, textbook
-    from phalanx.spec.errors import InputError
 
-    if seq < 1:
-        raise InputError("--seq", seq, "must be at least 1")
+    _require_positive({"--seq": seq})
     node = question.cluster_named(cluster)(1)
     found = question.cluster_named(cluster)(2 * node.ranks_per_node)
     peak = float(system_of(found).peak_bf16)
     rates = {t.name: t.bandwidth_bytes_per_s_per_gpu_per_direction for t in (found.tiers[0], found.tiers[-1])}
     count = textbook.counted(params)
     return [textbook.intensity(count, seq, (1, 4, 16, 32, 64, 256), peak, rates[name], name) for name in rates]
+
+
+def _require_positive(numbers: dict[str, float | None]) -> None:
+    from phalanx.spec.errors import InputError
+
+    for name, given in numbers.items():
+        if given is not None and not 0 < given < float("inf"):
+            raise InputError(name, given, "must be positive")
 
 
 def _sized(model: str | None, params: str | None) -> tuple[object, float]:
@@ -235,9 +246,7 @@ def _print(sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | No
     sheets = list(sheets)
     if plot is not None:
         from phalanx.report.plots import svg
-        from phalanx.terminal import require_writable
 
-        require_writable("--plot", plot)
         plot.write_text(svg(sheets))
         announce(f"wrote {plot}")
     if as_json:

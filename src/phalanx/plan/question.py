@@ -18,6 +18,8 @@ from phalanx.spec.jobfile import cluster_from_toml, make_model
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.plan import Plan
 
+_MOST = {"--gpus": 10**7, "--batch": 10**9}
+"""What a question may ask for at most: beyond it a number is a slip, and its divisors take minutes."""
 _FASTEST_NIC = 100e9
 """Bytes/s in one direction of one GPU's ports between nodes: 800 Gb/s."""
 
@@ -42,6 +44,9 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
             return given
 
         return of_file
+    if name == "local":
+        mend = "plan a job on it, phalanx plan JOB.toml, or name a cluster, as of phalanx clusters"
+        raise InputError("--cluster", name, "is this machine: the rates of its devices are not published", mend)
     node = preset(name, 1).ranks_per_node
     return lambda gpus: preset(name, -(-gpus // node))
 
@@ -50,21 +55,27 @@ def asked(
     model: ModelSpec, cluster: Callable[[int], ClusterSpec], batch: int, seq: int, stack: str
 ) -> Callable[[int], Pricing]:
     """The question on so many GPUs. Raises InputError."""
-    for name, given in (("--batch", batch), ("--seq", seq)):
-        if given < 1:
-            raise InputError(name, given, "must be at least 1")
+    require_counts(("--batch", batch), ("--seq", seq))
     profile(stack)
     job = Job(batch, seq, Precision("bfloat16"))
 
     def larger(gpus: int) -> Pricing:
-        if gpus < 1:
-            raise InputError("--gpus", gpus, "must be at least 1")
+        require_counts(("--gpus", gpus))
         found = cluster(gpus)
         system_of(found)
         compute = "bfloat16" if "bfloat16" in found.device.dense_flops_per_s else "float16"
         return Pricing(model, found, replace(job, precision=Precision(compute)), stack)  # type: ignore[arg-type]
 
     return larger
+
+
+def require_counts(*given: tuple[str, int]) -> None:
+    """Refuse numbers of things that nobody has. Raises InputError."""
+    for name, count in given:
+        if count < 1:
+            raise InputError(name, count, "must be at least 1")
+        if count > _MOST.get(name, count):
+            raise InputError(name, count, "is more than anybody has", f"at most {_MOST[name]:,}")
 
 
 def require_plausible(cluster: ClusterSpec) -> None:
