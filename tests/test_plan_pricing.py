@@ -41,9 +41,16 @@ def test_columns_price_as_single_strategies_do(llama):
         assert seconds[i] == pytest.approx(float(np.sum(found.seconds)), rel=1e-9)
 
 
-@pytest.mark.parametrize(("nodes", "batch", "seq"), [(4, 64, 8192), (1, 12, 4096)])
-def test_branch_and_bound_finds_what_pricing_everything_finds(nodes, batch, seq):
-    p = _pricing("llama3-8b", nodes, batch, seq)
+@pytest.mark.parametrize(
+    ("model", "nodes", "batch", "seq"),
+    [
+        ("llama3-8b", 4, 64, 8192),
+        ("llama3-8b", 1, 12, 4096),
+        ("mixtral-8x7b", 2, 2, 512),  # whole experts do not fit, parts of them do
+    ],
+)
+def test_branch_and_bound_finds_what_pricing_everything_finds(model, nodes, batch, seq):
+    p = _pricing(model, nodes, batch, seq)
     options = space.Options(("1f1b", "interleaved", "zb-v", "naive"), ("none", "full"))
     everything = space.everything(p.model, p.job, 8 * nodes, options)
     rows = everything.take(p.bytes_(everything) <= p.usable)

@@ -68,16 +68,16 @@ def explore(
     model, job = pricing.model, pricing.job
     cores = space.cores(model, job, ranks)
     legal = int(space.size(cores, model, job, options).sum())
-    able = space.experts(cores.take(pricing.may_fit(cores, whole=False)), model)
     marks = _Marks(pricing, keep, slack, front)
 
     def finish(rows: Strategies) -> None:
-        """Cores to the end."""
+        """Cores with their experts, for whole ones may be too large and a part of them not, to the end."""
+        rows = rows.take(pricing.may_fit(rows, whole=False))
         rows = space.recomputing(space.pipelines(rows, model, job, options), model, options)
         rows = rows.take(pricing.may_fit(rows, whole=True))
         marks.through(rows, True, _ROWS, lambda r: marks.see(space.sharding(r, options)))
 
-    marks.through(able, False, _CORES, finish)
+    marks.through(space.experts(cores, model), False, _CORES, finish)
     return marks.found(cores, legal)
 
 

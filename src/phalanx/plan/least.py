@@ -22,11 +22,11 @@ def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
         cores = space.cores(pricing.model, pricing.job, ranks)
     except InputError:
         return False
+    cores = space.experts(cores, pricing.model)
     least = pricing.least_bytes(cores, whole=False)
     able = np.flatnonzero(least <= pricing.usable)
     able = able[np.argsort(least[able])][:_CORES]
-    rows = space.experts(cores.take(able), pricing.model)
-    rows = space.pipelines(rows, pricing.model, pricing.job, options)
+    rows = space.pipelines(cores.take(able), pricing.model, pricing.job, options)
     rows = space.recomputing(rows, pricing.model, options)
     return bool(len(rows) and np.any(pricing.least_bytes(rows, whole=True) <= pricing.usable))
 

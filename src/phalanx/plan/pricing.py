@@ -127,8 +127,9 @@ class Pricing:
 
     def least_seconds(self, rows: Strategies, whole: bool) -> Floats:
         """No way to shard these rows is faster: what gradients and parameters take to travel is left out, the update
-        is over all shards, stages are neighbours. Of cores (`whole` false), that have plain 1f1b and repeat nothing,
-        no schedule and recomputation is either: their bubble is left out too."""
+        is over all shards, stages are neighbours, or replicas where that brings experts together. Of cores (`whole`
+        false), that have plain 1f1b and repeat nothing, no schedule and recomputation is either: their bubble is
+        left out too."""
         sharded = np.where(rows.dp * rows.cp > 1, 1, 0)
         best = replace(rows, zero=sharded, shard=rows.dp, order=np.ones_like(rows.order))
 
@@ -136,7 +137,13 @@ class Pricing:
             found = self.step(part)
             return found.seconds - found.terms["dp"] - (0 if whole else found.terms["bubble"])
 
-        return _sliced(best, least)
+        seconds = _sliced(best, least)
+        apart = np.flatnonzero((rows.ep * rows.etp > rows.tp * rows.cp) & (rows.pp > 1) & (rows.dp > 1))
+        if len(apart):
+            other = best.take(apart)
+            other = replace(other, order=np.zeros_like(other.order))
+            seconds[apart] = np.minimum(seconds[apart], _sliced(other, least))
+        return seconds
 
     def least_bytes(self, rows: Strategies, whole: bool) -> Floats:
         """The same of memory: of the ways to shard over all ranks the smallest; of cores, one micro-batch at a time
