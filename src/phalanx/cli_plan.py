@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from phalanx.terminal import announce, console, print_json, require_writable
 
 if TYPE_CHECKING:
-    from phalanx.plan.answer import Answer, Ranked
+    from phalanx.plan.answer import Answer
     from phalanx.plan.goal import Goal
+    from phalanx.plan.second import Ranked
     from phalanx.spec.plan import Plan
 
 

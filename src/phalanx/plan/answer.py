@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from phalanx.cost.stack.flops import model_flops
-from phalanx.plan import explore, makespan, reasons, scaling, space
+from phalanx.plan import explore, reasons, scaling, space
 from phalanx.plan.explore import FAMILIES, Found
 from phalanx.plan.least import least_ranks
-from phalanx.plan.makespan import Run
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.reasons import Priced
+from phalanx.plan.second import Ranked, Second, best_of_each
 from phalanx.plan.space import Options, Strategies
 from phalanx.spec.cluster import GIB
 from phalanx.spec.errors import InputError
@@ -32,21 +31,8 @@ _NEAR = 64
 """How many fewer GPUs are tried where the batch cannot be split over all."""
 _FRONT = 1.5
 """The front of time and memory goes up to this many times the shortest step."""
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A strategy that fits. `seconds` of a step, its pipeline as it runs; `mfu` of the peak in bf16."""
-
-    family: str
-    priced: Priced
-    run: Run
-    seconds: float
-    mfu: float
-
-    @property
-    def strategy(self) -> Strategy:
-        return self.priced.strategy
+_POINTS, _CLEARLY = 8, 0.98
+"""Of the front that is shown unasked: how many points at most, each with clearly less memory than the one before."""
 
 
 @dataclass(frozen=True)
@@ -109,23 +95,27 @@ def answer(
         raise _with_a_number(wrong, pricing, gpus) from None
     if not len(found.rows):
         raise _nothing_fits(pricing, found, larger, gpus, options)
-    order = found.order
+    kept, each = [int(row) for row in found.order[:keep]], best_of_each(found)
+    front = _promising(found, whole_front)
     if objective == "memory":
-        near = order[found.seconds[order] <= (1 + _SLACK) * found.seconds[order[0]]]
-        order = near[np.argsort(found.bytes_[near], kind="stable")]
-    kept, each, front = [int(row) for row in order[:keep]], _best_of_each(found), _front(found, whole_front)
-    second = _second(pricing, found, [*kept, *each, *front])
-    ranked = [second[row] for row in kept]
-    if objective == "throughput":
-        ranked.sort(key=lambda r: r.seconds)
-    families = tuple(second[row] for row in each)
-    rejected = tuple(_rejected(pricing, ranked[0], found, {r.family for r in families}, options))
+        near = found.order[found.seconds[found.order] <= (1 + _SLACK) * found.seconds[found.order[0]]]
+        kept += [int(row) for row in near[np.argsort(found.bytes_[near], kind="stable")][:keep]]
+    rows = list(dict.fromkeys([*kept, *each, *front]))
+    second = Second(pricing)
+    every = second.descended([found.rows.strategy(row) for row in rows])
+    each_best = {r.family: r for r in reversed(every)}
+    families = tuple(each_best[name] for name in FAMILIES if name in each_best)
+    ranked = every[:keep]
+    if objective == "memory":
+        near_best = [r for r in every if r.seconds <= (1 + _SLACK) * every[0].seconds]
+        ranked = sorted(near_best, key=lambda r: r.priced.bytes_)[:keep]
+    rejected = tuple(_rejected(second, ranked[0], found, {r.family for r in families}, options))
     return Answer(
         pricing=pricing,
         gpus=gpus,
         ranked=tuple(ranked),
         families=families,
-        front=tuple(second[row] for row in front),
+        front=tuple(_front(every, whole_front)),
         rejected=rejected,
         evaluated=found.legal,
         examined=found.priced,
@@ -170,51 +160,37 @@ def thriftiest(larger: Callable[[int], Pricing], most: int) -> int:
     return min(spent, key=lambda n: spent[n])
 
 
-def _second(pricing: Pricing, found: Found, rows: Sequence[int]) -> dict[int, Ranked]:
-    """The second pass over some rows; strategies that differ in sharding alone have the same pipeline."""
-    given = {row: found.rows.strategy(row) for row in dict.fromkeys(rows)}
-    like = {row: replace(s, zero=0, shard=None, order=space.ORDERS[0]) for row, s in given.items()}
-    alike = list(dict.fromkeys(like.values()))
-    runs = dict(zip(alike, makespan.run(pricing, alike), strict=True))
-    flops = float(np.max(model_flops(pricing.shape, pricing.layout(space.of(alike)))))  # of all the same
-    ranked = {}
-    for row, own in zip(given, reasons.priced(pricing, list(given.values())), strict=True):
-        run = runs[like[row]]
-        seconds = run.seconds(own.terms)
-        mfu = flops / (seconds * own.strategy.world * pricing.system.peak_bf16)
-        ranked[row] = Ranked(FAMILIES[found.family[row]], own, run, seconds, mfu)
-    return ranked
-
-
-def _best_of_each(found: Found) -> list[int]:
-    first: dict[int, int] = {}
-    kinds = found.family[found.order]
-    for kind in range(len(FAMILIES)):
-        if np.any(kinds == kind):
-            first[kind] = int(found.order[np.argmax(kinds == kind)])
-    return list(first.values())
-
-
-def _front(found: Found, whole: bool) -> list[int]:
-    """Of what was priced: each with less memory than all faster ones, or else those with clearly less."""
+def _promising(found: Found, whole: bool) -> list[int]:
+    """The front of the first pass."""
     order = found.order
     order = order[found.seconds[order] <= _FRONT * found.seconds[order[0]]]
     least = np.minimum.accumulate(found.bytes_[order])
-    clearly = 1.0 if whole else 0.98
+    clearly = 1.0 if whole else _CLEARLY
     points = [int(i) for i in order[np.concatenate([[True], least[1:] < clearly * least[:-1]])]]
-    return points if whole else points[:8]
+    return points if whole else points[:_POINTS]
 
 
-def _rejected(pricing: Pricing, best: Ranked, found: Found, has: set[str], options: Options) -> Iterable[Rejected]:
+def _front(every: Sequence[Ranked], whole: bool) -> list[Ranked]:
+    """Of what the second pass has priced, fastest first: each with less memory than all faster ones, or else those
+    with clearly less."""
+    points = [every[0]]
+    for r in every:
+        if r.priced.bytes_ < (1.0 if whole else _CLEARLY) * points[-1].priced.bytes_:
+            points.append(r)
+    points = [r for r in points if r.seconds <= _FRONT * every[0].seconds]
+    return points if whole else points[:_POINTS]
+
+
+def _rejected(second: Second, best: Ranked, found: Found, has: set[str], options: Options) -> Iterable[Rejected]:
     """Families of which nothing fits, by the member of least memory; and the neighbours of the best one."""
+    pricing = second.pricing
     for p, kind in _misfits(pricing, found.cores, has, options):
         yield Rejected(kind, p, reasons.why_not(p, best.priced, pricing))
     near = reasons.neighbours(best.strategy, pricing)
-    for (what, _), p in zip(near, reasons.priced(pricing, [s for _, s in near]), strict=True):
-        if p.fits and p.seconds < best.priced.seconds:
-            continue  # the first pass has it faster, the second one not
-        kind = FAMILIES[int(explore.family(space.of([p.strategy]))[0])]
-        yield Rejected(kind, p, f"{what}: {reasons.why_not(p, best.priced, pricing)}")
+    for (what, _), other in zip(near, second.of([s for _, s in near]), strict=True):
+        if other.priced.fits and other.seconds < best.seconds:
+            continue  # faster, but with less memory left, which is what was asked for
+        yield Rejected(other.family, other.priced, f"{what}: {reasons.why_not(other.priced, best.priced, pricing)}")
 
 
 def _misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Options) -> Iterable[tuple[Priced, str]]:

@@ -8,15 +8,17 @@ The first pass prices bubbles by a formula for equal chunks. Here the blocks are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from phalanx.cost.pipeline import Costs
 from phalanx.cost.stack.compute import Passes
 from phalanx.cost.stack.schedules import makespan
+from phalanx.plan import reasons
 from phalanx.plan.pricing import Pricing
-from phalanx.plan.space import of
+from phalanx.plan.reasons import Priced
+from phalanx.plan.space import ORDERS, of
 from phalanx.schedule import stages
 from phalanx.schedule.partition import Units, explain, partition
 from phalanx.spec.strategy import Strategy
@@ -28,16 +30,39 @@ _PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "l
 @dataclass(frozen=True)
 class Run:
     """`blocks` of each chunk; `imbalance`: of the slowest rank over the mean, as a share of it; `bubble`: seconds in
-    which the slowest rank waits."""
+    which the slowest rank waits; `mean`: what all blocks of a step take, over the ranks (None where there is one)."""
 
     makespan: float
     blocks: tuple[int, ...]
     imbalance: float
     bubble: float
+    mean: float | None = None
 
     def seconds(self, terms: Mapping[str, float]) -> float:
         """Of a step with these terms, its pipeline as it runs."""
         return self.makespan + sum(value for name, value in terms.items() if name not in _PIPELINED)
+
+    def terms(self, formula: Mapping[str, float]) -> dict[str, float]:
+        """Those of the formula as it runs: blocks as a mean rank has them, what the slowest has more of, and the
+        bubble. They sum to `seconds`."""
+        if self.mean is None:
+            return dict(formula)
+        own = {name: formula.get(name, 0.0) for name in _PIPELINED if name not in ("head", "bubble")}
+        share = self.mean / sum(own.values())
+        waits = {"head": self.makespan - self.bubble - self.mean, "bubble": self.bubble}
+        return dict(formula) | {name: share * value for name, value in own.items()} | waits
+
+
+def priced(pricing: Pricing, given: Sequence[Strategy]) -> list[tuple[Priced, Run]]:
+    """Each strategy, term by term, its pipeline as it runs; those that differ in sharding alone have the same one."""
+    like = [replace(s, zero=0, shard=None, order=ORDERS[0]) for s in given]
+    alike = list(dict.fromkeys(like))
+    runs = dict(zip(alike, run(pricing, alike), strict=True))
+    found = []
+    for p, s in zip(reasons.priced(pricing, given), like, strict=True):
+        own = runs[s]
+        found.append((replace(p, seconds=own.seconds(p.terms), terms=own.terms(p.terms)), own))
+    return found
 
 
 def run(pricing: Pricing, strategies: Sequence[Strategy]) -> list[Run]:
@@ -73,7 +98,7 @@ def _run(s: Strategy, m: int, passes: list[tuple[float, float]], head: tuple[flo
     found = explain(whole, ranks, blocks)
     slowest = max(share.seconds for share in found.ranks)
     took = makespan(s.schedule, s.pp, m, s.virtual, _costs(passes, head, blocks), slowest)
-    return Run(took, blocks, found.imbalance, took - m * slowest)
+    return Run(took, blocks, found.imbalance, took - m * slowest, m * sum(whole.blocks) / s.pp)
 
 
 def _costs(passes: list[tuple[float, float]], head: tuple[float, float], blocks: tuple[int, ...]) -> Costs:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from phalanx.cost.stack.flops import model_flops
-from phalanx.plan import explore, makespan, reasons, space
+from phalanx.plan import explore
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.reasons import Priced
+from phalanx.plan.second import Second, best_of_each
 from phalanx.plan.sheet import Sheet, columns
 from phalanx.spec.errors import InputError
 
@@ -23,11 +23,9 @@ def best(pricing: Pricing, gpus: int) -> tuple[Priced, float, float] | None:
         return None
     if not len(found.rows):
         return None
-    s = found.rows.strategy(int(found.order[0]))
-    (p,), (run,) = reasons.priced(pricing, [s]), makespan.run(pricing, [s])
-    seconds = run.seconds(p.terms)
-    flops = float(model_flops(pricing.shape, pricing.layout(space.of([s])))[0])
-    return p, seconds, flops / (seconds * gpus * float(pricing.system.peak_bf16))
+    rows = dict.fromkeys([int(found.order[0]), *best_of_each(found)])
+    first = Second(pricing).descended([found.rows.strategy(row) for row in rows])[0]
+    return first.priced, first.seconds, first.mfu
 
 
 def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:

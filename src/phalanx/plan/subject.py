@@ -33,12 +33,17 @@ class Subject:
         return self.larger(self.gpus)
 
     @cached_property
-    def priced(self) -> Priced:
-        return reasons.priced(self.pricing, [self.strategy])[0]
+    def _priced(self) -> tuple[Priced, Run]:
+        return makespan.priced(self.pricing, [self.strategy])[0]
 
-    @cached_property
+    @property
+    def priced(self) -> Priced:
+        """Its pipeline as it runs."""
+        return self._priced[0]
+
+    @property
     def run(self) -> Run:
-        return makespan.run(self.pricing, [self.strategy])[0]
+        return self._priced[1]
 
     @cached_property
     def flows(self) -> list[Flow]:
@@ -46,7 +51,7 @@ class Subject:
 
     @property
     def seconds(self) -> float:
-        return self.run.seconds(self.priced.terms)
+        return self.priced.seconds
 
     @cached_property
     def model_flops(self) -> float:
@@ -86,8 +91,8 @@ class Subject:
     def neighbours(self) -> list[tuple[str, Priced]]:
         """Strategies that differ in one decision, the fastest that fit first."""
         near = reasons.neighbours(self.strategy, self.pricing)
-        found = reasons.priced(self.pricing, [s for _, s in near])
-        named = [(what, p) for (what, _), p in zip(near, found, strict=True)]
+        found = makespan.priced(self.pricing, [s for _, s in near])
+        named = [(what, p) for (what, _), (p, _) in zip(near, found, strict=True)]
         return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
 
     def better(self, *words: str) -> Priced | None:
