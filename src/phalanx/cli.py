@@ -165,7 +165,7 @@ def plan(
                 }
             )
         else:
-            _show_decision(decision, rows=16)
+            _show_decision(decision, rows=10)
             if choices:
                 _show_choices(decision)
 
