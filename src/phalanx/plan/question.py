@@ -18,6 +18,7 @@ from phalanx.spec.jobfile import cluster_from_toml, make_model
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.plan import Plan
 
+_PCIE = 64e9  # of generation 5, 16 lanes
 _FASTEST_NIC = 100e9
 """Bytes/s in one direction of one GPU's ports between nodes: 800 Gb/s."""
 
@@ -71,7 +72,7 @@ def require_plausible(cluster: ClusterSpec) -> None:
     """Refuse links that no such device has: rates of both directions, or in bits. Raises InputError."""
     name = chip_name(cluster.device.name)
     inside, chip = cluster.tiers[0], CHIPS[name]
-    limits = [(inside, chip.nvlink, f"NVLink of {name}")]
+    limits = [(inside, chip.nvlink, f"{'NVLink' if chip.nvlink > _PCIE else 'PCIe'} of {name}")]
     limits += [(tier, _FASTEST_NIC, "the fastest port of a GPU") for tier in cluster.tiers[1:]]
     for tier, most, what in limits:
         rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
