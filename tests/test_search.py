@@ -12,9 +12,11 @@ from drawn import models, with_experts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.plan import explore, space
 from phalanx.plan import search as searching
-from phalanx.plan import space
 from phalanx.plan.bounds import Bounds
+from phalanx.plan.lint import lint
+from phalanx.plan.own import Examined
 from phalanx.plan.search import OPTIONS, price, search
 from phalanx.schedule.stages import check
 from phalanx.spec import cluster_presets as clusters
@@ -22,7 +24,7 @@ from phalanx.spec import plan as plans
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import make_model
+from phalanx.spec.jobfile import make_model, make_strategy
 from phalanx.spec.strategy import Strategy, require_runnable
 
 _JOB = """
@@ -100,6 +102,8 @@ def test_a_pipeline_that_might_be_a_little_faster_hides_nothing_simpler():
     """Hundreds of pipelines promise some hundredths less than the best has, and none keeps it."""
     model, job = make_model({"preset": "gpt2-xl"}, Path())[0], Job(64, 1024)
     found = search(model, clusters.dgx_h100(1), job, [8])
+    kinds = explore.family(space.of([c.asked for c in found.candidates]))
+    assert {*kinds} == {*explore.family(space.everything(model, job, 8, OPTIONS))}  # each says why not
     for s in (Strategy(dp=8, zero=1, micro_batch=8), Strategy(dp=4, zero=1, cp=2, micro_batch=8)):
         assert found.best.seconds <= price(model, clusters.dgx_h100(1), job, s).seconds
 
@@ -153,8 +157,31 @@ def test_a_plan_of_a_job_is_explained_by_its_exact_price(here):
     assert times == sorted(times)
     text = phalanx(here, "explain", "plan.json")[1]
     assert "its neighbours" in text
-    code, _, err = phalanx(here, "lint", "plan.json")
-    assert (code, err.count("\n")) == (2, 1)
+    code, out, _ = phalanx(here, "lint", "plan.json")
+    assert code == 1
+    assert "small-micro-batch: a rank multiplies 16 tokens at a time" in out
+
+
+@pytest.mark.parametrize(
+    ("line", "mended", "name"),
+    [
+        ("pp=2,micro_batch=8", "pp=2,micro_batch=1", "few-micro-batches"),
+        ("dp=2,micro_batch=1", "dp=2,micro_batch=4", "needless-accumulation"),
+        ("dp=2,zero=3,micro_batch=4", "dp=2,micro_batch=4", "needless-zero3"),
+        ("dp=2,micro_batch=4,bucket=0.001", "dp=2,micro_batch=4", "small-buckets"),
+        ("tp=4,micro_batch=8", "tp=2,dp=2,micro_batch=4", "wide-tp"),
+    ],
+)
+def test_lint_examines_our_own_runtime_by_exact_prices(line, mended, name):
+    model, job = make_model({"preset": "gpt2", "layers": 4}, Path())[0], Job(8, 64)
+    found = clusters.dgx_h100(2)
+    fast, slow = found.tiers
+    cluster = replace(found, ranks_per_node=2, tiers=(replace(fast, ranks=2), replace(slow, ranks=4)))
+    for strategy, speaks in ((line, True), (mended, False)):
+        chosen = make_strategy(strategy)
+        x = Examined(model, cluster, job, chosen, chosen.world)
+        assert (name in {f.name for f in lint(x)}) == speaks
+    assert 0 < Examined(model, cluster, job, make_strategy("tp=4,micro_batch=8"), 4).tensor_parallel < 1
 
 
 def test_a_plan_of_names_needs_data_and_steps(here):

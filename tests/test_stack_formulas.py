@@ -14,7 +14,7 @@ from phalanx.cost.profiles import STACKS, profile
 from phalanx.cost.stack.compression import SPARSE, Compressed, payment
 from phalanx.cost.stack.compute import product_s
 from phalanx.cost.stack.flops import forward_per_token
-from phalanx.cost.stack.hardware import system, system_of
+from phalanx.cost.stack.hardware import chip_name, system, system_of
 from phalanx.cost.stack.layout import layout
 from phalanx.cost.stack.memory import memory
 from phalanx.cost.stack.schedules import NAMES, in_flight
@@ -52,6 +52,25 @@ def model(name: str = "llama2-7b") -> ModelSpec:
 
 def one(line: str, name: str = "llama2-7b", stack: str = "megatron-core") -> Estimate:
     return estimate(model(name), preset("dgx-h100", 8), JOB, Strategy(**parse(line)), stack)
+
+
+@pytest.mark.parametrize(
+    ("device", "chip"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("Tesla V100-SXM2-32GB", "V100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA L4", "L4"),
+    ],
+)
+def test_a_device_is_the_chip_that_its_driver_names(device: str, chip: str) -> None:
+    assert chip_name(device) == chip
+    for other in ("NVIDIA A10G", "NVIDIA L40S", "Intel(R) Xeon(R) Processor"):
+        with pytest.raises(InputError, match="has no rates of kernels here"):
+            chip_name(other)
 
 
 def test_columns_are_what_single_strategies_are() -> None:
@@ -218,8 +237,10 @@ def test_what_is_not_modelled_is_refused_by_name(line: str, field: str) -> None:
 
 
 def test_chips_that_are_not_known_are_refused() -> None:
+    known = preset("dgx-h100", 8)
+    cluster = replace(known, device=replace(known.device, name="MI300X-192GB"))
     with pytest.raises(InputError, match=r"cluster\.device"):
-        estimate(model(), preset("pcie-l4", 8), JOB, Strategy(dp=64), "megatron-core")
+        estimate(model(), cluster, JOB, Strategy(dp=64), "megatron-core")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -23,6 +23,16 @@ from phalanx.cli_models import models
 from phalanx.cli_pipeline import pipeline
 from phalanx.cli_predict import predict
 from phalanx.cli_sheets import cases, comm, memory, roofline, scaling
+from phalanx.cli_shown import (
+    decision_json,
+    outcome_json,
+    show_batch,
+    show_choices,
+    show_decision,
+    show_notes,
+    show_outcome,
+    show_parity,
+)
 from phalanx.cli_validate import validate
 from phalanx.cli_verify import verify
 from phalanx.cli_weights import export_weights, import_weights
@@ -32,7 +42,6 @@ from phalanx.terminal import (
     INTERRUPTED,
     Json,
     announce,
-    console,
     mistakes,
     print_json,
     require_torch,
@@ -40,7 +49,7 @@ from phalanx.terminal import (
 )
 
 if TYPE_CHECKING:
-    from phalanx.session import Decision, Outcome
+    from phalanx.session import Decision
 
 app = typer.Typer(
     help="Plan, prove, run and measure the parallel training of large models.",
@@ -137,37 +146,17 @@ def plan(
             raise InputError("JOB.toml", None, "is missing", "name a job file, or --model, --cluster, --gpus, ...")
         require_writable("--out", out)
         file = session.with_overrides(jobfile.load(job, overrides or ()), strategy)
-        _notes(file.notes)
+        show_notes(file.notes)
         decision = session.decide(file, announce=announce)
         if not decision.chosen.reason:
             plans.write(decision.plan, out)
             announce(f"plan: {out}")
         if as_json:
-            found = decision.searched
-            print_json(
-                {
-                    "strategies_evaluated": found.legal if found else 1,
-                    "strategies_priced_one_by_one": len(decision.candidates),
-                    "settled": found.settled if found else True,
-                    "best": {"strategy": str(decision.chosen.asked), **decision.plan.prediction},
-                    "bucket": decision.plan.choices["bucket"],
-                    "chunks": decision.plan.choices["chunks"],
-                    "collectives": decision.plan.choices["collectives"],
-                    "alternatives": [
-                        {
-                            "strategy": str(c.asked),
-                            "step_time_s": float(c.prediction.step_time_s),
-                            "memory_bytes": int(c.prediction.memory_bytes),
-                            "rejected": c.reason,
-                        }
-                        for c in decision.candidates
-                    ],
-                }
-            )
+            print_json(decision_json(decision))
         else:
-            _show_decision(decision, rows=16)
+            show_decision(decision, rows=10)
             if choices:
-                _show_choices(decision)
+                show_choices(decision)
 
 
 @app.command()
@@ -209,26 +198,26 @@ def train(
         if world is not None and world.rank:
             session.train(file, resume, world, lambda _: None, lambda _: None)
             _end(DONE)
-        _notes(file.notes)
+        show_notes(file.notes)
 
         def show(decision: Decision) -> None:
             if not as_json:
-                _show_decision(decision, rows=10)
-                _announce_batch(decision)
+                show_decision(decision, rows=10)
+                show_batch(decision)
 
         outcome = session.train(file, resume, world, show, announce, max_restarts)
         assert outcome is not None
         interrupted = outcome.recorded["interrupted"]
         sample = ""
         if not as_json:
-            _show_outcome(outcome)
+            show_outcome(outcome)
         if not interrupted:
             try:
                 sample = session.sample(outcome.folder)
             except InputError as error:
                 announce(f"note: no sample of text, {error}")
         if as_json:
-            print_json(_outcome_json(outcome, sample))
+            print_json(outcome_json(outcome, sample))
         elif sample:
             print(f"\n{sample}\n")
         code = FAILED if outcome.differences else DONE
@@ -292,144 +281,14 @@ def parity(
     with mistakes():
         require_torch()
         file = session.with_overrides(jobfile.load(job, overrides or ()), strategy)
-        _notes(file.notes)
+        show_notes(file.notes)
         result = session.parity(file, steps, dtype, announce)
         if as_json:
             print_json(result)
         else:
-            for found in result["optimizers"]:
-                worst = f"  ({found['worst']})" if found["worst"] else ""
-                print(
-                    f"{found['optimizer']:5}  loss {found['loss_rel_max']:.1e}"
-                    f"  gradients {found['grad_rel_max']:.1e}{worst}"
-                )
-                if found["near_tie"]:
-                    compared = f"compared are the {found['steps']} steps before it"
-                    print(f"{'':7}a router's near-tie in {found['near_tie']}; {compared} (float64 has none)")
-            if result["compression"]:
-                _show_compression(result)
-            verdict = "holds" if result["passed"] else "DOES NOT HOLD"
-            figures = ", ".join(f"{key} {result[key]:.1e}" for key in ("loss_rel_max", "grad_rel_max", "bound"))
-            print(f"parity of {result['strategy']} in {dtype} over {steps} steps {verdict}: {figures}")
+            show_parity(result)
         if not result["passed"]:
             raise typer.Exit(FAILED)
-
-
-def _show_compression(result: dict[str, Any]) -> None:
-    found, steps = result["compression"], result["steps"]
-    lost = found["lost_rel_max"]
-    kept = "nothing is kept back" if lost is None else f"sent + kept back = gradient to {lost:.1e}"
-    print(
-        f"compressed, lr = 0: {kept}; the first step is off by {found['first_error']:.2%}, the mean of {steps} by "
-        f"{found['mean_error']:.2%}; sgd and adamw above are without compression"
-    )
-
-
-def _notes(notes: tuple[str, ...]) -> None:
-    for note in notes:
-        announce(f"note: {note}")
-
-
-def _show_decision(decision: Decision, rows: int) -> None:
-
-    from phalanx.plan.bucket import GIVEN
-    from phalanx.report.tables import alternatives, searched
-    from phalanx.spec.quantity import write_bytes
-
-    out = console()
-    p = decision.plan
-    origin = p.choices["rates_origin"]
-    out.print(
-        f"{p.model.family} decoder, {p.model.parameter_count:,} parameters; {p.cluster.name}: "
-        f"{p.cluster.ranks} x {p.cluster.device.name}, rates {origin}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    out.print(alternatives(decision.candidates, decision.chosen, p.job, rows))
-    if decision.searched:
-        out.print(searched(decision.searched), highlight=False, soft_wrap=True)
-    bucket = p.choices["bucket"]
-    if bucket and bucket["reason"] != GIVEN:
-        size = write_bytes(bucket["bytes"])
-        out.print(f"buckets of {size}: {bucket['reason']}", highlight=False, soft_wrap=True)
-    pieces = p.choices["chunks"]
-    if pieces:
-        from phalanx.report.pipeline import parts
-
-        out.print(f"chunks: {pieces['reason']}; imbalance {pieces['imbalance']:.1%}", highlight=False, soft_wrap=True)
-        out.print(parts(pieces["chunks"]))
-
-
-def _show_choices(decision: Decision) -> None:
-    from phalanx.report.collectives import choices
-
-    found = decision.plan.collectives
-    for op, ranks, hosts in dict.fromkeys((c.op, c.group_size, c.hosts) for c in found):
-        print(f"{op} over {ranks} ranks" + (f" on {hosts} hosts" if hosts > 1 else ""))
-        for line in choices([c for c in found if (c.op, c.group_size, c.hosts) == (op, ranks, hosts)]):
-            print(f"  {line}")
-    if not found:
-        print("collectives: torch.distributed's own, nothing else was measured on this cluster")
-
-
-def _announce_batch(decision: Decision) -> None:
-    s, job, train = decision.plan.strategy, decision.plan.job, decision.plan.train
-    print(
-        f"effective batch {job.global_batch} = micro-batch {s.micro_batch} x accumulation {s.accumulation(job)}"
-        f" x dp {s.dp} sequences of {job.seq} tokens; peak lr {train.scaled_lr(job.global_batch):g}"
-        f" (lr_scaling = {train.lr_scaling})",
-        flush=True,
-    )
-
-
-def _outcome_json(outcome: Outcome, sample: str) -> dict[str, Any]:
-    return {
-        "run": os.path.relpath(outcome.folder),
-        "interrupted": outcome.recorded["interrupted"],
-        "last_step": outcome.recorded["last_step"],
-        "eval_loss": outcome.recorded["eval_loss"],
-        "unigram_entropy": outcome.unigram_entropy,
-        "sample": sample,
-        "comparison": [
-            {"name": c.name, "predicted": c.predicted, "measured": c.measured, "error": c.error}
-            for c in outcome.comparisons
-        ],
-        "differences": list(outcome.differences),
-        "timeline": outcome.recorded["timeline"],
-    }
-
-
-def _show_outcome(outcome: Outcome) -> None:
-
-    from phalanx.report.tables import comparison, step_times
-
-    out = console()
-    loss, entropy = outcome.recorded["eval_loss"], outcome.unigram_entropy
-    if loss is not None:
-        out.print(
-            f"validation loss {loss:.3f} nat per token; unigram entropy of the training tokens {entropy:.3f} "
-            f"({entropy - loss:.3f} better)",
-            highlight=False,
-            soft_wrap=True,
-        )
-    count = len(outcome.recorded["events"])
-    if count:
-        out.print(comparison(outcome.comparisons))
-    if not count:
-        out.print("no step was recorded to hold against the plan", highlight=False)
-    elif outcome.differences:
-        for line in outcome.differences:
-            out.print(f"recorded step differs from the plan: {line}", highlight=False)
-    else:
-        but = ", but for what the router decides: rows to experts, and their FLOPs" if outcome.routed else ""
-        line = f"the recorded step equals the plan: {count} events, FLOPs of every unit{but}"
-        out.print(line, highlight=False, soft_wrap=True)
-    timeline = outcome.recorded["timeline"]
-    if timeline is not None:
-        trace = os.path.relpath(outcome.folder / "trace.json") if timeline["traced_step"] else ""
-        line = step_times(outcome.recorded["step_time_s"], timeline, trace)
-        out.print(line, highlight=False, soft_wrap=True)
-    out.print(f"run: {os.path.relpath(outcome.folder)}/", highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -10,6 +10,8 @@ import typer
 from phalanx.terminal import FAILED, Json, console, mistakes, print_json
 
 if TYPE_CHECKING:
+    from phalanx.plan.lint import Examined as Whatever
+    from phalanx.plan.own import Examined, Own
     from phalanx.plan.subject import Subject
 
 Plan = Annotated[Path | None, typer.Argument(metavar="PLAN.json", help="As `phalanx plan` wrote it.")]
@@ -35,10 +37,13 @@ def explain(
 ) -> None:
     """Where a strategy's time and memory go, what to change first, and why not its neighbours."""
     with mistakes():
-        if plan is not None:
-            _require_only_a_plan({"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
-            if profile is None and _of_our_own(plan, strategy, as_json):
-                return
+        _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
+        examined = _of_our_own(plan, strategy, gpus, profile)
+        if examined is not None:
+            from phalanx.plan.own import own
+
+            _explain_own(own(examined), as_json)
+            return
 
         x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
 
@@ -57,33 +62,31 @@ def explain(
             out.print(table)
 
 
-def _of_our_own(path: Path, line: str | None, as_json: bool) -> bool:
-    """Explain a plan of a job whose machine was measured, by its exact price; False where it is another."""
-    from phalanx.plan import own
-    from phalanx.plan.pricing import published
-    from phalanx.schedule.stages import check
-    from phalanx.spec import plan as plans
-    from phalanx.spec.jobfile import make_strategy
-
-    given = plans.read(path / "plan.json" if path.is_dir() else path)
-    if published(given.cluster):
-        return False
-    strategy = make_strategy(line) if line else given.strategy
-    assert strategy is not None
-    check(strategy, given.model, given.job, None)
-    found = own.own(given, strategy)
-    if as_json:
-        print_json(own.as_json(found))
-        return True
-
+def _explain_own(found: Own, as_json: bool) -> None:
+    from phalanx.plan.own import as_json as everything
     from phalanx.report.explained import of_our_own
     from phalanx.report.tables import seconds
 
+    if as_json:
+        print_json(everything(found))
+        return
     out = console()
     out.print(f"{found.chosen.asked}: {seconds(found.chosen.seconds)} a step", highlight=False, soft_wrap=True)
     for table in of_our_own(found):
         out.print(table)
-    return True
+
+
+def _of_our_own(path: Path | None, line: str | None, gpus: int | None, profile: str | None) -> Examined | None:
+    """The strategy of a plan of a job whose machine was measured, priced exactly; None where it is another plan."""
+    from phalanx.plan.own import examined
+    from phalanx.plan.pricing import published
+    from phalanx.spec import plan as plans
+    from phalanx.spec.jobfile import make_strategy
+
+    if path is None or profile is not None:
+        return None
+    given = plans.read(path / "plan.json" if path.is_dir() else path)
+    return None if published(given.cluster) else examined(given, make_strategy(line) if line else None, gpus)
 
 
 def lint(
@@ -99,29 +102,32 @@ def lint(
 ) -> None:
     """Find anti-patterns in a strategy, with numbers and mends; exit code 1 where there are any."""
     with mistakes():
-        x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
-
+        _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
         from dataclasses import asdict
 
         from phalanx.plan.lint import lint as found_in
 
+        x: Whatever = _of_our_own(plan, strategy, gpus, profile) or subject(
+            plan, strategy, model, cluster, gpus, batch, seq, profile
+        )
         found = found_in(x)
         if as_json:
             print_json({"strategy": str(x.strategy), "findings": [asdict(f) for f in found]})
         else:
             for f in found:
                 print(f"{f.name}: {f.said}; {f.mend}")
-            print(f"{x.strategy}: {len(found)} findings" if found else f"{x.strategy}: nothing found")
+            count = f"{len(found)} finding{'s' * (len(found) > 1)}" if found else "nothing found"
+            print(f"{x.strategy}: {count}")
         if found:
             raise typer.Exit(FAILED)
 
 
-def _require_only_a_plan(others: dict[str, object]) -> None:
-    """Refuse what a plan says already. Raises InputError."""
+def _require_only_a_plan(plan: Path | None, others: dict[str, object]) -> None:
+    """Refuse what a plan, where there is one, says already. Raises InputError."""
     from phalanx.spec.errors import InputError
 
     for name, given in others.items():
-        if given is not None:
+        if plan is not None and given is not None:
             raise InputError(name, given, "a plan.json has its own", "leave it out, or plan anew")
 
 
@@ -144,8 +150,8 @@ def subject(
     from phalanx.spec.errors import InputError
     from phalanx.spec.jobfile import make_strategy
 
+    _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
     if plan is not None:
-        _require_only_a_plan({"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
         given = plans.read(plan / "plan.json" if plan.is_dir() else plan)
         chosen = make_strategy(line) if line else given.strategy
         assert chosen is not None

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from phalanx.plan import reasons
-from phalanx.plan.reasons import Priced
-from phalanx.plan.subject import Subject
 from phalanx.plan.targets import IMBALANCE, MICRO_BATCHES, TOKENS
 from phalanx.schedule.compression import PLACE_BYTES
-from phalanx.schedule.stages import check
 from phalanx.spec import compression
-from phalanx.spec.cluster import GIB
-from phalanx.spec.errors import InputError
-from phalanx.spec.job import DTYPE_BYTES
+from phalanx.spec.cluster import GIB, ClusterSpec
+from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
 _WORTH = 0.01
@@ -31,29 +28,77 @@ class Finding:
     mend: str
 
 
-Lint = Callable[[Subject], Iterator[Finding]]
+class Tried(Protocol):
+    """A strategy that is legal and fits, with its price."""
+
+    @property
+    def strategy(self) -> Strategy: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def bytes_(self) -> float: ...
+    @property
+    def usable(self) -> int: ...
 
 
-def lint(subject: Subject) -> list[Finding]:
+class Examined(Protocol):
+    """A strategy and how it is priced: by the terms of a software stack (plan/subject.py), or as our own runtime on a
+    machine that was measured (plan/own.py). `quick` are seconds that compare with those of what is tried."""
+
+    @property
+    def strategy(self) -> Strategy: ...
+    @property
+    def gpus(self) -> int: ...
+    @property
+    def model(self) -> ModelSpec: ...
+    @property
+    def cluster(self) -> ClusterSpec: ...
+    @property
+    def job(self) -> Job: ...
+    @property
+    def quick(self) -> float: ...
+    @property
+    def tensor_parallel(self) -> float:
+        """Share of the step that communication over tp takes."""
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step."""
+
+    @property
+    def imbalance(self) -> float:
+        """What the slowest pipeline rank takes over the mean, as a share of it."""
+
+    @property
+    def gradients_sent(self) -> float:
+        """Bytes that a rank sends in a step."""
+
+    def tried(self, s: Strategy) -> Tried | None:
+        """Another strategy's price, where it is legal and fits."""
+
+
+Lint = Callable[[Examined], Iterator[Finding]]
+
+
+def lint(subject: Examined) -> list[Finding]:
     """Everything that is found, in the order of the table below."""
     return [finding for name in LINTS for finding in LINTS[name](subject)]
 
 
-def _wide_tp(x: Subject) -> Iterator[Finding]:
-    s, node = x.strategy, x.pricing.cluster.ranks_per_node
-    fast = x.pricing.cluster.tiers[0].ranks
+def _wide_tp(x: Examined) -> Iterator[Finding]:
+    s, node = x.strategy, x.cluster.ranks_per_node
+    fast = x.cluster.tiers[0].ranks
     if s.tp > 1 and not mesh(s).within("tp", min(fast, node)):
-        share = x.priced.terms["tp"] / x.priced.seconds
         yield Finding(
             "wide-tp",
             f"tp={s.tp} leaves the {min(fast, node)} ranks that the fastest links join: its communication is "
-            f"{share:.0%} of the step",
+            f"{x.tensor_parallel:.0%} of the step",
             f"tp at most {min(fast, node)}, more of pp",
         )
 
 
-def _straddling(x: Subject) -> Iterator[Finding]:
-    s, node = x.strategy, x.pricing.cluster.ranks_per_node
+def _straddling(x: Examined) -> Iterator[Finding]:
+    s, node = x.strategy, x.cluster.ranks_per_node
     inner = s.tp * s.cp
     if 1 < s.tp < node and node % s.tp and s.world > node:
         yield Finding(
@@ -69,8 +114,8 @@ def _straddling(x: Subject) -> Iterator[Finding]:
         )
 
 
-def _few_micro_batches(x: Subject) -> Iterator[Finding]:
-    s, m = x.strategy, x.strategy.accumulation(x.pricing.job)
+def _few_micro_batches(x: Examined) -> Iterator[Finding]:
+    s, m = x.strategy, x.strategy.accumulation(x.job)
     if s.pp > 1 and m < s.pp:
         yield Finding(
             "few-micro-batches",
@@ -79,15 +124,15 @@ def _few_micro_batches(x: Subject) -> Iterator[Finding]:
         )
 
 
-def _not_interleaved(x: Subject) -> Iterator[Finding]:
-    s, m = x.strategy, x.strategy.accumulation(x.pricing.job)
+def _not_interleaved(x: Examined) -> Iterator[Finding]:
+    s, m = x.strategy, x.strategy.accumulation(x.job)
     plain = s.schedule in ("1f1b", "gpipe", "naive")
     if s.pp > 1 and plain and s.pp <= m < MICRO_BATCHES * s.pp:
-        for virtual in range(2, (x.pricing.model.layers + 2) // s.pp + 1):
+        for virtual in range(2, (x.model.layers + 2) // s.pp + 1):
             other = replace(s, schedule="interleaved", virtual=virtual)
-            p = _tried(x, other)
-            if p is not None and p.seconds < (1 - _WORTH) * x.priced.seconds:
-                gain = 1 - p.seconds / x.priced.seconds
+            p = x.tried(other)
+            if p is not None and p.seconds < (1 - _WORTH) * x.quick:
+                gain = 1 - p.seconds / x.quick
                 yield Finding(
                     "not-interleaved",
                     f"M = {m} micro-batches are fewer than {MICRO_BATCHES}P = {MICRO_BATCHES * s.pp}: the bubble is "
@@ -97,31 +142,32 @@ def _not_interleaved(x: Subject) -> Iterator[Finding]:
                 return
 
 
-def _small_micro_batch(x: Subject) -> Iterator[Finding]:
+def _small_micro_batch(x: Examined) -> Iterator[Finding]:
     s = x.strategy
-    tokens = s.micro_batch * x.pricing.job.seq // s.cp
+    tokens = s.micro_batch * x.job.seq // s.cp
     if tokens < TOKENS:
         p = _larger_micro_batch(x)
-        gain = f", saves {1 - p.seconds / x.priced.seconds:.0%}" if p else ""
+        saved = 1 - p.seconds / x.quick if p else 0.0
+        gain = f", saves {saved:.0%}" if saved >= _WORTH else ""
         mend = f"micro_batch={p.strategy.micro_batch}{gain}" if p else "fewer ranks of cp or dp, or a larger batch"
         yield Finding("small-micro-batch", f"a rank multiplies {tokens} tokens at a time, fewer than {TOKENS}", mend)
 
 
-def _needless_accumulation(x: Subject) -> Iterator[Finding]:
-    s, m = x.strategy, x.strategy.accumulation(x.pricing.job)
+def _needless_accumulation(x: Examined) -> Iterator[Finding]:
+    s, m = x.strategy, x.strategy.accumulation(x.job)
     if s.pp == 1 and m > 1:
         p = _larger_micro_batch(x)
-        if p is not None and p.seconds < (1 - _WORTH) * x.priced.seconds:
+        if p is not None and p.seconds < (1 - _WORTH) * x.quick:
             yield Finding(
                 "needless-accumulation",
                 f"{m} micro-batches are accumulated, but {p.strategy.micro_batch} sequences at once fit "
                 f"({p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB)",
-                f"micro_batch={p.strategy.micro_batch} saves {1 - p.seconds / x.priced.seconds:.0%}",
+                f"micro_batch={p.strategy.micro_batch} saves {1 - p.seconds / x.quick:.0%}",
             )
 
 
-def _uneven_heads(x: Subject) -> Iterator[Finding]:
-    s, kv, vocab = x.strategy, x.pricing.model.kv_heads, x.pricing.model.vocab
+def _uneven_heads(x: Examined) -> Iterator[Finding]:
+    s, kv, vocab = x.strategy, x.model.kv_heads, x.model.vocab
     if s.tp > kv:
         yield Finding(
             "uneven-heads",
@@ -132,24 +178,23 @@ def _uneven_heads(x: Subject) -> Iterator[Finding]:
         yield Finding("uneven-heads", f"a vocabulary of {vocab} does not divide by tp={s.tp}", "fill it up")
 
 
-def _unbalanced_stages(x: Subject) -> Iterator[Finding]:
+def _unbalanced_stages(x: Examined) -> Iterator[Finding]:
     s = x.strategy
-    if s.pp > 1 and x.run.imbalance > IMBALANCE.good:
-        blocks = x.pricing.model.layers
+    if s.pp > 1 and x.imbalance > IMBALANCE.good:
+        blocks = x.model.layers
         yield Finding(
             "unbalanced-stages",
-            f"{blocks} blocks and the head over {s.pp} ranks: the slowest has {x.run.imbalance:.0%} "
-            "more than the mean",
+            f"{blocks} blocks and the head over {s.pp} ranks: the slowest has {x.imbalance:.0%} more than the mean",
             "other pp, or virtual stages, which are cut finer",
         )
 
 
-def _small_buckets(x: Subject) -> Iterator[Finding]:
+def _small_buckets(x: Examined) -> Iterator[Finding]:
     s = x.strategy
     if s.bucket == "auto" or s.gradient_ranks == 1:
         return
     grid = mesh(s)
-    tier = grid.tier(grid.gradient_axis, x.pricing.cluster)
+    tier = grid.tier(grid.gradient_axis, x.cluster)
     rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
     # A ring of p ranks takes 2(p-1) steps of latency: its crossover is p times the link's.
     crossover = tier.latency_s * rate * s.gradient_ranks
@@ -163,7 +208,7 @@ def _small_buckets(x: Subject) -> Iterator[Finding]:
         )
 
 
-def _idle(x: Subject) -> Iterator[Finding]:
+def _idle(x: Examined) -> Iterator[Finding]:
     s = x.strategy
     if s.world < x.gpus:
         yield Finding(
@@ -171,41 +216,40 @@ def _idle(x: Subject) -> Iterator[Finding]:
         )
 
 
-def _needless_zero3(x: Subject) -> Iterator[Finding]:
+def _needless_zero3(x: Examined) -> Iterator[Finding]:
     if x.strategy.zero != 3:
         return
     for zero in (0, 1, 2):
         shard = x.strategy.shard if zero else None
-        p = _tried(x, replace(x.strategy, zero=zero, shard=shard))
-        if p is not None and p.seconds < x.priced.seconds:
+        p = x.tried(replace(x.strategy, zero=zero, shard=shard))
+        if p is not None and p.seconds < x.quick:
             yield Finding(
                 "needless-zero3",
                 f"zero={zero} fits as well ({p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB), and "
                 "gathers parameters once a step or never",
-                f"zero={zero} saves {1 - p.seconds / x.priced.seconds:.1%}",
+                f"zero={zero} saves {1 - p.seconds / x.quick:.1%}",
             )
             return
 
 
-def _wide_gradients(x: Subject) -> Iterator[Finding]:
-    p, s = x.pricing.job.precision, x.strategy
+def _wide_gradients(x: Examined) -> Iterator[Finding]:
+    p, s = x.job.precision, x.strategy
     if s.gradient_ranks > 1 and p.compute in ("bfloat16", "float16") and p.reduce == "float32":
-        sent = sum(f.sent for f in x.flows if f.axis in ("dp", "edp") and f.what == "gradients")
         half = DTYPE_BYTES["float32"] // DTYPE_BYTES[p.compute]
         yield Finding(
             "wide-gradients",
-            f"gradients of {p.compute} products are reduced in float32: {sent / GIB:.2f} GiB a rank and step, "
-            f"{half} times what they need",
+            f"gradients of {p.compute} products are reduced in float32: {x.gradients_sent / GIB:.2f} GiB a rank and "
+            f"step, {half} times what they need",
             f"job.precision.reduce={'bfloat16' if p.compute == 'bfloat16' else 'float32 with compression=fp16'}",
         )
 
 
-def _losing_compressor(x: Subject) -> Iterator[Finding]:
+def _losing_compressor(x: Examined) -> Iterator[Finding]:
     s = x.strategy
     found = compression.parse(s.compression)
     if found is None or found.name not in ("topk", "randk") or s.gradient_ranks == 1:
         return
-    e, p = DTYPE_BYTES[x.pricing.job.precision.accumulate_dtype], s.gradient_ranks
+    e, p = DTYPE_BYTES[x.job.precision.accumulate_dtype], s.gradient_ranks
     share = float(s.compression.partition(":")[2])
     element = e + (PLACE_BYTES if found.name == "topk" else 0)
     if found.name == "randk":
@@ -238,22 +282,13 @@ LINTS: dict[str, Lint] = {
 }
 
 
-def _tried(x: Subject, s: Strategy) -> Priced | None:
-    """Another strategy's figures, where it is legal and fits."""
-    try:
-        check(s, x.pricing.model, x.pricing.job, None)
-    except InputError:
-        return None
-    p = reasons.priced(x.pricing, [s])[0]
-    return p if p.fits else None
-
-
-def _larger_micro_batch(x: Subject) -> Priced | None:
+def _larger_micro_batch(x: Examined) -> Tried | None:
     """With the fastest larger micro-batch that fits."""
-    found, size = None, 2 * x.strategy.micro_batch
-    while size * x.strategy.dp <= x.pricing.job.global_batch:
-        p = _tried(x, replace(x.strategy, micro_batch=size))
-        if p is not None and p.seconds < (found or x.priced).seconds:
+    found: Tried | None = None
+    size = 2 * x.strategy.micro_batch
+    while size * x.strategy.dp <= x.job.global_batch:
+        p = x.tried(replace(x.strategy, micro_batch=size))
+        if p is not None and p.seconds < (found.seconds if found else x.quick):
             found = p
         size *= 2
     return found

@@ -1,14 +1,23 @@
-"""An explanation of a plan of our own runtime, on a machine that was measured: by the exact price of its step."""
+"""A plan of our own runtime on a machine that was measured, explained and examined by the exact price of its step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from phalanx.plan import reasons
+from phalanx.cost import collective
+from phalanx.cost.program import expand
+from phalanx.plan import layers, reasons
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.search import STACK, Candidate, price
+from phalanx.schedule.event import INSIDE, Event
+from phalanx.schedule.stages import check
+from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
+from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
 from phalanx.spec.plan import Plan
 from phalanx.spec.strategy import Strategy, require_runnable
 
@@ -41,19 +50,101 @@ class Own:
         return {"model state": float(p.state_bytes), "activations": float(p.activation_bytes)}
 
 
-def own(plan: Plan, strategy: Strategy) -> Own:
-    """Price a strategy of a plan's job on its cluster, and those next to it. Raises InputError."""
-    model, cluster, job = plan.model, plan.cluster, plan.job
-    chosen = price(model, cluster, job, strategy)
-    found = []
-    for what, other in reasons.neighbours(chosen.asked, Pricing(model, cluster, job, STACK)):
+@dataclass(frozen=True)
+class Tried:
+    """One strategy's exact price."""
+
+    strategy: Strategy
+    seconds: float
+    bytes_: float
+    usable: int
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One strategy for `lint`, by exact prices."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: Job
+    strategy: Strategy
+    gpus: int
+
+    def __post_init__(self) -> None:
+        check(self.strategy, self.model, self.job, None)
+
+    @cached_property
+    def chosen(self) -> Candidate:
+        return price(self.model, self.cluster, self.job, self.strategy)
+
+    @property
+    def quick(self) -> float:
+        return self.chosen.seconds
+
+    @property
+    def tensor_parallel(self) -> float:
+        grid = mesh(self.strategy)
+        found = (
+            collective.seconds(self.cluster, grid, e.op, "tp", 1, e.bytes) for e in self._events if e.axis == "tp"
+        )
+        return float(sum(found)) / self.quick
+
+    @property
+    def bubble(self) -> float:
+        return float(self.chosen.prediction.bubble_fraction)
+
+    @property
+    def imbalance(self) -> float:
+        found = layers.explained(self.model, self.cluster, self.job, self.chosen.strategy, "")
+        return float(found["imbalance"]) if found else 0.0
+
+    @property
+    def gradients_sent(self) -> float:
+        """As rings send them."""
+        found = 0.0
+        for e in self._events:
+            if e.axis not in INSIDE and e.op in ("all_reduce", "reduce_scatter"):
+                found += (2 if e.op == "all_reduce" else 1) * (e.group_size - 1) / e.group_size * e.bytes
+        return found
+
+    @property
+    def _events(self) -> list[Event]:
+        events = expand(self.model, self.job, self.chosen.strategy, 0).events
+        return [e for e in events if e.kind == "collective"]
+
+    def tried(self, s: Strategy) -> Tried | None:
         try:
-            require_runnable(other, job)
+            check(s, self.model, self.job, None)
+            require_runnable(s, self.job)
+            found = price(self.model, self.cluster, self.job, s)
+        except InputError:
+            return None
+        size = float(found.prediction.memory_bytes)
+        return None if found.reason else Tried(s, found.seconds, size, self.cluster.device.usable_bytes)
+
+
+def examined(plan: Plan, strategy: Strategy | None, gpus: int | None) -> Examined:
+    """A strategy of a plan's job on its cluster; its own as it was asked for. Raises InputError."""
+    if strategy is None:
+        strategy = plan.strategy
+        if (plan.choices.get("bucket") or {}).get("reason"):
+            strategy = replace(strategy, bucket="auto")
+        if (plan.choices.get("chunks") or {}).get("reason"):
+            strategy = replace(strategy, layers="auto")
+    return Examined(plan.model, plan.cluster, plan.job, strategy, gpus or strategy.world)
+
+
+def own(x: Examined) -> Own:
+    """With the prices of all strategies next to it."""
+    found = []
+    for what, other in reasons.neighbours(x.chosen.asked, Pricing(x.model, x.cluster, x.job, STACK)):
+        try:
+            require_runnable(other, x.job)
         except InputError:
             continue
-        found.append((what, price(model, cluster, job, other)))
+        found.append((what, price(x.model, x.cluster, x.job, other)))
     found.sort(key=lambda item: (bool(item[1].reason), item[1].seconds))
-    return Own(chosen, tuple(found), cluster.device.usable_bytes)
+    return Own(x.chosen, tuple(found), x.cluster.device.usable_bytes)
 
 
 def as_json(x: Own) -> dict[str, Any]:

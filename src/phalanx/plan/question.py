@@ -20,6 +20,7 @@ from phalanx.spec.plan import Plan
 
 _MOST = {"--gpus": 10**7, "--batch": 10**9}
 """What a question may ask for at most: beyond it a number is a slip, and its divisors take minutes."""
+_PCIE = 64e9  # of generation 5, 16 lanes
 _FASTEST_NIC = 100e9
 """Bytes/s in one direction of one GPU's ports between nodes: 800 Gb/s."""
 
@@ -82,7 +83,7 @@ def require_plausible(cluster: ClusterSpec) -> None:
     """Refuse links that no such device has: rates of both directions, or in bits. Raises InputError."""
     name = chip_name(cluster.device.name)
     inside, chip = cluster.tiers[0], CHIPS[name]
-    limits = [(inside, chip.nvlink, f"NVLink of {name}")]
+    limits = [(inside, chip.nvlink, f"{'NVLink' if chip.nvlink > _PCIE else 'PCIe'} of {name}")]
     limits += [(tier, _FASTEST_NIC, "the fastest port of a GPU") for tier in cluster.tiers[1:]]
     for tier, most, what in limits:
         rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction

@@ -144,6 +144,14 @@ def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequen
     return chosen
 
 
+def _others(rows: Strategies, seconds: Floats, found: Sequence[Candidate]) -> list[Strategy]:
+    """Of each family of which none was priced the one that is likely to be fastest: somebody asks why not."""
+    kinds = explore.family(rows)
+    known = explore.family(space.of([c.asked for c in found]))
+    missing = (np.flatnonzero(kinds == kind) for kind in np.setdiff1d(kinds, known))
+    return [rows.strategy(int(own[np.argmin(seconds[own])])) for own in missing]
+
+
 def _smallest(model: ModelSpec, cluster: ClusterSpec, job: Job, cores: Strategies) -> Strategy:
     """By estimate: all sharded, all repeated."""
     all_ = np.ones_like(cores.zero)
@@ -184,6 +192,9 @@ def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategi
         least[row] = np.inf
         heapq.heappush(heap, (found[-1].seconds, 0, len(found) - 1))
     fit = [c.seconds for c in found if not c.reason]
+    if fit:
+        found += [price(model, cluster, job, s) for s in _others(rows, expected(least, rows.pp), found)]
+        fit = [c.seconds for c in found if not c.reason]
     if fit or not heap:
         return found, bool(fit and min(fit) <= least.min(initial=np.inf))
     for row in np.argsort(_estimated(model, cluster, job, rows), kind="stable")[:_MOST]:

@@ -14,6 +14,10 @@ from phalanx.plan.pricing import Pricing
 from phalanx.plan.reasons import Priced
 from phalanx.plan.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.schedule.stages import check
+from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
+from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
 
@@ -32,6 +36,18 @@ class Subject:
     def pricing(self) -> Pricing:
         return self.larger(self.gpus)
 
+    @property
+    def model(self) -> ModelSpec:
+        return self.pricing.model
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return self.pricing.cluster
+
+    @property
+    def job(self) -> Job:
+        return self.pricing.job
+
     @cached_property
     def _priced(self) -> tuple[Priced, Run]:
         return makespan.priced(self.pricing, [self.strategy])[0]
@@ -48,6 +64,31 @@ class Subject:
     @cached_property
     def flows(self) -> list[Flow]:
         return flows(self.pricing, self.strategy)
+
+    @property
+    def quick(self) -> float:
+        """Seconds by the terms alone."""
+        return self.priced.seconds
+
+    @property
+    def tensor_parallel(self) -> float:
+        return self.priced.terms.get("tp", 0.0) / self.priced.seconds
+
+    @property
+    def imbalance(self) -> float:
+        return self.run.imbalance
+
+    @property
+    def gradients_sent(self) -> float:
+        return sum(f.sent for f in self.flows if f.axis in ("dp", "edp") and f.what == "gradients")
+
+    def tried(self, s: Strategy) -> Priced | None:
+        try:
+            check(s, self.model, self.job, None)
+        except InputError:
+            return None
+        p = reasons.priced(self.pricing, [s])[0]
+        return p if p.fits else None
 
     @property
     def seconds(self) -> float:

@@ -35,7 +35,7 @@ def _table(title: str) -> Table:
 
 
 def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: int) -> Table:
-    """The fastest candidates, the chosen one marked."""
+    """The fastest candidates, the chosen one marked, and the first that splits anything else."""
     table = _table("strategies, predicted")
     for name in ("", "strategy", "accum.", "step", "tokens/s", "exposed", "memory"):
         table.add_column(name, justify="left" if name in ("", "strategy") else "right", no_wrap=True)
@@ -44,9 +44,9 @@ def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: 
         table.add_column("bubble", justify="right", no_wrap=True)
     if any(c.reason for c in found):
         table.add_column("rejected")
-    shown = list(found[:rows])
-    if chosen not in shown:
-        shown.append(chosen)
+    split = {id(c): tuple(getattr(c.strategy, axis) > 1 for axis in ("tp", "cp", "ep", "pp")) for c in found}
+    first = {split[id(c)]: c for c in reversed(found)}
+    shown = [c for i, c in enumerate(found) if i < rows or c is chosen or first[split[id(c)]] is c]
     for c in shown:
         p = c.prediction
         exposed = p.exposed_communication_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -50,6 +51,9 @@ _BUILT: dict[str, dict[str, float]] = {
     "hopper": {"processors": 132},
     "blackwell": {"processors": 148},
     "blackwell-ultra": {"processors": 148},
+    # No published run of these is known here: they reach what NVIDIA's chips reach on average.
+    "ampere-gddr": {"processors": 72, "reduce_gain": 1.0},
+    "ada": {"processors": 128, "reduce_gain": 1.0},
 }
 _PARENTS = {"blackwell-ultra": "blackwell"}
 _DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: ignore[arg-type]
@@ -69,8 +73,9 @@ def generation(name: str, constants: Mapping[str, float] = CONSTANTS) -> Generat
 
 @dataclass(frozen=True)
 class Chip:
-    """Dense peak FLOP/s by format, bytes/s and bytes of memory, and of NVLink in one direction. `clock`: how it holds
-    under load against its generation's first, until the constant `name.clock` says so."""
+    """Dense peak FLOP/s by format, bytes/s and bytes of memory, and of NVLink (PCIe where there is none) in one
+    direction. `clock`: how it holds under load against its generation's first, until the constant `name.clock` says
+    so. `processors`: where it has not all of its generation's."""
 
     generation: str
     bf16: float
@@ -80,6 +85,7 @@ class Chip:
     memory: float
     nvlink: float
     clock: float = 1.0
+    processors: float | None = None
 
 
 _MIB = 2**20
@@ -97,6 +103,9 @@ CHIPS: dict[str, Chip] = {
     "GB200": Chip("blackwell", 2500e12, 5000e12, 10000e12, 8e12, 186e9, 900e9),
     "B300": Chip("blackwell-ultra", 2250e12, 4500e12, 13500e12, 8e12, 270e9, 900e9),
     "GB300": Chip("blackwell-ultra", 2500e12, 5000e12, 15000e12, 8e12, 279e9, 900e9),
+    "A10": Chip("ampere-gddr", 125e12, 125e12, 125e12, 0.6e12, 23028 * _MIB, 32e9),
+    "L4": Chip("ada", 121e12, 242.5e12, 242.5e12, 0.3e12, 23034 * _MIB, 32e9, processors=58),
+    "RTX-4090": Chip("ada", 165.2e12, 330.3e12, 330.3e12, 1.008e12, 24564 * _MIB, 32e9),
 }
 
 
@@ -114,7 +123,7 @@ def system(
         peak_fp4=chip.fp4,
         memory_bytes_per_s=chip.bandwidth,
         memory_bytes=chip.memory,
-        processors=g.processors,
+        processors=chip.processors or g.processors,
         gemm=g.gemm * clock,
         gemm_half=g.gemm_half,
         gemm8=g.gemm8 * clock,
@@ -144,8 +153,9 @@ MEASURED_PRODUCT = 4096
 
 def chip_name(device: str) -> str:
     """The chip that a device's name stands for, the longest known one. Raises InputError."""
-    name = device.removeprefix("NVIDIA ").removeprefix("Tesla ").replace("SXM4-", "").replace("SXM5-", "")
-    found = [known for known in CHIPS if name.startswith(known)]
+    name = re.sub(r"^(NVIDIA |Tesla |GeForce )+", "", device)
+    name = name.replace("SXM4-", "").replace("SXM5-", "").replace("RTX ", "RTX-")
+    found = [known for known in CHIPS if re.match(rf"{known}(?!\w)", name)]  # an A10G is no A10
     if not found:
         raise InputError("cluster.device", device, "has no rates of kernels here", f"known: {', '.join(CHIPS)}")
     return max(found, key=len)

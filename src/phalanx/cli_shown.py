@@ -1,0 +1,164 @@
+"""What `plan`, `train` and `parity` say of what they found: for people, and as JSON."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from phalanx.terminal import announce, console
+
+if TYPE_CHECKING:
+    from phalanx.session import Decision, Outcome
+
+
+def decision_json(decision: Decision) -> dict[str, Any]:
+    found = decision.searched
+    return {
+        "strategies_evaluated": found.legal if found else 1,
+        "strategies_priced_one_by_one": len(decision.candidates),
+        "settled": found.settled if found else True,
+        "best": {"strategy": str(decision.chosen.asked), **decision.plan.prediction},
+        "bucket": decision.plan.choices["bucket"],
+        "chunks": decision.plan.choices["chunks"],
+        "collectives": decision.plan.choices["collectives"],
+        "alternatives": [
+            {
+                "strategy": str(c.asked),
+                "step_time_s": float(c.prediction.step_time_s),
+                "memory_bytes": int(c.prediction.memory_bytes),
+                "rejected": c.reason,
+            }
+            for c in decision.candidates
+        ],
+    }
+
+
+def show_parity(result: dict[str, Any]) -> None:
+    for found in result["optimizers"]:
+        worst = f"  ({found['worst']})" if found["worst"] else ""
+        print(
+            f"{found['optimizer']:5}  loss {found['loss_rel_max']:.1e}  gradients {found['grad_rel_max']:.1e}{worst}"
+        )
+        if found["near_tie"]:
+            compared = f"compared are the {found['steps']} steps before it"
+            print(f"{'':7}a router's near-tie in {found['near_tie']}; {compared} (float64 has none)")
+    if result["compression"]:
+        _show_compression(result)
+    verdict = "holds" if result["passed"] else "DOES NOT HOLD"
+    figures = ", ".join(f"{key} {result[key]:.1e}" for key in ("loss_rel_max", "grad_rel_max", "bound"))
+    print(f"parity of {result['strategy']} in {result['dtype']} over {result['steps']} steps {verdict}: {figures}")
+
+
+def _show_compression(result: dict[str, Any]) -> None:
+    found, steps = result["compression"], result["steps"]
+    lost = found["lost_rel_max"]
+    kept = "nothing is kept back" if lost is None else f"sent + kept back = gradient to {lost:.1e}"
+    print(
+        f"compressed, lr = 0: {kept}; the first step is off by {found['first_error']:.2%}, the mean of {steps} by "
+        f"{found['mean_error']:.2%}; sgd and adamw above are without compression"
+    )
+
+
+def show_notes(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        announce(f"note: {note}")
+
+
+def show_decision(decision: Decision, rows: int) -> None:
+    from phalanx.plan.bucket import GIVEN
+    from phalanx.report.tables import alternatives, searched
+    from phalanx.spec.quantity import write_bytes
+
+    out = console()
+    p = decision.plan
+    origin = p.choices["rates_origin"]
+    out.print(
+        f"{p.model.family} decoder, {p.model.parameter_count:,} parameters; {p.cluster.name}: "
+        f"{p.cluster.ranks} x {p.cluster.device.name}, rates {origin}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    out.print(alternatives(decision.candidates, decision.chosen, p.job, rows))
+    if decision.searched:
+        out.print(searched(decision.searched), highlight=False, soft_wrap=True)
+    bucket = p.choices["bucket"]
+    if bucket and bucket["reason"] != GIVEN:
+        size = write_bytes(bucket["bytes"])
+        out.print(f"buckets of {size}: {bucket['reason']}", highlight=False, soft_wrap=True)
+    pieces = p.choices["chunks"]
+    if pieces:
+        from phalanx.report.pipeline import parts
+
+        out.print(f"chunks: {pieces['reason']}; imbalance {pieces['imbalance']:.1%}", highlight=False, soft_wrap=True)
+        out.print(parts(pieces["chunks"]))
+
+
+def show_choices(decision: Decision) -> None:
+    from phalanx.report.collectives import choices
+
+    found = decision.plan.collectives
+    for op, ranks, hosts in dict.fromkeys((c.op, c.group_size, c.hosts) for c in found):
+        print(f"{op} over {ranks} ranks" + (f" on {hosts} hosts" if hosts > 1 else ""))
+        for line in choices([c for c in found if (c.op, c.group_size, c.hosts) == (op, ranks, hosts)]):
+            print(f"  {line}")
+    if not found:
+        print("collectives: torch.distributed's own, nothing else was measured on this cluster")
+
+
+def show_batch(decision: Decision) -> None:
+    s, job, train = decision.plan.strategy, decision.plan.job, decision.plan.train
+    print(
+        f"effective batch {job.global_batch} = micro-batch {s.micro_batch} x accumulation {s.accumulation(job)}"
+        f" x dp {s.dp} sequences of {job.seq} tokens; peak lr {train.scaled_lr(job.global_batch):g}"
+        f" (lr_scaling = {train.lr_scaling})",
+        flush=True,
+    )
+
+
+def outcome_json(outcome: Outcome, sample: str) -> dict[str, Any]:
+    return {
+        "run": os.path.relpath(outcome.folder),
+        "interrupted": outcome.recorded["interrupted"],
+        "last_step": outcome.recorded["last_step"],
+        "eval_loss": outcome.recorded["eval_loss"],
+        "unigram_entropy": outcome.unigram_entropy,
+        "sample": sample,
+        "comparison": [
+            {"name": c.name, "predicted": c.predicted, "measured": c.measured, "error": c.error}
+            for c in outcome.comparisons
+        ],
+        "differences": list(outcome.differences),
+        "timeline": outcome.recorded["timeline"],
+    }
+
+
+def show_outcome(outcome: Outcome) -> None:
+    from phalanx.report.tables import comparison, step_times
+
+    out = console()
+    loss, entropy = outcome.recorded["eval_loss"], outcome.unigram_entropy
+    if loss is not None:
+        out.print(
+            f"validation loss {loss:.3f} nat per token; unigram entropy of the training tokens {entropy:.3f} "
+            f"({entropy - loss:.3f} better)",
+            highlight=False,
+            soft_wrap=True,
+        )
+    count = len(outcome.recorded["events"])
+    if count:
+        out.print(comparison(outcome.comparisons))
+    if not count:
+        out.print("no step was recorded to hold against the plan", highlight=False)
+    elif outcome.differences:
+        for line in outcome.differences:
+            out.print(f"recorded step differs from the plan: {line}", highlight=False)
+    else:
+        but = ", but for what the router decides: rows to experts, and their FLOPs" if outcome.routed else ""
+        line = f"the recorded step equals the plan: {count} events, FLOPs of every unit{but}"
+        out.print(line, highlight=False, soft_wrap=True)
+    timeline = outcome.recorded["timeline"]
+    if timeline is not None:
+        trace = os.path.relpath(outcome.folder / "trace.json") if timeline["traced_step"] else ""
+        line = step_times(outcome.recorded["step_time_s"], timeline, trace)
+        out.print(line, highlight=False, soft_wrap=True)
+    out.print(f"run: {os.path.relpath(outcome.folder)}/", highlight=False, soft_wrap=True)
