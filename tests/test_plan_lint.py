@@ -173,5 +173,7 @@ def test_explain_and_lint_read_a_plan(tmp_path):
     code, out, _ = phalanx(tmp_path, "lint", "plan.json", "--strategy", "dp=8,zero=3", "--json")
     assert code == 1
     assert "idle-gpus" in {f["name"] for f in json.loads(out)["findings"]}
+    code, _, err = phalanx(tmp_path, "explain", "plan.json", "--gpus", "0")
+    assert (code, err) == (2, "error: --gpus = 0: must be at least 1\n")
     code, _, err = phalanx(tmp_path, "lint", "--model", "llama3-8b")
     assert (code, err.count("\n")) == (2, 1)

@@ -155,6 +155,8 @@ def subject(
         given = plans.read(plan / "plan.json" if plan.is_dir() else plan)
         chosen = make_strategy(line) if line else given.strategy
         assert chosen is not None
+        if gpus is not None:
+            question.require_counts(("--gpus", gpus))
         name = stack or str(given.choices.get("stack", "phalanx"))
         return Subject(question.of_plan(given, name), chosen, gpus or given.strategy.world)
     asked = {

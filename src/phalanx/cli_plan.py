@@ -160,7 +160,7 @@ def _plan(a: Answer, cluster: str) -> Plan:
     p, best = a.pricing, a.ranked[0]
     of_file = cluster.lower().endswith(".toml")
     chosen = ClusterChoice(file=cluster) if of_file else ClusterChoice(preset=cluster, nodes=p.cluster.nodes)
-    choices = {
+    choices: dict[str, Any] = {
         "stack": p.stack,
         "transport": "auto",
         "collectives": [],
