@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from drawn import PRECISIONS
 
 from phalanx.runtime import status, world
-from phalanx.runtime.comm import Comm
+from phalanx.runtime.comm import Comm, _LetGo
+from phalanx.runtime.transport import DONE, Call
 from phalanx.runtime.world import ALONE
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Optimizer, Precision, Train
@@ -119,3 +121,16 @@ print([m for m in ("torch._dynamo", "torch.distributed.checkpoint") if m in sys.
 def test_a_rank_steps_without_what_takes_seconds_to_import() -> None:
     done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_a_recorded_collective_is_over_when_nobody_holds_its_tensors() -> None:
+    """As Gloo's thread does after it has said that it is done; here a graph holds what it has saved."""
+    tensor, graph = torch.ones(4), []
+
+    def start():  # type: ignore[no-untyped-def]
+        graph.append(torch.ones(4, requires_grad=True) * tensor)
+        threading.Timer(0.05, graph.clear).start()
+        return DONE
+
+    _LetGo(Call("all_reduce", (0, 1), 0, tensor, tensor), start).wait()
+    assert not graph

@@ -7,8 +7,8 @@ is known of them:
     seconds without recomputation  ->  seconds  ->  its price
 
 where the first two are expected ones, a little over the least. The best is settled where it is faster than the least
-seconds of all that have no price. Of spaces too large even for that,
-where the device has published rates, the vectorised terms of our own stack (plan/explore.py) choose who is priced.
+seconds of all that have no price. Of spaces too large even for that, where the device has published rates, the
+vectorised terms of our own stack (plan/explore.py) choose who is priced.
 """
 
 from __future__ import annotations
