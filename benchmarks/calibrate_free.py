@@ -124,6 +124,7 @@ def free() -> list[Free]:
         ("dp_overlap", 0.8),
         ("gather_overlap", 0.8),
         ("contention", 0.05),
+        ("ring_bytes", 0.5),
         ("optimizer_bytes", 0.3),
         ("step_s", 0.3),
         ("cast_bytes", 0.5),
@@ -139,15 +140,13 @@ def free() -> list[Free]:
     found += _of(("megatron-2020",), ("score_bytes", 0.4))
     stacks = ("nanotron", "llm-foundry", "torchtitan-compiled", "torchtitan-eager", "maxtext", "pax")
     stacks += ("nemo-24.11", "nemo-24.03", "megatron-2021", "megatron-2022", "megatron-deepspeed-2022")
-    stacks += ("megatron-bridge-25.09",)
-    # One machine, alone in bf16 on its generation, and far below what 8 bits reach there: its products are its own.
-    found += _of(("simumax-b200",), ("gemm", 0.4), ("hidden_bytes", 0.2), ("launch_s", 0.3))
+    stacks += ("megatron-bridge-25.09", "simumax-b200")
     releases = ("megatron-bridge-26.02", "megatron-bridge-26.04", "megatron-bridge-26.06")
     found += _of(stacks, ("gemm", 0.08), ("hidden_bytes", 0.2), ("launch_s", 0.3))
     found += _of(releases, ("gemm", 0.08))
-    overlapping = ("nanotron", "llm-foundry", "torchtitan-compiled", "maxtext", "pax", "simumax-b200", "nemo-24.11")
+    overlapping = ("nanotron", "llm-foundry", "torchtitan-compiled", "maxtext", "pax", "nemo-24.11")
     found += _of((*overlapping, "megatron-bridge-25.09"), ("tp_overlap", 0.6), ("dp_overlap", 0.6))
-    of_experts = ("megatron-bridge-26.04", "megatron-bridge-26.06", "megatron-bridge-26.06.01", "nemo-24.11")
+    of_experts = ("nemo-25.05", "megatron-bridge-26.04", "megatron-bridge-26.06", "megatron-bridge-26.06.01", "nemo-24.11")
     found += _of(of_experts, ("token_bytes", 0.4), ("router_s", 0.5), ("ep_overlap", 0.6))
     in_8_bits = ("megatron-core", "compiled", "torchtitan-compiled", "megatron-bridge-25.09", "nemo-24.11", "pax")
     found += _of(in_8_bits, ("cast_bytes", 0.4), ("gemm8", 0.15))

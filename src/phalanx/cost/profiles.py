@@ -63,12 +63,18 @@ class Profile:
     """each of which takes so long where CPUs hold a job up: what follows is launched that much later."""
     launch_sync: Column = 0.05
     """What launches lose more over 8 tp ranks and more, in proportion: each collective waits for the slowest CPU."""
+    tp_split: Column = 0.0
+    """Whether products are cut into as many parts as there are tp ranks, each to run beside the exchange of the next
+    one's rows (Transformer Engine's ring exchange)."""
     tp_overlap: Column = 0.3
     dp_overlap: Column = 0.7
     gather_overlap: Column = 0.6
     """Of parameters that are gathered after the update (ZeRO-1, 2), behind the next forward pass."""
     pp_overlap: Column = 0.0
     ep_overlap: Column = 0.0
+    ring_bytes: Column = 24.0
+    """Traffic per element of attention's result and step of a ring of context parallelism, forward and backward each:
+    partial results are weighed and added up in fp32."""
     contention: Column = 1.05
     """How much slower compute is while something travels beside it."""
     scatter_gather: Column = 1.0
@@ -140,6 +146,8 @@ class Stack:
 _SCORES = {"flash": 0.0}
 _FP16_GRADIENTS = {"gradient_bytes": 2.0}
 _LATE = {"dp_overlap": 0.0, "gather_overlap": 0.0, "tp_overlap": 0.0}
+# NVIDIA's performance recipes: userbuffers for tensor parallelism.
+_RECIPE = {"tp_split": 1.0}
 
 STACKS: dict[str, Stack] = {
     "any": Stack(),
@@ -158,11 +166,11 @@ STACKS: dict[str, Stack] = {
     "megatron-core-unfused": Stack("megatron-core", _SCORES),
     "nemo-23.05": Stack("megatron-core"),
     "nemo-24.03": Stack("nemo-24.11"),
-    "nemo-24.11": Stack("megatron-core"),
+    "nemo-24.11": Stack("megatron-core", _RECIPE),
     "nemo-25.02": Stack("nemo-24.11"),
     "nemo-25.04": Stack("nemo-25.02"),
     "nemo-25.05": Stack("nemo-25.04"),
-    "megatron-bridge-25.09": Stack("megatron-core"),
+    "megatron-bridge-25.09": Stack("megatron-core", _RECIPE),
     "megatron-bridge-25.11": Stack("megatron-bridge-25.09"),
     "megatron-bridge-26.02": Stack("megatron-bridge-25.11"),
     "megatron-bridge-26.02.01": Stack("megatron-bridge-26.02"),
@@ -171,7 +179,8 @@ STACKS: dict[str, Stack] = {
     "megatron-bridge-26.06": Stack("megatron-bridge-26.04"),
     "megatron-bridge-26.06.01": Stack("megatron-bridge-26.06"),
     "megatron-bridge-26.08": Stack("megatron-bridge-26.06.01"),
-    "simumax-b200": Stack("megatron-core"),
+    # Run without overlap (SimuMax, docs/b200/b200_real_repro_guide.md, section 3.3).
+    "simumax-b200": Stack("megatron-core", {"tp_overlap": 0.0, "dp_overlap": 0.0, "gather_overlap": 0.0}),
     # PyTorch FSDP around eager modules, each operation a kernel of its own.
     "eager": Stack("any", {"portable": 1.0, "plain": 1.0, "launches": 40.0}),
     "nanotron": Stack(

@@ -9,6 +9,7 @@ import numpy as np
 
 from phalanx.cost.constants import CONSTANTS
 from phalanx.cost.stack.columns import Column
+from phalanx.cost.stack.compute import product_s
 from phalanx.cost.stack.hardware import system
 from phalanx.cost.stack.system import System
 from phalanx.validate.models import Unspecified
@@ -65,24 +66,37 @@ def description(row: Row) -> tuple[str, int, float, bool]:
     return chip, _RACK if chip.startswith("GB") else node, nic, "EFA" in row["interconnect"]
 
 
+_PRODUCT = (4096, 57344, 8192)
+_PRODUCTS = {
+    # SimuMax, configs/system/b200_bf16_ceperm.json: this product and both its gradients reach 0.487, 0.483 and 0.454
+    # of 2,250 TFLOP/s on the machine of its runs, two thirds of what others publish of a B200; attention is as fast
+    # as elsewhere.
+    "simumax-b200": 1067e12,
+}
+
+
 @dataclass(frozen=True)
 class Benched:
-    """Bus bandwidths (bytes/s) that a row's own job has measured: all-reduce and all-gather, over all its ranks and
-    inside a node; 0 where it has none."""
+    """What was measured beside a row's run: bus bandwidths (bytes/s) of all-reduce and all-gather, over all its ranks
+    and inside a node, by its own job; FLOP/s of products of `_PRODUCT` (m, n, k) in 2 bytes, on its machine. 0 where
+    there is none."""
 
     ranks: Column = 0.0
     reduce: Column = 0.0
     gather: Column = 0.0
     reduce_inside: Column = 0.0
     gather_inside: Column = 0.0
+    product_flops_per_s: Column = 0.0
 
 
 def benched(row: Row) -> Benched:
     names = ("busbw_ar_gbs", "busbw_ag_gbs", "busbw_ar_intra_gbs", "busbw_ag_intra_gbs")
     found = [row.number(name) for name in names]
+    product = _PRODUCTS.get(row.family, 0.0)
     if not all(found):
-        return Benched()
-    return Benched(float(row.count("gpus") or 1), *(rate * 1e9 for rate in found if rate))
+        return Benched(product_flops_per_s=product)
+    rates = (rate * 1e9 for rate in found if rate)
+    return Benched(float(row.count("gpus") or 1), *rates, product_flops_per_s=product)
 
 
 _BENCHED = 1.5e9
@@ -95,9 +109,9 @@ _CPU_S = 2.5e-4
 
 
 def measured(known: System, by: Benched) -> System:
-    """The system of a row with what its job has measured of links: rates inside of a node; what all-reduce reaches
+    """The system of a row with what was measured beside it. Of links: rates inside of a node; what all-reduce reaches
     between nodes, beyond its tree's hops; and whether all-gather, which has a hop to each node, is held up by CPUs:
-    n/busbw - n/busbw inside of a node = what ranks beyond it cost."""
+    n/busbw - n/busbw inside of a node = what ranks beyond it cost. Of products: their share of the peak."""
     inner, outer = known.tiers
     has = np.asarray(by.gather_inside) > 0
     inside, reduce_inside = np.where(has, by.gather_inside, 1.0), np.where(has, by.reduce_inside, 1.0)
@@ -110,8 +124,11 @@ def measured(known: System, by: Benched) -> System:
     sent = np.maximum(1 / reduce - tree * outer.bulk_reduce_hop_s / _BENCHED, 0.1 / reduce) * blocks / (blocks - 1)
     over = has & (by.ranks > inner.ranks)
     across = 1 / sent / (inner.ranks * outer.bytes_per_s_per_gpu_per_direction)
+    reached = 2.0 * np.prod(_PRODUCT) / product_s(*_PRODUCT, known, known.peak_bf16 * known.gemm, 2)
+    own = np.asarray(by.product_flops_per_s) > 0
     return replace(
         known,
+        gemm=known.gemm * np.where(own, by.product_flops_per_s / reached, 1.0),
         tiers=(
             replace(
                 inner,

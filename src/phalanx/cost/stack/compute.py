@@ -76,12 +76,18 @@ class Products:
     rate: Column
     e: Column
     frozen: Column = 0.0
+    parts: Column = 1.0
+    """Into how many a product is cut that runs beside the tensor-parallel collective of its operand or result: each
+    is a kernel of its own."""
 
-    def linear(self, m: Column, n: Column, k: Column, batch: Column = 1.0) -> Passes:
-        """x (m, k) W (k, n): forward, and the gradients of its input (m, k) and of its weight (k, n)."""
+    def linear(self, m: Column, n: Column, k: Column, batch: Column = 1.0, back: bool = False) -> Passes:
+        """x (m, k) W (k, n): forward, and the gradients of its input (m, k) and of its weight (k, n). `back`: the
+        gradient of the input is cut as well."""
         one = (self.system, self.rate, self.e, batch)
         weight = product_s(n, k, m, *one) * (1 - self.frozen)
-        return Passes(product_s(m, n, k, *one), product_s(m, k, n, *one) + weight)
+        parts = self.parts if back else 1.0
+        inputs = parts * product_s(m / parts, k, n, *one)
+        return Passes(self.parts * product_s(m / self.parts, n, k, *one), inputs + weight)
 
 
 def _sum(parts: list[Passes]) -> Passes:
@@ -94,7 +100,7 @@ def projections(shape: Shape, layout: Layout, by: Products) -> Passes:
     out = shape.heads * shape.value_dim / layout.tp
     q = shape.heads * shape.head_dim / layout.tp
     plain = by.linear(m, q + 2 * shape.kv_heads * shape.head_dim / layout.tp, h)
-    last = by.linear(m, h, out)
+    last = by.linear(m, h, out, back=True)
     if not np.any(shape.kv_rank):
         return _sum([plain, last])
     kv = shape.heads * (shape.head_dim - shape.rope_dim + shape.value_dim) / layout.tp
@@ -113,7 +119,7 @@ def mlp(shape: Shape, layout: Layout, width: Column, by: Products) -> Passes:
     return _sum(
         [
             by.linear(m, (shape.mlp_matrices - 1) * f, h),
-            by.linear(m, h, f),
+            by.linear(m, h, f, back=True),
         ]
     )
 
@@ -140,17 +146,22 @@ def seen(shape: Shape, layout: Layout) -> Column:
 
 def attention(shape: Shape, layout: Layout, system: System, profile: Profile) -> Passes:
     """Attention's core. Flash attention (Dao 2023) works on the causal half and repeats the scores backwards: 2.5
-    times forward. Else scores are written: two batched products over the whole square, and passes over it."""
+    times forward. Under a ring of context parallelism each of its steps is a kernel of its own over a part of the
+    keys, whose result is merged into those before. Else scores are written: two batched products over the whole
+    square, and passes over it."""
     heads = shape.heads / layout.tp
     pairs = layout.tokens * heads
     flops = 2 * pairs * (shape.head_dim + shape.value_dim)
     keys = seen(shape, layout)
-    long = layout.seq / (layout.seq + system.attention_half)
+    ring = layout.cp / layout.ulysses
+    long = layout.seq / (layout.seq + system.attention_half * ring)
     narrow = (np.minimum(shape.head_dim, 128) / 128) ** system.attention_narrow
     share = np.where(profile.portable > 0, system.portable_attention, system.attention)
     best = system.peak_bf16 * share * profile.attention * long * narrow
     flash = flops * keys / best
     flash_back = 2.5 * flash / system.attention_backward
+    steps = np.where(ring > 1, ring, 0)
+    merged = steps * profile.ring_bytes * pairs * shape.value_dim / (system.memory_bytes_per_s * system.memory)
 
     # Products whose inner or outer size is a head: tiles that it does not fill, and rows that tensor cores cannot
     # take where it is no multiple of 8 elements.
@@ -162,8 +173,8 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     scores = product_s(s, layout.seq, d, system, rate, e, batch) + product_s(s, d, layout.seq, system, rate, e, batch)
     passes = profile.score_bytes * pairs * layout.seq / (system.memory_bytes_per_s * system.memory)
     return Passes(
-        np.where(profile.flash > 0, flash, scores + passes),
-        np.where(profile.flash > 0, flash_back, 2 * scores + passes),
+        np.where(profile.flash > 0, flash + merged, scores + passes),
+        np.where(profile.flash > 0, flash_back + merged, 2 * scores + passes),
     )
 
 

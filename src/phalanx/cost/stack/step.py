@@ -146,10 +146,12 @@ _NONE = Passes(0.0, 0.0)
 def _block(shape: Shape, layout: Layout, system: System, profile: Profile, moe: bool) -> _Block:
     rate = compute.rate_of(layout, system, profile)
     core = compute.attention(shape, layout, system, profile)
-    by = compute.Products(system, rate, layout.activation_bytes, layout.frozen)
+    inside = layout.tp * layout.tp_stride <= system.tiers[0].ranks
+    parts = np.where((profile.tp_split > 0) & inside, layout.tp, 1)
+    by = compute.Products(system, rate, layout.activation_bytes, layout.frozen, parts)
     around = compute.projections(shape, layout, by)
     if moe:
-        inner = compute.experts(shape, layout, replace(by, rate=rate * profile.grouped))
+        inner = compute.experts(shape, layout, replace(by, rate=rate * profile.grouped, parts=1.0))
         shared = compute.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), by)
         has = shape.shared_ffn > 0
         inner = Passes(
