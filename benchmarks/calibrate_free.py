@@ -110,7 +110,7 @@ def free() -> list[Free]:
     found += _of(("blackwell",), ("gemm4", 0.8))
     found += _of(("hopper",), ("portable_gemm", 0.15))
     found += _of(("blackwell-ultra",), ("gemm", 0.1), ("gemm8", 0.15), ("gemm4", 0.15), ("attention", 0.2))
-    found += [Free("H100-500W", "clock", 0.1), Free("GB200", "clock", 0.06)]
+    found += [Free("H100-500W", "clock", 0.1), Free("GB200", "clock", 0.06), Free("GB300", "clock", 0.06)]
     found += _of(
         ("any",),
         ("hidden_bytes", 0.3),
@@ -141,7 +141,8 @@ def free() -> list[Free]:
     stacks = ("nanotron", "llm-foundry", "torchtitan-compiled", "torchtitan-eager", "maxtext", "pax")
     stacks += ("nemo-24.11", "nemo-24.03", "megatron-2021", "megatron-2022", "megatron-deepspeed-2022")
     stacks += ("megatron-bridge-25.09", "simumax-b200")
-    releases = ("megatron-bridge-26.02", "megatron-bridge-26.04", "megatron-bridge-26.06")
+    found += _of(("megatron-core",), ("pp_overlap", 0.8))
+    releases = ("nemo-25.04", "megatron-bridge-26.02", "megatron-bridge-26.04", "megatron-bridge-26.06")
     found += _of(stacks, ("gemm", 0.08), ("hidden_bytes", 0.2), ("launch_s", 0.3))
     found += _of(releases, ("gemm", 0.08))
     overlapping = ("nanotron", "llm-foundry", "torchtitan-compiled", "maxtext", "pax", "nemo-24.11")

@@ -17,6 +17,7 @@ ORIGINS = {
     "blackwell-ultra": "nemo-megatron-bridge on B300 and GB300",
     "H100-500W": "torchtitan, torchao",
     "GB200": "nemo-megatron-bridge, against B200",
+    "GB300": "nemo-megatron-bridge, against B300",
     "any": "all families",
     "eager": "hf-ultrascale, llm-foundry, torchtitan without compiling",
     "compiled": "torchtitan, MaxText and PAX of nvidia-dgxc-benchmarking",
@@ -36,6 +37,8 @@ ORIGINS = {
     "pax": "PAX of nvidia-dgxc-benchmarking",
     "nemo-24.03": "nemo-longseq",
     "nemo-24.11": "NeMo of nvidia-dgxc-benchmarking",
+    "nemo-25.04": "NeMo 25.04 of nvidia-dgxc-benchmarking",
+    "nemo-25.05": "NeMo 25.05 of nvidia-dgxc-benchmarking",
 }
 
 

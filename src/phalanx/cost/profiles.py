@@ -70,7 +70,8 @@ class Profile:
     dp_overlap: Column = 0.7
     gather_overlap: Column = 0.6
     """Of parameters that are gathered after the update (ZeRO-1, 2), behind the next forward pass."""
-    pp_overlap: Column = 0.0
+    pp_overlap: Column = 0.5
+    """Of a pipeline's messages, where ranks have several chunks; the next chunk's work hides them."""
     ep_overlap: Column = 0.0
     ring_bytes: Column = 24.0
     """Traffic per element of attention's result and step of a ring of context parallelism, forward and backward each:
@@ -145,7 +146,7 @@ class Stack:
 
 _SCORES = {"flash": 0.0}
 _FP16_GRADIENTS = {"gradient_bytes": 2.0}
-_LATE = {"dp_overlap": 0.0, "gather_overlap": 0.0, "tp_overlap": 0.0}
+_LATE = {"dp_overlap": 0.0, "gather_overlap": 0.0, "tp_overlap": 0.0, "pp_overlap": 0.0}
 # NVIDIA's performance recipes: userbuffers for tensor parallelism.
 _RECIPE = {"tp_split": 1.0}
 
@@ -182,7 +183,7 @@ STACKS: dict[str, Stack] = {
     # Run without overlap (SimuMax, docs/b200/b200_real_repro_guide.md, section 3.3).
     "simumax-b200": Stack("megatron-core", {"tp_overlap": 0.0, "dp_overlap": 0.0, "gather_overlap": 0.0}),
     # PyTorch FSDP around eager modules, each operation a kernel of its own.
-    "eager": Stack("any", {"portable": 1.0, "plain": 1.0, "launches": 40.0}),
+    "eager": Stack("any", {"portable": 1.0, "plain": 1.0, "launches": 40.0, "pp_overlap": 0.0}),
     "nanotron": Stack(
         "eager",
         # Gradients are accumulated in fp32 beside those of the backward pass; collectives take lists of tensors.

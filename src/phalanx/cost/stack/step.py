@@ -53,7 +53,7 @@ FORMULAS = {
     "head": "micro_batches x (slowest_s - blocks_s): logits and loss where they are not a faster rank's",
     "bubble": "share x (through_s - slowest_s) / virtual: one micro-batch through the others, and the schedule's "
     "share of that; zero-bubble: makespan_s of its actions - micro_batches x slowest_s",
-    "transfers": "(2 micro_batches x virtual + 2 (pp - 1)) x message_s x (1 - overlap)",
+    "transfers": "(messages x (1 - overlap) + 2 (pp - 1)) x (message_s + gathered_s)",
     "dp": "scatter_s + again_s + gather_s - hidden_s; ZeRO-3: micro_batches x what does not fit beside compute",
     "coding": "times x gradients x passes x gradient_bytes / memory bandwidth; and of sparse what all ranks sent",
     "optimizer": "bytes x parameters / memory bandwidth",
@@ -236,10 +236,13 @@ def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile:
     sent = message_s(n / cut, layout.pp_stride, system)
     whole = collective_s("all_gather", n, layout.tp, layout.tp_stride, system)
     gathered = np.where((cut > 1) & (layout.sp == 0), whole, 0.0)
-    times = 2 * layout.micro_batches * layout.virtual + 2 * (layout.pp - 1)
-    own = {"messages": times, "bytes": n / cut, "message_s": sent, "gathered_s": gathered}
-    out.of["transfers"] = own | {"overlap": profile.pp_overlap}
-    out.terms["transfers"] = np.where(layout.pp > 1, times * (sent + gathered) * (1 - profile.pp_overlap), 0.0)
+    steady = 2 * layout.micro_batches * layout.virtual
+    # One chunk's messages travel beside the next one's work, where a rank has more than one.
+    overlap = np.where(layout.virtual > 1, profile.pp_overlap, 0.0)
+    times = steady * (1 - overlap) + 2 * (layout.pp - 1)
+    own = {"messages": steady, "bytes": n / cut, "message_s": sent, "gathered_s": gathered}
+    out.of["transfers"] = own | {"overlap": overlap, "pp": layout.pp}
+    out.terms["transfers"] = np.where(layout.pp > 1, times * (sent + gathered), 0.0)
 
 
 def _data_parallel(
