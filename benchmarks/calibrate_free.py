@@ -156,6 +156,6 @@ def free() -> list[Free]:
     found += _of(
         ("nanotron",), ("list_s", 0.3), ("launch_backward", 0.3), ("gather_overlap", 0.8), ("logit_bytes", 0.3)
     )
-    found += [Free("llm-foundry", "attention", 0.3)]
+    found += _of(("llm-foundry", "nemo-24.03"), ("attention", 0.3))
     found += _of(("torchtitan-compiled", "torchtitan-eager", "megatron-bridge-25.09"), ("contention", 0.5))
     return order(found)
