@@ -205,6 +205,8 @@ STACKS: dict[str, Stack] = {
     # Compilers that fuse what is bound by memory.
     "compiled": Stack("any", {"plain": 1.0, "launches": 15.0}),
     "torchtitan-compiled": Stack("compiled", {"portable": 1.0}),
+    # Collectives of tensor parallelism apart from the products, which its "async TP" cuts them into.
+    "torchtitan-vanilla-tp": Stack("torchtitan-compiled", {"tp_overlap": 0.0}),
     "maxtext": Stack("compiled", {"launches": 0.0}),
     "pax": Stack("compiled", {"launches": 0.0}),
     # Our own runtime: eager PyTorch, buckets overlapped.

@@ -18,8 +18,9 @@ def profile_name(row: Row) -> str:
     if framework.startswith("llm-foundry"):
         return "llm-foundry-pure" if "PURE" in row["sharding"] else "llm-foundry"
     if framework.startswith("torchtitan"):
-        compiled = "torch.compile" in options
-        return "torchtitan-compiled" if compiled else "torchtitan-eager"
+        if "torch.compile" not in options:
+            return "torchtitan-eager"
+        return "torchtitan-vanilla-tp" if "vanilla TP" in options else "torchtitan-compiled"
     if framework.startswith(("Megatron-DeepSpeed", "Megatron+DeepSpeed")):
         late = "megatron-deepspeed-2022-bf16" if row["precision"] == "bf16" else "megatron-deepspeed-2022"
         return "megatron-deepspeed-2021" if "2021" in version else late
