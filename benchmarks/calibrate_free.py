@@ -102,6 +102,7 @@ def free() -> list[Free]:
         ("memory", 0.1),
         ("portable_attention", 0.4),
         ("attention_backward", 0.15),
+        ("portable_backward", 0.15),
         ("attention_narrow", 0.5),
     )
     generations = ("ampere", "hopper", "blackwell")

@@ -159,7 +159,8 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     share = np.where(profile.portable > 0, system.portable_attention, system.attention)
     best = system.peak_bf16 * share * profile.attention * long * narrow
     flash = flops * keys / best
-    flash_back = 2.5 * flash / system.attention_backward
+    backward = np.where(profile.portable > 0, system.portable_backward, system.attention_backward)
+    flash_back = 2.5 * flash / backward
     steps = np.where(ring > 1, ring, 0)
     merged = steps * profile.ring_bytes * pairs * shape.value_dim / (system.memory_bytes_per_s * system.memory)
 

@@ -27,6 +27,7 @@ class Generation:
     attention: float = 0.6
     portable_gemm: float = 1.0
     portable_attention: float = 0.42
+    portable_backward: float = 0.75
     attention_narrow: float = 0.3
     attention_backward: float = 0.85
     attention_half: float = 500
@@ -131,6 +132,7 @@ def system(
         attention=g.attention * clock,
         portable_gemm=g.portable_gemm,
         portable_attention=g.portable_attention * clock,
+        portable_backward=g.portable_backward,
         attention_narrow=g.attention_narrow,
         attention_backward=g.attention_backward,
         attention_half=g.attention_half,

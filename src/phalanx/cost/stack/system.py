@@ -43,9 +43,12 @@ class System:
     """What products reach of that as plain library calls, which eager PyTorch and XLA make."""
     portable_attention: Column
     """The same of kernels that are not written for this generation (FlashAttention 2)."""
+    portable_backward: Column
+    """Backward over forward, of the same."""
     attention_narrow: Column
     """Exponent of head_dim / 128 in what attention reaches with narrow heads."""
     attention_backward: Column
+    """Backward over forward, in FLOP/s."""
     attention_half: Column
     memory: Column
     reduce_gain: Column
