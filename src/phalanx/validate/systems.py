@@ -67,19 +67,13 @@ def description(row: Row) -> tuple[str, int, float, bool]:
 
 
 _PRODUCT = (4096, 57344, 8192)
-_PRODUCTS = {
-    # SimuMax, configs/system/b200_bf16_ceperm.json: this product and both its gradients reach 0.487, 0.483 and 0.454
-    # of 2,250 TFLOP/s on the machine of its runs, two thirds of what others publish of a B200; attention is as fast
-    # as elsewhere.
-    "simumax-b200": 1067e12,
-}
 
 
 @dataclass(frozen=True)
 class Benched:
-    """What was measured beside a row's run: bus bandwidths (bytes/s) of all-reduce and all-gather, over all its ranks
-    and inside a node, by its own job; FLOP/s of products of `_PRODUCT` (m, n, k) in 2 bytes, on its machine. 0 where
-    there is none."""
+    """What was measured beside a row's run, by its own job or on its machine: bus bandwidths (bytes/s) of all-reduce
+    and all-gather, over all its ranks and inside a node; FLOP/s of products of `_PRODUCT` (m, n, k) in 2 bytes; bytes/s
+    of what is bound by memory. 0 where there is none."""
 
     ranks: Column = 0.0
     reduce: Column = 0.0
@@ -87,16 +81,23 @@ class Benched:
     reduce_inside: Column = 0.0
     gather_inside: Column = 0.0
     product_flops_per_s: Column = 0.0
+    memory_bytes_per_s: Column = 0.0
+
+
+_MACHINES = {
+    # SimuMax, configs/system/b200_bf16_ceperm.json: 0.742 and 0.673 of 900 GB/s; of 2,250 TFLOP/s the product and both
+    # its gradients reach 0.487, 0.483 and 0.454, two thirds of what others publish of a B200; 0.666 of 8 TB/s.
+    "simumax-b200": Benched(8, 668e9, 606e9, 668e9, 606e9, 1067e12, 5.33e12),
+}
+"""Families that ran on one machine which its owners have measured."""
 
 
 def benched(row: Row) -> Benched:
     names = ("busbw_ar_gbs", "busbw_ag_gbs", "busbw_ar_intra_gbs", "busbw_ag_intra_gbs")
     found = [row.number(name) for name in names]
-    product = _PRODUCTS.get(row.family, 0.0)
     if not all(found):
-        return Benched(product_flops_per_s=product)
-    rates = (rate * 1e9 for rate in found if rate)
-    return Benched(float(row.count("gpus") or 1), *rates, product_flops_per_s=product)
+        return _MACHINES.get(row.family, Benched())
+    return Benched(float(row.count("gpus") or 1), *(rate * 1e9 for rate in found if rate))
 
 
 _BENCHED = 1.5e9
@@ -111,7 +112,7 @@ _CPU_S = 2.5e-4
 def measured(known: System, by: Benched) -> System:
     """The system of a row with what was measured beside it. Of links: rates inside of a node; what all-reduce reaches
     between nodes, beyond its tree's hops; and whether all-gather, which has a hop to each node, is held up by CPUs:
-    n/busbw - n/busbw inside of a node = what ranks beyond it cost. Of products: their share of the peak."""
+    n/busbw - n/busbw inside of a node = what ranks beyond it cost. Of products and memory: their share of the peak."""
     inner, outer = known.tiers
     has = np.asarray(by.gather_inside) > 0
     inside, reduce_inside = np.where(has, by.gather_inside, 1.0), np.where(has, by.reduce_inside, 1.0)
@@ -129,6 +130,7 @@ def measured(known: System, by: Benched) -> System:
     return replace(
         known,
         gemm=known.gemm * np.where(own, by.product_flops_per_s / reached, 1.0),
+        memory=np.where(own, by.memory_bytes_per_s / known.memory_bytes_per_s, known.memory),
         tiers=(
             replace(
                 inner,
