@@ -191,6 +191,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
     for block, count in kinds:
         share = count / shape.layers * held  # of this kind on a rank
         repeated = full * block.forward + layout.selective * block.attention.forward
+        repeated = repeated + layout.products * block.matmul.forward
         f = np.maximum(block.forward, launched + listed)
         b = np.maximum(block.backward + repeated, launched * (profile.launch_backward + full) + listed * (1 + full))
         for name, part in block.parts.items():
