@@ -148,7 +148,13 @@ def free() -> list[Free]:
     found += _of(releases, ("gemm", 0.08))
     overlapping = ("nanotron", "llm-foundry", "torchtitan-compiled", "maxtext", "pax", "nemo-24.11")
     found += _of((*overlapping, "megatron-bridge-25.09"), ("tp_overlap", 0.6), ("dp_overlap", 0.6))
-    of_experts = ("nemo-25.05", "megatron-bridge-26.04", "megatron-bridge-26.06", "megatron-bridge-26.06.01", "nemo-24.11")
+    of_experts = (
+        "nemo-25.05",
+        "megatron-bridge-26.04",
+        "megatron-bridge-26.06",
+        "megatron-bridge-26.06.01",
+        "nemo-24.11",
+    )
     found += _of(of_experts, ("token_bytes", 0.4), ("router_s", 0.5), ("ep_overlap", 0.6))
     in_8_bits = ("megatron-core", "compiled", "torchtitan-compiled", "megatron-bridge-25.09", "nemo-24.11", "pax")
     found += _of(in_8_bits, ("cast_bytes", 0.4), ("gemm8", 0.15))

@@ -72,8 +72,8 @@ _PRODUCT = (4096, 57344, 8192)
 @dataclass(frozen=True)
 class Benched:
     """What was measured beside a row's run, by its own job or on its machine: bus bandwidths (bytes/s) of all-reduce
-    and all-gather, over all its ranks and inside a node; FLOP/s of products of `_PRODUCT` (m, n, k) in 2 bytes; bytes/s
-    of what is bound by memory. 0 where there is none."""
+    and all-gather, over all its ranks and inside a node; FLOP/s of products of `_PRODUCT` (m, n, k) in 2 bytes; and
+    bytes/s of what is bound by memory. 0 where there is none."""
 
     ranks: Column = 0.0
     reduce: Column = 0.0
@@ -85,8 +85,8 @@ class Benched:
 
 
 _MACHINES = {
-    # SimuMax, configs/system/b200_bf16_ceperm.json: 0.742 and 0.673 of 900 GB/s; of 2,250 TFLOP/s the product and both
-    # its gradients reach 0.487, 0.483 and 0.454, two thirds of what others publish of a B200; 0.666 of 8 TB/s.
+    # SimuMax, configs/system/b200_bf16_ceperm.json: 0.742 and 0.673 of 900 GB/s; of 2,250 TFLOP/s the product and
+    # both its gradients reach 0.487, 0.483 and 0.454, which is their mean; 0.666 of 8 TB/s.
     "simumax-b200": Benched(8, 668e9, 606e9, 668e9, 606e9, 1067e12, 5.33e12),
 }
 """Families that ran on one machine which its owners have measured."""
@@ -112,7 +112,8 @@ _CPU_S = 2.5e-4
 def measured(known: System, by: Benched) -> System:
     """The system of a row with what was measured beside it. Of links: rates inside of a node; what all-reduce reaches
     between nodes, beyond its tree's hops; and whether all-gather, which has a hop to each node, is held up by CPUs:
-    n/busbw - n/busbw inside of a node = what ranks beyond it cost. Of products and memory: their share of the peak."""
+    n/busbw - n/busbw inside of a node = what ranks beyond it cost. Of products and memory: their shares of the peak.
+    """
     inner, outer = known.tiers
     has = np.asarray(by.gather_inside) > 0
     inside, reduce_inside = np.where(has, by.gather_inside, 1.0), np.where(has, by.reduce_inside, 1.0)
