@@ -66,6 +66,8 @@ class Profile:
     tp_split: Column = 0.0
     """Whether products are cut into as many parts as there are tp ranks, each to run beside the exchange of the next
     one's rows (Transformer Engine's ring exchange)."""
+    tp_narrow: Column = 0.0
+    """Whether all-gathers of tensor parallelism carry what products in 8 bits read, where one scale serves a tensor."""
     tp_overlap: Column = 0.3
     dp_overlap: Column = 0.7
     gather_overlap: Column = 0.6
@@ -204,7 +206,9 @@ STACKS: dict[str, Stack] = {
     "torchtitan-eager": Stack("eager", {"launches": 55.0}),
     # Compilers that fuse what is bound by memory.
     "compiled": Stack("any", {"plain": 1.0, "launches": 15.0}),
-    "torchtitan-compiled": Stack("compiled", {"portable": 1.0}),
+    "torchtitan-compiled": Stack("compiled", {"portable": 1.0, "tp_narrow": 1.0}),
+    # Parameters are gathered in 8 bits.
+    "torchtitan-narrow-gather": Stack("torchtitan-compiled", {"parameter_bytes": 1.0}),
     # Collectives of tensor parallelism apart from the products, which its "async TP" cuts them into.
     "torchtitan-vanilla-tp": Stack("torchtitan-compiled", {"tp_overlap": 0.0}),
     "maxtext": Stack("compiled", {"launches": 0.0}),

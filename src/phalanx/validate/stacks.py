@@ -20,6 +20,8 @@ def profile_name(row: Row) -> str:
     if framework.startswith("torchtitan"):
         if "torch.compile" not in options:
             return "torchtitan-eager"
+        if "fp8 all-gather" in options:
+            return "torchtitan-narrow-gather"
         return "torchtitan-vanilla-tp" if "vanilla TP" in options else "torchtitan-compiled"
     if framework.startswith(("Megatron-DeepSpeed", "Megatron+DeepSpeed")):
         late = "megatron-deepspeed-2022-bf16" if row["precision"] == "bf16" else "megatron-deepspeed-2022"

@@ -100,7 +100,8 @@ def _tensor_parallel(shape: Shape, layout: Layout, system: System, profile: Prof
     n = layout.tokens * shape.hidden * layout.activation_bytes
     reduced = 2 * collective_s("all_reduce", n, layout.tp, layout.tp_stride, system)
     among = (layout.tp, layout.tp_stride, system)
-    halves = 2 * (collective_s("all_gather", n, *among) + collective_s("reduce_scatter", n, *among))
+    narrow = np.where((profile.tp_narrow > 0) & (np.asarray(layout.format) == 1), 1 / layout.activation_bytes, 1.0)
+    halves = 2 * (collective_s("all_gather", n * narrow, *among) + collective_s("reduce_scatter", n, *among))
     whole = np.where(layout.sp > 0, halves, reduced)
     inside = layout.tp * layout.tp_stride <= system.tiers[0].ranks
     hidden = np.where(inside, profile.tp_overlap, 0.0) * whole
