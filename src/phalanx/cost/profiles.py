@@ -67,7 +67,7 @@ class Profile:
     """Whether products are cut into as many parts as there are tp ranks, each to run beside the exchange of the next
     one's rows (Transformer Engine's ring exchange)."""
     tp_narrow: Column = 0.0
-    """Whether all-gathers of tensor parallelism carry what products in 8 bits read, where one scale serves a tensor."""
+    """Whether all-gathers of tensor parallelism carry 8 bits where products read them with one scale per tensor."""
     tp_overlap: Column = 0.3
     dp_overlap: Column = 0.7
     gather_overlap: Column = 0.6
