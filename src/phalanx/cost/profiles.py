@@ -165,6 +165,8 @@ STACKS: dict[str, Stack] = {
     "megatron-deepspeed-2022-bf16": Stack("megatron-deepspeed-2022"),
     # Megatron-Core on Transformer Engine; NeMo and Megatron-Bridge are recipes over it.
     "megatron-core": Stack("any"),
+    # The same with FlashAttention 2, which was the fastest until cuDNN 9 (2024).
+    "megatron-core-flash2": Stack("megatron-core", {"portable": 1.0}),
     # The same without flash attention.
     "megatron-core-unfused": Stack("megatron-core", _SCORES),
     "nemo-23.05": Stack("megatron-core"),

@@ -180,9 +180,9 @@ CASES = (
         9216,
         4096,
         "dp=64,zero=1,ep=8,pp=16,schedule=zb-h1",
-        "megatron-core",
+        "megatron-core-flash2",
         172_800 * 3600 / 1024 / (1e12 / (9216 * 4096)),
-        "DeepSeek-AI 2024a, section 3.1: GPU-hours per 10^12 tokens",
+        "DeepSeek-AI 2024a, section 3.1 (attention on FlashAttention 2): GPU-hours per 10^12 tokens",
         "how many GPUs is not published: 1,024 here; which of a block's values are kept is not either",
     ),
     Case(
