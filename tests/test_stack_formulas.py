@@ -165,6 +165,47 @@ def test_tensor_parallelism_between_nodes_hides_nothing() -> None:
         assert (float(bare.terms["tp"]) > float(found.step.terms["tp"])) == overlap
 
 
+def test_a_ring_merges_its_steps_and_ulysses_has_none() -> None:
+    ring, turned, whole = (one(line) for line in ("dp=8,cp=8", "dp=8,cp=8,ulysses=8", "dp=64"))
+    seconds = [float(x.step.of["attention"]["forward_s"]) for x in (ring, turned, whole)]
+    assert seconds[0] > seconds[1] == pytest.approx(seconds[2] / 8)
+    free = step(ring.shape, ring.layout, ring.system, replace(ring.profile, ring_bytes=0.0))
+    by = ring.profile.ring_bytes * ring.layout.tokens * ring.shape.heads * ring.shape.value_dim * 8
+    merged = seconds[0] - float(free.of["attention"]["forward_s"])
+    assert merged == pytest.approx(float(by / (ring.system.memory_bytes_per_s * ring.system.memory)))
+
+
+def test_products_beside_an_exchange_are_cut() -> None:
+    """In as many parts as ranks, where a stack does it and these are in a node; never faster than whole."""
+    found = one("dp=16,tp=4,sp=1")
+    of = [
+        step(found.shape, found.layout, found.system, replace(found.profile, tp_split=split)).of["matmul"]
+        for split in (0.0, 1.0)
+    ]
+    assert float(of[1]["forward_s"]) > float(of[0]["forward_s"])
+    apart = one("dp=16,tp=4,sp=1,order=pp/tp/dp/cp")
+    same = [
+        step(apart.shape, apart.layout, apart.system, replace(apart.profile, tp_split=split)).seconds
+        for split in (0.0, 1.0)
+    ]
+    assert float(same[0]) == float(same[1])
+
+
+def test_messages_hide_behind_other_chunks_alone() -> None:
+    for line, hides in (("dp=16,pp=4", False), ("dp=16,pp=4,virtual=2,schedule=interleaved", True)):
+        found = one(line)
+        sent = [
+            float(
+                step(found.shape, found.layout, found.system, replace(found.profile, pp_overlap=share)).terms[
+                    "transfers"
+                ]
+            )
+            for share in (0.0, 1.0)
+        ]
+        assert (sent[1] < sent[0]) is hides
+        assert sent[1] > 0  # a pipeline fills and drains
+
+
 def test_what_waits_for_the_gpu_is_kept() -> None:
     """Where the CPU launches ahead, gathered inputs cannot be used again before the GPU is done with them."""
     quick, slow = (one(f"dp=8,tp=8,sp=1,micro_batch={n}", stack="nanotron") for n in (8, 1))

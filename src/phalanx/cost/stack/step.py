@@ -202,7 +202,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
         out.of["recompute"] = {"micro_batches": m, "blocks": share, "repeated_s": repeated}
         out.of["launch"] = {"micro_batches": m, "blocks": share, "forward_s": launched + listed}
         found["recompute"] = found.get("recompute", 0) + m * share * repeated
-        idle = f + b - block.forward - block.backward - repeated
+        idle = (f - block.forward) + (b - (block.backward + repeated))
         found["launch"] = found.get("launch", 0) + m * share * idle
         out.blocks.append((count, Passes(f, b)))
         # By a tenth, what varies from block to block decides.
