@@ -40,7 +40,7 @@ from phalanx.train.step import Training
 ROUNDS = 5
 SERIAL = ("binomial", "naive")  # their crossings wait for each other
 SHM = "hierarchical, shm"  # inside of the hosts
-STEP_ROUNDS, STEPS = 4, 2
+STEP_ROUNDS, STEPS = 10, 2
 COMPRESSORS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:1e-3", "powersgd:4")
 # Compressors with a rank to a core: four on two cores would show how short work is scheduled.
 WHOLE = "dp=2"
@@ -103,7 +103,11 @@ def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
     found = rounds(runs, batch, Comm(world, mesh(Strategy(dp=world.size))), STEP_ROUNDS, STEPS)
     tokens = job.global_batch * job.seq
     return {
-        line: {"predicted": predicted[line], "seconds": [tokens / s for s in values["tokens_per_s"]]}
+        line: {
+            "predicted": predicted[line],
+            "seconds": [tokens / s for s in values["tokens_per_s"]],
+            "stolen": values["stolen"],
+        }
         for line, values in found.items()
     }
 
