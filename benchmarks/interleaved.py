@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from phalanx.measure.stolen import stolen_s
+from phalanx.measure.stolen import stolen_s, stolen_share
 from phalanx.runtime.comm import Comm
 
 Step = Callable[[Tensor], object]
@@ -40,5 +39,5 @@ def rounds(runs: dict[str, tuple[Step, int]], batch: Tensor, comm: Comm, count: 
                 tokens = steps * ranks * batch.shape[0] * (batch.shape[1] - 1)
                 found[name]["tokens_per_s"].append(tokens / seconds)
                 found[name]["cpu_s_per_step"].append(float(used) / steps)
-                found[name]["stolen"].append((stolen_s() - stolen) / seconds / (os.cpu_count() or 1))
+                found[name]["stolen"].append(stolen_share(stolen_s() - stolen, seconds))
     return found

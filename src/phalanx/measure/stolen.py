@@ -23,12 +23,17 @@ def stolen_s() -> float:
         return 0.0
 
 
+def stolen_share(stolen: float, seconds: float) -> float:
+    """Of this machine's processors over some seconds."""
+    return stolen / max(seconds, 1e-9) / (os.cpu_count() or 1)
+
+
 @contextmanager
 def noted(announce: Callable[[str], None]) -> Iterator[None]:
     """Say it where too much was taken meanwhile."""
     began, before = time.monotonic(), stolen_s()
     yield
-    share = (stolen_s() - before) / max(time.monotonic() - began, 1e-9) / (os.cpu_count() or 1)
+    share = stolen_share(stolen_s() - before, time.monotonic() - began)
     if share >= NOTED:
         announce(
             f"note: this virtual machine's host gave {share:.0%} of its processors to others meanwhile; "
