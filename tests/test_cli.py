@@ -385,6 +385,8 @@ WRONG = [
     (("train", "none.toml"), "no such file"),
     (("train",), "JOB.toml"),
     (("train", "broken.toml"), "is not TOML"),
+    (("plan", "cut.json"), "a job file is TOML; phalanx train, explain and lint read plans"),
+    (("explain", "job.toml"), "a plan is JSON; phalanx plan job.toml writes its plan.json"),
     (("train", "binary.toml"), "cannot be read"),
     (("train", "job.toml", "--set", "strategy.dp=3"), "dp = 3"),
     (("train", "job.toml", "--set", "strategy.dp=4"), "cluster.ranks is 2"),
@@ -468,6 +470,7 @@ def test_without_tensorboard_one_line_says_so(here: Path, monkeypatch: pytest.Mo
 @pytest.fixture
 def spoiled(here: Path) -> Path:
     (here / "broken.toml").write_text("[model\n")
+    (here / "cut.json").write_text("{")
     (here / "binary.toml").write_bytes(b"\xff\xfe")
     (here / "empty.txt").write_text("")
     (here / "bad.jsonl").write_text('{"body": "some text"}\n')

@@ -38,8 +38,9 @@ def test_parity_in_fp64(pool: Pool, world: int) -> None:
 def test_parity_in_fp32(pool: Pool, data: st.DataObject) -> None:
     model, job, strategy = data.draw(cases(2))
     # Tiny random models have gradients as small as Adam's usual eps = 1e-8, and there Adam turns fp32 rounding
-    # into steps of the size of lr: chaos, not error. fp64 above examines eps = 1e-8.
-    job = replace(job, optimizer=replace(job.optimizer, eps=1e-6))
+    # into steps of the size of lr: chaos, not error (with eps = 1e-6 one process in fp32 is 1.5e-5 off itself in fp64
+    # when there are 8 tokens in a step). fp64 above examines eps = 1e-8.
+    job = replace(job, optimizer=replace(job.optimizer, eps=1e-4))
     prove(model, job, strategy)
     for found in pool.run(2, ranks.examine, model, job, strategy, "float32", 10, "native")[0]:
         assert found.loss_rel_max <= BOUNDS["float32"], found
