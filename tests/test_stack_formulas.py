@@ -16,7 +16,7 @@ from phalanx.cost.stack.compute import product_s
 from phalanx.cost.stack.flops import forward_per_token
 from phalanx.cost.stack.hardware import chip_name, system, system_of
 from phalanx.cost.stack.layout import layout
-from phalanx.cost.stack.memory import memory
+from phalanx.cost.stack.memory import Memory, memory
 from phalanx.cost.stack.schedules import NAMES, in_flight
 from phalanx.cost.stack.shape import shape
 from phalanx.cost.stack.step import FORMULAS, step
@@ -165,15 +165,29 @@ def test_tensor_parallelism_between_nodes_hides_nothing() -> None:
         assert (float(bare.terms["tp"]) > float(found.step.terms["tp"])) == overlap
 
 
-def test_what_waits_for_the_gpu_is_kept() -> None:
-    """Where the CPU launches ahead, gathered inputs cannot be used again before the GPU is done with them."""
+def test_what_waits_for_the_gpu_is_reserved() -> None:
+    """Two whole hidden states of the block at work; of as many as the queue holds where the CPU launches ahead; of
+    the warm-up of a pipeline's first rank. None is allocated."""
     quick, slow = (one(f"dp=8,tp=8,sp=1,micro_batch={n}", stack="nanotron") for n in (8, 1))
     late = replace(slow.profile, launch_s=1e-3)
     behind = step(slow.shape, slow.layout, slow.system, late)
     assert (float(quick.step.ahead), float(behind.ahead)) == (1, 0)
-    held = [float(memory(slow.shape, slow.layout, slow.profile, ahead).peak) for ahead in (0.0, 1.0)]
-    by = slow.profile
-    assert held[1] - held[0] == pytest.approx(32 * 4096 * 4096 * (by.kept_whole - by.kept_behind), rel=0.05)
+    each = 2 * 4096 * 4096 * 2
+
+    def held(ahead: float) -> Memory:
+        return memory(slow.shape, slow.layout, slow.profile, ahead)
+
+    idle = held(0.0)
+    assert float(idle.first) == float(idle.reserved)
+    assert float(held(1.0).reserved - idle.reserved) == pytest.approx((1024 / 40 - 1) * each)
+    assert float(held(1.0).peak) == float(idle.peak)
+    stages = replace(slow.layout, pp=4, micro_batches=32)
+    mended, faulty = (memory(slow.shape, stages, profile(name), 0.0) for name in ("nanotron", "nanotron-2024"))
+    assert float(mended.first - faulty.first) == pytest.approx((2 * 9 - 1) * each)  # of 9 blocks
+    least = float(idle.first) - each
+    full = memory(slow.shape, slow.layout, slow.profile, 1.0, least + 8 * each)
+    assert float(full.first) == pytest.approx(least + 4 * each)  # half of what is left
+    assert float(full.reserved) == float(held(1.0).reserved)  # what it would take
 
 
 def test_one_rank_sends_nothing() -> None:
