@@ -16,7 +16,7 @@ from phalanx.cost.stack.compute import product_s
 from phalanx.cost.stack.flops import forward_per_token
 from phalanx.cost.stack.hardware import chip_name, system, system_of
 from phalanx.cost.stack.layout import layout
-from phalanx.cost.stack.memory import Memory, memory
+from phalanx.cost.stack.memory import Memory, block_bytes, memory
 from phalanx.cost.stack.schedules import NAMES, in_flight
 from phalanx.cost.stack.shape import shape
 from phalanx.cost.stack.step import FORMULAS, step
@@ -188,6 +188,39 @@ def test_what_waits_for_the_gpu_is_reserved() -> None:
     full = memory(slow.shape, slow.layout, slow.profile, 1.0, least + 8 * each)
     assert float(full.first) == pytest.approx(least + 4 * each)  # half of what is left
     assert float(full.reserved) == float(held(1.0).reserved)  # what it would take
+
+
+def test_memory_is_that_of_the_fullest_instant() -> None:
+    """Logits are gone when the first block is repeated: the larger of both counts."""
+    found = one("dp=64,recompute=full,micro_batch=2")
+
+    def peak(logit: float) -> float:
+        by = replace(found.profile, kept_logit=logit)
+        return float(memory(found.shape, found.layout, by).peak)
+
+    per_logit = 2 * 4096 * 32000
+    again = float(block_bytes(found.shape, found.layout, found.profile))
+    assert peak(0.5 * again / per_logit) == peak(0.0)
+    assert peak(1.5 * again / per_logit) == pytest.approx(peak(0.0) + 0.5 * again)
+
+
+def test_recomputation_by_operation_keeps_every_second_product() -> None:
+    """Input, attention's result, queries, values, one of two wide products and the last: 5 h + ffn, in 2 bytes."""
+    none, some, full = (
+        float(one(f"dp=64,zero=3,recompute={kind}", stack="torchtitan-compiled").memory.terms["activations"])
+        for kind in ("none", "selective", "full")
+    )
+    assert full < some < none
+    assert some == pytest.approx(32 * 4096 * 2 * (5 * 4096 + 11008))
+
+
+def test_products_that_sum_in_place_keep_a_gradient_of_each_shape() -> None:
+    found = one("dp=8,tp=8,sp=1")
+    by = replace(found.profile, stand_in=1.0)
+    more = memory(found.shape, found.layout, by)
+    block = 2 * found.shape.block_params / 8
+    assert float(more.steady - found.memory.steady) == pytest.approx(block)
+    assert float(more.peak - found.memory.peak) == pytest.approx(block + 2 * 32000 * 4096 / 8)
 
 
 def test_one_rank_sends_nothing() -> None:

@@ -75,7 +75,9 @@ def operation_bytes(shape: Shape, layout: Layout) -> Column:
     """What a block leaves where recomputation goes operation by operation, and keeps its input, attention's result
     and every second product: queries, values, one of the MLP's first two, its last."""
     q, v = shape.heads * shape.head_dim, shape.kv_heads * shape.value_dim
-    wide = shape.heads * shape.value_dim + q + v + shape.ffn + shape.hidden
+    moe = shape.moe_layers / shape.layers
+    ffn = (1 - moe) * shape.ffn + moe * (shape.top_k * shape.expert_ffn + shape.shared_ffn)
+    wide = shape.heads * shape.value_dim + q + v + ffn + shape.hidden
     own = np.where(layout.sp > 0, layout.tp, 1)
     return layout.tokens * layout.activation_bytes * (shape.hidden / own + wide / layout.tp)
 
