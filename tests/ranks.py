@@ -89,10 +89,12 @@ def examine(
     dtype: Any,
     steps: int,
     transport: str = "native",
+    under: tuple[Any, ...] = ("sgd", "adamw"),
 ) -> list[Any]:
+    """What a strategy does beside one process, by optimizer."""
     comm = Comm(world, mesh(strategy), over(transport))
     train = Train(lr=1e-3, steps=100, warmup=2, seed=3)
-    found = [parity.examine(spec, job, strategy, train, comm, name, dtype, steps) for name in ("sgd", "adamw")]
+    found = [parity.examine(spec, job, strategy, train, comm, name, dtype, steps) for name in under]
     comm.barrier()
     return found
 

@@ -7,6 +7,7 @@ half the time. Whatever is not plain here (another operation, another device, no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ _MAKES = {
     _aten._unsafe_view.default,
     _aten.as_strided.default,
     _aten.detach.default,
+    _aten.alias.default,
+    _aten.expand.default,
+    _aten.clone.default,
+    _aten._to_copy.default,
     _aten.slice.Tensor,
     _aten.select.int,
     _aten.t.default,
@@ -27,6 +32,7 @@ _MAKES = {
     _aten.mm.default,
     _aten.mv.default,
     _aten.add.Tensor,
+    _aten.sub.Tensor,
     _aten.mul.Tensor,
     _aten.neg.default,
     _aten.silu.default,
@@ -43,6 +49,8 @@ _CHANGES = {
 """Give their first argument back."""
 _FILLS = {_aten.addcmul_.default, _aten.mul.out}
 """Give back what they write to, into whose shape the others must fit."""
+_PRODUCTS = {_aten.mm.out, _aten.addmm.out}
+"""Give back the matrix that they write the product of their last two arguments to."""
 _ONE_TYPE = {_aten.mm.default, _aten.mv.default}
 """Take one type only, which the meta device does not ask."""
 _CPU = torch.device("cpu")
@@ -50,13 +58,22 @@ _CPU = torch.device("cpu")
 
 def _fits(given: Sequence[Tensor], out: Tensor) -> bool:
     """Whether what these make together may be written to `out`."""
-    return all(torch.can_cast(a.dtype, out.dtype) for a in given)
+    return all(_can_cast(a.dtype, out.dtype) for a in given)
+
+
+@cache
+def _can_cast(dtype: torch.dtype, to: torch.dtype) -> bool:
+    return torch.can_cast(dtype, to)  # which costs a dispatch
+
+
+def _broadcasts(x: Tensor, out: Tensor) -> bool:
+    return torch.broadcast_shapes(x.shape, out.shape) == out.shape
 
 
 def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
     """The result of an operation; None where it is not for here."""
-    makes, fills = func in _MAKES, func in _FILLS
-    if not makes and not fills and func not in _CHANGES:
+    makes, fills, product = func in _MAKES, func in _FILLS, func in _PRODUCTS
+    if (not makes and not fills and not product and func not in _CHANGES) or kwargs.get("device"):
         return None
     fakes = [a for a in args if isinstance(a, Tensor)]
     if not all(type(a) is FakeTensor and a.fake_device == _CPU for a in fakes):
@@ -65,6 +82,11 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None
         out = kwargs.get("out", args[0])
         shape = torch.broadcast_shapes(*(a.shape for a in fakes))
         return out if shape == out.shape and _fits(fakes, out) else None
+    if product:
+        (*added, a, b), out = fakes, kwargs["out"]
+        fits = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and out.shape == (a.shape[0], b.shape[1])
+        alike = type(out) is FakeTensor and len({x.dtype for x in (*fakes, out)}) == 1
+        return out if fits and alike and all(_broadcasts(x, out) for x in added) else None
     if func in _ONE_TYPE and len({a.dtype for a in fakes}) > 1:
         return None
     if not makes and func is not _aten.copy_.default and not _fits(fakes, fakes[0]):
