@@ -182,7 +182,7 @@ def test_what_waits_for_the_gpu_is_reserved() -> None:
     assert float(held(1.0).reserved - idle.reserved) == pytest.approx((1024 / 40 - 1) * each)
     assert float(held(1.0).peak) == float(idle.peak)
     stages = replace(slow.layout, pp=4, micro_batches=32)
-    mended, faulty = (memory(slow.shape, stages, profile(name), 0.0) for name in ("nanotron", "nanotron-2024"))
+    mended, faulty = (memory(slow.shape, stages, profile(name), 0.0) for name in ("nanotron", "nanotron-early"))
     assert float(mended.first - faulty.first) == pytest.approx((2 * 9 - 1) * each)  # of 9 blocks
     least = float(idle.first) - each
     full = memory(slow.shape, slow.layout, slow.profile, 1.0, least + 8 * each)

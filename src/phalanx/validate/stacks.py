@@ -15,7 +15,7 @@ def profile_name(row: Row) -> str:
         return "megatron-2022"
     if framework == "nanotron":
         faulty = "after_pp_fix=False" in row["notes"] and (row.count("pp") or 1) > 1
-        return "nanotron-2024" if faulty else "nanotron"
+        return "nanotron-early" if faulty else "nanotron"
     if framework.startswith("llm-foundry"):
         return "llm-foundry-pure" if "PURE" in row["sharding"] else "llm-foundry"
     if framework.startswith("torchtitan"):

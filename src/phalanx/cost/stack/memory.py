@@ -94,11 +94,11 @@ def waiting_bytes(
     if not np.any(profile.given):
         return 0.0
     queue = QUEUE / np.maximum(profile.launches, 1)
-    runs = (layout.pp == 1) | (np.asarray(profile.waits) == 0)
-    before = ahead * np.where(layout.micro_batches > layout.pp, queue, np.where(runs, np.minimum(blocks, queue), 0.0))
-    before = np.maximum(before, np.where(runs, np.minimum(blocks * passes, queue), 0.0))
+    before = ahead * np.where(layout.micro_batches > layout.pp, queue, np.minimum(blocks, queue))
+    warm_up = np.where(np.asarray(profile.waits) > 0, 0.0, np.minimum(blocks * passes, queue))
+    before = np.maximum(np.maximum(before, warm_up), 1.0)
     given = profile.given * layout.tokens * shape.hidden * layout.activation_bytes
-    return np.where(layout.tp > 1, given * np.maximum(before, 1.0), 0.0)
+    return np.where(layout.tp > 1, given * before, 0.0)
 
 
 def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, room: Column = np.inf) -> Memory:
