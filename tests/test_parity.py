@@ -41,7 +41,7 @@ def test_parity_in_fp32(pool: Pool, data: st.DataObject) -> None:
     # into steps of the size of lr: chaos, not error. fp64 above examines eps = 1e-8.
     job = replace(job, optimizer=replace(job.optimizer, eps=1e-6))
     prove(model, job, strategy)
-    for found in pool.run(2, ranks.examine, model, job, strategy, "float32", 10)[0]:
+    for found in pool.run(2, ranks.examine, model, job, strategy, "float32", 10, "native")[0]:
         assert found.loss_rel_max <= BOUNDS["float32"], found
         assert found.grad_rel_max <= BOUNDS["float32"], found
 
@@ -77,7 +77,7 @@ def test_an_embedding_that_is_tied_over_a_pipeline(pool: Pool, schedule: str, ze
     """Held by two ranks, or used by two chunks of one: its gradients come at two times, and count once."""
     model = build(ModelSpec, complete(SIZES | {"layers": 4}), "model")
     strategy = Strategy(pp=2, dp=2, zero=zero, schedule=schedule, bucket=0.002)  # type: ignore[arg-type]
-    for found in pool.run(4, ranks.examine, model, Job(8, 8), strategy, "float64", 2, "native", ("sgd",))[0]:
+    for found in pool.run(4, ranks.examine, model, Job(8, 8), strategy, "float64", 2, "shm", ("sgd",))[0]:
         assert found.loss_rel_max <= BOUNDS["float64"], found
         assert found.grad_rel_max <= BOUNDS["float64"], found
     over_replicas = replace(strategy, cp=2, shard=1) if zero else strategy

@@ -130,7 +130,7 @@ def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: Strategy, 
 def test_the_axis_alone_equals_one_process(pool: Pool, tp: int, under: str, sizes: dict[str, Any]) -> None:
     spec = model(**{"heads": 12, "kv_heads": 2, "ffn": 48} | sizes)
     case = (spec, Job(4, 8), Strategy(tp=tp))
-    for found in pool.run(tp, ranks.examine, *case, "float64", 4, "native", (under,))[0]:
+    for found in pool.run(tp, ranks.examine, *case, "float64", 4, "shm", (under,))[0]:
         assert found.loss_rel_max <= BOUNDS["float64"], found
         assert found.grad_rel_max <= BOUNDS["float64"], found
 

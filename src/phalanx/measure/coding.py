@@ -24,14 +24,14 @@ from phalanx.spec.strategy import Strategy
 
 KINDS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:0.02", "powersgd:4")
 """What is timed; of threshold such that some 5 % of the gradients below are above it."""
+_SIZES = {"family": "llama", "hidden": 256, "heads": 8, "layers": 4, "ffn": 512, "vocab": 4096, "max_seq": 64}
 _SPREAD = 0.01  # of the gradients
 _ROUNDS = 4
 
 
 def measure_coding(dtype: DType, comm: Comm) -> dict[str, float]:
     """Seconds per byte counted, by the name of the compressor; of ranks that reduce all their gradients together."""
-    sizes = {"family": "llama", "hidden": 256, "heads": 8, "layers": 4, "ffn": 512, "vocab": 4096, "max_seq": 64}
-    spec, ranks = ModelSpec(**complete(sizes)), comm.world.size
+    spec, ranks = ModelSpec(**complete(_SIZES)), comm.world.size
     job = Job(global_batch=ranks, seq=32, precision=Precision(compute=dtype))
     kind = job.precision.accumulate_dtype
     alone = Comm(comm.world, comm.mesh, null=True)
