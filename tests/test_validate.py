@@ -67,16 +67,19 @@ def test_ranks_and_biases(told: dict) -> None:
 def test_memory(told: dict) -> None:
     families = told["by_family"]
     assert families["hf-ultrascale"]["memory_allocated"]["mape"] <= 2
-    assert families["simumax-b200"]["memory_allocated"]["mape"] <= 3
+    assert families["simumax-b200"]["memory_allocated"]["mape"] <= 1
     assert families["megatron-ci-golden"]["memory_allocated"]["mape"] <= 7
     assert families["megatron-ci-golden"]["memory_allocated"]["n"] == 220  # ungated experts among them
-    assert families["hf-ultrascale"]["memory_reserved"]["mape"] <= 11.5
+    assert told["memory_allocated"]["mape"] <= 2
+    assert families["hf-ultrascale"]["memory_reserved"]["mape"] <= 6
+    assert families["torchao"]["memory_reserved"]["mape"] <= 4
+    assert families["torchtitan"]["memory_reserved"]["mape"] <= 4
     assert families["bigscience-bloom"]["memory_shown"]["mape"] <= 8
 
 
 def test_what_fits(told: dict) -> None:
     assert told["fit"]["accuracy"] >= 98
-    assert told["fit_near"]["accuracy"] >= 93
+    assert told["fit_near"]["accuracy"] >= 94
     assert told["fit"]["tn"] > 700  # runs that did not fit are among them
 
 

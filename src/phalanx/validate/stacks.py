@@ -14,12 +14,14 @@ def profile_name(row: Row) -> str:
     if row.family == "vtrain":
         return "megatron-2022"
     if framework == "nanotron":
-        return "nanotron"
+        faulty = "after_pp_fix=False" in row["notes"] and (row.count("pp") or 1) > 1
+        return "nanotron-early" if faulty else "nanotron"
     if framework.startswith("llm-foundry"):
         return "llm-foundry-pure" if "PURE" in row["sharding"] else "llm-foundry"
     if framework.startswith("torchtitan"):
-        compiled = "torch.compile" in options
-        return "torchtitan-compiled" if compiled else "torchtitan-eager"
+        if "torch.compile" not in options:
+            return "torchtitan-eager"
+        return "torchtitan-2025-06" if version >= "2025-06" else "torchtitan-compiled"
     if framework.startswith(("Megatron-DeepSpeed", "Megatron+DeepSpeed")):
         late = "megatron-deepspeed-2022-bf16" if row["precision"] == "bf16" else "megatron-deepspeed-2022"
         return "megatron-deepspeed-2021" if "2021" in version else late
