@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.interleaved import Step, rounds
+from benchmarks.interleaved import Figures, Step, rounds
 from phalanx import cli
 from phalanx.measure import links
 from phalanx.measure.links import SHARED, Way
+from phalanx.measure.stolen import NOTED
 from phalanx.plan import choose
 from phalanx.plan.search import price
 from phalanx.runtime import world as worlds
@@ -40,7 +41,9 @@ from phalanx.train.step import Training
 ROUNDS = 9
 SERIAL = ("binomial", "naive")  # their crossings wait for each other
 SHM = "hierarchical, shm"  # inside of the hosts
-STEP_ROUNDS, STEPS = 10, 2
+STEP_ROUNDS, STEPS = 5, 2
+# Until so many rounds of each were not disturbed by the host of a virtual machine.
+QUIET, TRIES = 5, 6
 COMPRESSORS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:1e-3", "powersgd:4")
 # Compressors with a rank to a core: four on two cores would show how short work is scheduled.
 WHOLE = "dp=2"
@@ -101,7 +104,16 @@ def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
         training = Training(spec, job, candidate.strategy, comm, 0)
         runs[line] = (lambda batch, t=training: t.step([batch], 1e-3), world.size)
     batch = torch.randint(spec.vocab, (1, job.seq + 1))
-    found = rounds(runs, batch, Comm(world, mesh(Strategy(dp=world.size))), STEP_ROUNDS, STEPS)
+    everyone = Comm(world, mesh(Strategy(dp=world.size)))
+    found: Figures = {}
+    for _ in range(TRIES):
+        more = rounds(runs, batch, everyone, STEP_ROUNDS, STEPS)
+        for line, figures in more.items():
+            for name, values in figures.items():
+                found.setdefault(line, {}).setdefault(name, []).extend(values)
+        enough = all(sum(share < NOTED for share in f["stolen"]) >= QUIET for f in found.values())
+        if everyone.gather_objects(enough, "world")[0]:
+            break
     tokens = job.global_batch * job.seq
     return {
         line: {

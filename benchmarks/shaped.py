@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.lab import COMPRESSED, HSDP, SERIAL, SHARDED, SHM, WHOLE, crossing
+from benchmarks.lab import COMPRESSED, HSDP, QUIET, SERIAL, SHARDED, SHM, WHOLE, crossing
 from benchmarks.result import Result
 from phalanx.measure import lab
 from phalanx.measure.lab import Lab
@@ -20,7 +20,6 @@ from phalanx.spec.jobfile import cluster_from_toml
 
 RATE = "1gbit"
 SIZE = 2**24
-LEAST = 3  # rounds in which the host of a virtual machine left it its processors
 
 
 def _run(made: Lab, ranks: int, **given: Any) -> None:
@@ -85,8 +84,8 @@ def _speed_up(steps: dict[str, Any], line: str, base: str) -> Result:
     for key in (base, line):
         told = zip(steps[key]["seconds"], steps[key]["stolen"], strict=True)
         quiet[key] = sorted(seconds for seconds, stolen in told if stolen < NOTED)
-        if len(quiet[key]) < LEAST:
-            return Result(name, f"{len(quiet[key])} quiet rounds of {len(steps[key]['seconds'])}", f"{LEAST}", False)
+        if len(quiet[key]) < QUIET:
+            return Result(name, f"{len(quiet[key])} quiet rounds of {len(steps[key]['seconds'])}", f"{QUIET}", False)
     base_s, line_s = median(quiet[base]), median(quiet[line])
     measured, predicted = base_s / line_s, steps[base]["predicted"] / steps[line]["predicted"]
     off = predicted / measured - 1

@@ -4,7 +4,6 @@ process, other runs in forked ones (forked.py); what starts no rank is called in
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
