@@ -17,8 +17,6 @@ from phalanx.validate.records import GIB, RUNS, SMALL_RUNS, load
 
 FITTED: dict[str, tuple[str, ...]] = {
     "nanotron": (
-        "kept_whole",
-        "kept_behind",
         "kept_hidden",
         "kept_qkv",
         "kept_ffn",
@@ -29,7 +27,6 @@ FITTED: dict[str, tuple[str, ...]] = {
     ),
     "megatron-core": ("kept_logit", "constant_bytes"),
     "megatron-core-unfused": ("kept_score",),
-    "simumax-b200": ("kept_logit",),
     "megatron-deepspeed-2022": (
         "kept_bytes",
         "whole_bytes",
@@ -39,16 +36,15 @@ FITTED: dict[str, tuple[str, ...]] = {
         "fragments",
     ),
     "megatron-deepspeed-2022-bf16": ("kept_bytes",),
-    "torchtitan-compiled": ("kept_hidden", "kept_qkv", "kept_ffn", "kept_logit"),
-    "torchtitan-eager": ("kept_hidden", "kept_ffn", "kept_logit"),
+    "torchtitan-compiled": ("kept_hidden",),
+    "torchtitan-eager": ("kept_hidden",),
 }
 _START = {
     "megatron-deepspeed-2022.kept_bytes": 4.0,
     "megatron-deepspeed-2022-bf16.kept_bytes": 8.0,
-    "nanotron.kept_whole": 3.0,
-    "nanotron.kept_behind": 1.0,
     "nanotron.idle_bytes": 2.0,
 }
+_KINDS = ("last", "peak", "reserved", "first", "shown")
 _PRIOR = 0.01
 """Of a constant that is e times what it starts from."""
 
@@ -72,21 +68,23 @@ def _of(
     which = np.array([names.index(c.profile) for c in own])
     shapes, layouts = gather([c.shape for c in own]), gather([c.layout for c in own])
     measured = np.array([(c.row.number("peak_mem_gb") or 0) * GIB for c in own])
+    steady = np.array([(c.row.number("mem_allocated_gb") or np.nan) * GIB for c in own])
+    told = np.isfinite(steady)
     kinds = np.array([memory_kind(c.row) for c in own])
     families = [c.row.family for c in own]
     weight = np.array([1 / families.count(f) for f in families])
     data = Data(own, measured, weight)
-    ahead = step(shapes, layouts, data.systems(known), data.stacks(known)).ahead
+    systems = data.systems(known)
+    ahead = step(shapes, layouts, systems, data.stacks(known)).ahead
     start = {f: float(getattr(profile(owner, known), f)) for f in fields}
 
     def cost(x: Mapping[str, float]) -> float:
         constants = {**known, **{f"{owner}.{f}": v for f, v in x.items()}}
-        held = memory(shapes, layouts, take([profile(n, constants) for n in names], which), ahead)
-        predicted = np.choose(
-            [("last", "peak", "reserved", "shown").index(k) for k in kinds],
-            [np.asarray(getattr(held, k)) for k in ("last", "peak", "reserved", "shown")],
-        )
+        stacks = take([profile(n, constants) for n in names], which)
+        held = memory(shapes, layouts, stacks, ahead, systems.memory_bytes - stacks.context_bytes)
+        predicted = np.choose([_KINDS.index(k) for k in kinds], [np.asarray(getattr(held, k)) for k in _KINDS])
         off = float((weight * np.abs(np.log(predicted / measured))).sum())
+        off += float((weight * np.abs(np.log(np.asarray(held.steady) / steady)))[told].sum())
         return off + _PRIOR * sum(np.log(x[f] / start[f]) ** 2 for f in fields)
 
     x, steps = dict(start), dict.fromkeys(fields, 0.3)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from phalanx.measure.stolen import stolen_s, stolen_share
 from phalanx.runtime.comm import Comm
 
 Step = Callable[[Tensor], object]
@@ -18,15 +19,16 @@ def rounds(runs: dict[str, tuple[Step, int]], batch: Tensor, comm: Comm, count: 
     """`count` rounds of `steps` steps of each program, after one that warms up. A program is a step on this rank's
     sequences, `batch` (sequences, seq + 1), and on how many ranks it runs: the first ones.
 
-    tokens_per_s of all its ranks and cpu_s_per_step, summed over them, by program and round; on rank 0 alone.
+    By program and round, on rank 0 alone: tokens_per_s of all its ranks, cpu_s_per_step, summed over them, and
+    stolen, the share of the machine's processors that others had meanwhile (measure/stolen.py).
     """
-    found: Figures = {name: {"tokens_per_s": [], "cpu_s_per_step": []} for name in runs}
+    found: Figures = {name: {"tokens_per_s": [], "cpu_s_per_step": [], "stolen": []} for name in runs}
     names = list(runs)
     for i in range(count + 1):
         for name in names[i % len(names) :] + names[: i % len(names)]:
             step, ranks = runs[name]
             comm.barrier()
-            start, cpu = time.perf_counter(), time.process_time()
+            start, cpu, stolen = time.perf_counter(), time.process_time(), stolen_s()
             if comm.world.rank < ranks:
                 for _ in range(steps):
                     step(batch)
@@ -37,4 +39,5 @@ def rounds(runs: dict[str, tuple[Step, int]], batch: Tensor, comm: Comm, count: 
                 tokens = steps * ranks * batch.shape[0] * (batch.shape[1] - 1)
                 found[name]["tokens_per_s"].append(tokens / seconds)
                 found[name]["cpu_s_per_step"].append(float(used) / steps)
+                found[name]["stolen"].append(stolen_share(stolen_s() - stolen, seconds))
     return found

@@ -78,7 +78,7 @@ def test_a_run_goes_on_over_any_layout(pool: Pool, tmp_path_factory: pytest.Temp
     alone, folder = Strategy(micro_batch=6), tmp_path_factory.mktemp("whole")
     curves = {name: run(name, alone, folder / name, (0, 6), "native") for name in ("adamw", "sgd")}
 
-    @settings(max_examples=10)
+    @settings(max_examples=7)
     @given(
         st.tuples(layouts(), layouts(), layouts()),
         st.sampled_from(["native", "p2p", "shm"]),

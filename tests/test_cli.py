@@ -1,11 +1,9 @@
-"""The command line as a newcomer meets it: real runs, mistakes and interruptions. A whole run, and one that is
-stopped, happen in new processes (`start`), other runs in forked ones (forked.py); what starts no rank is called in
-this one (command.py)."""
+"""The command line as a newcomer meets it: real runs, mistakes and interruptions. A whole run happens in a new
+process, other runs in forked ones (forked.py); what starts no rank is called in this one (command.py)."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -63,17 +61,6 @@ def here(tmp_path_factory: pytest.TempPathFactory, measured: None) -> Path:
     return folder
 
 
-def start(here: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-m", "phalanx", *words]
-    return subprocess.Popen(command, cwd=here, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
-
-
-def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=180)
-    return process.returncode, out, err
-
-
 def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -101,9 +88,10 @@ def wait_for_step(run: Path, step: int) -> None:
 @pytest.fixture(scope="module")
 def whole(here: Path) -> dict[str, Any]:
     """What the run of the job, left alone, says of itself."""
-    code, out, err = finished(start(here, "train", "job.toml", "--json", "--set", "train.name=whole"))
-    assert code == 0, err
-    return json.loads(out)  # type: ignore[no-any-return]
+    command = [sys.executable, "-m", "phalanx", "train", "job.toml", "--json", "--set", "train.name=whole"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None:
@@ -158,13 +146,13 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
 
 @pytest.mark.usefixtures("whole")
 def test_interrupted_and_resumed_is_as_if_never_stopped(here: Path) -> None:
-    process = start(here, "train", "job.toml", "--set", "train.name=stopped", "--set", "train.steps=30")
+    process = Launcher(here, "train", "job.toml", "--set", "train.name=stopped", "--set", "train.steps=30")
     run = here / "runs" / "stopped"
     wait_for_step(run, 3)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    if process.returncode != 130:  # it was faster than the signal
-        assert process.returncode == 0, err
+    process.signal(signal.SIGINT)
+    code, _, err = process.finish(60)
+    if code != 130:  # it was faster than the signal
+        assert code == 0, err
     else:
         assert "state saved" in err
         assert len(rows(run)) < 30
@@ -385,6 +373,8 @@ WRONG = [
     (("train", "none.toml"), "no such file"),
     (("train",), "JOB.toml"),
     (("train", "broken.toml"), "is not TOML"),
+    (("plan", "cut.json"), "a job file is TOML; phalanx train, explain and lint read plans"),
+    (("explain", "job.toml"), "a plan is JSON; phalanx plan job.toml writes its plan.json"),
     (("train", "binary.toml"), "cannot be read"),
     (("train", "job.toml", "--set", "strategy.dp=3"), "dp = 3"),
     (("train", "job.toml", "--set", "strategy.dp=4"), "cluster.ranks is 2"),
@@ -468,6 +458,7 @@ def test_without_tensorboard_one_line_says_so(here: Path, monkeypatch: pytest.Mo
 @pytest.fixture
 def spoiled(here: Path) -> Path:
     (here / "broken.toml").write_text("[model\n")
+    (here / "cut.json").write_text("{")
     (here / "binary.toml").write_bytes(b"\xff\xfe")
     (here / "empty.txt").write_text("")
     (here / "bad.jsonl").write_text('{"body": "some text"}\n')

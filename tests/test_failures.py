@@ -16,7 +16,7 @@ from forked import Launcher
 from hypothesis import given
 from hypothesis import strategies as st
 from pool import Pool
-from test_cli import JOB, TEXT, at_work, rows, start, wait_for_step
+from test_cli import JOB, TEXT, at_work, rows, wait_for_step
 
 from phalanx.resume import on_ranks
 from phalanx.runtime import status, watchdog
@@ -168,11 +168,11 @@ def test_wrong_input_is_not_tried_again(here: Path) -> None:
 
 def test_ranks_end_without_their_launcher(here: Path) -> None:
     words = ("train", "job.toml", "--set", "train.name=orphans", "--set", "train.steps=100000")
-    process = start(here, *words, TMPDIR=str(here / "tmp"))
+    process = Launcher(here, *words, environment={"TMPDIR": str(here / "tmp")})
     run = here / "runs" / "orphans"
     wait_for_step(run, 2)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.signal(signal.SIGKILL)
+    process.finish()
     deadline = time.monotonic() + 30
     while not nothing_is_left(here):
         assert time.monotonic() < deadline

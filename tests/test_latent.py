@@ -115,7 +115,8 @@ def test_any_strategy_equals_one_process(pool: Pool, strategy: Strategy) -> None
     for i, spec in enumerate(MODELS):
         dtype: Any = ("float64", "float32")[i % 2]
         job = Job(2 * strategy.dp * 2, 16)
-        for found in pool.run(4, ranks.examine, spec, job, strategy, dtype, 3)[0]:
+        under = (("sgd",), ("adamw",))[i // 2]
+        for found in pool.run(4, ranks.examine, spec, job, strategy, dtype, 3, "shm", under)[0]:
             assert found.loss_rel_max <= BOUNDS[dtype], (spec, found)
             assert found.grad_rel_max <= BOUNDS[dtype], (spec, found)
 
@@ -200,7 +201,7 @@ def test_so_does_all_of_deepseek_v3(pool: Pool, strategy: Strategy) -> None:
     groups = {"groups": 4, "top_groups": 2, "scale": 2.5}
     spec = small(family="deepseek_v3", layers=3, experts=routed | groups)
     job = Job(2 * strategy.dp * strategy.micro_batch, 16)
-    for found in pool.run(4, ranks.examine, spec, job, strategy, "float64", 3)[0]:
+    for found in pool.run(4, ranks.examine, spec, job, strategy, "float64", 3, "shm", ("adamw",))[0]:
         assert found.loss_rel_max <= BOUNDS["float64"], found
         assert found.grad_rel_max <= BOUNDS["float64"], found
 

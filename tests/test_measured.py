@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 
 from phalanx.cost import collective
 from phalanx.cost.critical_path import costs
-from phalanx.measure import nccl_tests
+from phalanx.cost.predict import predict
+from phalanx.cost.terms import terms
+from phalanx.measure import nccl_tests, stolen
 from phalanx.measure.fit import robust_line
 from phalanx.measure.messages import SIZES, measure_gamma, measure_tier
 from phalanx.measure.wire import BETWEEN, INSIDE, partner
@@ -25,12 +28,17 @@ from phalanx.plan.choose import choose
 from phalanx.report.measured import plot, svg, title
 from phalanx.runtime.p2p import tiers
 from phalanx.spec import cluster_presets as clusters
+from phalanx.spec import presets
 from phalanx.spec.choice import pick
 from phalanx.spec.cluster import ClusterSpec, CollectiveFit, Figure
 from phalanx.spec.cluster_toml import to_toml
+from phalanx.spec.compression import BITS
 from phalanx.spec.errors import InputError
+from phalanx.spec.families import complete
+from phalanx.spec.job import Job
 from phalanx.spec.jobfile import cluster_from_toml
 from phalanx.spec.mesh import mesh
+from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
 
@@ -122,6 +130,41 @@ def test_what_was_measured_between_hosts_prices_and_chooses_there_alone() -> Non
     assert pick(chosen, "all_reduce", 2, 2**22, hosts=2).way == "p2p ring"
     assert pick(chosen, "all_reduce", 2, 2**22).way == "shm"
     assert pick(chosen, "all_reduce", 3, 2**22, hosts=3).way == "native"  # never measured
+
+
+def test_beyond_what_was_measured_a_line_goes_on_through_the_last_point() -> None:
+    """Whatever β says: that of a line through small messages may promise more than the link has."""
+    measured = replace(fit("native", 1e-3, 1e-8), beta_s_per_byte=5e-9)
+    assert measured.seconds(2**24) == pytest.approx(1e-3 + 1e-8 * 2**24)
+    assert measured.seconds(2**22) == pytest.approx(1e-3 + 1e-8 * 2**22)
+
+
+def test_compressors_cost_what_was_measured_of_them() -> None:
+    spec, job = ModelSpec(**complete(presets.preset("llama3-8b"))), Job(global_batch=16, seq=512)
+    base = measured_cluster()
+    coded = replace(base, kernels=tuple(replace(k, coding={"int8": 1e-9}) for k in base.kernels))
+    for text, measured in (("int8", True), ("bf16", False)):
+        for s in (Strategy(dp=16, compression=text), Strategy(dp=8, pp=2, compression=text)):
+            plain, other = predict(spec, base, job, s), predict(spec, coded, job, s)
+            by = [t for t in terms(spec, job, s) if t.code]
+            assert [t.code for t in by] == [text]
+            rates = base.rates("bfloat16", 2)
+            memory = by[0].coding.seconds(rates.backward) * rates.whole
+            more = by[0].coding.traffic_bytes * 1e-9 - memory if measured else 0.0
+            assert other.step_time_s - plain.step_time_s == pytest.approx(more, abs=1e-9), s
+
+
+def test_processors_that_others_had_are_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for share in (0.0, 0.5):
+        ticks = iter((0.0, share * 10 * (os.cpu_count() or 1)))
+        clock = iter((0.0, 10.0))
+        monkeypatch.setattr(stolen, "stolen_s", lambda ticks=ticks: next(ticks))
+        monkeypatch.setattr("phalanx.measure.stolen.time.monotonic", lambda clock=clock: next(clock))
+        with stolen.noted(said.append):
+            pass
+    assert len(said) == 1
+    assert "50% of its processors" in said[0]
 
 
 def test_who_exchanges_messages_with_whom() -> None:
@@ -224,6 +267,7 @@ def test_hosts_are_measured_together(hosts: Hosts, tmp_path: Path) -> None:
     assert "p2p hierarchical" in {f.way for f in spec.fits("all_reduce", 4, 2)}
     assert spec.device.gamma_s_per_byte is not None
     assert {f.name for f in spec.figures} >= {"gamma", "memory, read and written", "100 launches"}
+    assert set(spec.kernels[-1].coding) == {*BITS, "topk", "randk", "threshold", "powersgd"}
     (tmp_path / "c.toml").write_text(to_toml(spec))
     assert cluster_from_toml(tmp_path / "c.toml") == spec
 

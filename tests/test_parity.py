@@ -38,10 +38,11 @@ def test_parity_in_fp64(pool: Pool, world: int) -> None:
 def test_parity_in_fp32(pool: Pool, data: st.DataObject) -> None:
     model, job, strategy = data.draw(cases(2))
     # Tiny random models have gradients as small as Adam's usual eps = 1e-8, and there Adam turns fp32 rounding
-    # into steps of the size of lr: chaos, not error. fp64 above examines eps = 1e-8.
-    job = replace(job, optimizer=replace(job.optimizer, eps=1e-6))
+    # into steps of the size of lr: chaos, not error (with eps = 1e-6 one process in fp32 is 1.5e-5 off itself in fp64
+    # when there are 8 tokens in a step). fp64 above examines eps = 1e-8.
+    job = replace(job, optimizer=replace(job.optimizer, eps=1e-4))
     prove(model, job, strategy)
-    for found in pool.run(2, ranks.examine, model, job, strategy, "float32", 10)[0]:
+    for found in pool.run(2, ranks.examine, model, job, strategy, "float32", 10, "native")[0]:
         assert found.loss_rel_max <= BOUNDS["float32"], found
         assert found.grad_rel_max <= BOUNDS["float32"], found
 
@@ -69,13 +70,15 @@ def test_a_broken_engine_is_caught(pool: Pool, how: str, zero: int) -> None:
     assert all(d.grad_rel_max > 1e-2 for d in pool.run(2, ranks.examine_broken, how, *case, "float64", 2)[0])
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-v", "dualpipe-v"])
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("zero", "schedule"),
+    [(0, "1f1b"), (0, "dualpipe-v"), (1, "zb-v"), (1, "1f1b"), (2, "dualpipe-v"), (3, "zb-v"), (3, "dualpipe-v")],
+)
 def test_an_embedding_that_is_tied_over_a_pipeline(pool: Pool, schedule: str, zero: int) -> None:
     """Held by two ranks, or used by two chunks of one: its gradients come at two times, and count once."""
     model = build(ModelSpec, complete(SIZES | {"layers": 4}), "model")
     strategy = Strategy(pp=2, dp=2, zero=zero, schedule=schedule, bucket=0.002)  # type: ignore[arg-type]
-    for found in pool.run(4, ranks.examine, model, Job(8, 8), strategy, "float64", 2)[0]:
+    for found in pool.run(4, ranks.examine, model, Job(8, 8), strategy, "float64", 2, "shm", ("sgd",))[0]:
         assert found.loss_rel_max <= BOUNDS["float64"], found
         assert found.grad_rel_max <= BOUNDS["float64"], found
     over_replicas = replace(strategy, cp=2, shard=1) if zero else strategy

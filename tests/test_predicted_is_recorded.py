@@ -22,7 +22,7 @@ def _alone() -> None:
     gc.freeze()
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(case=cases(1, small=False))
 def test_one_process(case) -> None:  # type: ignore[no-untyped-def]
     found = ranks.instrumented_step(ALONE, *case)

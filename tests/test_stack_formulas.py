@@ -16,7 +16,7 @@ from phalanx.cost.stack.compute import product_s
 from phalanx.cost.stack.flops import forward_per_token
 from phalanx.cost.stack.hardware import chip_name, system, system_of
 from phalanx.cost.stack.layout import layout
-from phalanx.cost.stack.memory import memory
+from phalanx.cost.stack.memory import Memory, block_bytes, memory
 from phalanx.cost.stack.schedules import NAMES, in_flight
 from phalanx.cost.stack.shape import shape
 from phalanx.cost.stack.step import FORMULAS, step
@@ -175,6 +175,13 @@ def test_a_ring_merges_its_steps_and_ulysses_has_none() -> None:
     assert merged == pytest.approx(float(by / (ring.system.memory_bytes_per_s * ring.system.memory)))
 
 
+def test_recomputation_by_operation_repeats_every_second_product() -> None:
+    """Of Llama 3 8B keys (4096 x 1024), the projection behind attention (4096 x 4096) and w3 (4096 x 14336)."""
+    found = one("dp=64,recompute=selective", "llama3-8b", "torchtitan-compiled").step.of
+    share = float(found["recompute"]["repeated_s"] / found["matmul"]["forward_s"])
+    assert share == pytest.approx(19_456 / 53_248)
+
+
 def test_products_beside_an_exchange_are_cut() -> None:
     """In as many parts as ranks, where a stack does it and these are in a node; never faster than whole."""
     found = one("dp=16,tp=4,sp=1")
@@ -206,15 +213,62 @@ def test_messages_hide_behind_other_chunks_alone() -> None:
         assert sent[1] > 0  # a pipeline fills and drains
 
 
-def test_what_waits_for_the_gpu_is_kept() -> None:
-    """Where the CPU launches ahead, gathered inputs cannot be used again before the GPU is done with them."""
+def test_what_waits_for_the_gpu_is_reserved() -> None:
+    """Two whole hidden states of the block at work; of as many as the queue holds where the CPU launches ahead; of
+    the warm-up of a pipeline's first rank. None is allocated."""
     quick, slow = (one(f"dp=8,tp=8,sp=1,micro_batch={n}", stack="nanotron") for n in (8, 1))
     late = replace(slow.profile, launch_s=1e-3)
     behind = step(slow.shape, slow.layout, slow.system, late)
     assert (float(quick.step.ahead), float(behind.ahead)) == (1, 0)
-    held = [float(memory(slow.shape, slow.layout, slow.profile, ahead).peak) for ahead in (0.0, 1.0)]
-    by = slow.profile
-    assert held[1] - held[0] == pytest.approx(32 * 4096 * 4096 * (by.kept_whole - by.kept_behind), rel=0.05)
+    each = 2 * 4096 * 4096 * 2
+
+    def held(ahead: float) -> Memory:
+        return memory(slow.shape, slow.layout, slow.profile, ahead)
+
+    idle = held(0.0)
+    assert float(idle.first) == float(idle.reserved)
+    assert float(held(1.0).reserved - idle.reserved) == pytest.approx((1024 / 40 - 1) * each)
+    assert float(held(1.0).peak) == float(idle.peak)
+    stages = replace(slow.layout, pp=4, micro_batches=32)
+    mended, faulty = (memory(slow.shape, stages, profile(name), 0.0) for name in ("nanotron", "nanotron-early"))
+    assert float(mended.first - faulty.first) == pytest.approx((2 * 9 - 1) * each)  # of 9 blocks
+    least = float(idle.first) - each
+    full = memory(slow.shape, slow.layout, slow.profile, 1.0, least + 8 * each)
+    assert float(full.first) == pytest.approx(least + 4 * each)  # half of what is left
+    assert float(full.reserved) == float(held(1.0).reserved)  # what it would take
+
+
+def test_memory_is_that_of_the_fullest_instant() -> None:
+    """Logits are gone when the first block is repeated: the larger of both counts."""
+    found = one("dp=64,recompute=full,micro_batch=2")
+
+    def peak(logit: float) -> float:
+        by = replace(found.profile, kept_logit=logit)
+        return float(memory(found.shape, found.layout, by).peak)
+
+    per_logit = 2 * 4096 * 32000
+    again = float(block_bytes(found.shape, found.layout, found.profile))
+    assert peak(0.5 * again / per_logit) == peak(0.0)
+    assert peak(1.5 * again / per_logit) == pytest.approx(peak(0.0) + 0.5 * again)
+
+
+def test_recomputation_by_operation_keeps_every_second_product() -> None:
+    """Input, attention's result, queries, values, one of two wide products and the last: 5 h + ffn, in 2 bytes."""
+    none, some, full = (
+        float(one(f"dp=64,zero=3,recompute={kind}", stack="torchtitan-compiled").memory.terms["activations"])
+        for kind in ("none", "selective", "full")
+    )
+    assert full < some < none
+    assert some == pytest.approx(32 * 4096 * 2 * (5 * 4096 + 11008))
+
+
+def test_products_that_sum_in_place_keep_a_gradient_of_each_shape() -> None:
+    found = one("dp=8,tp=8,sp=1")
+    by = replace(found.profile, stand_in=1.0)
+    more = memory(found.shape, found.layout, by)
+    block = 2 * found.shape.block_params / 8
+    assert float(more.steady - found.memory.steady) == pytest.approx(block)
+    assert float(more.peak - found.memory.peak) == pytest.approx(block + 2 * 32000 * 4096 / 8)
 
 
 def test_one_rank_sends_nothing() -> None:

@@ -117,19 +117,20 @@ def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: Strategy, 
 
 
 @pytest.mark.parametrize(
-    ("tp", "sizes"),
+    ("tp", "under", "sizes"),
     [
-        (2, {}),
-        (4, {"tied": True, "kv_heads": 1}),
-        (4, {"family": "gpt2", "vocab": 5}),  # the last rank has no token
-        (6, {"family": "qwen3"}),
-        (2, {"family": "palm", "kv_heads": 1}),
-        (4, {"family": "gpt_neox"}),
+        (2, "sgd", {}),
+        (4, "adamw", {"tied": True, "kv_heads": 1}),
+        (4, "sgd", {"family": "gpt2", "vocab": 5}),  # the last rank has no token
+        (6, "adamw", {"family": "qwen3"}),
+        (2, "adamw", {"family": "palm", "kv_heads": 1}),
+        (4, "sgd", {"family": "gpt_neox"}),
     ],
 )
-def test_the_axis_alone_equals_one_process(pool: Pool, tp: int, sizes: dict[str, Any]) -> None:
+def test_the_axis_alone_equals_one_process(pool: Pool, tp: int, under: str, sizes: dict[str, Any]) -> None:
     spec = model(**{"heads": 12, "kv_heads": 2, "ffn": 48} | sizes)
-    for found in pool.run(tp, ranks.examine, spec, Job(4, 8), Strategy(tp=tp), "float64", 4)[0]:
+    case = (spec, Job(4, 8), Strategy(tp=tp))
+    for found in pool.run(tp, ranks.examine, *case, "float64", 4, "shm", (under,))[0]:
         assert found.loss_rel_max <= BOUNDS["float64"], found
         assert found.grad_rel_max <= BOUNDS["float64"], found
 

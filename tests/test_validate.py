@@ -71,16 +71,19 @@ def test_ranks_and_biases(told: dict) -> None:
 def test_memory(told: dict) -> None:
     families = told["by_family"]
     assert families["hf-ultrascale"]["memory_allocated"]["mape"] <= 2
-    assert families["simumax-b200"]["memory_allocated"]["mape"] <= 3
+    assert families["simumax-b200"]["memory_allocated"]["mape"] <= 1
     assert families["megatron-ci-golden"]["memory_allocated"]["mape"] <= 7
     assert families["megatron-ci-golden"]["memory_allocated"]["n"] == 220  # ungated experts among them
-    assert families["hf-ultrascale"]["memory_reserved"]["mape"] <= 11.5
+    assert told["memory_allocated"]["mape"] <= 2
+    assert families["hf-ultrascale"]["memory_reserved"]["mape"] <= 6
+    assert families["torchao"]["memory_reserved"]["mape"] <= 4
+    assert families["torchtitan"]["memory_reserved"]["mape"] <= 4
     assert families["bigscience-bloom"]["memory_shown"]["mape"] <= 8
 
 
 def test_what_fits(told: dict) -> None:
     assert told["fit"]["accuracy"] >= 98
-    assert told["fit_near"]["accuracy"] >= 93
+    assert told["fit_near"]["accuracy"] >= 94
     assert told["fit"]["tn"] > 700  # runs that did not fit are among them
 
 
@@ -177,13 +180,6 @@ def test_a_machine_that_its_owners_measured_is_as_they_say() -> None:
         assert 2 * 4096 * 57344 * 8192 / float(seconds) == pytest.approx(1067e12, rel=1e-9)
         assert float(found.memory_bytes_per_s * found.memory) == pytest.approx(5.33e12)
     assert float(measured(known, Benched()).gemm) == known.gemm
-
-
-def test_selective_recomputation_by_operation_repeats_every_second_product() -> None:
-    """Of Llama 3 8B's keys (4096 x 1024), the projection behind attention (4096 x 4096), w3 (4096 x 14336)."""
-    found, _ = cases([r for r in records.load(records.RUNS) if r.name == "T1037"])
-    assert float(found[0].layout.products) == pytest.approx(19_456 / 53_248)
-    assert (float(found[0].layout.selective), float(found[0].layout.full)) == (0, 0)
 
 
 def test_a_jobs_own_bandwidths_say_whether_its_cpus_hold_it_up() -> None:

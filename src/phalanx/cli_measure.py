@@ -44,13 +44,15 @@ def measure(
             cluster = measurement.from_nccl_tests(nccl_tests, preset, op)
         else:
             require_torch()
+            from phalanx.measure.stolen import noted
             from phalanx.runtime import world as worlds
 
             world = worlds.external()
             if world is None:
                 cluster = session.measure(ranks, dtype, threads, announce)
             else:
-                found = measurement.measure_ranks(world, dtype, threads)
+                with noted(announce if world.rank == 0 else lambda _: None):
+                    found = measurement.measure_ranks(world, dtype, threads)
                 if found is None:
                     sys.stdout.flush()
                     return

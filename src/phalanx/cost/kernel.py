@@ -225,5 +225,13 @@ def optimizer(n: int, job: Job) -> Work:
     return Work(traffic_bytes=n * (update + 4 * accumulate + cast), kernels=1)
 
 
+def beside_seconds(work: Work, coding: Work, code: str, rates: KernelRates) -> Column:
+    """Of what is computed for a collective: copies, and coding by a compressor as it was measured here."""
+    copies = work.seconds(rates.backward) * rates.whole
+    if code in rates.coding:
+        return copies + coding.traffic_bytes * rates.coding[code]
+    return copies + coding.seconds(rates.backward) * rates.whole
+
+
 def optimizer_seconds(work: Work, rates: KernelRates) -> float:
     return float(work.traffic_bytes * rates.optimizer_per_byte)

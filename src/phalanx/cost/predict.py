@@ -100,7 +100,7 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         elif term.event.op == "optimizer":
             optimizer = kernel.optimizer_seconds(term.work, rates)
         elif like.world > 1:
-            backward = backward + term.work.seconds(rates.backward) * rates.whole
+            backward = backward + kernel.beside_seconds(term.work, term.coding, term.code, rates)
             axis = term.event.axis
             seen: Column | None = None
             if term.event.kind == "p2p":

@@ -70,7 +70,12 @@ def pipelined(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> P
         communication.append(over_ranks)
         last = sum(sum(seconds[p][c] for p in "IW") for c in stages.held_chunks(s, place))
         hidden = last if cluster.device.own_communication_engine else 0.0  # behind the last micro-batch's passes
-        seen.append(max(over_ranks - hidden, 0.0))
+        beside = sum(
+            float(kernel.beside_seconds(t.work, t.coding, t.code, rates))
+            for t in found
+            if t.event.kind == "collective" and not _inside(t) and t.count
+        )
+        seen.append(max(over_ranks - hidden, 0.0) + beside)
         update = next(t for t in found if t.event.op == "optimizer")
         optimizer.append(kernel.optimizer_seconds(update.work, rates))
     over = link(cluster, grid, "pp")

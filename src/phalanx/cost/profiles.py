@@ -113,11 +113,6 @@ class Profile:
     kept_hidden: Column = 10.0
     """Bytes per token and hidden element that a block's forward pass leaves for its backward pass: inputs of norms
     and products, residuals, masks of dropout (Korthikanti et al. 2022, equation 1)."""
-    kept_whole: Column = 0.0
-    """The same that each tp rank keeps whole: inputs gathered for products, which the allocator cannot use again
-    before the GPU is done with them, where the CPU launches far ahead of it;"""
-    kept_behind: Column = 0.0
-    """and where it does not."""
     kept_qkv: Column = 1.0
     """Copies of queries, keys, values and attention's result that it leaves,"""
     kept_ffn: Column = 1.0
@@ -128,6 +123,15 @@ class Profile:
     """Bytes per logit at the loss."""
     buffers: Column = 0.0
     """Whole hidden states that tensor parallelism gathers into, kept from step to step."""
+    per_op: Column = 0.0
+    """Whether selective recomputation chooses among a block's operations, and not just the core of attention."""
+    stand_in: Column = 0.0
+    """Whether products that sum their weights' gradients in place return one that stands for them (Transformer Engine
+    from 2 on), kept from step to step."""
+    given: Column = 0.0
+    """Whole hidden states that a block gives to tensor parallelism's collectives and frees while they read them,"""
+    waits: Column = 0.0
+    """and whether the CPU waits for each message in a pipeline's warm-up, and is not ahead of the GPU there."""
     constant_bytes: Column = 0.1e9
     """Whatever the model: tables, workspaces, scratch."""
     fragments: Column = 0.06
@@ -151,6 +155,8 @@ _FP16_GRADIENTS = {"gradient_bytes": 2.0}
 _LATE = {"dp_overlap": 0.0, "gather_overlap": 0.0, "tp_overlap": 0.0, "pp_overlap": 0.0}
 # NVIDIA's performance recipes: userbuffers for tensor parallelism.
 _RECIPE = {"tp_split": 1.0}
+_APART = {"tp_overlap": 0.0, "dp_overlap": 0.0, "gather_overlap": 0.0}
+_PER_OP = {"per_op": 1.0, "kept_logit": 14.0}
 
 STACKS: dict[str, Stack] = {
     "any": Stack(),
@@ -185,7 +191,7 @@ STACKS: dict[str, Stack] = {
     "megatron-bridge-26.06.01": Stack("megatron-bridge-26.06"),
     "megatron-bridge-26.08": Stack("megatron-bridge-26.06.01"),
     # Run without overlap (SimuMax, docs/b200/b200_real_repro_guide.md, section 3.3).
-    "simumax-b200": Stack("megatron-core", {"tp_overlap": 0.0, "dp_overlap": 0.0, "gather_overlap": 0.0}),
+    "simumax-b200": Stack("megatron-core", _APART | {"stand_in": 1.0, "kept_hidden": 8.0}),
     # PyTorch FSDP around eager modules, each operation a kernel of its own.
     "eager": Stack("any", {"portable": 1.0, "plain": 1.0, "launches": 40.0, "pp_overlap": 0.0}),
     "nanotron": Stack(
@@ -199,20 +205,27 @@ STACKS: dict[str, Stack] = {
             "kept_bytes": 10.0,
             "shard_bytes": 14.0,
             "buffers": 2.0,
+            # The results of both row-wise products, until they are scattered.
+            "given": 2.0,
             # NCCL's buffers of groups over three axes: of 79.6 GiB, what needs more than 76 did not run.
             "context_bytes": 3.9e9,
         },
     ),
+    # Before its pipeline was mended: what needs more than 70 did not run.
+    "nanotron-early": Stack("nanotron", {"waits": 1.0, "context_bytes": 10e9}),
     "llm-foundry": Stack("eager", {"launches": 24.0}),
     "llm-foundry-pure": Stack("llm-foundry", {"gradient_bytes": 2.0}),
-    "torchtitan-eager": Stack("eager", {"launches": 55.0}),
+    # Logits in 2 bytes and in 4, their softmax, and its gradient.
+    "torchtitan-eager": Stack("eager", {"launches": 55.0, "kept_ffn": 4 / 3} | _PER_OP),
     # Compilers that fuse what is bound by memory.
     "compiled": Stack("any", {"plain": 1.0, "launches": 15.0}),
-    "torchtitan-compiled": Stack("compiled", {"portable": 1.0, "tp_narrow": 1.0}),
+    "torchtitan-compiled": Stack("compiled", {"portable": 1.0, "tp_narrow": 1.0} | _PER_OP),
+    # With the loss compiled as well: logits and their gradient in 2 bytes.
+    "torchtitan-2025-06": Stack("torchtitan-compiled", {"kept_logit": 4.0}),
     # Parameters are gathered in 8 bits.
-    "torchtitan-narrow-gather": Stack("torchtitan-compiled", {"parameter_bytes": 1.0}),
+    "torchtitan-narrow-gather": Stack("torchtitan-2025-06", {"parameter_bytes": 1.0}),
     # Collectives of tensor parallelism apart from the products, which its "async TP" cuts them into.
-    "torchtitan-vanilla-tp": Stack("torchtitan-compiled", {"tp_overlap": 0.0}),
+    "torchtitan-vanilla-tp": Stack("torchtitan-2025-06", {"tp_overlap": 0.0}),
     "maxtext": Stack("compiled", {"launches": 0.0}),
     "pax": Stack("compiled", {"launches": 0.0}),
     # Our own runtime: eager PyTorch, buckets overlapped.

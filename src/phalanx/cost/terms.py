@@ -89,6 +89,9 @@ class Term:
     """Of the work, that of forward passes that are repeated."""
     beside: Work = NO_WORK
     """What is computed of the same passes while this travels."""
+    coding: Work = NO_WORK
+    """Of compressing what is sent, by the compressor `code`."""
+    code: str = ""
 
 
 def highest(term: Term, masks: Column) -> Column:
@@ -407,7 +410,7 @@ def _compressed_terms(
     each = [compression.work(c, cut, like, e) for cut in cuts]
     traffic, kernels = column([int(w.traffic_bytes) for w in each]), column([int(w.kernels) for w in each])
     coding = Work(traffic_bytes=traffic, kernels=kernels) * often
-    return [replace(found[0], work=coding), *found[1:]]
+    return [replace(found[0], coding=coding, code=c.name), *found[1:]]
 
 
 def _gathers(cut: Sequence[Bucket], like: Strategy, dtype: DType, m: Column) -> Term:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from phalanx.measure.kernels import synchronize
 from phalanx.runtime.comm import DTYPES
 from phalanx.spec.cluster import Figure
 from phalanx.spec.job import DType
@@ -32,10 +33,10 @@ def measure_figures(dtype: DType, device: torch.device, barrier: Callable[[], No
         times = []
         for _ in range(_ROUNDS + 1):
             barrier()
-            _synchronize(device)
+            synchronize(device)
             start = time.perf_counter()
             action()
-            _synchronize(device)
+            synchronize(device)
             times.append(time.perf_counter() - start)
         seconds = np.array(times[1:])
         values = sorted((amount / s for s in seconds) if amount else seconds.tolist())
@@ -78,8 +79,3 @@ def _actions(dtype: DType, device: torch.device) -> Iterator[tuple[str, str, flo
             one.add_(1)
 
     yield "100 launches", "s", 0.0, launches
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -2,7 +2,8 @@
 
 Rounds are interleaved, so that whatever else the machine does falls on all alike; buffers are rewritten in every
 round, as a step does. A round lasts from the moment when the last rank begins until the last one is done; between
-hosts, whose clocks have nothing in common, as long as the slowest rank takes after all have met.
+hosts, whose clocks have nothing in common, as long as the slowest rank takes after all have met. Rounds in which a
+virtual machine's host had its processors (stolen.py) are left out while there are others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.measure.fit import robust_line
+from phalanx.measure.stolen import NOTED, stolen_s, stolen_share
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.p2p import tiers
@@ -30,7 +32,7 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _SIZES = tuple(2**k for k in range(10, 25, 2))  # 1 KiB .. 16 MiB, as Event counts bytes
 _ROUNDS = 7
 # Of several hosts: links are slower, and steadier.
-_SIZES_BETWEEN, _ROUNDS_BETWEEN = (2**10, 2**14, 2**16, 2**18, 2**20, 2**21, 2**22), 4
+_SIZES_BETWEEN, _ROUNDS_BETWEEN = (2**10, 2**14, 2**16, 2**18, 2**20, 2**21, 2**22), 5
 _LEAD_S = 1e-3  # for Gloo's own threads to fall asleep again
 
 
@@ -83,12 +85,26 @@ def _together(ranks: tuple[int, ...]) -> None:
         pass
 
 
-def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[str, list[float]]:
-    """Seconds of every round of every way, the same on all ranks; a first round warms up and is dropped."""
+@dataclass(frozen=True)
+class Timed:
+    """A way's rounds: seconds, and of whoever had it worst the share of processors that were stolen meanwhile."""
+
+    seconds: list[float]
+    stolen: list[float]
+
+    @property
+    def quiet(self) -> list[float]:
+        """Seconds of the rounds in which the machine was its own; of all where those are fewer than half."""
+        found = [s for s, share in zip(self.seconds, self.stolen, strict=True) if share < NOTED]
+        return found if 2 * len(found) >= len(self.seconds) else self.seconds
+
+
+def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[str, Timed]:
+    """Every way's rounds, the same on all ranks; a first round warms up and is dropped."""
     names = list(tried)
     ranks = next(iter(tried.values()))[0].ranks
     one_clock = comm.world.size == comm.world.local_size
-    times = torch.zeros(2, len(names), count + 1, dtype=torch.float64)  # of beginning, of end
+    times = torch.zeros(3, len(names), count + 1, dtype=torch.float64)  # of beginning, of end; share stolen
     for i in range(count + 1):
         for k in [*range(i % len(names), len(names)), *range(i % len(names))]:
             call, way = tried[names[k]]
@@ -97,6 +113,7 @@ def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[s
             else:
                 comm.barrier()
             call.source.fill_(i)
+            before = stolen_s()
             if call.source.is_cuda:
                 torch.cuda.synchronize(call.source.device)
             times[0, k, i] = time.perf_counter()
@@ -104,11 +121,13 @@ def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[s
             if call.source.is_cuda:
                 torch.cuda.synchronize(call.source.device)
             times[1, k, i] = time.perf_counter()
+            times[2, k, i] = stolen_share(stolen_s() - before, float(times[1, k, i] - times[0, k, i]))
     if not one_clock:
-        times = torch.stack([torch.zeros_like(times[0]), times[1] - times[0]])
+        times = torch.stack([torch.zeros_like(times[0]), times[1] - times[0], times[2]])
         ranks = tuple(range(comm.world.size))  # groups side by side are timed together
     dist.all_reduce(times, dist.ReduceOp.MAX, group=worlds.group(ranks))
-    return {name: (times[1] - times[0])[k, 1:].tolist() for k, name in enumerate(names)}
+    seconds, stolen = (times[1] - times[0])[:, 1:].tolist(), times[2, :, 1:].tolist()
+    return {name: Timed(seconds[k], stolen[k]) for k, name in enumerate(names)}
 
 
 def measure_collectives(comm: Comm, axis: str) -> list[CollectiveFit]:
@@ -126,7 +145,7 @@ def measure_collectives(comm: Comm, axis: str) -> list[CollectiveFit]:
             call = Call(op, ranks, ranks.index(comm.world.rank), source, target, label="a measurement")
             timed = rounds(comm, {str(way): (call, way) for way in seconds}, count)
             for way, seen in seconds.items():
-                seen.append(median(timed[str(way)]))
+                seen.append(median(timed[str(way)].quiet))
         found += [_fit(op, len(ranks), way, sizes, seen, hosts) for way, seen in seconds.items()]
     return found
 

@@ -16,13 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from phalanx.measure.stolen import noted
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType
 from phalanx.spec.jobfile import build
 from phalanx.spec.plan import write_json
 
-VERSION = 8  # of what is measured and how; an older cache is measured anew
+VERSION = 9  # of what is measured and how; an older cache is measured anew
 
 
 def cache_folder() -> Path:
@@ -96,7 +97,8 @@ def local_cluster(
             "pip install 'phalanx[train]', or plan for a preset such as dgx-h100",
         )
     announce(f"measuring this machine ({ranks} rank{'s' * (ranks > 1)}, {dtype}, {threads} thread each) ...")
-    found = _measure(ranks, dtype, threads)
+    with noted(announce):
+        found = _measure(ranks, dtype, threads)
     cluster = build(ClusterSpec, describe(machine, ranks, dtype, found), "cluster")
     path.parent.mkdir(exist_ok=True)
     write_json(path, asdict(cluster))

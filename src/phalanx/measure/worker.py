@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.measure import figures, kernels, links
+from phalanx.measure.coding import measure_coding
 from phalanx.measure.messages import measure_gamma
 from phalanx.measure.wire import RealWire
 from phalanx.plan.choose import choose
@@ -81,6 +82,7 @@ def kernel_rates(
         peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
         residual=max(forward_error, backward_error),
         origin="measured",
+        coding=measure_coding(dtype, together) if together.world.size > 1 else {},
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.runtime import checkpoint
+from phalanx.runtime.comm import Comm
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.part import Part, share, whole
 from phalanx.runtime.transport import Call
@@ -114,24 +115,35 @@ def _over_layers(engine: DataParallel, split: Split) -> dict[str, Tensor]:
     """The same on a pipeline rank: of what is split over tp, and over the ranks that hold all experts."""
     if split.whole:
         return dict(engine.gradients())
-    comm, found = engine.comm, {}
-    for name, mine in engine.gradients():
-        p = split.held(name).parameter
-        axis, seen_at = ("ep+etp", split.at_experts) if p.of_experts else ("tp", split.at)
-        ranks = comm.ranks(axis)
-        parts = mine.new_empty(len(ranks), *mine.shape)
-        comm.start(Call("all_gather", ranks, comm.index(axis), mine.contiguous().view(-1), parts.view(-1))).wait()
-        first, farthest = mine.new_zeros(p.shape), mine.new_zeros(p.shape)
-        for index, part in enumerate(parts):
-            held = seen_at(index).held(name)
-            place = tuple(slice(o, o + n) for o, n in zip(held.offsets, held.sizes, strict=True))
-            part = part[tuple(slice(n) for n in held.sizes)]
-            if index % held.copies == 0:
-                first[place], farthest[place] = part, part
-            elif (part - first[place]).norm() > (farthest[place] - first[place]).norm():
-                farthest[place] = part
-        found[name] = farthest
+    own, found = dict(engine.gradients()), {}
+    for axis, seen_at in (("ep+etp", split.at_experts), ("tp", split.at)):
+        names = [name for name in own if split.held(name).parameter.of_experts == (axis != "tp")]
+        for name, parts in zip(names, _everywhere(engine.comm, axis, [own[name] for name in names]), strict=True):
+            shape = split.held(name).parameter.shape
+            first, farthest = own[name].new_zeros(shape), own[name].new_zeros(shape)
+            for index, part in enumerate(parts):
+                held = seen_at(index).held(name)
+                place = tuple(slice(o, o + n) for o, n in zip(held.offsets, held.sizes, strict=True))
+                part = part[tuple(slice(n) for n in held.sizes)]
+                if index % held.copies == 0:
+                    first[place], farthest[place] = part, part
+                elif (part - first[place]).norm() > (farthest[place] - first[place]).norm():
+                    farthest[place] = part
+            found[name] = farthest
     return found
+
+
+def _everywhere(comm: Comm, axis: str, mine: list[Tensor]) -> list[Tensor]:
+    """Of each tensor those of all ranks of an axis, in their order: one more dimension, in front. One message, for
+    there are many small ones."""
+    ranks = comm.ranks(axis)
+    if not mine:
+        return []
+    flat = torch.cat([t.reshape(-1) for t in mine])
+    parts = flat.new_empty(len(ranks), flat.numel())
+    comm.start(Call("all_gather", ranks, comm.index(axis), flat, parts.view(-1))).wait()
+    pieces = parts.split([t.numel() for t in mine], dim=1)
+    return [piece.reshape(len(ranks), *t.shape) for piece, t in zip(pieces, mine, strict=True)]
 
 
 @torch.no_grad()

@@ -92,9 +92,12 @@ class KernelRates:
     residual: float
     """Median relative error of the fit over the points that were measured; 0 where nothing was fitted."""
     origin: Origin
+    coding: dict[str, float] = field(default_factory=dict)
+    """Of compressing gradients, by the name of the compressor: seconds of each byte that cost/compression.py counts.
+    One that is not there is priced as passes over memory."""
 
     def __post_init__(self) -> None:
-        r = (*_costs(self.forward), *_costs(self.backward), self.optimizer_per_byte)
+        r = (*_costs(self.forward), *_costs(self.backward), self.optimizer_per_byte, *self.coding.values())
         if min(r) < 0 or not all(map(any, (_costs(self.forward), _costs(self.backward)))):
             raise InputError("cluster.kernels", None, "rates must be 0 or more seconds, and not all 0")
         if self.peak_flops_per_s <= 0 or self.whole <= 0 or self.concurrent < 1:
@@ -124,12 +127,14 @@ class CollectiveFit:
     beta_range: tuple[float, float] | None = None
 
     def seconds(self, size: Column) -> Column:
-        """Of one collective: between points log-log, beyond the last one with the slope β; without points α + β n."""
+        """Of one collective: between points log-log, beyond the last one along the line from α through it, for β
+        is of all points and may promise more than the link has; without points α + β n."""
         if not self.points:
             return self.alpha_s + self.beta_s_per_byte * size
         sizes, times = (np.array(column, dtype=float) for column in zip(*self.points, strict=True))
         inside = np.exp(np.interp(np.log(np.maximum(size, 1)), np.log(sizes), np.log(times)))
-        return inside + self.beta_s_per_byte * np.maximum(size - sizes[-1], 0)
+        slope = (times[-1] - self.alpha_s) / sizes[-1]
+        return inside + (slope if slope > 0 else self.beta_s_per_byte) * np.maximum(size - sizes[-1], 0)
 
     @property
     def way(self) -> str:

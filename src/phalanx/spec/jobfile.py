@@ -76,6 +76,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobFile:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError("job file", str(path), f"cannot be read ({error})") from None
     except tomllib.TOMLDecodeError as error:
+        if path.suffix == ".json":
+            mend = "phalanx train, explain and lint read plans"
+            raise InputError("job file", str(path), "is JSON, as plans are; a job file is TOML", mend) from None
         raise InputError("job file", str(path), f"is not TOML ({error})") from None
     tables = override(tables, overrides)
     train = tables.setdefault("train", {})

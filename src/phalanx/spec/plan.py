@@ -56,13 +56,20 @@ def from_dict(given: Any, where: str) -> Plan:
     return build(Plan, {k: v for k, v in given.items() if k != "version"}, "plan")
 
 
+def _unreadable(path: Path, error: Exception) -> InputError:
+    if path.suffix == ".toml" and isinstance(error, json.JSONDecodeError):
+        mend = f"phalanx plan {path} writes its plan.json"
+        return InputError("plan", str(path), "is TOML, as job files are; a plan is JSON", mend)
+    return InputError("plan", str(path), f"cannot be read ({error})")
+
+
 def read(path: Path) -> Plan:
     try:
         return from_dict(json.loads(path.read_text()), str(path))
     except FileNotFoundError:
         raise InputError("plan", str(path), "no such file") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError("plan", str(path), f"cannot be read ({error})") from None
+        raise _unreadable(path, error) from None
 
 
 def job_of(path: Path, overrides: Sequence[str] = ()) -> JobFile:

@@ -108,22 +108,12 @@ def case(row: Row) -> Case:
     made = layout(strategy, job, model.layers, stacks.number_format(row))
     if row["task"] == "lora":
         made = replace(made, frozen=1.0)
-    if row.family == "torchtitan" and strategy.recompute == "selective":
-        made = replace(made, selective=0.0, products=_every_second(model))
     # Tests too small for their time to mean anything; pipelines that ran before their fix: memory alone.
     untimed = "MEMORY only" in row["notes"] or (pp > 1 and "after_pp_fix=False" in row["notes"])
     timed = None if untimed else row.step_s(gpus)
     if model not in _SHAPES:
         _SHAPES[model] = shape(model)
     return Case(row, model, job, strategy, _SHAPES[model], made, systems.system_of_row(row), profile, timed)
-
-
-def _every_second(model: ModelSpec) -> float:
-    """What torchtitan's selective recomputation by operation repeats of a block's products: it keeps attention's
-    result, and every product's but the second, fourth and sixth: keys, the projection behind attention, and the
-    MLP's second (torchtitan, parallelize_llama.py, _apply_ac_to_transformer_block)."""
-    q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    return (kv + q + model.ffn) / (2 * q + 2 * kv + 3 * model.ffn)
 
 
 def cases(rows: list[Row]) -> tuple[list[Case], list[tuple[Row, str]]]:

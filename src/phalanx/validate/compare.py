@@ -22,7 +22,7 @@ from phalanx.validate.systems import benched, description, measured
 
 Kind = str
 """What a published memory is: allocated after a step (steady), at its peak, or then on the last rank; reserved by the
-allocator; shown by the driver."""
+allocator, or that on the first rank; shown by the driver."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ def priced(found: Sequence[Case], constants: Mapping[str, float] = CONSTANTS) ->
     systems = measured(systems, gather([benched(c.row) for c in found]))
     shapes, layouts = gather([c.shape for c in found]), gather([c.layout for c in found])
     found_step = step(shapes, layouts, systems, stacks)
-    held = memory(shapes, layouts, stacks, found_step.ahead)
-    return np.asarray(found_step.seconds), (held, np.asarray(systems.memory_bytes), stacks)
+    room = np.asarray(systems.memory_bytes - stacks.context_bytes)
+    held = memory(shapes, layouts, stacks, found_step.ahead, room)
+    return np.asarray(found_step.seconds), (held, np.asarray(systems.memory_bytes), room)
 
 
 def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> Comparison:
@@ -66,13 +67,12 @@ def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> 
     found, skipped = cases(list(rows))
     if not found:
         return Comparison([], [], [], [], [], skipped, 0)
-    seconds, (held, card, stacks) = priced(found, constants)
+    seconds, (held, card, room) = priced(found, constants)
     time: list[Pair] = []
     allocated: list[Pair] = []
     reserved: list[Pair] = []
     shown: list[Pair] = []
     fits = []
-    room = card - np.asarray(stacks.context_bytes)
     for i, c in enumerate(found):
         row = c.row
         ran = row["status"] in ("", "ok")
@@ -84,7 +84,7 @@ def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> 
         if peak and ran:
             kind = memory_kind(row)
             at = getattr(held, kind)[i]
-            into = {"reserved": reserved, "shown": shown}.get(kind, allocated)
+            into = {"reserved": reserved, "first": reserved, "shown": shown}.get(kind, allocated)
             into.append(Pair(row, float(at), peak * GIB))
         if not ran or peak:
             fits.append((row, bool(held.reserved[i] <= room[i]), ran, float(held.reserved[i] / card[i])))
@@ -97,7 +97,9 @@ def memory_kind(row: Row) -> Kind:
         return "last"
     if "max_allocated" in said:
         return "peak"
-    return "reserved" if "reserved" in said else "shown"
+    if "reserved" in said:
+        return "first" if row["framework"] == "nanotron" else "reserved"  # its first rank writes the table
+    return "shown"
 
 
 def scores(c: Comparison) -> dict[str, Any]:

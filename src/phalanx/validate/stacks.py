@@ -14,7 +14,8 @@ def profile_name(row: Row) -> str:
     if row.family == "vtrain":
         return "megatron-2022"
     if framework == "nanotron":
-        return "nanotron"
+        faulty = "after_pp_fix=False" in row["notes"] and (row.count("pp") or 1) > 1
+        return "nanotron-early" if faulty else "nanotron"
     if framework.startswith("llm-foundry"):
         return "llm-foundry-pure" if "PURE" in row["sharding"] else "llm-foundry"
     if framework.startswith("torchtitan"):
@@ -22,7 +23,9 @@ def profile_name(row: Row) -> str:
             return "torchtitan-eager"
         if "fp8 all-gather" in options:
             return "torchtitan-narrow-gather"
-        return "torchtitan-vanilla-tp" if "vanilla TP" in options else "torchtitan-compiled"
+        if "vanilla TP" in options:
+            return "torchtitan-vanilla-tp"
+        return "torchtitan-2025-06" if version >= "2025-06" else "torchtitan-compiled"
     if framework.startswith(("Megatron-DeepSpeed", "Megatron+DeepSpeed")):
         late = "megatron-deepspeed-2022-bf16" if row["precision"] == "bf16" else "megatron-deepspeed-2022"
         return "megatron-deepspeed-2021" if "2021" in version else late

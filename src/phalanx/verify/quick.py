@@ -7,6 +7,7 @@ half the time. Whatever is not plain here (another operation, another device, no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +20,18 @@ _MAKES = {
     _aten._unsafe_view.default,
     _aten.as_strided.default,
     _aten.detach.default,
+    _aten.alias.default,
+    _aten.expand.default,
+    _aten.clone.default,
+    _aten._to_copy.default,
+    _aten.zeros_like.default,
+    _aten.ones_like.default,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.new_zeros.default,
+    _aten.index_select.default,
+    _aten.sum.default,
+    _aten.sum.dim_IntList,
     _aten.slice.Tensor,
     _aten.select.int,
     _aten.t.default,
@@ -27,6 +40,7 @@ _MAKES = {
     _aten.mm.default,
     _aten.mv.default,
     _aten.add.Tensor,
+    _aten.sub.Tensor,
     _aten.mul.Tensor,
     _aten.neg.default,
     _aten.silu.default,
@@ -39,36 +53,60 @@ _CHANGES = {
     _aten.div_.Tensor,
     _aten.mul_.Tensor,
     _aten.zero_.default,
+    _aten.fill_.Scalar,
+    _aten.uniform_.default,
+    _aten.normal_.default,
 }
 """Give their first argument back."""
+_SPLITS = {_aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int}
+"""Give several views."""
 _FILLS = {_aten.addcmul_.default, _aten.mul.out}
 """Give back what they write to, into whose shape the others must fit."""
+_PRODUCTS = {_aten.mm.out, _aten.addmm.out}
+"""Give back the matrix that they write the product of their last two arguments to."""
 _ONE_TYPE = {_aten.mm.default, _aten.mv.default}
 """Take one type only, which the meta device does not ask."""
+_ALL = _MAKES | _CHANGES | _SPLITS | _FILLS | _PRODUCTS
 _CPU = torch.device("cpu")
 
 
 def _fits(given: Sequence[Tensor], out: Tensor) -> bool:
     """Whether what these make together may be written to `out`."""
-    return all(torch.can_cast(a.dtype, out.dtype) for a in given)
+    return all(_can_cast(a.dtype, out.dtype) for a in given)
 
 
-def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+@cache
+def _can_cast(dtype: torch.dtype, to: torch.dtype) -> bool:
+    return torch.can_cast(dtype, to)  # which costs a dispatch
+
+
+def _broadcasts(x: Tensor, out: Tensor) -> bool:
+    return torch.broadcast_shapes(x.shape, out.shape) == out.shape
+
+
+def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | list[Tensor] | None:
     """The result of an operation; None where it is not for here."""
-    makes, fills = func in _MAKES, func in _FILLS
-    if not makes and not fills and func not in _CHANGES:
+    if func not in _ALL or kwargs.get("device", _CPU) not in (None, _CPU):
         return None
     fakes = [a for a in args if isinstance(a, Tensor)]
     if not all(type(a) is FakeTensor and a.fake_device == _CPU for a in fakes):
         return None
-    if fills:
+    if func in _FILLS:
         out = kwargs.get("out", args[0])
         shape = torch.broadcast_shapes(*(a.shape for a in fakes))
         return out if shape == out.shape and _fits(fakes, out) else None
+    if func in _PRODUCTS:
+        (*added, a, b), out = fakes, kwargs["out"]
+        fits = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and out.shape == (a.shape[0], b.shape[1])
+        alike = type(out) is FakeTensor and len({x.dtype for x in (*fakes, out)}) == 1
+        return out if fits and alike and all(_broadcasts(x, out) for x in added) else None
     if func in _ONE_TYPE and len({a.dtype for a in fakes}) > 1:
         return None
-    if not makes and func is not _aten.copy_.default and not _fits(fakes, fakes[0]):
+    if func in _CHANGES and func is not _aten.copy_.default and not _fits(fakes, fakes[0]):
         return None
-    with in_kernel_invocation_manager(fakes[0].fake_mode):
-        out = func(*args, **kwargs)
-    return FakeTensor(fakes[0].fake_mode, out, _CPU) if makes else fakes[0]
+    mode = fakes[0].fake_mode
+    with in_kernel_invocation_manager(mode):
+        out = func(*args, **{name: value for name, value in kwargs.items() if name != "device"})
+    if func in _SPLITS:
+        return [FakeTensor(mode, part, _CPU) for part in out]
+    return FakeTensor(mode, out, _CPU) if func in _MAKES else fakes[0]

@@ -124,6 +124,13 @@ def mlp(shape: Shape, layout: Layout, width: Column, by: Products) -> Passes:
     )
 
 
+def every_second(shape: Shape) -> Column:
+    """Share of a block's products that recomputation by operation repeats: the second, fourth and sixth, which
+    are keys, the projection behind attention and the MLP's second (torchtitan, parallelize_llama.py)."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    return (kv + q + shape.ffn) / (2 * q + 2 * kv + shape.mlp_matrices * shape.ffn)
+
+
 def experts(shape: Shape, layout: Layout, by: Products) -> Passes:
     """Grouped products of the experts that a rank holds, each with an equal share of the tokens."""
     held = np.maximum(shape.experts / layout.ep, 1)

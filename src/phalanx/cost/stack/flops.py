@@ -39,8 +39,7 @@ def hardware_flops(shape: Shape, layout: Layout) -> Column:
     """With what recomputation repeats."""
     blocks, _ = forward_per_token(shape, layout.seq)
     core = 2 * shape.layers * layout.seq * shape.heads * (shape.head_dim + shape.value_dim)
-    repeated = layout.full * blocks + layout.selective * core + layout.products * (blocks - core)
-    return model_flops(shape, layout) + repeated * layout.step_tokens
+    return model_flops(shape, layout) + (layout.full * blocks + layout.selective * core) * layout.step_tokens
 
 
 def active_params(shape: Shape) -> Column:

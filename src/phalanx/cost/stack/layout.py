@@ -54,8 +54,6 @@ class Layout:
     interleaved; 0: as those do."""
     in_flight_last: Column = 1.0
     """The same of the last pipeline rank."""
-    products: Column = 0.0
-    """Share of the blocks' products whose forward pass is repeated, and nothing else."""
     frozen: Column = 0.0
     """1: weights have no gradients (adapters are trained beside them)."""
     compressed: Compressed = DENSELY

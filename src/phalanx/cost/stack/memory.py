@@ -3,9 +3,10 @@
     start of a backward pass   state + activations in flight + logits + gathered parameters
     update                     state + what the update makes
 
-Of a pipeline the first rank (most micro-batches in flight, the embedding) and the last (the head, logits). Our own
-runtime's bytes are exact (cost/memory.py); those of published stacks follow from the formulas of Korthikanti et al.
-2022 with each stack's constants.
+What the allocator reserves is that, what it loses between blocks of unlike sizes, and what is free but cannot be
+used again yet. Of a pipeline the first rank (most micro-batches in flight, the embedding) and the last (the head,
+logits). Our own runtime's bytes are exact (cost/memory.py); those of published stacks follow from the formulas of
+Korthikanti et al. 2022 with each stack's constants.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ from phalanx.cost.stack.columns import Column
 from phalanx.cost.stack.layout import Layout, stages
 from phalanx.cost.stack.shape import Shape
 
+QUEUE = 1024
+"""Launches that CUDA takes before the CPU has to wait for the GPU."""
+
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes of the fullest rank. `steady`: allocated between steps; `peak`: allocated at most, `last` on the last
-    pipeline rank; `reserved`: by the allocator; `shown`: by the driver. `terms`: what makes up the peak."""
+    pipeline rank; `reserved`: what the allocator takes, `first` on the first pipeline rank in a run that has come to
+    its end; `shown`: by the driver. `terms`: what makes up the peak."""
 
     steady: Column
     peak: Column
     last: Column
     reserved: Column
+    first: Column
     shown: Column
     terms: dict[str, Column]
 
@@ -44,12 +50,11 @@ def _per_parameter(layout: Layout, profile: Profile, shards: Column) -> Column:
     return np.where(layout.zero == 0, whole, found)
 
 
-def block_bytes(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0) -> Column:
+def block_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
     """What the forward pass of a block leaves for its backward pass, on average over dense blocks and experts."""
     own = np.where(layout.sp > 0, layout.tp, 1)
     t = layout.tokens
-    gathered = ahead * profile.kept_whole + (1 - np.asarray(ahead)) * profile.kept_behind
-    hidden = (profile.kept_hidden / own + np.where(layout.tp > 1, gathered, 0.0)) * shape.hidden
+    hidden = profile.kept_hidden / own * shape.hidden
     q = shape.heads * (shape.head_dim + shape.value_dim)
     kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
     attention = profile.kept_qkv * 2 * (q + kv) / layout.tp
@@ -66,8 +71,39 @@ def block_bytes(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 
     return t * size * (hidden + attention + scores + mlp)
 
 
-def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0) -> Memory:
-    """Of one rank, numbers or columns. `ahead`: as of the Step; by default the most that is kept."""
+def operation_bytes(shape: Shape, layout: Layout) -> Column:
+    """What a block leaves where recomputation goes operation by operation, and keeps its input, attention's result
+    and every second product: queries, values, one of the MLP's first two, its last."""
+    q, v = shape.heads * shape.head_dim, shape.kv_heads * shape.value_dim
+    moe = shape.moe_layers / shape.layers
+    ffn = (1 - moe) * shape.ffn + moe * (shape.top_k * shape.expert_ffn + shape.shared_ffn)
+    wide = shape.heads * shape.value_dim + q + v + ffn + shape.hidden
+    own = np.where(layout.sp > 0, layout.tp, 1)
+    return layout.tokens * layout.activation_bytes * (shape.hidden / own + wide / layout.tp)
+
+
+def waiting_bytes(
+    shape: Shape, layout: Layout, profile: Profile, blocks: Column, passes: Column, ahead: Column
+) -> Column:
+    """What is free but cannot be used again before the GPU is there: what blocks give to collectives, which read it
+    on a stream of their own. That is of the block at work, and of those that the CPU has launched ahead of the GPU:
+
+        GPU bound    what the queue of launches holds; without a further micro-batch, one forward pass
+        warm-up      `passes`, those of a first rank whose messages wait for the other ranks
+    """
+    if not np.any(profile.given):
+        return 0.0
+    queue = QUEUE / np.maximum(profile.launches, 1)
+    before = ahead * np.where(layout.micro_batches > layout.pp, queue, np.minimum(blocks, queue))
+    warm_up = np.where(np.asarray(profile.waits) > 0, 0.0, np.minimum(blocks * passes, queue))
+    before = np.maximum(np.maximum(before, warm_up), 1.0)
+    given = profile.given * layout.tokens * shape.hidden * layout.activation_bytes
+    return np.where(layout.tp > 1, given * before, 0.0)
+
+
+def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, room: Column = np.inf) -> Memory:
+    """Of one rank, numbers or columns. `ahead`: as of the Step; by default the most that waits. `room`: what the
+    allocator can have of the device."""
     parts = stages(shape, layout, profile.balanced)
     moe = shape.moe_layers / shape.layers
     dense = ((1 - moe) * shape.block_params + moe * shape.moe_block_params) / layout.tp
@@ -82,10 +118,11 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0) 
     first_ends = np.where(alone, shape.ends, shape.embedding_params) / layout.tp
     last_ends = np.where(alone, shape.ends, np.where(tied, shape.vocab * shape.hidden, shape.head_params)) / layout.tp
 
-    kept = block_bytes(shape, layout, profile, ahead)
+    kept = block_bytes(shape, layout, profile)
     input_ = layout.tokens * shape.hidden * layout.activation_bytes / np.where(layout.sp > 0, layout.tp, 1)
-    stored = layout.full * input_ + (1 - layout.full) * kept
-    again = layout.full * kept
+    some = layout.selective * np.asarray(profile.per_op)
+    stored = layout.full * input_ + some * operation_bytes(shape, layout) + (1 - layout.full - some) * kept
+    again = np.where(layout.full + some > 0, kept, 0.0)
     flight = np.minimum(layout.micro_batches, layout.pp)
     # Interleaved: the first rank runs ahead by 2 (pp - 1) + (v - 1) pp chunks, the last by (v - 1) pp (Megatron's
     # schedules.py); a chunk is a v-th of what a rank holds.
@@ -94,7 +131,12 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0) 
     flight = np.where(known, layout.in_flight, flight * more)
     behind = np.minimum(layout.micro_batches, ((layout.virtual - 1) * layout.pp + 1) / layout.virtual)
     behind = np.where(known, layout.in_flight_last, behind)
+    # Products that sum their weights' gradients in place return one that stands for them, kept for each shape; the
+    # head's goes with the loss.
+    shapes = dense + moe * shape.expert_params / np.maximum(shape.experts, 1) / layout.etp
+    stand_in = profile.stand_in * profile.parameter_bytes * shapes
     logits = profile.kept_logit * layout.tokens * shape.vocab / layout.tp
+    logits = logits + profile.stand_in * profile.parameter_bytes * shape.vocab * shape.hidden / layout.tp
     # ZeRO-3: two blocks gathered, and one block's gradient before it is reduced.
     unit = (dense + routed) * 3 * profile.parameter_bytes + shape.ends / layout.tp * profile.parameter_bytes
     sharded = (layout.zero >= 3) & (shards > 1)
@@ -103,12 +145,13 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0) 
     most = parts.most * (dense + routed) + np.maximum(first_ends, last_ends)
     among = layout.dp * layout.cp
     coded = layout.compressed.held_bytes(most, profile.gradient_bytes, among, profile.bucket_bytes)
-    still = profile.constant_bytes + buffers + coded
+    still = profile.constant_bytes + buffers + stand_in + coded
 
     found = []
+    last_blocks = np.where(alone, parts.most, np.maximum(parts.last, 0))
     for blocks, ends, in_flight, top in (
         (parts.most, first_ends, flight, np.where(alone, logits, 0.0)),
-        (np.where(alone, parts.most, np.maximum(parts.last, 0)), last_ends, behind, logits),
+        (last_blocks, last_ends, behind, logits),
     ):
         state = blocks * (dense * each + routed * expert) + ends * each
         idle = np.where(
@@ -117,15 +160,24 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0) 
         # What was gathered for a whole step is all that the rank has.
         whole = (blocks * (dense + routed) + ends) * profile.parameter_bytes
         gathered = np.where(kept_whole, whole, np.where(sharded, unit, 0.0))
-        coming = blocks * in_flight * stored + again + top + gathered
-        found.append((state, np.maximum(coming - idle, 0.0), gathered, top, blocks * in_flight * stored + again))
+        # Logits are gone when the first block is repeated.
+        loss = np.where(top >= again, top, 0.0)
+        held = blocks * in_flight * stored + np.where(top >= again, 0.0, again)
+        found.append((state, np.maximum(held + loss + gathered - idle, 0.0), gathered, loss, held))
     (state_a, coming_a, gathered_a, top_a, act_a), (state_b, coming_b, gathered_b, top_b, act_b) = found
-    most_a, most_b = (s + (1 + profile.fragments) * c for s, c in ((state_a, coming_a), (state_b, coming_b)))
-    fuller = most_a >= most_b
+    fuller = state_a + coming_a >= state_b + coming_b
     state = np.where(fuller, state_a, state_b)
     steady = np.maximum(state_a, state_b) + still
     peak = np.maximum(state_a + coming_a, state_b + coming_b) + still
-    reserved = np.maximum(np.maximum(most_a, most_b) + still, steady)
+
+    passes = np.maximum(np.minimum(layout.pp, layout.micro_batches) - 2, 0)
+    waiting_a = waiting_bytes(shape, layout, profile, parts.most, passes, ahead)
+    waiting_b = waiting_bytes(shape, layout, profile, last_blocks, 0.0, ahead)
+    least, least_b = (s + (1 + profile.fragments) * c + still for s, c in ((state_a, coming_a), (state_b, coming_b)))
+    reserved = np.maximum(np.maximum(least + waiting_a, least_b + waiting_b), steady)
+    # A run that went on where the device was full waited for the GPU: half of the room that was left, on average.
+    left = np.maximum(room - least, 0.0)
+    first = np.maximum(least + np.where(waiting_a <= left, waiting_a, left / 2), state_a + still)
     terms = {
         "state": state,
         "activations": np.where(fuller, act_a, act_b),
@@ -135,4 +187,4 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0) 
         "compression": coded,
     }
     last = state_b + coming_b + still
-    return Memory(steady, peak, last, reserved, reserved + profile.context_bytes, terms)
+    return Memory(steady, peak, last, reserved, first, reserved + profile.context_bytes, terms)

@@ -187,12 +187,13 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
     behind = 1 + profile.launch_sync * (np.minimum(layout.tp, 8) - 1) / 7
     launched = profile.launches * profile.launch_s * behind
     listed = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s * system.held_up, 0.0)
+    every_second = compute.every_second(shape)
     forward: Column = 0.0
     backward: Column = 0.0
     for block, count in kinds:
         share = count / shape.layers * held  # of this kind on a rank
-        repeated = full * block.forward + layout.selective * block.attention.forward
-        repeated = repeated + layout.products * block.matmul.forward
+        some = np.where(profile.per_op > 0, every_second * block.matmul.forward, block.attention.forward)
+        repeated = full * block.forward + layout.selective * some
         f = np.maximum(block.forward, launched + listed)
         b = np.maximum(block.backward + repeated, launched * (profile.launch_backward + full) + listed * (1 + full))
         for name, part in block.parts.items():
