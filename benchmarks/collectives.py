@@ -59,7 +59,7 @@ def main() -> None:
                 tried["native"] = (calls[1], Way("native"))  # what torch's users have
                 tried[ORDINARY] = (calls[1], Way("shm"))
                 timed = rounds(comm, tried, ROUNDS)
-                found[f"{op} {size}"] = {name: t.seconds for name, t in timed.items()}
+                found[f"{op} {size}"] = {name: list(t.seconds) for name, t in timed.items()}
         found["copy"] = _copies(comm)
         if world.rank == 0:
             write_json(Path(given["out"]), found)

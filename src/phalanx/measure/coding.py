@@ -8,11 +8,13 @@ price is seconds of each byte that cost/compression.py counts, so it means there
 from __future__ import annotations
 
 import time
+from statistics import mean
 
 import torch
 
 from phalanx.cost import compression
 from phalanx.measure.kernels import synchronize
+from phalanx.measure.stolen import Rounds, stolen_s, stolen_share
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.compression import compressor
 from phalanx.runtime.flat import Flat
@@ -26,7 +28,7 @@ KINDS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:0
 """What is timed; of threshold such that some 5 % of the gradients below are above it."""
 _SIZES = {"family": "llama", "hidden": 256, "heads": 8, "layers": 4, "ffn": 512, "vocab": 4096, "max_seq": 64}
 _SPREAD = 0.01  # of the gradients
-_ROUNDS = 4
+_ROUNDS = 5
 
 
 def measure_coding(dtype: DType, comm: Comm) -> dict[str, float]:
@@ -43,21 +45,23 @@ def measure_coding(dtype: DType, comm: Comm) -> dict[str, float]:
         flats = [Flat(b, s, 0) for b in cut]
         by = compressor(s.compressor, s, flats, alone, DTYPES[kind])
         gradients = [torch.empty(b.padded, dtype=DTYPES[kind], device=comm.world.device) for b in flats]
-        times = []
-        for _ in range(_ROUNDS):
+        timed = Rounds()
+        for i in range(_ROUNDS):
             for x in gradients:
                 x.normal_(std=_SPREAD)
             comm.barrier()
             synchronize(comm.world.device)
-            start = time.perf_counter()
+            start, stolen = time.perf_counter(), stolen_s()
             for b, x in zip(flats, gradients, strict=True):
                 b.sent = x
                 for under_way in by.reduce(b, None):
                     under_way.wait()
             synchronize(comm.world.device)
-            times.append(time.perf_counter() - start)
-        # The first round warms up. Of the others the mean: a step that waits for its slowest rank has it all.
-        seconds = sum(times[1:]) / len(times[1:])
+            spent = time.perf_counter() - start
+            if i:  # the first round warms up
+                timed += Rounds((spent,), (stolen_share(stolen_s() - stolen, spent),))
+        # The mean: a step that waits for its slowest rank has it all.
+        seconds = mean(timed.quiet)
         work = compression.work(s.compressor, cut, s, DTYPE_BYTES[kind])
         found[s.compressor.name] = seconds / float(work.traffic_bytes)
     return found

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.measure.fit import robust_line
-from phalanx.measure.stolen import NOTED, stolen_s, stolen_share
+from phalanx.measure.stolen import Rounds, stolen_s, stolen_share
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.p2p import tiers
@@ -33,6 +33,7 @@ _SIZES = tuple(2**k for k in range(10, 25, 2))  # 1 KiB .. 16 MiB, as Event coun
 _ROUNDS = 7
 # Of several hosts: links are slower, and steadier.
 _SIZES_BETWEEN, _ROUNDS_BETWEEN = (2**10, 2**14, 2**16, 2**18, 2**20, 2**21, 2**22), 5
+_AGAIN = 2  # times that disturbed rounds are repeated
 _LEAD_S = 1e-3  # for Gloo's own threads to fall asleep again
 
 
@@ -85,27 +86,26 @@ def _together(ranks: tuple[int, ...]) -> None:
         pass
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A way's rounds: seconds, and of whoever had it worst the share of processors that were stolen meanwhile."""
+def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[str, Rounds]:
+    """`count` rounds of every way, the same on all ranks, after one that warms up; up to three times as many where
+    too few of them are the machine's own."""
+    found = _rounds(comm, tried, count, warm=False)
+    for _ in range(_AGAIN):
+        disturbed = {name: call for name, call in tried.items() if not found[name].settled}
+        if not disturbed:
+            break
+        more = _rounds(comm, disturbed, count, warm=True)
+        found |= {name: found[name] + timed for name, timed in more.items()}
+    return found
 
-    seconds: list[float]
-    stolen: list[float]
 
-    @property
-    def quiet(self) -> list[float]:
-        """Seconds of the rounds in which the machine was its own; of all where those are fewer than half."""
-        found = [s for s, share in zip(self.seconds, self.stolen, strict=True) if share < NOTED]
-        return found if 2 * len(found) >= len(self.seconds) else self.seconds
-
-
-def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[str, Timed]:
-    """Every way's rounds, the same on all ranks; a first round warms up and is dropped."""
+def _rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int, warm: bool) -> dict[str, Rounds]:
     names = list(tried)
     ranks = next(iter(tried.values()))[0].ranks
     one_clock = comm.world.size == comm.world.local_size
-    times = torch.zeros(3, len(names), count + 1, dtype=torch.float64)  # of beginning, of end; share stolen
-    for i in range(count + 1):
+    cold = 0 if warm else 1
+    times = torch.zeros(3, len(names), count + cold, dtype=torch.float64)  # of beginning, of end; share stolen
+    for i in range(count + cold):
         for k in [*range(i % len(names), len(names)), *range(i % len(names))]:
             call, way = tried[names[k]]
             if one_clock:
@@ -126,8 +126,8 @@ def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[s
         times = torch.stack([torch.zeros_like(times[0]), times[1] - times[0], times[2]])
         ranks = tuple(range(comm.world.size))  # groups side by side are timed together
     dist.all_reduce(times, dist.ReduceOp.MAX, group=worlds.group(ranks))
-    seconds, stolen = (times[1] - times[0])[:, 1:].tolist(), times[2, :, 1:].tolist()
-    return {name: Timed(seconds[k], stolen[k]) for k, name in enumerate(names)}
+    seconds, stolen = (times[1] - times[0])[:, cold:].tolist(), times[2, :, cold:].tolist()
+    return {name: Rounds(tuple(seconds[k]), tuple(stolen[k])) for k, name in enumerate(names)}
 
 
 def measure_collectives(comm: Comm, axis: str) -> list[CollectiveFit]:

@@ -7,12 +7,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
 _STEAL = 8  # word of its first line, in clock ticks of all processors (man 5 proc_stat)
 NOTED = 0.02
 """The share of a machine's processors from which it is said."""
+LEAST = 3  # rounds in which less was stolen
 
 
 def stolen_s() -> float:
@@ -26,6 +28,29 @@ def stolen_s() -> float:
 def stolen_share(stolen: float, seconds: float) -> float:
     """Of this machine's processors over some seconds."""
     return stolen / max(seconds, 1e-9) / (os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Of what was timed several times: seconds, and the share of the machine's processors that were stolen
+    meanwhile; of several machines the largest."""
+
+    seconds: tuple[float, ...] = ()
+    stolen: tuple[float, ...] = ()
+
+    def __add__(self, more: Rounds) -> Rounds:
+        return Rounds(self.seconds + more.seconds, self.stolen + more.stolen)
+
+    @property
+    def settled(self) -> bool:
+        """Whether enough of them were the machine's own."""
+        return sum(share < NOTED for share in self.stolen) >= min(LEAST, len(self.stolen))
+
+    @property
+    def quiet(self) -> list[float]:
+        """Seconds of those that were; or where they are too few of the least disturbed ones."""
+        limit = max([NOTED, *sorted(self.stolen)[:LEAST]])
+        return [s for s, share in zip(self.seconds, self.stolen, strict=True) if share <= limit]
 
 
 @contextmanager
