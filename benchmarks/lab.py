@@ -44,7 +44,9 @@ SHM = "hierarchical, shm"  # inside of the hosts
 STEP_ROUNDS, STEPS = 5, 2
 # Until so many rounds of each were not disturbed by the host of a virtual machine.
 QUIET, TRIES = 5, 6
-COMPRESSORS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:1e-3", "powersgd:4")
+COMPRESSORS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "powersgd:4")
+# What threshold sends gradients decide; with a low one it is known beforehand: the most that it may.
+COMPRESSORS += ("threshold:1e-7", "threshold:1e-3")
 # Compressors with a rank to a core: four on two cores would show how short work is scheduled.
 WHOLE = "dp=2"
 COMPRESSED = tuple(f"{WHOLE},compression={c}" for c in COMPRESSORS)
