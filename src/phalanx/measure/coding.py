@@ -25,7 +25,7 @@ from phalanx.spec.model import ModelSpec
 from phalanx.spec.strategy import Strategy
 
 KINDS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:1e-9", "powersgd:4")
-"""What is timed; of threshold one that all gradients are above: its bytes are priced as the most there can be, too."""
+"""What is timed; of threshold one that all gradients are above, for its bytes too are priced at their most."""
 _SIZES = {"family": "llama", "hidden": 256, "heads": 8, "layers": 4, "ffn": 512, "vocab": 4096, "max_seq": 64}
 _SPREAD = 0.01  # of the gradients
 _ROUNDS = 5
