@@ -41,6 +41,7 @@ SCHEDULES: list[tuple[Any, int]] = [
     ("zb-v", 1),
     ("dualpipe-v", 1),
 ]
+OPTIMIZERS = st.sampled_from(["sgd", "adamw"])
 TRANSPORTS = st.sampled_from(["native", "p2p", "shm"])
 
 

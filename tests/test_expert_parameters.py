@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
-from drawn import TRANSPORTS, cases, splits, with_experts
+from drawn import OPTIMIZERS, TRANSPORTS, cases, splits, with_experts
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pool import Pool
@@ -190,9 +190,9 @@ def test_what_goes_between_layers_is_what_was_predicted(line: str) -> None:
 @pytest.mark.parametrize("world", [2, 4, 6])
 def test_parity_with_experts(pool: Pool, world: int) -> None:
     @settings(max_examples=4)
-    @given(cases(world, experts=True), TRANSPORTS)
-    def holds(case, transport) -> None:  # type: ignore[no-untyped-def]
-        for found in pool.run(world, ranks.examine, *case, "float64", 3, transport)[0]:
+    @given(cases(world, experts=True), TRANSPORTS, OPTIMIZERS)
+    def holds(case, transport, under) -> None:  # type: ignore[no-untyped-def]
+        for found in pool.run(world, ranks.examine, *case, "float64", 3, transport, (under,))[0]:
             assert found.loss_rel_max <= BOUNDS["float64"], found
             assert found.grad_rel_max <= BOUNDS["float64"], found
 

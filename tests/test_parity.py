@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 import ranks
-from drawn import TRANSPORTS, cases
+from drawn import OPTIMIZERS, TRANSPORTS, cases
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pool import Pool
 from test_verify import prove
 
@@ -23,10 +22,11 @@ from phalanx.verify.parity import BOUNDS
 @pytest.mark.parametrize("world", [2, 3, 4, 6])
 def test_parity_in_fp64(pool: Pool, world: int) -> None:
     @settings(max_examples=5)
-    @given(cases(world), TRANSPORTS)
-    def holds(case, transport) -> None:  # type: ignore[no-untyped-def]
+    @given(cases(world), TRANSPORTS, OPTIMIZERS)
+    def holds(case, transport, under) -> None:  # type: ignore[no-untyped-def]
         prove(*case)
-        for found in pool.run(world, ranks.examine, *case, "float64", 10, transport)[0]:  # and batches begin anew
+        # 10 steps: batches begin anew.
+        for found in pool.run(world, ranks.examine, *case, "float64", 10, transport, (under,))[0]:
             assert found.loss_rel_max <= BOUNDS["float64"], found
             assert found.grad_rel_max <= BOUNDS["float64"], found
 
@@ -34,15 +34,15 @@ def test_parity_in_fp64(pool: Pool, world: int) -> None:
 
 
 @settings(max_examples=10)
-@given(data=st.data())
-def test_parity_in_fp32(pool: Pool, data: st.DataObject) -> None:
-    model, job, strategy = data.draw(cases(2))
+@given(case=cases(2), under=OPTIMIZERS)
+def test_parity_in_fp32(pool: Pool, case: tuple[ModelSpec, Job, Strategy], under: str) -> None:
+    model, job, strategy = case
     # Tiny random models have gradients as small as Adam's usual eps = 1e-8, and there Adam turns fp32 rounding
     # into steps of the size of lr: chaos, not error (with eps = 1e-6 one process in fp32 is 1.5e-5 off itself in fp64
     # when there are 8 tokens in a step). fp64 above examines eps = 1e-8.
     job = replace(job, optimizer=replace(job.optimizer, eps=1e-4))
     prove(model, job, strategy)
-    for found in pool.run(2, ranks.examine, model, job, strategy, "float32", 10, "native")[0]:
+    for found in pool.run(2, ranks.examine, model, job, strategy, "float32", 10, "native", (under,))[0]:
         assert found.loss_rel_max <= BOUNDS["float32"], found
         assert found.grad_rel_max <= BOUNDS["float32"], found
 
