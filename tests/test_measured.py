@@ -23,6 +23,7 @@ from phalanx.cost.terms import terms
 from phalanx.measure import nccl_tests, stolen
 from phalanx.measure.fit import robust_line
 from phalanx.measure.messages import SIZES, measure_gamma, measure_tier
+from phalanx.measure.stolen import Rounds
 from phalanx.measure.wire import BETWEEN, INSIDE, partner
 from phalanx.plan.choose import choose
 from phalanx.report.measured import plot, svg, title
@@ -152,6 +153,17 @@ def test_compressors_cost_what_was_measured_of_them() -> None:
             memory = by[0].coding.seconds(rates.backward) * rates.whole
             more = by[0].coding.traffic_bytes * 1e-9 - memory if measured else 0.0
             assert other.step_time_s - plain.step_time_s == pytest.approx(more, abs=1e-9), s
+
+
+def test_disturbed_rounds_are_left_out_while_there_are_others() -> None:
+    timed = Rounds((1.0, 9.0, 2.0), (0.0, 0.5, 0.01))
+    assert not timed.settled
+    assert timed.quiet == [1.0, 9.0, 2.0]  # three at least
+    timed += Rounds((8.0, 3.0), (0.4, 0.0))
+    assert timed.settled
+    assert timed.quiet == [1.0, 2.0, 3.0]
+    few = Rounds((4.0, 5.0, 6.0, 7.0), (0.3, 0.0, 0.9, 0.1))
+    assert few.quiet == [4.0, 5.0, 7.0]  # the least disturbed
 
 
 def test_processors_that_others_had_are_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
