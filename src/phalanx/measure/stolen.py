@@ -44,7 +44,7 @@ class Rounds:
     @property
     def settled(self) -> bool:
         """Whether enough of them were the machine's own."""
-        return sum(share < NOTED for share in self.stolen) >= min(LEAST, len(self.stolen))
+        return sum(share <= NOTED for share in self.stolen) >= min(LEAST, len(self.stolen))
 
     @property
     def quiet(self) -> list[float]:
@@ -62,5 +62,5 @@ def noted(announce: Callable[[str], None]) -> Iterator[None]:
     if share >= NOTED:
         announce(
             f"note: this virtual machine's host gave {share:.0%} of its processors to others meanwhile; "
-            "measured times are too long: measure again when it is quiet (phalanx measure)"
+            "kernels may be measured too slow: measure again when it is quiet (phalanx measure)"
         )
