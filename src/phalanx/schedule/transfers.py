@@ -118,14 +118,16 @@ def staggered(parts: Sequence[Schedule]) -> Schedule:
     begins = np.cumsum([0, *(s.size for s in parts)])[:-1]
     turn = np.concatenate([(i + s.round) * len(parts) + i for i, s in enumerate(parts)])
     rows = np.argsort(turn, kind="stable")
-    shifted = np.concatenate([s.offset + begin for s, begin in zip(parts, begins, strict=True)])
-    same = ("source", "destination", "length", "reduces")
+    shifted = [s.offset + begin for s, begin in zip(parts, begins, strict=True)]
     return replace(
         parts[0],
         size=sum(s.size for s in parts),
         round=np.unique(turn[rows], return_inverse=True)[1],
-        offset=shifted[rows],
-        **{name: np.concatenate([getattr(s, name) for s in parts])[rows] for name in same},
+        source=np.concatenate([s.source for s in parts])[rows],
+        destination=np.concatenate([s.destination for s in parts])[rows],
+        offset=np.concatenate(shifted)[rows],
+        length=np.concatenate([s.length for s in parts])[rows],
+        reduces=np.concatenate([s.reduces for s in parts])[rows],
         start=_beside([s.start for s in parts], begins),
         end=_beside([s.end for s in parts], begins),
     )
