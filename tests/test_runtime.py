@@ -96,6 +96,17 @@ def test_torchrun_and_slurm_say_who_we_are(monkeypatch: pytest.MonkeyPatch) -> N
     assert world.external() == world.World(3, 4, 1, 2)
 
 
+@pytest.mark.filterwarnings("error")
+def test_who_is_absent_nobody_can_tell_once_the_store_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(torch.distributed.HashStore):
+        def check(self, names: list[str]) -> bool:
+            raise torch.distributed.DistNetworkError("connection was closed")
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", Gone)
+    assert world.absent(world.World(1, 2, 0, 1), [0, 1]) == ()
+
+
 STEPS = """
 import sys
 import torch

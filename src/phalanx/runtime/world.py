@@ -145,6 +145,12 @@ def absent(world: World, ranks: Sequence[int], within_s: float = 3.0) -> tuple[i
         return ()
 
     def ask() -> None:
+        try:
+            look()
+        except dist.DistError:  # who holds the store is gone: nobody can tell
+            missing.clear()
+
+    def look() -> None:
         store = dist.PrefixStore("absent", dist.distributed_c10d._get_default_store())
         store.set(str(world.rank), "here")
         deadline = time.monotonic() + within_s
