@@ -23,7 +23,7 @@ from phalanx.spec.job import DType
 from phalanx.spec.jobfile import build
 from phalanx.spec.plan import write_json
 
-VERSION = 9  # of what is measured and how; an older cache is measured anew
+VERSION = 10  # of what is measured and how; an older cache is measured anew
 
 
 def cache_folder() -> Path:
