@@ -124,6 +124,7 @@ CONSTANTS: dict[str, float] = {
     "nanotron.dp_overlap": 0.609,
     "nanotron.launch_sync": 0.1176,
     "nanotron.list_s": 0.0003019,
+    "nanotron.stalled_s": 0.44,
     "nanotron.launch_backward": 1.824,
     "nanotron.gather_overlap": 0.6249,
     "nanotron.logit_bytes": 25.26,

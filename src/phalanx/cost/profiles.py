@@ -61,6 +61,8 @@ class Profile:
     rank,"""
     list_s: Column = 3e-4
     """each of which takes so long where CPUs hold a job up: what follows is launched that much later."""
+    stalled_s: Column = 1e-3
+    """What each message of a pipeline waits where the ranks of a node do not reach each other over NVLink."""
     launch_sync: Column = 0.05
     """What launches lose more over 8 tp ranks and more, in proportion: each collective waits for the slowest CPU."""
     tp_split: Column = 0.0
