@@ -97,6 +97,7 @@ def free() -> list[Free]:
         ("gemm", 0.6),
         ("gemm8", 0.6),
         ("gemm_half", 0.4),
+        ("misaligned", 0.5),
         ("attention", 0.3),
         ("attention_half", 0.4),
         ("memory", 0.1),

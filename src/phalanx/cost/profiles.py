@@ -23,7 +23,7 @@ class Profile:
     name: str
     flash: Column = 1.0
     """Whether attention never writes its scores."""
-    score_bytes: Column = 0.0
+    score_bytes: Column = 10.0
     """Traffic per score of attention that does: masked softmax and dropout, in 2-byte elements."""
     hidden_bytes: Column = 20.0
     """Traffic per token and hidden element of a block beside the products: norms, residuals, rotary, dropout."""
@@ -167,7 +167,7 @@ STACKS: dict[str, Stack] = {
     "megatron-2020": Stack("any", _SCORES | _FP16_GRADIENTS | _LATE | {"launches": 30.0}),
     "megatron-2021": Stack("megatron-2020"),
     "megatron-2022": Stack("megatron-2021"),
-    "megatron-deepspeed-2022": Stack("megatron-2021", {"scatter_gather": 0.0}),
+    "megatron-deepspeed-2022": Stack("megatron-2021"),
     "megatron-deepspeed-2021": Stack("megatron-deepspeed-2022"),
     # bf16 has an optimizer of its own there, which sums gradients in fp32 beside those of the backward pass.
     "megatron-deepspeed-2022-bf16": Stack("megatron-deepspeed-2022"),

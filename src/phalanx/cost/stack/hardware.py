@@ -24,6 +24,7 @@ class Generation:
     gemm_half: float = 200
     gemm8: float = 0.60
     gemm4: float = 0.45
+    misaligned: float = 0.25
     attention: float = 0.6
     portable_gemm: float = 1.0
     portable_attention: float = 0.42
@@ -134,6 +135,7 @@ def system(
         gemm_half=g.gemm_half,
         gemm8=g.gemm8 * clock,
         gemm4=g.gemm4 * clock,
+        misaligned=g.misaligned,
         attention=g.attention * clock,
         portable_gemm=g.portable_gemm,
         portable_attention=g.portable_attention * clock,

@@ -38,6 +38,8 @@ class System:
     gemm_half: Column
     gemm8: Column
     gemm4: Column
+    misaligned: Column
+    """Of tensor cores' rate, where rows are no multiple of 8 elements."""
     attention: Column
     portable_gemm: Column
     """What products reach of that as plain library calls, which eager PyTorch and XLA make."""
