@@ -162,7 +162,12 @@ def free() -> list[Free]:
     found += [Free("torchtitan-eager", "cast_bytes", 0.4)]
     found += _of(("megatron-2022", "nanotron"), ("launch_sync", 0.7))
     found += _of(
-        ("nanotron",), ("list_s", 0.3), ("stalled_s", 2.0), ("launch_backward", 0.3), ("gather_overlap", 0.8), ("logit_bytes", 0.3)
+        ("nanotron",),
+        ("list_s", 0.3),
+        ("stalled_s", 2.0),
+        ("launch_backward", 0.3),
+        ("gather_overlap", 0.8),
+        ("logit_bytes", 0.3),
     )
     found += _of(("llm-foundry", "nemo-24.03"), ("attention", 0.3))
     found += _of(("torchtitan-compiled", "torchtitan-eager", "megatron-bridge-25.09"), ("contention", 0.5))
