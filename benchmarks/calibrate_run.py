@@ -1,10 +1,10 @@
-"""`python -m benchmarks calibrate [--further [OWNER ...]] [--leave-out [FAMILY ...]] [--write]`: fit all constants, and print
-how well.
+"""`python -m benchmarks calibrate [--further [OWNER ...]] [--leave-out [FAMILY ...]] [--write]`: fit all constants,
+and print how well.
 
 Without options: links, step times, memory, in some minutes. --further: step times and memory alone, from the
-constants as they stand; with names (`ampere`, `nvidia.misaligned`) step times by these alone.
---leave-out: fits once more for every family (or those named) without its rows, and prints what is then predicted of
-them. --write: src/phalanx/cost/constants.py.
+constants as they stand; with names (`ampere`, `nvidia.misaligned`) step times by these alone. --leave-out: fits once
+more for every family (or those named) without its rows, and prints what is then predicted of them. --write:
+src/phalanx/cost/constants.py.
 """
 
 from __future__ import annotations
