@@ -154,11 +154,10 @@ CONSTANTS: dict[str, float] = {
     "torchtitan-compiled.contention": 1.715,
     "torchtitan-compiled.kept_hidden": 13.55,
     # torchtitan-eager: torchtitan, torchao
-    "torchtitan-eager.gemm": 0.9867,
-    "torchtitan-eager.hidden_bytes": 14.76,
-    "torchtitan-eager.launch_s": 3.071e-05,
-    "torchtitan-eager.cast_bytes": 9.221,
-    "torchtitan-eager.contention": 2.051,
+    "torchtitan-eager.gemm": 1.065,
+    "torchtitan-eager.launch_s": 3.412e-05,
+    "torchtitan-eager.cast_bytes": 11.13,
+    "torchtitan-eager.contention": 1.936,
     "torchtitan-eager.kept_hidden": 18.78,
     # maxtext: MaxText of nvidia-dgxc-benchmarking
     "maxtext.gemm": 0.966,
