@@ -217,8 +217,8 @@ STACKS: dict[str, Stack] = {
     "nanotron-early": Stack("nanotron", {"waits": 1.0, "context_bytes": 10e9}),
     "llm-foundry": Stack("eager", {"launches": 24.0}),
     "llm-foundry-pure": Stack("llm-foundry", {"gradient_bytes": 2.0}),
-    # Logits in 2 bytes and in 4, their softmax, and its gradient. Norms and rotary position operation by operation, in
-    # fp32, where nanotron and llm-foundry call fused kernels: 36 bytes of a norm, 6 of a residual, 20 of a rotation.
+    # Logits in 2 bytes and in 4, their softmax, and its gradient. Norms and rotations operation by operation in fp32,
+    # where nanotron and llm-foundry call fused kernels: 36 bytes of a norm, 6 of a residual, 20 of a rotation.
     "torchtitan-eager": Stack(
         "eager", {"launches": 55.0, "hidden_bytes": 2 * 36.0 + 2 * 6.0 + 1.25 * 20.0, "kept_ffn": 4 / 3} | _PER_OP
     ),
