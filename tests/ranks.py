@@ -25,9 +25,9 @@ from phalanx.runtime import checkpoint, logical, status, sync, trace
 from phalanx.runtime import world as worlds
 from phalanx.runtime.checkpoint import CheckpointError
 from phalanx.runtime.comm import DTYPES, Comm
+from phalanx.runtime.executor import Executor
 from phalanx.runtime.instrument import Tracker, instrument
 from phalanx.runtime.launch import RankFailure, named
-from phalanx.runtime.p2p import Executor, program
 from phalanx.runtime.part import share, whole
 from phalanx.runtime.passes import passes
 from phalanx.runtime.record import Recorder
@@ -35,6 +35,7 @@ from phalanx.runtime.saving import Saver
 from phalanx.runtime.transport import DONE, Call
 from phalanx.runtime.world import World
 from phalanx.schedule.context_parallel import context
+from phalanx.schedule.messages import program
 from phalanx.schedule.transfers import Schedule
 from phalanx.spec.choice import Choice
 from phalanx.spec.job import Job, Train
@@ -448,9 +449,17 @@ def transport_case(
     assert torch.equal(target.double(), wanted.to(dtype).double()), (target, wanted)
 
 
-def run_schedule(world: World, schedule: Schedule, grouped: bool) -> Any:
-    """A schedule on a buffer of 100 (rank + 1) + index; what the buffer holds then."""
+def run_schedule(world: World, schedule: Schedule, grouped: bool, ahead: int | None = None) -> Any:
+    """A schedule on a buffer of 100 (rank + 1) + index; what the buffer holds then. `ahead`: bytes that may be
+    staged."""
     buffer = torch.arange(schedule.size, dtype=torch.float64) + 100.0 * (world.rank + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        if ahead is not None:
+            patch.setattr("phalanx.runtime.executor._AHEAD", ahead)
+        return _run_schedule(world, schedule, grouped, buffer)
+
+
+def _run_schedule(world: World, schedule: Schedule, grouped: bool, buffer: torch.Tensor) -> Any:
     executor = Executor(worlds.group(tuple(range(world.size))), grouped)
     long = None if grouped else 3  # elements: most messages go in parts, in the order in which they are needed
     executor.run(program(schedule, world.rank, long), lambda low, high: buffer[low:high], "sum", buffer)

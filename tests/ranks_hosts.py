@@ -8,9 +8,10 @@ from phalanx.measure import cluster, figures, kernels, links, messages, wire
 from phalanx.measure.links import SHARED
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
-from phalanx.runtime.p2p import Executor, program
+from phalanx.runtime.executor import Executor
 from phalanx.runtime.transport import Call
 from phalanx.runtime.world import World
+from phalanx.schedule.messages import program
 from phalanx.schedule.transfers import Schedule
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.job import Job

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from phalanx.schedule.collectives import ALGORITHMS, build
 from phalanx.schedule.prove import prove, run
-from phalanx.schedule.transfers import Holdings, Schedule, dual, relabel, then
+from phalanx.schedule.transfers import Holdings, Schedule, dual, relabel, staggered, then
 
 WORLDS = [(1, 1), (2, 5), (3, 3), (4, 13), (5, 2), (8, 24), (9, 31), (16, 16)]  # ranks, elements: uneven ones too
 
@@ -90,3 +92,21 @@ def test_other_names_for_the_ranks(name: tuple[str, str], order: list[int]) -> N
     assert named.sent[order].tolist() == s.sent.tolist()
     with pytest.raises(ValueError, match="each of 6 ranks once"):
         relabel(s, [0] * 6)
+
+
+@given(st.sampled_from([(2, 2), (2, 3), (4, 2), (2, 2, 2)]), st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_a_buffer_in_parts_behind_each_other(tiers: tuple[int, ...], sizes: list[int]) -> None:
+    """What one schedule of the whole does, with as many bytes; a rank has one message at a time; a part begins before
+    the one ahead of it has ended."""
+    p = math.prod(tiers)
+    parts = [build("all_reduce", "hierarchical", p, size, tiers=tiers) for size in sizes]
+    s = staggered(parts)
+    assert s.size == sum(sizes)
+    assert np.array_equal(outcome(s), outcome(build("all_reduce", "ring", p, s.size)))
+    assert np.array_equal(s.sent, sum(part.sent for part in parts))
+    for ports in (s.source, s.destination):
+        pairs = np.unique(np.stack([s.round, ports, s.source + s.destination]), axis=1)[:2]
+        assert len(np.unique(pairs, axis=1).T) == len(pairs.T)
+    begins = np.cumsum([0, *sizes])
+    spans = [s.round[(s.offset >= low) & (s.offset < high)] for low, high in pairwise(begins)]
+    assert all(after.min() < before.max() for before, after in pairwise(spans))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from command import phalanx
 from forked import Launcher
 from hosts import Hosts, shaped
 from test_cli import JOB, TEXT
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from toy import model
 
 from phalanx.cost.program import expand
@@ -166,6 +168,7 @@ def test_a_host_that_disappears_is_named_and_the_others_go_on(tmp_path: Path, me
         _, _, said = agents[0].finish()
     assert "rank 2, rank 3 (all of host host1) did not arrive" in said
     assert "the ranks were started again; the run goes on with 2" in said
+    assert said.count("links between these 2 hosts are not measured") == 1
 
 
 def wait_for(what: Callable[[], bool], agents: Sequence[Launcher], timeout_s: float = 120.0) -> None:
@@ -237,6 +240,15 @@ def test_a_lab_that_is_stopped_leaves_nothing(hosts: Hosts, number: signal.Signa
     assert process.wait(30)
     assert name not in lab._names()
     process.stdout.close()
+
+
+def test_a_host_that_is_told_to_end_does_so_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> None:
+        raise SignalException("told to end", signal.SIGTERM)
+
+    monkeypatch.setattr("torch.distributed.run.main", told)
+    with pytest.raises(SystemExit, match="143"):
+        runpy.run_module("phalanx.measure.host", run_name="__main__")
 
 
 def test_lab_run_starts_torchrun_on_every_host_and_counts(hosts: Hosts, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pool import CaseFailed, Pool
 from ranks import (
@@ -22,6 +22,7 @@ from ranks import (
 
 from phalanx.runtime.transport import Call
 from phalanx.schedule.collectives import ALGORITHMS, build
+from phalanx.schedule.transfers import Schedule, intervals
 
 RUN = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 P2P = [(op, algorithm) for op in RUN for algorithm in ALGORITHMS[op]]
@@ -90,6 +91,35 @@ def test_the_executor_runs_every_schedule(pool: Pool, op: str, ranks: int, group
             wanted[offset : offset + length] += values[rank][offset : offset + length]
         for rank, offset, length in zip(schedule.end.rank, schedule.end.offset, schedule.end.length, strict=True):
             np.testing.assert_array_equal(states[rank][offset : offset + length], wanted[offset : offset + length])
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.lists(st.tuples(st.permutations([0, 1, 2]), *[st.integers(0, 9)] * 2, st.booleans()), max_size=4)),
+    st.sampled_from([0, 100, 2**22]),
+    st.booleans(),
+)
+@example([[([1, 0, 2], 0, 5, True)], [([2, 0, 1], 5, 7, False)], [([0, 1, 2], 7, 7, False)]], 2**22, False)
+def test_what_is_received_ahead_waits_for_its_turn(
+    pool: Pool, rounds: list[list[tuple[list[int], int, int, bool]]], ahead: int, grouped: bool
+) -> None:
+    """Any transfers, round by round, also such as overwrite what was added, or is still to be sent."""
+    states = np.arange(10) + 100.0 * np.arange(1, 4)[:, None]
+    columns: list[tuple[int, int, int, int, int, bool]] = []
+    for number, transfers in enumerate(rounds):
+        before, written = states.copy(), np.zeros_like(states, dtype=bool)
+        for (source, destination, _), one, other, reduces in transfers:
+            low, high = min(one, other), max(one, other) + 1
+            if written[destination, low:high].any():
+                continue  # a round writes an element once
+            written[destination, low:high] = True
+            kept = states[destination, low:high] if reduces else 0
+            states[destination, low:high] = kept + before[source, low:high]
+            columns.append((number, source, destination, low, high - low, reduces))
+    table = np.array(columns, dtype=np.int64).reshape(-1, 6).T
+    nothing = intervals([], 0, 0)
+    schedule = Schedule("all_reduce", "any", 3, 10, *table[:5], table[5].astype(bool), nothing, nothing)
+    np.testing.assert_array_equal(pool.run(3, run_schedule, schedule, grouped, ahead), states)
 
 
 @settings(max_examples=10)

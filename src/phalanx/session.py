@@ -76,7 +76,13 @@ def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> C
     if choice.preset == "local":
         if world is not None:  # the ranks of this host, under the load that they will make; hosts alike
             host = local_cluster(world.local_size, file.job.precision.compute, file.train.threads, announce=announce)
-            return replace(host, nodes=-(-world.size // world.local_size))
+            hosts = -(-world.size // world.local_size)
+            if hosts > 1:
+                announce(
+                    f"note: links between these {hosts} hosts are not measured, and priced like those inside of one; "
+                    "under the same torchrun: -m phalanx measure --out FILE, and [cluster] file = FILE"
+                )
+            return replace(host, nodes=hosts)
         count = choice.ranks or (file.strategy.world if file.strategy else default_ranks())
         require_local(count)
         return local_cluster(count, file.job.precision.compute, file.train.threads, announce=announce)

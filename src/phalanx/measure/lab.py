@@ -28,6 +28,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -216,7 +217,9 @@ class Lab:
         quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         how["env"] = quiet | dict(how.get("env") or os.environ) | names
         inside = ["ip", "netns", "exec", self.namespace(host), *command]
-        child = subprocess.Popen(inside, preexec_fn=lambda: _begin(_host_name(self.namespace(host))), **how)
+        begin = partial(_begin, _host_name(self.namespace(host)))
+        # In a session of its own: Ctrl-C is for the lab, which ends its hosts in order.
+        child = subprocess.Popen(inside, preexec_fn=begin, start_new_session=True, **how)
         self._children.append(child)
         return child
 
@@ -236,7 +239,7 @@ class Lab:
         conf = f"is_host={int(host == 0)}"
         given["rdzv-conf"] = f"{conf},{given['rdzv-conf']}" if "rdzv-conf" in given else conf
         words = [word for name, value in given.items() for word in (f"--{name}", value)]
-        return [sys.executable, "-m", "torch.distributed.run", *words, *command]
+        return [sys.executable, "-m", "phalanx.measure.host", *words, *command]
 
     def lose(self, host: int) -> None:
         """A host disappears: its cable is out, then all that runs on it is gone."""
@@ -383,7 +386,6 @@ def _began(pid: int) -> str:
 def _begin(name: str) -> None:
     _take_name(name)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the lab, which ends its hosts in order
 
 
 def _run(*words: str) -> str:

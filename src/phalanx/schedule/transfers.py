@@ -18,6 +18,9 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 
+_COLUMNS = ("source", "destination", "length", "reduces")
+
+
 @dataclass(frozen=True)
 class Round:
     """Transfers that happen together; arrays of equal shape."""
@@ -106,6 +109,33 @@ def then(first: Schedule, second: Schedule, op: str, algorithm: str) -> Schedule
         reduces=np.concatenate([first.reduces, second.reduces]),
         end=second.end,
     )
+
+
+def staggered(parts: Sequence[Schedule]) -> Schedule:
+    """An all-reduce or a broadcast of a buffer in parts, each a round behind the one before it: while one of them
+    passes the links of one tier, another one passes those of the next. What happens at the same time so is written as
+    rounds after each other, the first part first."""
+    begins = np.cumsum([0, *(s.size for s in parts)])[:-1]
+    turn = np.concatenate([(i + s.round) * len(parts) + i for i, s in enumerate(parts)])
+    rows = np.argsort(turn, kind="stable")
+    shifted = [s.offset + begin for s, begin in zip(parts, begins, strict=True)]
+    return replace(
+        parts[0],
+        size=sum(s.size for s in parts),
+        round=np.unique(turn[rows], return_inverse=True)[1],
+        source=np.concatenate([s.source for s in parts])[rows],
+        destination=np.concatenate([s.destination for s in parts])[rows],
+        offset=np.concatenate(shifted)[rows],
+        length=np.concatenate([s.length for s in parts])[rows],
+        reduces=np.concatenate([s.reduces for s in parts])[rows],
+        start=_beside([s.start for s in parts], begins),
+        end=_beside([s.end for s in parts], begins),
+    )
+
+
+def _beside(parts: Sequence[Holdings], begins: Ints) -> Holdings:
+    offset = np.concatenate([h.offset + begin for h, begin in zip(parts, begins, strict=True)])
+    return Holdings(np.concatenate([h.rank for h in parts]), offset, np.concatenate([h.length for h in parts]))
 
 
 def dual(s: Schedule, op: str, algorithm: str, reduces: bool) -> Schedule:

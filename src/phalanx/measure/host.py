@@ -1,0 +1,17 @@
+"""One host of the lab: torchrun, which ends without torch's traceback when it is told to end.
+
+python -m phalanx.measure.host TORCHRUN'S WORDS
+"""
+
+from __future__ import annotations
+
+import sys
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.run import main
+
+if __name__ == "__main__":
+    try:
+        main()
+    except SignalException as told:
+        sys.exit(128 + int(told.sigval))
