@@ -5,8 +5,7 @@ own link; across, the r of a block use r NICs side by side, for all groups of an
 
     all-gather, reduce-scatter   n (p-1)/p / busbw             busbw = min(inner, r x NIC)
     all-reduce, a ring           both of these
-    all-reduce, a tree           between b blocks n / (r x NIC) each way; of two blocks one way is the other's other:
-                                 n / min(r x NIC, tree)
+    all-reduce, a tree           2 n / (r x NIC), up and down; two blocks send both at once: n / min(r x NIC, tree)
     all-reduce, switches (NVLS)  reduce in each block first: 2 n (b-1)/b / (r x NIC)
     + hops x latency             p-1 hops of a ring, of which the slowest chunk takes one out of every block; from
                                  block to block of a tree
