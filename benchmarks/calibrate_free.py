@@ -97,6 +97,7 @@ def free() -> list[Free]:
         ("gemm", 0.6),
         ("gemm8", 0.6),
         ("gemm_half", 0.4),
+        ("misaligned", 0.5),
         ("attention", 0.3),
         ("attention_half", 0.4),
         ("memory", 0.1),
@@ -145,6 +146,7 @@ def free() -> list[Free]:
     found += _of(("megatron-core",), ("pp_overlap", 0.8))
     releases = ("nemo-25.04", "megatron-bridge-26.02", "megatron-bridge-26.04", "megatron-bridge-26.06")
     found += _of(stacks, ("gemm", 0.08), ("hidden_bytes", 0.2), ("launch_s", 0.3))
+    found = [f for f in found if f.key != "torchtitan-eager.hidden_bytes"]  # counted
     found += _of(releases, ("gemm", 0.08))
     overlapping = ("nanotron", "llm-foundry", "torchtitan-compiled", "maxtext", "pax", "nemo-24.11")
     found += _of((*overlapping, "megatron-bridge-25.09"), ("tp_overlap", 0.6), ("dp_overlap", 0.6))
@@ -161,7 +163,12 @@ def free() -> list[Free]:
     found += [Free("torchtitan-eager", "cast_bytes", 0.4)]
     found += _of(("megatron-2022", "nanotron"), ("launch_sync", 0.7))
     found += _of(
-        ("nanotron",), ("list_s", 0.3), ("launch_backward", 0.3), ("gather_overlap", 0.8), ("logit_bytes", 0.3)
+        ("nanotron",),
+        ("list_s", 0.3),
+        ("stalled_s", 2.0),
+        ("launch_backward", 0.3),
+        ("gather_overlap", 0.8),
+        ("logit_bytes", 0.3),
     )
     found += _of(("llm-foundry", "nemo-24.03"), ("attention", 0.3))
     found += _of(("torchtitan-compiled", "torchtitan-eager", "megatron-bridge-25.09"), ("contention", 0.5))

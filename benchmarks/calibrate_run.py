@@ -1,9 +1,10 @@
-"""`python -m benchmarks calibrate [--further] [--leave-out [FAMILY ...]] [--write]`: fit all constants, and print
-how well.
+"""`python -m benchmarks calibrate [--further [OWNER ...]] [--leave-out [FAMILY ...]] [--write]`: fit all constants,
+and print how well.
 
 Without options: links, step times, memory, in some minutes. --further: step times and memory alone, from the
-constants as they stand. --leave-out: fits once more for every family (or those
-named) without its rows, and prints what is then predicted of them. --write: src/phalanx/cost/constants.py.
+constants as they stand; with names (`ampere`, `nvidia.misaligned`) step times by these alone. --leave-out: fits once
+more for every family (or those named) without its rows, and prints what is then predicted of them. --write:
+src/phalanx/cost/constants.py.
 """
 
 from __future__ import annotations
@@ -43,12 +44,15 @@ def times(
 
 
 def further(
-    found: Sequence[Case], whole: Mapping[str, float], say: Callable[[str], None] = print
+    found: Sequence[Case], whole: Mapping[str, float], only: Sequence[str], say: Callable[[str], None] = print
 ) -> dict[str, float]:
-    """Constants of step times and of links, the former moved on from where they stand."""
+    """Constants of step times and of links, the former moved on from where they stand: all, or `only` some."""
+    every = free()
+    moved = [f for f in every if not only or f.owner in only or f.key in only]
     links = {key: whole[key] for key in calibrate_links.KEYS}
-    moved = free()
-    return fit(fitted(found), moved, links, start=offsets_of(moved, whole), rounds=10, say=say)[1]
+    fixed = links | {f.key: whole[f.key] for f in every if f not in moved and f.key in whole}
+    reached = fit(fitted(found), moved, fixed, start=offsets_of(moved, whole), rounds=10, say=say)[1]
+    return links | {f.key: reached[f.key] for f in every if f.key in reached}
 
 
 def _tell(text: str) -> None:
@@ -92,8 +96,9 @@ def show(of: Mapping[str, Mapping[str, float]], note: str = "") -> None:
 
 def main(arguments: Sequence[str]) -> None:
     found = timed(cases(load(RUNS))[0])
+    named = [a for a in arguments if not a.startswith("--")]
     if "--leave-out" in arguments:
-        named = [a for a in arguments if not a.startswith("--")] or list(LEFT_OUT)
+        named = named or list(LEFT_OUT)
         told = json.loads(LEFT.read_text()) if LEFT.exists() else {}
         for name in named:
             left = LEFT_OUT[name]
@@ -103,11 +108,14 @@ def main(arguments: Sequence[str]) -> None:
             LEFT.write_text(json.dumps(told, indent=1) + "\n")
         return
     if "--further" in arguments:
-        constants = further(found, CONSTANTS, say=_tell)
+        constants = further(found, CONSTANTS, named, say=_tell)
     else:
         links = calibrate_links.fitted()
         constants = {**links, **times(found, links, say=_tell)}
-    constants |= calibrate_memory.fitted(constants)
+    if named:
+        constants |= {key: value for key, value in CONSTANTS.items() if key not in constants}
+    else:
+        constants |= calibrate_memory.fitted(constants)
     show(table(found, constants))
     if "--write" in arguments:
         write(constants)

@@ -12,8 +12,8 @@ from phalanx.cost.estimate import Estimate, estimate, estimate_all, paid
 from phalanx.cost.pipeline import Costs, price
 from phalanx.cost.profiles import STACKS, profile
 from phalanx.cost.stack.compression import SPARSE, Compressed, payment
-from phalanx.cost.stack.compute import product_s
-from phalanx.cost.stack.flops import forward_per_token
+from phalanx.cost.stack.compute import attention, product_s
+from phalanx.cost.stack.flops import forward_per_token, hardware_flops, model_flops
 from phalanx.cost.stack.hardware import chip_name, system, system_of
 from phalanx.cost.stack.layout import layout
 from phalanx.cost.stack.memory import Memory, block_bytes, memory
@@ -119,6 +119,29 @@ def test_flops_are_near_6n_where_attention_is_small() -> None:
     spec = model("llama3-70b")
     blocks, head = forward_per_token(shape(spec), 128)
     assert 3 * (blocks + head) == pytest.approx(6 * (spec.parameter_count - spec.vocab * spec.hidden), rel=0.01)
+
+
+def test_flops_of_a_large_step_are_more_than_an_integer_holds() -> None:
+    spec = model("llama3-405b")
+    one_row, many = (
+        layout(Strategy(**parse("recompute=full")), Job(batch, 131072, Precision("bfloat16")), spec.layers)
+        for batch in (1, 1024)
+    )
+    for counted in (model_flops, hardware_flops):
+        assert float(counted(shape(spec), many)) == pytest.approx(1024 * float(counted(shape(spec), one_row)))
+    assert float(model_flops(shape(spec), many)) > 2**63
+
+
+def test_written_scores_are_slower_where_tensor_cores_cannot_take_a_head() -> None:
+    """And by the square of the sequence. 150 is no multiple of 8 elements."""
+    spec, on, stack = model("gpt3-175b"), system("A100", 8, 25e9), profile("megatron-2021")
+    laid = layout(Strategy(**parse("tp=8")), JOB, spec.layers)
+    sizes = [replace(shape(spec), head_dim=d, value_dim=d) for d in (144, 150, 152)]
+    few, odd, more = (float(attention(size, laid, on, stack).forward) for size in sizes)
+    assert few < more < odd
+    assert more == pytest.approx(few, rel=0.5)
+    long = replace(laid, seq=2 * laid.seq)
+    assert float(attention(sizes[0], long, on, stack).forward) == pytest.approx(4 * few, rel=0.1)
 
 
 def test_bubble_of_1f1b_and_interleaved() -> None:

@@ -31,7 +31,7 @@ def told() -> dict:
 
 # family, and the bounds that its step times keep: mean and median absolute error, percent
 _TIMES = {
-    "bigscience-bloom": (8, 8),
+    "bigscience-bloom": (8, 5),
     "llm-foundry": (5, 4),
     "megatron-sc21": (3, 2),
     "nvidia-dgxc-benchmarking": (3, 2),
@@ -53,10 +53,12 @@ def test_step_times_of_a_family_are_as_near_as_the_docs_say(told: dict, family: 
 
 
 def test_ranks_and_biases(told: dict) -> None:
-    assert told["by_kind"]["vtrain/multi-node"]["time"]["median"] <= 6
+    assert told["by_kind"]["vtrain/multi-node"]["time"]["mape"] <= 8
+    assert told["by_kind"]["vtrain/multi-node"]["time"]["median"] <= 5
     assert told["by_kind"]["hf-ultrascale/pp=1"]["time"]["median"] <= 6
     assert told["by_kind"]["hf-ultrascale/pp=1"]["time"]["spearman"] >= 0.98
     assert told["by_kind"]["hf-ultrascale/pp>1"]["time"]["median"] <= 7
+    assert told["by_kind"]["hf-ultrascale/pp>1"]["time"]["spearman"] >= 0.94
     assert told["by_kind"]["nvidia-dgxc-benchmarking/dense"]["time"]["mape"] <= 3
     assert told["by_kind"]["nvidia-dgxc-benchmarking/MoE"]["time"]["median"] <= 3
     assert told["by_kind"]["nemo-megatron-bridge/dense"]["time"]["mape"] <= 4

@@ -23,7 +23,7 @@ class Profile:
     name: str
     flash: Column = 1.0
     """Whether attention never writes its scores."""
-    score_bytes: Column = 0.0
+    score_bytes: Column = 10.0
     """Traffic per score of attention that does: masked softmax and dropout, in 2-byte elements."""
     hidden_bytes: Column = 20.0
     """Traffic per token and hidden element of a block beside the products: norms, residuals, rotary, dropout."""
@@ -61,6 +61,8 @@ class Profile:
     rank,"""
     list_s: Column = 3e-4
     """each of which takes so long where CPUs hold a job up: what follows is launched that much later."""
+    stalled_s: Column = 1e-3
+    """What each message of a pipeline waits where the ranks of a node do not reach each other over NVLink."""
     launch_sync: Column = 0.05
     """What launches lose more over 8 tp ranks and more, in proportion: each collective waits for the slowest CPU."""
     tp_split: Column = 0.0
@@ -165,7 +167,7 @@ STACKS: dict[str, Stack] = {
     "megatron-2020": Stack("any", _SCORES | _FP16_GRADIENTS | _LATE | {"launches": 30.0}),
     "megatron-2021": Stack("megatron-2020"),
     "megatron-2022": Stack("megatron-2021"),
-    "megatron-deepspeed-2022": Stack("megatron-2021", {"scatter_gather": 0.0}),
+    "megatron-deepspeed-2022": Stack("megatron-2021"),
     "megatron-deepspeed-2021": Stack("megatron-deepspeed-2022"),
     # bf16 has an optimizer of its own there, which sums gradients in fp32 beside those of the backward pass.
     "megatron-deepspeed-2022-bf16": Stack("megatron-deepspeed-2022"),
@@ -215,8 +217,11 @@ STACKS: dict[str, Stack] = {
     "nanotron-early": Stack("nanotron", {"waits": 1.0, "context_bytes": 10e9}),
     "llm-foundry": Stack("eager", {"launches": 24.0}),
     "llm-foundry-pure": Stack("llm-foundry", {"gradient_bytes": 2.0}),
-    # Logits in 2 bytes and in 4, their softmax, and its gradient.
-    "torchtitan-eager": Stack("eager", {"launches": 55.0, "kept_ffn": 4 / 3} | _PER_OP),
+    # Logits in 2 bytes and in 4, their softmax, and its gradient. Norms and rotations operation by operation in fp32,
+    # where nanotron and llm-foundry call fused kernels: 36 bytes of a norm, 6 of a residual, 20 of a rotation.
+    "torchtitan-eager": Stack(
+        "eager", {"launches": 55.0, "hidden_bytes": 2 * 36.0 + 2 * 6.0 + 1.25 * 20.0, "kept_ffn": 4 / 3} | _PER_OP
+    ),
     # Compilers that fuse what is bound by memory.
     "compiled": Stack("any", {"plain": 1.0, "launches": 15.0}),
     "torchtitan-compiled": Stack("compiled", {"portable": 1.0, "tp_narrow": 1.0} | _PER_OP),

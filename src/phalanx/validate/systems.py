@@ -107,12 +107,15 @@ tensor-parallel collectives over the same nodes."""
 
 _CPU_S = 2.5e-4
 """For each rank beyond a node: no network takes so long, so it is the CPU that does, and inside of a node too."""
+_CUT_OFF = 0.25
+"""Of what NVLink carries: below, it is not NVLink that carries it."""
 
 
 def measured(known: System, by: Benched) -> System:
     """The system of a row with what was measured beside it. Of links: rates inside of a node; what all-reduce reaches
-    between nodes, beyond its tree's hops; and whether all-gather, which has a hop to each node, is held up by CPUs:
-    n/busbw - n/busbw inside of a node = what ranks beyond it cost. Of products and memory: their shares of the peak.
+    between nodes, beyond its tree's hops; whether all-gather, which has a hop to each node, is held up by CPUs:
+    n/busbw - n/busbw inside of a node = what ranks beyond it cost; and whether ranks of a node are cut off from each
+    other. Of products and memory: their shares of the peak.
     """
     inner, outer = known.tiers
     has = np.asarray(by.gather_inside) > 0
@@ -142,6 +145,7 @@ def measured(known: System, by: Benched) -> System:
         reduce_gain=np.where(has, reduce_inside / inside, known.reduce_gain),
         reduce_across=np.where(over, across, known.reduce_across),
         held_up=1.0 * (over & (rank_s > _CPU_S)),
+        cut_off=1.0 * (has & (inside < _CUT_OFF * inner.bytes_per_s_per_gpu_per_direction)),
     )
 
 

@@ -176,7 +176,7 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     d = shape.head_dim
     batch = layout.micro_batch * heads
     s = layout.seq / layout.cp
-    rate = system.peak_bf16 * system.gemm * profile.gemm * _aligned(d)
+    rate = system.peak_bf16 * system.gemm * profile.gemm * _aligned(d, system.misaligned)
     e = layout.activation_bytes
     scores = product_s(s, layout.seq, d, system, rate, e, batch) + product_s(s, d, layout.seq, system, rate, e, batch)
     passes = profile.score_bytes * pairs * layout.seq / (system.memory_bytes_per_s * system.memory)
@@ -186,12 +186,12 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     )
 
 
-def _aligned(d: Column) -> Column:
-    """What products lose whose inner size is not a multiple of 64 elements (128 bytes), and below 8 of tensor cores
-    altogether (NVIDIA, "Matrix multiplication background", table 1)."""
+def _aligned(d: Column, otherwise: Column) -> Column:
+    """What products lose whose inner size is not a multiple of 64 elements (128 bytes), and `otherwise` of tensor
+    cores' rate where it is none of 8 (NVIDIA, "Matrix multiplication background", table 1)."""
     d = np.asarray(d)
     loss = np.where(d % 64 == 0, 1.0, np.where(d % 32 == 0, 0.85, np.where(d % 16 == 0, 0.7, 0.55)))
-    return np.where(d % 8 == 0, loss, 0.25)
+    return np.where(d % 8 == 0, loss, otherwise)
 
 
 def traffic(shape: Shape, layout: Layout, width: Column, system: System, profile: Profile) -> Passes:

@@ -32,13 +32,13 @@ def forward_per_token(shape: Shape, seq: Column) -> tuple[Column, Column]:
 def model_flops(shape: Shape, layout: Layout) -> Column:
     """Of a step on all ranks: nothing repeated."""
     blocks, head = forward_per_token(shape, layout.seq)
-    return 3 * (blocks + head) * layout.step_tokens
+    return 3.0 * (blocks + head) * layout.step_tokens  # a float: 405B's step has more FLOPs than an int64 holds
 
 
 def hardware_flops(shape: Shape, layout: Layout) -> Column:
     """With what recomputation repeats."""
     blocks, _ = forward_per_token(shape, layout.seq)
-    core = 2 * shape.layers * layout.seq * shape.heads * (shape.head_dim + shape.value_dim)
+    core = 2.0 * shape.layers * layout.seq * shape.heads * (shape.head_dim + shape.value_dim)
     return model_flops(shape, layout) + (layout.full * blocks + layout.selective * core) * layout.step_tokens
 
 

@@ -24,6 +24,7 @@ class Generation:
     gemm_half: float = 200
     gemm8: float = 0.60
     gemm4: float = 0.45
+    misaligned: float = 0.25
     attention: float = 0.6
     portable_gemm: float = 1.0
     portable_attention: float = 0.42
@@ -33,6 +34,7 @@ class Generation:
     attention_half: float = 500
     memory: float = 0.8
     reduce_gain: float = 1.25
+    tree: float = 0.0
     nvlink: float = 0.80
     nic: float = 0.90
     node_hop_s: float = 2.5e-6
@@ -45,16 +47,20 @@ class Generation:
     bulk_reduce_bytes: float = 1.5e6
 
 
-# Streaming multiprocessors, and whether switches reduce (NVLS, from NVLink 4 on): datasheets.
+# Streaming multiprocessors, and whether switches reduce (NVLS, from NVLink 4 on): datasheets. Where they do not, what
+# NCCL's tree of two nodes carries: half (there and back) of 4 channels, one per port (src/graph/tuning.cc). With 8
+# ports it is twice that, but then a ring is as fast.
+_TREE_AMPERE = 4 * 23.6e9 / 2
+_TREE_VOLTA = 4 * 18.5e9 / 2
 _BUILT: dict[str, dict[str, float]] = {
-    "volta": {"processors": 80, "reduce_gain": 1.0},
-    "ampere": {"processors": 108, "reduce_gain": 1.0},
+    "volta": {"processors": 80, "reduce_gain": 1.0, "tree": _TREE_VOLTA},
+    "ampere": {"processors": 108, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
     "hopper": {"processors": 132},
     "blackwell": {"processors": 148},
     "blackwell-ultra": {"processors": 148},
     # No published run of these is known here: they reach what NVIDIA's chips reach on average.
-    "ampere-gddr": {"processors": 72, "reduce_gain": 1.0},
-    "ada": {"processors": 128, "reduce_gain": 1.0},
+    "ampere-gddr": {"processors": 72, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
+    "ada": {"processors": 128, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
 }
 _PARENTS = {"blackwell-ultra": "blackwell"}
 _DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: ignore[arg-type]
@@ -129,6 +135,7 @@ def system(
         gemm_half=g.gemm_half,
         gemm8=g.gemm8 * clock,
         gemm4=g.gemm4 * clock,
+        misaligned=g.misaligned,
         attention=g.attention * clock,
         portable_gemm=g.portable_gemm,
         portable_attention=g.portable_attention * clock,
@@ -139,7 +146,9 @@ def system(
         memory=g.memory,
         reduce_gain=g.reduce_gain,
         reduce_across=1.0,
+        tree=g.tree,
         held_up=0.0,
+        cut_off=0.0,
         bulk_bytes=g.bulk_bytes,
         bulk_reduce_bytes=g.bulk_reduce_bytes,
         tiers=(

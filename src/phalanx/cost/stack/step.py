@@ -236,7 +236,7 @@ def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile:
     """What a pipeline sends: with scatter/gather a part per tp rank, gathered behind in the node."""
     cut = np.where((layout.sp > 0) | (profile.scatter_gather > 0), layout.tp, 1)
     n = layout.tokens * shape.hidden * layout.activation_bytes
-    sent = message_s(n / cut, layout.pp_stride, system)
+    sent = message_s(n / cut, layout.pp_stride, system) + profile.stalled_s * system.cut_off
     whole = collective_s("all_gather", n, layout.tp, layout.tp_stride, system)
     gathered = np.where((cut > 1) & (layout.sp == 0), whole, 0.0)
     steady = 2 * layout.micro_batches * layout.virtual

@@ -38,6 +38,8 @@ class System:
     gemm_half: Column
     gemm8: Column
     gemm4: Column
+    misaligned: Column
+    """Of tensor cores' rate, where rows are no multiple of 8 elements."""
     attention: Column
     portable_gemm: Column
     """What products reach of that as plain library calls, which eager PyTorch and XLA make."""
@@ -55,8 +57,12 @@ class System:
     """In the innermost tier, all-reduce by the switch (NVLS) against a ring: busbw over the ring's."""
     reduce_across: Column
     """Between nodes, all-reduce against what the NICs carry."""
+    tree: Column
+    """bytes/s of an all-reduce that a tree of two nodes carries through each; 0: switches reduce."""
     held_up: Column
     """1: a job's own measurements show that its CPUs hold its collectives up."""
+    cut_off: Column
+    """1: they show that the ranks of a node do not reach each other over NVLink."""
     bulk_bytes: Column
     bulk_reduce_bytes: Column
     """The chunk of which a hop takes the mean of a small and a large one's; of an all-reduce."""

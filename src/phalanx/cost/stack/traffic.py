@@ -4,12 +4,16 @@ A group of p ranks at distance `stride` has r of them in each block of the inner
 own link; across, the r of a block use r NICs side by side, for all groups of an axis communicate at once:
 
     all-gather, reduce-scatter   n (p-1)/p / busbw             busbw = min(inner, r x NIC)
-    all-reduce                   twice that; between blocks once per block: 2 n (b-1)/b / (r x NIC), b blocks
-    + hops x latency             p-1 hops of a ring, of which the slowest chunk takes one out of every block; an
-                                 all-reduce between blocks: a tree
+    all-reduce, a ring           both of these
+    all-reduce, a tree           2 n / (r x NIC), up and down; two blocks send both at once: n / min(r x NIC, tree)
+    all-reduce, switches (NVLS)  reduce in each block first: 2 n (b-1)/b / (r x NIC)
+    + hops x latency             p-1 hops of a ring, of which the slowest chunk takes one out of every block; from
+                                 block to block of a tree
 
-A hop of a small chunk (n/p) takes `hop_s`, of a large one `bulk_hop_s`: NCCL's protocols for small messages (LL) and
-for large ones (Simple), which waits for a receiver's memory at every hop (NCCL, src/graph/tuning.cc).
+Where switches do not reduce, the ring or the tree is taken, as NCCL does, whichever is faster: of two nodes with slow
+ports the tree, with fast ones the ring, because a tree's channel carries little (NCCL, src/graph/tuning.cc,
+perChMaxTreeBws). A hop of a small chunk (n/p) takes `hop_s`, of a large one `bulk_hop_s`: NCCL's protocols for small
+messages (LL) and for large ones (Simple), which waits for a receiver's memory at every hop.
 """
 
 from __future__ import annotations
@@ -27,6 +31,15 @@ def together(p: Column, stride: Column, tier: TierRates) -> Column:
 
 def collective_s(op: str, n: Column, p: Column, stride: Column, system: System) -> Column:
     """One all_reduce, all_gather, reduce_scatter or all_to_all of n bytes (DESIGN.md's counting); 0 for one rank."""
+    found = _spanning(op, n, p, stride, system)
+    if op != "all_reduce" or not np.any(system.tree):
+        return found
+    ring = 2 * _spanning("reduce_scatter", n, p, stride, system)
+    return np.where(np.asarray(system.tree) > 0, np.minimum(found, ring), found)
+
+
+def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> Column:
+    """The same, an all_reduce by switches or a tree."""
     p = np.maximum(p, 1)
     share, chunk = (p - 1) / p, n / p
     reduces = op == "all_reduce"
@@ -44,7 +57,9 @@ def collective_s(op: str, n: Column, p: Column, stride: Column, system: System) 
         if op == "all_to_all":
             across = n * (blocks - 1) / blocks / rate
         elif reduces:
-            across = 2 * n * (blocks - 1) / blocks / (members * rate * system.reduce_across)
+            ports = members * rate * system.reduce_across
+            tree = np.where(blocks > 2, 2 * n / ports, n / np.minimum(ports, np.maximum(system.tree, 1.0)))
+            across = np.where(np.asarray(system.tree) > 0, tree, 2 * n * (blocks - 1) / blocks / ports)
         else:
             across = n * share / (members * rate)
         crossing = blocks > 1

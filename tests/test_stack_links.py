@@ -1,0 +1,73 @@
+"""All-reduces between nodes, by a ring, a tree or switches; and pipelines of ranks that NVLink does not join."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phalanx.cost.profiles import profile
+from phalanx.cost.stack.hardware import CHIPS, generation, system
+from phalanx.cost.stack.layout import layout
+from phalanx.cost.stack.shape import shape
+from phalanx.cost.stack.step import step
+from phalanx.cost.stack.traffic import collective_s
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.jobfile import make_model
+from phalanx.spec.strategy import Strategy, parse
+from phalanx.validate.systems import Benched, measured
+
+N = 4e9
+
+
+def reduce_s(ranks: int, nic: float, chip: str = "A100") -> tuple[float, float, float]:
+    """Of an all-reduce, and of the two halves of a ring; bytes/s that a node's ports reach."""
+    on = system(chip, 8, nic)
+    ring = 2 * float(collective_s("reduce_scatter", N, ranks, 1, on))
+    return float(collective_s("all_reduce", N, ranks, 1, on)), ring, 8 * on.tiers[1].bytes_per_s_per_gpu_per_direction
+
+
+def test_two_nodes_with_slow_ports_reduce_by_a_tree() -> None:
+    """One way is the other's other: n bytes through a node's ports, where a ring has 2 (p-1)/p of them."""
+    found, ring, ports = reduce_s(16, 50e9 / 8)
+    assert found == pytest.approx(N / ports, rel=0.01)
+    assert ring == pytest.approx(2 * N * 15 / 16 / ports, rel=0.01)
+
+
+@pytest.mark.parametrize(("ranks", "nic"), [(16, 25e9), (32, 50e9 / 8), (32, 25e9)])
+def test_fast_ports_and_more_nodes_reduce_by_a_ring(ranks: int, nic: float) -> None:
+    found, ring, _ = reduce_s(ranks, nic)
+    assert found == pytest.approx(ring, rel=1e-6)
+
+
+def test_switches_that_reduce_send_less_than_a_ring() -> None:
+    found, ring, ports = reduce_s(32, 25e9, "H100")
+    assert found == pytest.approx(2 * N * 3 / 4 / ports, rel=0.01)
+    assert found < ring
+
+
+def test_what_has_no_switches_that_reduce_has_a_tree() -> None:
+    for name in {chip.generation for chip in CHIPS.values()}:
+        built = generation(name)
+        assert (built.tree > 0) == (built.reduce_gain == 1), name
+
+
+def test_small_all_reduces_of_many_nodes_take_the_trees_hops() -> None:
+    on = system("A100", 8, 25e9)
+    few, many = (float(collective_s("all_reduce", 1e3, 8 * nodes, 1, on)) for nodes in (8, 64))
+    assert many < 2.5 * few  # a ring's would be eight times as many
+
+
+def test_ranks_that_nvlink_does_not_join_hold_their_pipeline_up() -> None:
+    """What a job measured inside of a node says so: 42 GB/s where NVLink carries 325."""
+    spec = make_model({"preset": "llama2-7b"}, Path())[0]
+    job, stack = Job(64, 4096, Precision("bfloat16")), profile("nanotron")
+    known = system("H100", 8, 50e9)
+    apart = measured(known, Benched(32, 44e9, 40e9, 45e9, 42e9))
+    assert (float(apart.cut_off), float(measured(known, Benched(32, 154e9, 97e9, 425e9, 242e9)).cut_off)) == (1, 0)
+    for line, messages in (("dp=4,pp=8", 2 * (16 + 7)), ("dp=32", 0)):
+        laid = layout(Strategy(**parse(line)), job, spec.layers)
+        whole, free = (step(shape(spec), laid, on, stack).seconds for on in (apart, replace(apart, cut_off=0.0)))
+        assert float(whole - free) == pytest.approx(messages * float(np.asarray(stack.stalled_s)))
