@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,15 +97,54 @@ def test_torchrun_and_slurm_say_who_we_are(monkeypatch: pytest.MonkeyPatch) -> N
     assert world.external() == world.World(3, 4, 1, 2)
 
 
+class NoAnswer(torch.distributed.Store):
+    """A store that takes what it is told; `ask`: what happens to who asks."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def set(self, key: str, value: str) -> None:
+        return None
+
+    def check(self, keys: list[str]) -> bool:
+        self.ask()
+        return True
+
+
+def absent(monkeypatch: pytest.MonkeyPatch, store: torch.distributed.Store) -> tuple[int, ...]:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: store)
+    return world.absent(world.World(1, 2, 0, 1), [0, 1])
+
+
 @pytest.mark.filterwarnings("error")
 def test_who_is_absent_nobody_can_tell_once_the_store_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gone(torch.distributed.HashStore):
-        def check(self, names: list[str]) -> bool:
-            raise torch.distributed.DistNetworkError("connection was closed")
+    asked = []
 
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", Gone)
-    assert world.absent(world.World(1, 2, 0, 1), [0, 1]) == ()
+    def gone() -> None:
+        asked.append(True)
+        raise torch.distributed.DistNetworkError("connection was closed")
+
+    assert absent(monkeypatch, NoAnswer(gone)) == ()
+    assert asked
+
+
+def test_nor_while_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, over = threading.Event(), threading.Event()
+    asking: list[threading.Thread] = []
+
+    def hang() -> None:
+        asking.append(threading.current_thread())
+        asked.set()
+        over.wait(10)
+
+    store = NoAnswer(hang)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", lambda thread, within_s: asked.wait(10))
+        assert absent(patch, store) == ()
+    over.set()
+    asking[0].join()
 
 
 STEPS = """

@@ -20,8 +20,10 @@ from ranks import (
     without_arena,
 )
 
-from phalanx.runtime.transport import Call
+from phalanx.runtime.executor import Executor
+from phalanx.runtime.transport import DONE, Call, Done
 from phalanx.schedule.collectives import ALGORITHMS, build
+from phalanx.schedule.messages import program
 from phalanx.schedule.transfers import Schedule, intervals
 
 RUN = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -120,6 +122,33 @@ def test_what_is_received_ahead_waits_for_its_turn(
     nothing = intervals([], 0, 0)
     schedule = Schedule("all_reduce", "any", 3, 10, *table[:5], table[5].astype(bool), nothing, nothing)
     np.testing.assert_array_equal(pool.run(3, run_schedule, schedule, grouped, ahead), states)
+
+
+class Instant:
+    """A group whose messages are over at once; `received`: where they were to arrive."""
+
+    def __init__(self) -> None:
+        self.received: list[torch.Tensor] = []
+
+    def send(self, data: list[torch.Tensor], peer: int, tag: int) -> Done:
+        return DONE
+
+    def recv(self, into: list[torch.Tensor], peer: int, tag: int) -> Done:
+        self.received += into
+        return DONE
+
+
+def test_what_a_ring_gathers_arrives_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its chunks were sent before, to be added up; but for the first, which was sent just now. Of messages too
+    long to be received ahead."""
+    monkeypatch.setattr("phalanx.runtime.executor.SEGMENT", 64)
+    monkeypatch.setattr("phalanx.runtime.executor._AHEAD", 256)
+    buffer, over = torch.zeros(1024), Instant()
+    steps = program(build("all_reduce", "ring", 4, 1024), me=0)
+    Executor(over, grouped=False).run(steps, lambda low, high: buffer[low:high], "sum", buffer)  # type: ignore[arg-type]
+    there = buffer.untyped_storage().data_ptr()
+    at_their_place = [t.numel() for t in over.received if t.untyped_storage().data_ptr() == there]
+    assert sum(at_their_place) == 2 * 1024 // 4
 
 
 @settings(max_examples=10)

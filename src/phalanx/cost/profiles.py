@@ -82,8 +82,6 @@ class Profile:
     partial results are weighed and added up in fp32."""
     contention: Column = 1.05
     """How much slower compute is while something travels beside it."""
-    scatter_gather: Column = 1.0
-    """Whether a pipeline's messages are cut over the tp ranks (Narayanan et al. 2021, section 4.1)."""
     gradient_bytes: Column = 4.0
     """Of a gradient that travels."""
     parameter_bytes: Column = 2.0

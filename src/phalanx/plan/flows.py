@@ -97,9 +97,8 @@ def _all(pricing: Pricing, s: Strategy) -> Iterator[Flow]:
         ):
             buckets = blocks if passes else max(math.ceil(n / profile.bucket_bytes), 1)
             yield flow(axis, op, what, among, apart, often * buckets, n / buckets)
-    cut = s.tp if s.sp or profile.scatter_gather else 1
     stages = int(layout.pp_stride[0])
-    yield flow("pp", "send", "activations and their gradients", s.pp, stages, 2 * m * s.virtual, hidden / cut)
+    yield flow("pp", "send", "activations and their gradients", s.pp, stages, 2 * m * s.virtual, hidden / s.tp)
 
 
 def _flow(

@@ -160,11 +160,11 @@ def absent(world: World, ranks: Sequence[int], within_s: float = 3.0) -> tuple[i
             missing[:] = [rank for rank in missing if not store.check([names[rank]])]
             time.sleep(0.05)
 
-    # The process that holds the store may itself be the one that hangs.
+    # The process that holds the store may itself be the one that hangs: nobody can tell either.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(within_s + 1)
-    return tuple(missing)
+    return () if asking.is_alive() else tuple(missing)
 
 
 def leave() -> None:

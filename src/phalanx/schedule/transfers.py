@@ -18,9 +18,6 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 
-_COLUMNS = ("source", "destination", "length", "reduces")
-
-
 @dataclass(frozen=True)
 class Round:
     """Transfers that happen together; arrays of equal shape."""

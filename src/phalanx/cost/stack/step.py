@@ -233,17 +233,17 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
 
 
 def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile: Profile) -> None:
-    """What a pipeline sends: with scatter/gather a part per tp rank, gathered behind in the node."""
-    cut = np.where((layout.sp > 0) | (profile.scatter_gather > 0), layout.tp, 1)
+    """What a pipeline sends: a part per tp rank, gathered behind in the node (scatter/gather, Narayanan et al. 2021,
+    section 4.1)."""
     n = layout.tokens * shape.hidden * layout.activation_bytes
-    sent = message_s(n / cut, layout.pp_stride, system) + profile.stalled_s * system.cut_off
+    sent = message_s(n / layout.tp, layout.pp_stride, system) + profile.stalled_s * system.cut_off
     whole = collective_s("all_gather", n, layout.tp, layout.tp_stride, system)
-    gathered = np.where((cut > 1) & (layout.sp == 0), whole, 0.0)
+    gathered = np.where(layout.sp == 0, whole, 0.0)
     steady = 2 * layout.micro_batches * layout.virtual
     # One chunk's messages travel beside the next one's work, where a rank has more than one.
     overlap = np.where(layout.virtual > 1, profile.pp_overlap, 0.0)
     times = steady * (1 - overlap) + 2 * (layout.pp - 1)
-    own = {"messages": steady, "bytes": n / cut, "message_s": sent, "gathered_s": gathered}
+    own = {"messages": steady, "bytes": n / layout.tp, "message_s": sent, "gathered_s": gathered}
     out.of["transfers"] = own | {"overlap": overlap, "pp": layout.pp}
     out.terms["transfers"] = np.where(layout.pp > 1, times * (sent + gathered), 0.0)
 
