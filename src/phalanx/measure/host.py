@@ -1,4 +1,4 @@
-"""One host of the lab: torchrun, which ends without torch's traceback when it is told to end.
+"""One host of the lab: torchrun, which ends without torch's traceback when it is told to end or a rank has failed.
 
 python -m phalanx.measure.host TORCHRUN'S WORDS
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
 if __name__ == "__main__":
@@ -15,3 +16,5 @@ if __name__ == "__main__":
         main()
     except SignalException as told:
         sys.exit(128 + int(told.sigval))
+    except ChildFailedError as failed:
+        sys.exit(str(failed))

@@ -103,7 +103,7 @@ class Executor:
             flight.make_room(i)
             while posted < min(len(steps), i + _ROUNDS) and (posted <= i or flight.has_room(steps[posted])):
                 unsent = [piece for s in steps[i : posted + 1] for message in s.sends for piece in message.pieces]
-                flight.post(posted, steps[posted], unsent, i)
+                flight.post(posted, steps[posted], unsent)
                 posted += 1
             flight.send(i, step)
         flight.land()
@@ -152,14 +152,14 @@ class _Flight:
         """Bytes of staging memory."""
         return sum(m.staged.nbytes for m in (*self._receives, *self._sends) if m.staged is not None)
 
-    def post(self, number: int, step: Step, unsent: Sequence[Piece], now: int) -> None:
+    def post(self, number: int, step: Step, unsent: Sequence[Piece]) -> None:
         """Receive what round `number` brings: at its place, unless it is added there, or something else there is
-        still to be written or read. `unsent`: what this round and those before it have yet to send, from `now` on."""
+        still to be written or read. `unsent`: what this round and those before it have yet to send."""
         for message in step.receives:
             for pieces in _segments(message.pieces, self._most):
-                direct = len(pieces) == 1 and not message.reduces and not _overlap(pieces, unsent)
-                direct = direct and not any(_overlap(pieces, m.pieces) for m in self._receives)
-                direct = direct and self._is_sent(pieces, now - 1 if number == now else 0)
+                under_way = (*self._receives, *self._sends)
+                busy = _overlap(pieces, unsent) or any(_overlap(pieces, m.pieces) for m in under_way)
+                direct = len(pieces) == 1 and not message.reduces and not busy
                 into = self._memory(*pieces[0]) if direct else self._staging.take(pieces, self._like)
                 work = self._over.recv([into], message.peer, _TAG)
                 staged = None if direct else into
@@ -173,15 +173,8 @@ class _Flight:
                 staged = None if len(pieces) == 1 else self._staging.pack(pieces, self._memory, self._like)
                 data = self._memory(*pieces[0]) if staged is None else staged
                 self._sends.append(_Moving(number, pieces, self._over.send([data], message.peer, _TAG), staged))
-
-    def _is_sent(self, pieces: Sequence[Piece], before: int) -> bool:
-        """Whether nothing of these pieces is being sent. Waits for sends of rounds before `before`: they are as good
-        as there, and what arrives at its place need not be copied."""
-        for out in [m for m in self._sends if _overlap(m.pieces, pieces)]:
-            if out.number >= before:
-                return False
-            self._wait_sent(out)
-        return True
+        while self._sends and self._sends[0].number < number:  # as good as sent: what is looked through stays short
+            self._wait_sent(self._sends[0])
 
     def land(self) -> None:
         """Wait for all."""
