@@ -21,6 +21,7 @@ from benchmarks.calibrate import Data, Free, descend, fit, offsets_of
 from benchmarks.calibrate_free import LEFT_OUT, family, fitted, free, timed
 from benchmarks.calibrate_write import write
 from phalanx.cost.constants import CONSTANTS
+from phalanx.spec.errors import InputError, nearest
 from phalanx.validate.cases import Case, cases
 from phalanx.validate.records import RUNS, load
 from phalanx.validate.scores import errors
@@ -94,9 +95,24 @@ def show(of: Mapping[str, Mapping[str, float]], note: str = "") -> None:
         )
 
 
+def _names(arguments: Sequence[str]) -> list[str]:
+    """The families or owners that are named."""
+    given = [a for a in arguments if not a.startswith("--")]
+    known: set[str] = set()
+    if "--leave-out" in arguments:
+        known = set(LEFT_OUT)
+    elif "--further" in arguments:
+        known = {name for f in free() for name in (f.owner, f.key)}
+    for name in given:
+        if name not in known:
+            hint = nearest(name, sorted(known)) if known else "names go with --further or --leave-out"
+            sys.exit(f"error: {InputError('calibrate', name, 'is nothing to calibrate', hint)}")
+    return given
+
+
 def main(arguments: Sequence[str]) -> None:
     found = timed(cases(load(RUNS))[0])
-    named = [a for a in arguments if not a.startswith("--")]
+    named = _names(arguments)
     if "--leave-out" in arguments:
         named = named or list(LEFT_OUT)
         told = json.loads(LEFT.read_text()) if LEFT.exists() else {}
