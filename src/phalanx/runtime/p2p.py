@@ -28,8 +28,7 @@ from phalanx.schedule.messages import Step, program
 from phalanx.schedule.transfers import staggered
 
 
-@lru_cache(maxsize=512)
-def _program(
+def _build(
     op: str,
     algorithm: str,
     ranks: int,
@@ -46,6 +45,9 @@ def _program(
         return program(whole(size), me, long)
     edges = [size * i // segments for i in range(segments + 1)]
     return program(staggered([whole(high - low) for low, high in pairwise(edges)]), me, long)
+
+
+_program = lru_cache(maxsize=512)(_build)
 
 
 _Work = Callable[[], None]
@@ -168,8 +170,8 @@ class P2P:
                 homes[begin] = call.source.new_empty(int(sizes.flat[block]))
             return homes[begin][low - begin : high - begin]
 
-        steps = _program(call.op, algorithm, ranks, call.source.numel(), me, 1, splits)
-        executor.run(steps, memory, "sum", call.source)
+        built = _build if splits else _program  # nearly every call of experts has splits of its own
+        executor.run(built(call.op, algorithm, ranks, call.source.numel(), me, 1, splits), memory, "sum", call.source)
 
     def _splits(self, call: Call, executor: Executor) -> tuple[tuple[int, ...], ...]:
         """Who sends how much to whom: everybody tells, where parts are not equal."""
