@@ -75,6 +75,13 @@ def test_hierarchical_crosses_with_the_fewest_bytes(hosts: Hosts) -> None:
         assert max(hosts.sent(ranks_hosts.all_reduce, size, transport, algorithm)) >= (1 - EXACT) * least
 
 
+def test_a_hierarchy_in_parts_sums_the_whole_and_crosses_once(hosts: Hosts) -> None:
+    """A buffer so long that it goes in three parts, not all of one size; the ranks look at the result."""
+    size = 13 * MIB + 4
+    sent = max(hosts.sent(ranks_hosts.all_reduce, size, "p2p", "hierarchical"))
+    assert sent == pytest.approx(size, rel=EXACT)
+
+
 def test_three_hosts_on_a_bridge() -> None:
     with shaped(3, 1, "1gbit") as three:
         three.run(ranks_hosts.all_reduce, 3 * MIB, "p2p", "ring")
@@ -262,6 +269,7 @@ def test_lab_run_starts_torchrun_on_every_host_and_counts(hosts: Hosts, tmp_path
     )
     code, out, err = phalanx(tmp_path, "lab", "run", "--ranks", "1", "--traffic", "t.json", "--", str(script))
     assert sorted(out.splitlines()[:2]) == ["0 2 host0", "1 2 host1"], err
+    assert "Traceback" not in err
     assert code == 1  # torchrun's, of ranks that failed
     assert min(t["sent"] for t in json.loads((tmp_path / "t.json").read_text())) > 8000
 

@@ -39,6 +39,7 @@ def _build(
     tiers: tuple[int, ...] = (),
     long: int | None = None,
 ) -> tuple[Step, ...]:
+    """What a rank does, round by round; a hierarchy over tiers goes in `segments` parts, one behind the other."""
     given = np.array(splits, dtype=np.int64) if splits else None
     whole = partial(build, op, algorithm, ranks, tiers=tiers or None, splits=given, segments=segments)
     if len(tiers) < 2 or algorithm != "hierarchical":
@@ -48,8 +49,6 @@ def _build(
 
 
 _program = lru_cache(maxsize=512)(_build)
-
-
 _Work = Callable[[], None]
 
 
