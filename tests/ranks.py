@@ -491,19 +491,20 @@ def many_at_once(world: World, seed: int, count: int) -> None:
 
 
 def loopback_bytes(world: World, size: int) -> tuple[int, int]:
-    """Bytes over the loopback interface by a reduce-scatter of ours and of Gloo."""
+    """Bytes over the loopback interface by a reduce-scatter of ours and of Gloo: the least of three each, for what
+    others send there meanwhile is counted too."""
     comm = Comm(world, mesh(Strategy(dp=world.size)))
     source = torch.zeros(size // 4)
     ranks = tuple(range(world.size))
     call = Call("reduce_scatter", ranks, world.rank, source, source.new_empty(size // 4 // world.size))
-    found = []
-    for transport in ("p2p", "native"):
+    found: dict[str, list[int]] = {"p2p": [], "native": []}
+    for transport in ("p2p", "native") * 3:
         comm.barrier()
         before = _loopback()
-        comm.start(call, transport, "ring").wait()
+        comm.start(call, transport, "ring").wait()  # type: ignore[arg-type]
         comm.barrier()
-        found.append(_loopback() - before)
-    return found[0], found[1]
+        found[transport].append(_loopback() - before)
+    return min(found["p2p"]), min(found["native"])
 
 
 def _loopback() -> int:
