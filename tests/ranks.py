@@ -23,11 +23,11 @@ from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.stored import open_weights
 from phalanx.runtime import checkpoint, logical, status, sync, trace
 from phalanx.runtime import world as worlds
-from phalanx.runtime.checkpoint import CheckpointError
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.executor import Executor
 from phalanx.runtime.instrument import Tracker, instrument
 from phalanx.runtime.launch import RankFailure, named
+from phalanx.runtime.manifest import CheckpointError
 from phalanx.runtime.part import share, whole
 from phalanx.runtime.passes import passes
 from phalanx.runtime.record import Recorder

@@ -21,6 +21,7 @@ from pool import Pool
 
 from phalanx.runtime import checkpoint, container
 from phalanx.runtime.comm import Comm
+from phalanx.runtime.manifest import CheckpointError, Chunk
 from phalanx.runtime.part import Part, boxes, pieces, share, whole
 from phalanx.runtime.saving import Saver, agree_on_newest
 from phalanx.runtime.world import ALONE
@@ -163,7 +164,7 @@ def test_any_cut_reads_what_any_other_wrote(
     part = folder / ".writing"
     for rank in range(writers):
         chunks = [
-            checkpoint.Chunk(p.name, p.shape, offsets, lengths, view.dtype, view.clone)
+            Chunk(p.name, p.shape, offsets, lengths, view.dtype, view.clone)
             for p in share([whole("a", tensor)], rank, writers)
             for (offsets, lengths), view in pieces(p)
         ]
@@ -196,7 +197,7 @@ def test_a_crash_while_writing_leaves_the_previous_one(tmp_path: Path, monkeypat
 
     for broken in ("_sync", "_digest"):
         monkeypatch.setattr(checkpoint, broken, crash)
-        with pytest.raises(checkpoint.CheckpointError, match=r"step 2 cannot be written: .*No space left"):
+        with pytest.raises(CheckpointError, match=r"step 2 cannot be written: .*No space left"):
             save(tmp_path, 2, tensors)
         monkeypatch.undo()
     assert checkpoint.steps(tmp_path) == [1]
@@ -212,9 +213,7 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
     try:
-        with pytest.raises(
-            checkpoint.CheckpointError, match=r"step 2 cannot be written: File too large: the disk is full, or"
-        ):
+        with pytest.raises(CheckpointError, match=r"step 2 cannot be written: File too large: the disk is full, or"):
             save(tmp_path, 2, {"a": torch.zeros(30_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -281,20 +280,20 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path, capfd: pytest.Capture
 
 def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
     save(tmp_path, 1, {"parameters.a": torch.zeros(2)})
-    with pytest.raises(checkpoint.CheckpointError, match=r"cannot be loaded: parameters\.b is not in it"):
+    with pytest.raises(CheckpointError, match=r"cannot be loaded: parameters\.b is not in it"):
         load(tmp_path, 1, "parameters.b", (2,))
-    with pytest.raises(checkpoint.CheckpointError, match=r"has the shape \(2,\) in it, not \(3,\)"):
+    with pytest.raises(CheckpointError, match=r"has the shape \(2,\) in it, not \(3,\)"):
         load(tmp_path, 1, "parameters.a", (3,))
     about = tmp_path / "step-00000001" / "phalanx.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "version": 7}))
     # Of a version that is not ours nothing is set aside: somebody else can read it.
-    with pytest.raises(checkpoint.CheckpointError, match="version 7"):
+    with pytest.raises(CheckpointError, match="version 7"):
         agree_on_newest(tmp_path, COMM)
     shutil.rmtree(tmp_path / "step-00000001")
     assert agree_on_newest(tmp_path, COMM) is None
     save(tmp_path, 2, {"parameters.a": torch.zeros(2)})
     (tmp_path / "step-00000002" / ".metadata").unlink()
-    with pytest.raises(checkpoint.CheckpointError, match="no good checkpoint"):
+    with pytest.raises(CheckpointError, match="no good checkpoint"):
         agree_on_newest(tmp_path, COMM)
 
 
@@ -320,7 +319,7 @@ def test_a_writer_that_cannot_even_tidy_up_is_heard(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(checkpoint, "_sync", read_only)
     monkeypatch.setattr(Path, "unlink", read_only)
-    with pytest.raises(checkpoint.CheckpointError, match="Read-only"):
+    with pytest.raises(CheckpointError, match="Read-only"):
         save(tmp_path, 1, {"a": torch.zeros(2)})
 
 

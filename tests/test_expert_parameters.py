@@ -26,10 +26,11 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.jobfile import build, make_strategy
+from phalanx.spec.legality import check
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.split import Split, local
-from phalanx.spec.strategy import Strategy, check, divisors
+from phalanx.spec.strategy import Strategy, divisors
 from phalanx.verify.imagined import imagine
 from phalanx.verify.parity import BOUNDS
 from phalanx.verify.ranks import classes

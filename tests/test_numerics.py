@@ -25,9 +25,10 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.jobfile import build, make_strategy
+from phalanx.spec.legality import require_runnable
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy, parse, require_runnable
+from phalanx.spec.strategy import Strategy, parse
 from phalanx.train.data import TokenSet
 from phalanx.train.data.tokens import Stretch
 from phalanx.train.loss_scale import GOOD_STEPS, LossScale

@@ -25,7 +25,8 @@ from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.jobfile import make_model, make_strategy
-from phalanx.spec.strategy import Strategy, require_runnable
+from phalanx.spec.legality import require_runnable
+from phalanx.spec.strategy import Strategy
 
 _JOB = """
 [model]

@@ -31,10 +31,11 @@ from phalanx.schedule.tensor_parallel import chunks
 from phalanx.spec import cluster_presets as clusters
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
+from phalanx.spec.legality import check
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.split import local
-from phalanx.spec.strategy import Strategy, check
+from phalanx.spec.strategy import Strategy
 from phalanx.train.step import Training
 from phalanx.verify.compare import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS

@@ -14,6 +14,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.families import complete
 from phalanx.spec.hugging_face import from_hugging_face
 from phalanx.spec.job import Job, Precision, Train
+from phalanx.spec.legality import require_runnable
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec, parameters
 from phalanx.spec.strategy import Strategy
@@ -80,7 +81,7 @@ def test_what_cannot_run_yet_is_refused_by_name(line: str) -> None:
     parsed = jobfile.make_strategy(line)
     assert parsed is not None
     with pytest.raises(InputError, match=r"not yet runnable"):
-        strategy.require_runnable(parsed, Job(2, 8))
+        require_runnable(parsed, Job(2, 8))
 
 
 @given(st.integers(1, 5000))

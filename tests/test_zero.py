@@ -14,9 +14,10 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.jobfile import build
+from phalanx.spec.legality import require_runnable
 from phalanx.spec.model import ModelSpec, Parameter
 from phalanx.spec.presets import preset
-from phalanx.spec.strategy import Strategy, require_runnable
+from phalanx.spec.strategy import Strategy
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
 

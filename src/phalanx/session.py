@@ -33,8 +33,9 @@ from phalanx.spec.cluster import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import compute_type
 from phalanx.spec.jobfile import JobFile
+from phalanx.spec.legality import require_runnable
 from phalanx.spec.plan import Plan
-from phalanx.spec.strategy import Strategy, require_runnable
+from phalanx.spec.strategy import Strategy
 from phalanx.verify.compare import differences
 
 if TYPE_CHECKING:

@@ -28,9 +28,10 @@ from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.jobfile import ClusterChoice, JobFile
+from phalanx.spec.legality import require_runnable
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.quantity import write_bytes
-from phalanx.spec.strategy import Strategy, require_runnable
+from phalanx.spec.strategy import Strategy
 from phalanx.verify.compare import Difference, slack
 from phalanx.verify.proof import Verified, verify
 

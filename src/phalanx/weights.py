@@ -29,7 +29,7 @@ from phalanx.spec.quantity import write_bytes
 
 if TYPE_CHECKING:
     from phalanx.nn.weights import Weights
-    from phalanx.runtime.checkpoint import Chunk
+    from phalanx.runtime.manifest import Chunk
 
 TYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -82,7 +82,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
 
 def _chunks(weights: Weights, spec: ModelSpec) -> list[Chunk]:
     """The parameters and buffers as a checkpoint's, each read when its turn comes."""
-    from phalanx.runtime.checkpoint import Chunk
+    from phalanx.runtime.manifest import Chunk
 
     kinds = [("parameters", p) for p in parameters(spec)] + [
         ("buffers", b) for b in buffers(spec) if weights.has(b.fqn)

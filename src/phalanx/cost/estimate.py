@@ -27,8 +27,9 @@ from phalanx.schedule.stages import rank_of
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
+from phalanx.spec.legality import require_compressible
 from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import FIELDS, Strategy, require_compressible
+from phalanx.spec.strategy import FIELDS, Strategy
 
 _AS_DEFAULT = ("layers", "grad_sync", "reshard", "bucket", "prefetch")
 """Fields of a strategy that these formulas have no term for."""

@@ -16,10 +16,11 @@ from phalanx.schedule.stages import check
 from phalanx.spec.cluster import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
+from phalanx.spec.legality import require_runnable
 from phalanx.spec.mesh import mesh
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.plan import Plan
-from phalanx.spec.strategy import Strategy, require_runnable
+from phalanx.spec.strategy import Strategy
 
 
 @dataclass(frozen=True)

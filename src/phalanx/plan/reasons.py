@@ -12,9 +12,9 @@ from phalanx.cost.stack.schedules import NAMES
 from phalanx.plan import space
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.space import ORDERS, RECOMPUTE
-from phalanx.spec import strategy as strategies
 from phalanx.spec.cluster import GIB
 from phalanx.spec.errors import InputError
+from phalanx.spec.legality import check
 from phalanx.spec.mesh import mesh
 from phalanx.spec.strategy import Strategy
 
@@ -115,7 +115,7 @@ def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
     for what, changes in _changes(s):
         try:
             other = replace(s, **_mended(s, changes))  # type: ignore[arg-type]
-            strategies.check(other, pricing.model, pricing.job, s.world)
+            check(other, pricing.model, pricing.job, s.world)
         except InputError:
             continue
         m = other.accumulation(pricing.job)

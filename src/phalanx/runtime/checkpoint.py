@@ -19,40 +19,14 @@ import os
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from phalanx.runtime.manifest import MANIFEST, VERSION, CheckpointError, Chunk, about, path_of, read, seal
 from phalanx.runtime.part import Part
-
-VERSION = 2
-_ABOUT = "phalanx.json"
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be used or written; the message names it and says why."""
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A box of a logical tensor, as one rank writes it. `fetch` gives its elements, of these sizes, on the host."""
-
-    name: str
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    dtype: torch.dtype
-    fetch: Callable[[], Tensor]
-
-
-def path_of(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:08d}"
 
 
 def steps(folder: Path) -> list[int]:
@@ -80,43 +54,12 @@ def newest(folder: Path) -> Path | None:
     return path_of(folder, found[-1]) if found else None
 
 
-def about(folder: Path, step: int) -> dict[str, Any]:
-    """What a checkpoint says of itself. Raises CheckpointError, for an unknown version too."""
-    path = path_of(folder, step)
-    try:
-        found = _read(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read ({error})") from None
-    if found["version"] != VERSION:
-        raise CheckpointError(f"checkpoint {path} has version {found['version']}; this reads {VERSION}")
-    return found
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Raises OSError where the disk does not give it, ValueError where it is not as it was written."""
-    text = (path / _ABOUT).read_bytes()
-    try:
-        found: dict[str, Any] = json.loads(text)
-        intact = found["version"] != VERSION or found["seal"] == _seal(found)
-    except (ValueError, TypeError, KeyError):
-        intact = False
-    if not intact:
-        raise ValueError(f"{_ABOUT} is not as it was written")
-    return found
-
-
-def _seal(about: dict[str, Any]) -> str:
-    """The checksum of what a checkpoint says of itself."""
-    rest = {key: value for key, value in about.items() if key != "seal"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
 def _missing(path: Path) -> str | None:
     """What one sees to be wrong without reading the files; nothing, of a version that is not ours. Raises OSError."""
     try:
-        found = _read(path)
+        found = read(path)
     except FileNotFoundError:
-        return f"{_ABOUT} is missing"
+        return f"{MANIFEST} is missing"
     except ValueError as error:
         return str(error)
     for name, (size, _) in found["files"].items() if found["version"] == VERSION else ():
@@ -220,8 +163,8 @@ def commit(part: Path, folder: Path, step: int, ranks: int, about: dict[str, Any
     files = {name: found for _, _, own in told for name, found in own.items()}
     files[".metadata"] = ((part / ".metadata").stat().st_size, _digest(part / ".metadata"))
     said = {"version": VERSION, "step": step, **about, "files": files}
-    (part / _ABOUT).write_text(json.dumps({**said, "seal": _seal(json.loads(json.dumps(said)))}))
-    _sync(part / _ABOUT)
+    (part / MANIFEST).write_text(json.dumps({**said, "seal": seal(json.loads(json.dumps(said)))}))
+    _sync(part / MANIFEST)
     _sync(part)
     final = path_of(folder, step)
     if final.exists():

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 
-from phalanx.runtime.checkpoint import CheckpointError, Chunk, about, path_of
+from phalanx.runtime.manifest import CheckpointError, Chunk, about, path_of
 from phalanx.runtime.part import Part, pieces
 
 Stored = tuple[SavePlan, list[WriteResult]]

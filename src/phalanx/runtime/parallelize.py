@@ -34,8 +34,9 @@ from phalanx.spec.choice import Choice
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.jobfile import make_strategy
+from phalanx.spec.legality import require_runnable
 from phalanx.spec.mesh import mesh
-from phalanx.spec.strategy import Strategy, parse, require_runnable
+from phalanx.spec.strategy import Strategy, parse
 
 _WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
 """Optimizers of torch that look at more than one element at a time."""

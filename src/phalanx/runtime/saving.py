@@ -21,8 +21,8 @@ import torch
 
 from phalanx.runtime import checkpoint
 from phalanx.runtime import world as worlds
-from phalanx.runtime.checkpoint import CheckpointError, Chunk
 from phalanx.runtime.comm import Comm
+from phalanx.runtime.manifest import CheckpointError, Chunk
 from phalanx.runtime.part import Part, pieces
 from phalanx.runtime.reason import reason
 

@@ -11,7 +11,7 @@ from functools import cache
 from phalanx.schedule.partition import Units, partition
 from phalanx.schedule.pipeline import V_SHAPED, PipelineSchedule, build, round_robin, v_shape
 from phalanx.schedule.pipeline_sends import inserted
-from phalanx.spec import strategy as strategies
+from phalanx.spec import legality
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model import ModelSpec, StageSpec, parameters
@@ -86,7 +86,7 @@ def _built(name: str, ranks: int, micro_batches: int, virtual: int | None) -> Pi
 
 def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:
     """That the strategy fits this model, batch and number of ranks. Raises InputError where it does not."""
-    strategies.check(strategy, model, job, world)
+    legality.check(strategy, model, job, world)
     s = strategy
     if s.pp == 1:
         for name in ("virtual", "schedule", "layers"):

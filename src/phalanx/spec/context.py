@@ -7,14 +7,11 @@ of the heads (Jacobs et al. 2023). Both together: Fang & Zhao 2024, "USP".
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.model import ModelSpec
 from phalanx.spec.split import local
-
-if TYPE_CHECKING:
-    from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy import Strategy
 
 
 def require_context(spec: ModelSpec, seq: int, s: Strategy) -> None:

@@ -18,13 +18,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.model import ModelSpec, Parameter, parameters
-
-if TYPE_CHECKING:
-    from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy import Strategy
 
 
 class Degrees(Protocol):

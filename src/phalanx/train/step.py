@@ -28,7 +28,7 @@ from torch import Tensor
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create, fill_buffers, initial, of_rank
 from phalanx.nn.weights import Weights
-from phalanx.runtime import checkpoint, logical, seam, sync
+from phalanx.runtime import logical, manifest, seam, sync
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.copies import Copies
@@ -323,7 +323,7 @@ class Training:
     @torch.no_grad()
     def load(self, folder: Path, step: int) -> None:
         """Go on from a checkpoint; all ranks together. Raises CheckpointError."""
-        about = checkpoint.about(folder, step)
+        about = manifest.about(folder, step)
         self.skipped = about.get("skipped", 0)
         if self.loss_scale and about.get("loss_scale"):
             self.loss_scale = LossScale(**about["loss_scale"])

@@ -1,0 +1,180 @@
+"""Which strategies fit a model, a batch and a number of ranks, and which of the grammar can be run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.spec import compression
+from phalanx.spec.context import require_context
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import DType, Job, Precision
+from phalanx.spec.model import ModelSpec
+from phalanx.spec.split import require_split
+from phalanx.spec.strategy import AXES, Strategy, divisors, format_field
+
+
+def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:
+    """That the strategy fits this model, batch and number of ranks. Raises InputError where it does not."""
+    s = strategy
+    if world is not None and s.world != world:
+        factors = " x ".join(f"{axis}={getattr(s, axis)}" for axis in AXES)
+        raise InputError(
+            "strategy",
+            str(s),
+            f"{factors} = {s.world} ranks, but there are {world}",
+            f"make the product {world}",
+        )
+    if job.global_batch % (s.micro_batch * s.dp):
+        if job.global_batch % s.dp:
+            fits = divisors(job.global_batch)
+            raise InputError(
+                "strategy.dp",
+                s.dp,
+                f"does not divide job.global_batch = {job.global_batch}",
+                f"use one of {_some(fits)}",
+            )
+        per_replica = job.global_batch // s.dp
+        fits = divisors(per_replica)
+        raise InputError(
+            "strategy.micro_batch",
+            s.micro_batch,
+            f"micro_batch x dp = {s.micro_batch} x {s.dp} does not divide job.global_batch = {job.global_batch}",
+            f"use one of {_some(fits)}",
+        )
+    require_split(model, s)
+    if model.experts is not None and s.experts_apart and s.compressor is not None:
+        raise InputError(
+            "strategy.compression",
+            s.compression,
+            "is for gradients that all reduce over the same ranks, and experts' reduce over others",
+            "use ep=1 and etp=1, or leave it out",
+        )
+    require_context(model, job.seq, s)
+    if s.sp and s.micro_batch * job.seq // s.cp % s.tp:
+        raise InputError(
+            "strategy.sp",
+            1,
+            f"tp = {s.tp} does not divide the tokens of a micro-batch, micro_batch x job.seq = "
+            f"{s.micro_batch} x {job.seq}" + (f", over cp = {s.cp}" if s.cp > 1 else ""),
+            "use another micro_batch, or leave sp out",
+        )
+    if job.seq > model.max_seq:
+        raise InputError(
+            "job.seq",
+            job.seq,
+            f"is longer than model.max_seq = {model.max_seq}",
+            "shorten seq or raise model.max_seq",
+        )
+
+
+# Fields that the trainer runs today, with the values it takes (None: any legal one).
+_RUNNABLE: dict[str, set[Any] | None] = {
+    "dp": None,
+    "zero": None,
+    "shard": None,
+    "tp": None,
+    "sp": None,
+    "cp": None,
+    "ulysses": None,
+    "ep": None,
+    "etp": None,
+    "pp": None,
+    "virtual": None,
+    "schedule": None,
+    "layers": None,
+    "micro_batch": None,
+    "recompute": None,
+    "compression": None,
+    "grad_sync": None,
+    "reshard": None,
+    "bucket": None,
+    "prefetch": {0, 1},
+    "order": {"pp/dp/cp/tp"},
+}
+
+
+def require_runnable(strategy: Strategy, job: Job) -> None:
+    """Refuse by name what is part of the grammar but cannot be run or priced yet."""
+    p = job.precision
+    _require_in_range(p)
+    if strategy.grad_sync == "micro" and strategy.zero < 2:
+        raise InputError(
+            "strategy.grad_sync", "micro", f"zero={strategy.zero} reduces once a step", "use zero=2 or 3"
+        )
+    if strategy.grad_sync == "step" and strategy.zero == 3:
+        raise InputError(
+            "strategy.grad_sync", "step", "zero=3 has no room for whole gradients", "use zero=2, or leave it out"
+        )
+    if strategy.reshard is not None and strategy.zero != 3:
+        raise InputError("strategy.reshard", strategy.reshard, "only zero=3 gathers parameters", "leave it out")
+    if strategy.reshard == "action" and strategy.pp > 1:
+        raise InputError(
+            "strategy.reshard",
+            "action",
+            "is part of the grammar but not yet runnable with pp > 1",
+            "leave it out: each unit is gathered once a step",
+        )
+    require_compressible(strategy, p.accumulate_dtype)
+    if strategy.tp > 1 and strategy.compressor is not None:
+        raise InputError(
+            "strategy.compression",
+            strategy.compression,
+            "rounds what all tp ranks hold differently on each",
+            "use tp=1, or leave it out",
+        )
+    if strategy.pp > 1 and strategy.compressor is not None:
+        raise InputError(
+            "strategy.compression",
+            strategy.compression,
+            "keeps back what each pipeline rank counts by itself, which a checkpoint cannot say yet",
+            "use pp=1, or leave it out",
+        )
+    for name, runnable in _RUNNABLE.items():
+        given = getattr(strategy, name)
+        if runnable is not None and given not in runnable:
+            usable = ", ".join(format_field(v) for v in runnable if v is not None)
+            raise InputError(
+                f"strategy.{name}",
+                given,
+                "is part of the grammar but not yet runnable",
+                f"leave it out or use {usable}" if usable else "leave it out",
+            )
+
+
+def _require_in_range(p: Precision) -> None:
+    """fp16 where a loss scale keeps numbers inside of its range, and nowhere else."""
+    for name, dtype, why in (
+        ("accumulate", p.accumulate_dtype, "sums of gradients do not fit into its range"),
+        ("master", p.master_dtype, "small updates and Adam's eps vanish in it"),
+    ):
+        if dtype == "float16":
+            raise InputError(f"job.precision.{name}", dtype, why, "use float32")
+    if p.reduce_dtype == "float16" and p.compute != "float16":
+        raise InputError(
+            "job.precision.reduce",
+            "float16",
+            f"needs the loss scale, which compute = {p.compute} does without",
+            "use bfloat16, or compression=fp16, which scales every block",
+        )
+
+
+def require_compressible(strategy: Strategy, accumulate: DType) -> None:
+    """Refuse what no engine could do: reduce whole buckets where there is room for parts alone."""
+    found = compression.parse(strategy.compression)
+    if found is None:
+        return
+    if strategy.zero == 3 and not found.quantised:
+        raise InputError(
+            "strategy.compression",
+            strategy.compression,
+            "reduces whole buckets, for which zero=3 has no room",
+            "use zero=2, or one of fp16, bf16, int8, int4",
+        )
+    if accumulate not in ("float32", "float64"):
+        raise InputError(
+            "job.precision.accumulate", accumulate, "is too coarse for what compression keeps back", "use float32"
+        )
+
+
+def _some(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:12])) + (", ..." if len(numbers) > 12 else "")
