@@ -82,8 +82,8 @@ def bench_plan() -> Iterator[Result]:
 
 def bench_mesh() -> Iterator[Result]:
     """Coordinates and all groups of every axis of 100,000 ranks."""
-    from phalanx.spec.mesh import mesh
-    from phalanx.spec.strategy import Strategy
+    from phalanx.spec.strategy.mesh import mesh
+    from phalanx.spec.strategy.spec import Strategy
 
     times = []
     for _ in range(5):
@@ -337,7 +337,7 @@ def bench_collectives() -> Iterator[Result]:
     from phalanx.measure.links import OPS
     from phalanx.measure.local import local_cluster
     from phalanx.plan.choose import choose
-    from phalanx.spec.choice import pick
+    from phalanx.spec.cluster.collective_choice import pick
 
     for ranks, asked in ((2, 5.0), (4, 3.0)):
         chosen = choose(local_cluster(ranks, "float32", 1).collectives)

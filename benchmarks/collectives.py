@@ -16,9 +16,9 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
 from phalanx.runtime.transport import Call
 from phalanx.runtime.world import ALONE
-from phalanx.spec.mesh import mesh
-from phalanx.spec.plan import write_json
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.files.plan import write_json
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 SIZES = tuple(2**k for k in range(16, 25, 2))  # 64 KiB .. 16 MiB, as Event counts bytes
 LARGE = 2**26

@@ -18,13 +18,13 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.launch import run_rank
 from phalanx.runtime.world import ALONE
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
+from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import build
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.plan import write_json
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.step import Training
 
 SEQ = 16384

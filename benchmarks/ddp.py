@@ -22,16 +22,16 @@ from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
 from phalanx.runtime.world import ALONE
-from phalanx.spec import jobfile
-from phalanx.spec.mesh import mesh
-from phalanx.spec.plan import write_json
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.files import job_file
+from phalanx.spec.files.plan import write_json
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.step import Training, make_optimizer
 
 ROUNDS, STEPS = 9, 6
 
 
-def _ddp_step(file: jobfile.JobFile) -> Step:
+def _ddp_step(file: job_file.JobFile) -> Step:
     """Torch's own loop over the same model, as its tutorials write it, with its best settings."""
     model: Decoder = create(file.model, torch.float32, torch.device("cpu"))
     initialise(model, file.model, 0)
@@ -56,7 +56,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
-    file = jobfile.load(Path("examples/quickstart.toml"))
+    file = job_file.load(Path("examples/quickstart.toml"))
 
     def work() -> None:
         job, size = file.job, file.job.global_batch // world.size

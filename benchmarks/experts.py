@@ -23,13 +23,13 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
 from phalanx.runtime.weight_gradients import Grouped
 from phalanx.runtime.world import ALONE
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
+from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import build
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.plan import write_json
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 ROUNDS, STEPS = 7, 2
 SEQ, BATCH = 256, 2  # of each rank

@@ -28,14 +28,14 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.transport import Call
 from phalanx.runtime.world import ALONE, World
 from phalanx.schedule.collectives import ALGORITHMS, build
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build as build_spec
+from phalanx.spec.files.job_file import cluster_from_toml, make_strategy
+from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import build as build_spec
-from phalanx.spec.jobfile import cluster_from_toml, make_strategy
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.plan import write_json
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.step import Training
 
 ROUNDS = 9

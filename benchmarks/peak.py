@@ -21,12 +21,12 @@ from phalanx.runtime.instrument import Tracker
 from phalanx.runtime.launch import run_rank
 from phalanx.runtime.record import Recorder
 from phalanx.runtime.world import ALONE, World
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
+from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.plan import write_json
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 WARM = 2
 PAIRS = (

@@ -39,13 +39,13 @@ from phalanx.schedule import stages
 from phalanx.schedule.pipeline import Action
 from phalanx.schedule.pipeline_run import run
 from phalanx.schedule.pipeline_sends import without
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
+from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import build
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, StageSpec, parameters
-from phalanx.spec.plan import write_json
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec, StageSpec, parameters
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.step import Training
 
 ROUNDS, STEPS = 5, 2

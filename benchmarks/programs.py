@@ -16,11 +16,11 @@ from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create, draw
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.world import World
-from phalanx.spec.choice import Choice
+from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, parameters
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, parameters
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.step import Training
 
 

@@ -24,12 +24,12 @@ from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
 from phalanx.runtime.world import ALONE, World
-from phalanx.spec import jobfile
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.files import job_file
+from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.plan import write_json
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.step import Training
 
 ROUNDS, STEPS, BATCH, RANKS = 7, 2, 8, (1, 2, 4)
@@ -46,7 +46,7 @@ def case(name: str, p: int, job: Job) -> tuple[Job, Strategy]:
 
 
 class _Case:
-    def __init__(self, name: str, file: jobfile.JobFile, cluster: ClusterSpec, world: World) -> None:
+    def __init__(self, name: str, file: job_file.JobFile, cluster: ClusterSpec, world: World) -> None:
         p = world.size
         job, strategy = case(name, p, file.job)
         self.candidate = price(file.model, cluster, job, strategy)
@@ -101,7 +101,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
-    file = jobfile.load(Path("examples/quickstart.toml"))
+    file = job_file.load(Path("examples/quickstart.toml"))
     cluster = local_cluster(given["most"], "float32", 1)
 
     def work() -> None:

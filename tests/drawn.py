@@ -8,14 +8,14 @@ from typing import Any
 from hypothesis import strategies as st
 
 from phalanx.schedule.stages import check
-from phalanx.spec.context import require_context
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision
-from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.split import require_split
-from phalanx.spec.strategy import Strategy, divisors
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.context import require_context
+from phalanx.spec.strategy.spec import Strategy, divisors
+from phalanx.spec.strategy.split import require_split
 
 PRECISIONS = [
     Precision("float32"),

@@ -20,9 +20,9 @@ from phalanx.runtime.saving import Saver
 from phalanx.runtime.transport import Call, Handle
 from phalanx.runtime.world import World
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.loss_scale import LossScale
 from phalanx.train.step import StepResult, Training
 

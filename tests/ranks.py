@@ -37,12 +37,12 @@ from phalanx.runtime.world import World
 from phalanx.schedule.context_parallel import context
 from phalanx.schedule.messages import program
 from phalanx.schedule.transfers import Schedule
-from phalanx.spec.choice import Choice
+from phalanx.spec.cluster.collective_choice import Choice
+from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Train
-from phalanx.spec.jobfile import make_model
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.data import Batches
 from phalanx.train.loss_scale import LossScale
 from phalanx.train.step import Training

@@ -13,11 +13,11 @@ from phalanx.runtime.transport import Call
 from phalanx.runtime.world import World
 from phalanx.schedule.messages import program
 from phalanx.schedule.transfers import Schedule
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.step import Training
 
 LONG = 2**18  # elements, of float32

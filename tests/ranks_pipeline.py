@@ -18,9 +18,9 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.world import ALONE, World
 from phalanx.schedule.pipeline import Action, PipelineSchedule
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.step import Training
 from phalanx.verify.parity import gradient_errors
 

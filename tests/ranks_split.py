@@ -17,10 +17,10 @@ from phalanx.runtime.weight_gradients import Left, Product, PutOff
 from phalanx.runtime.world import World
 from phalanx.schedule.context_parallel import context
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, parameters
-from phalanx.spec.split import Split
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, parameters
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import Split
 
 
 class Part:

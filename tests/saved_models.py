@@ -12,8 +12,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from phalanx.spec.jobfile import make_model
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.model.spec import ModelSpec
 
 LLAMA = {
     "hidden_size": 32,

@@ -29,13 +29,13 @@ from phalanx.runtime.weight_gradients import Product
 from phalanx.schedule import context_parallel, inside_layers
 from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.schedule.event import Phase
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
-from phalanx.spec.jobfile import build
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, units
-from phalanx.spec.split import local
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec, units
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import local
 from phalanx.verify.compare import SLACK_BYTES
 from phalanx.verify.imagined import Imagined
 

@@ -18,15 +18,15 @@ from phalanx.plan.search import price, search
 from phalanx.report.tables import alternatives
 from phalanx.resume import _as_before
 from phalanx.schedule.buckets import buckets
-from phalanx.spec import cluster_presets as clusters
-from phalanx.spec.cluster import ClusterSpec
-from phalanx.spec.families import complete
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import build
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.presets import preset
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.presets import preset
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 MODEL = build(ModelSpec, complete(preset("gpt2")), "model")
 G = 4 * MODEL.parameter_count

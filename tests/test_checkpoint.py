@@ -25,12 +25,12 @@ from phalanx.runtime.manifest import CheckpointError, Chunk
 from phalanx.runtime.part import Part, boxes, pieces, share, whole
 from phalanx.runtime.saving import Saver, agree_on_newest
 from phalanx.runtime.world import ALONE
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision
-from phalanx.spec.jobfile import build
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy, divisors
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy, divisors
 from phalanx.train.step import Training
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 4, "ffn": 40, "max_seq": 16}

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from phalanx.cost import collective
 from phalanx.plan.choose import allowed, choose, decide
-from phalanx.spec import cluster_presets as clusters
-from phalanx.spec.choice import Choice, pick
-from phalanx.spec.cluster import ClusterSpec, CollectiveFit
-from phalanx.spec.mesh import mesh
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.collective_choice import Choice, pick
+from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 
 def fit(transport: str, alpha: float, beta: float, ranks: int = 2, op: str = "all_reduce") -> CollectiveFit:

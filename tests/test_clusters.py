@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 from phalanx.cli import app
 from phalanx.cost.link import link
 from phalanx.plan.search import price
-from phalanx.spec.cluster_presets import PRESETS, preset
+from phalanx.spec.cluster.presets import PRESETS, preset
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.presets import preset as model_preset
-from phalanx.spec.strategy import Strategy, divisors
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.presets import preset as model_preset
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy, divisors
 
 # What the vendor prints in large: TFLOP/s with sparsity, NVLink in both directions at once in GB/s. Half is ours.
 HEADLINES = {

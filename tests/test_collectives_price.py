@@ -14,8 +14,8 @@ from phalanx.cost.critical_path import Costs, best_segments, closed_form, costs,
 from phalanx.plan.collectives import compare
 from phalanx.schedule.collectives import ALGORITHMS, build
 from phalanx.schedule.transfers import Round, Schedule, compose, intervals, relabel
-from phalanx.spec import cluster_presets as clusters
-from phalanx.spec.cluster import ClusterSpec, Tier
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.spec import ClusterSpec, Tier
 from phalanx.spec.errors import InputError
 
 NAMES = [(op, algorithm) for op, names in ALGORITHMS.items() for algorithm in names]

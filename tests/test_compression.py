@@ -18,14 +18,14 @@ import phalanx
 from phalanx.runtime.compression.code import Code
 from phalanx.schedule.buckets import Bucket
 from phalanx.schedule.compression import factors, kept, most
-from phalanx.spec.compression import BLOCK, parse
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision
-from phalanx.spec.jobfile import build
-from phalanx.spec.legality import require_runnable
-from phalanx.spec.model import ModelSpec, Parameter
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec, Parameter
+from phalanx.spec.strategy.compression import BLOCK, parse
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.parity import BOUNDS
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}

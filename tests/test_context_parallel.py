@@ -24,12 +24,12 @@ from phalanx.runtime.context_parallel import merge
 from phalanx.runtime.parallelize import spread
 from phalanx.runtime.world import World
 from phalanx.schedule.context_parallel import Context, keys_per_query
-from phalanx.spec import cluster_presets as clusters
+from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.legality import check
-from phalanx.spec.mesh import mesh
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.legality import check
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.compare import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
 from phalanx.verify.proof import verify

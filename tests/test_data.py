@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import from_tables
 from phalanx.spec.job import Train
-from phalanx.spec.jobfile import from_tables
 from phalanx.train.data import Batches, TokenSet, prepare, require_documents, take, validation_windows
 from phalanx.train.data.texts import find_texts, paragraphs, whole
 from phalanx.train.data.tokens import HELD_OUT

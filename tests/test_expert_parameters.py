@@ -23,14 +23,14 @@ from phalanx.runtime.flat import Flat
 from phalanx.schedule.buckets import Bucket, buckets, lent
 from phalanx.schedule.event import INSIDE
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Optimizer, Precision
-from phalanx.spec.jobfile import build, make_strategy
-from phalanx.spec.legality import check
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, parameters
-from phalanx.spec.split import Split, local
-from phalanx.spec.strategy import Strategy, divisors
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec, parameters
+from phalanx.spec.strategy.legality import check
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy, divisors
+from phalanx.spec.strategy.split import Split, local
 from phalanx.verify.imagined import imagine
 from phalanx.verify.parity import BOUNDS
 from phalanx.verify.ranks import classes

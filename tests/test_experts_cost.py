@@ -17,14 +17,14 @@ from phalanx.cost.program import expand
 from phalanx.cost.terms import repeat_of
 from phalanx.schedule.event import Event
 from phalanx.schedule.experts import balanced, most, routed
-from phalanx.spec import cluster_presets as clusters
-from phalanx.spec.families import complete
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.files.job_file import build, make_model
 from phalanx.spec.job import DTYPE_BYTES, Job, Precision
-from phalanx.spec.jobfile import build, make_model
-from phalanx.spec.mechanisms import Experts
-from phalanx.spec.model import ModelSpec, expert_layers
-from phalanx.spec.split import local
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.mechanisms import Experts
+from phalanx.spec.model.spec import ModelSpec, expert_layers
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import local
 from phalanx.verify.compare import differences, exactly, memory_differences
 from phalanx.verify.imagined import imagine
 

@@ -24,7 +24,7 @@ from phalanx.runtime.checkpoint import steps
 from phalanx.runtime.status import StatusPage
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.spec import Strategy
 
 SHORT = ("train.steps=8", "train.save_every=2", "train.eval_every=0", "train.warmup=0", "train.timeout_s=10")
 Stroke = tuple[str, int, str, int]

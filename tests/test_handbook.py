@@ -22,12 +22,12 @@ from phalanx.schedule.collectives import build as collective
 from phalanx.schedule.compression import PLACE_BYTES, factors, sent
 from phalanx.schedule.pipeline import build
 from phalanx.schedule.transfers import Schedule
-from phalanx.spec.cluster import ClusterSpec
-from phalanx.spec.cluster_presets import preset
-from phalanx.spec.compression import parse
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import make_model
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.compression import parse
+from phalanx.spec.strategy.spec import Strategy
 
 _GPT3 = make_model({"preset": "gpt3-175b"}, Path())[0]
 

@@ -31,8 +31,8 @@ from phalanx.schedule.collectives import ALGORITHMS, build
 from phalanx.schedule.transfers import Schedule, relabel
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 RANKS = 2  # of each host
 MIB = 2**20

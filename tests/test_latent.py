@@ -22,8 +22,8 @@ from phalanx.nn.initial import initial
 from phalanx.runtime.world import ALONE
 from phalanx.schedule.buckets import backward_order
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.model import ModelSpec, parameters
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, parameters
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.compare import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
 from phalanx.verify.proof import verify

@@ -10,9 +10,9 @@ from phalanx.measure import kernels
 from phalanx.measure.fit import nonnegative_fit
 from phalanx.measure.kernels import Point, fit
 from phalanx.measure.worker import levels
-from phalanx.spec.cluster import Rates
-from phalanx.spec.families import complete
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.cluster.spec import Rates
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-8))

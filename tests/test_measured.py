@@ -28,19 +28,19 @@ from phalanx.measure.wire import BETWEEN, INSIDE, partner
 from phalanx.plan.choose import choose
 from phalanx.report.measured import plot, svg, title
 from phalanx.runtime.p2p import tiers
-from phalanx.spec import cluster_presets as clusters
-from phalanx.spec import presets
-from phalanx.spec.choice import pick
-from phalanx.spec.cluster import ClusterSpec, CollectiveFit, Figure
-from phalanx.spec.cluster_toml import to_toml
-from phalanx.spec.compression import BITS
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.collective_choice import pick
+from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit, Figure
+from phalanx.spec.cluster.toml import to_toml
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import cluster_from_toml
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import cluster_from_toml
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model import presets
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.compression import BITS
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 
 class Synthetic:

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import FAMILIES
-from phalanx.spec.hugging_face import from_hugging_face
-from phalanx.spec.jobfile import make_model
-from phalanx.spec.model import ModelSpec, parameters, require_runnable
-from phalanx.spec.presets import PRESETS
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.model.families import FAMILIES
+from phalanx.spec.model.from_hugging_face import from_hugging_face
+from phalanx.spec.model.presets import PRESETS
+from phalanx.spec.model.spec import ModelSpec, parameters, require_runnable
 
 
 @st.composite

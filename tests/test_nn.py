@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from phalanx.nn import functions
 from phalanx.nn.decoder import Cache, Decoder
 from phalanx.nn.initial import BLOCK, create, draw
-from phalanx.spec.families import complete
-from phalanx.spec.hugging_face import from_hugging_face
-from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec, Parameter, parameters
+from phalanx.spec.files.job_file import build
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.from_hugging_face import from_hugging_face
+from phalanx.spec.model.spec import ModelSpec, Parameter, parameters
 from phalanx.verify.parity import gradient_errors
 
 CPU = torch.device("cpu")

@@ -20,15 +20,15 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.gradients import square
 from phalanx.runtime.parallelize import spread
 from phalanx.runtime.world import ALONE
-from phalanx.spec import jobfile, plan
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
+from phalanx.spec.files import job_file, plan
+from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import build, make_strategy
-from phalanx.spec.legality import require_runnable
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy, parse
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy, parse
 from phalanx.train.data import TokenSet
 from phalanx.train.data.tokens import Stretch
 from phalanx.train.loss_scale import GOOD_STEPS, LossScale
@@ -222,7 +222,7 @@ class Folders:
                 "nonfinite": "skip",
             },
         }
-        decision = session.decide(jobfile.from_tables(tables, Path()))
+        decision = session.decide(job_file.from_tables(tables, Path()))
         run = self.folder / name
         run.mkdir(exist_ok=True)
         plan.write(decision.plan, run / "plan.json")

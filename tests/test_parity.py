@@ -11,11 +11,11 @@ from pool import Pool
 from test_verify import prove
 
 from phalanx.cost.predict_pipeline import programs
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.parity import BOUNDS
 
 

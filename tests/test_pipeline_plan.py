@@ -11,14 +11,14 @@ from phalanx.cost.predict import predict, predict_all
 from phalanx.cost.predict_pipeline import pipelined, programs
 from phalanx.plan import layers, search
 from phalanx.schedule.pipeline import build
-from phalanx.spec import cluster_presets as clusters
-from phalanx.spec.families import complete
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.files.job_file import build as make
+from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import build as make
-from phalanx.spec.jobfile import make_strategy
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.presets import preset
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.presets import preset
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 LLAMA = make(ModelSpec, complete(preset("llama3-8b")), "model")
 JOB = Job(64, 4096, Precision("bfloat16"))

@@ -25,7 +25,7 @@ from phalanx.schedule.pipeline_prove import prove
 from phalanx.schedule.pipeline_sends import inserted
 from phalanx.schedule.pipeline_text import read, written
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.spec import Strategy
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

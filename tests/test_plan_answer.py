@@ -13,8 +13,8 @@ from phalanx.plan.answer import answer
 from phalanx.plan.question import asked, cluster_named, model_named
 from phalanx.plan.subject import Subject
 from phalanx.schedule.stages import check
-from phalanx.spec import plan as plans
-from phalanx.spec.strategy import Strategy, parse
+from phalanx.spec.files import plan as plans
+from phalanx.spec.strategy.spec import Strategy, parse
 
 _GPT3 = ("--model", "gpt3-175b", "--cluster", "dgx-a100", "--gpus", "1024", "--batch", "1536", "--seq", "2048")
 _LLAMA = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "8192")

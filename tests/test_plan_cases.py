@@ -8,7 +8,7 @@ from phalanx.cost.stack.flops import model_flops
 from phalanx.plan import makespan, reasons, rules, space
 from phalanx.plan.cases import CASES, question, sheet, strategy, study
 from phalanx.schedule.stages import check
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.spec import Strategy
 
 _USED = [c for c in CASES if c.used]
 _MEASURED = [c for c in _USED if c.measured_s]

@@ -15,8 +15,8 @@ from phalanx.plan.lint import LINTS
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.question import asked, cluster_named, model_named
 from phalanx.plan.subject import Subject
+from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Precision
-from phalanx.spec.jobfile import make_strategy
 
 # (lint, model, GPUs, batch, seq, strategy, its mended twin, what is said)
 _GPT3 = ("gpt3-175b", 1024, 1536, 2048)

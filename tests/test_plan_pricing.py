@@ -12,10 +12,10 @@ from phalanx.cost.stack.layout import layout
 from phalanx.cost.stack.step import step
 from phalanx.plan import explore, makespan, reasons, space
 from phalanx.plan.pricing import Pricing
-from phalanx.spec.cluster_presets import preset
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import make_model
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.spec import Strategy
 
 
 def _pricing(model: str, nodes: int, batch: int, seq: int, stack: str = "megatron-core") -> Pricing:

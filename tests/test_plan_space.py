@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from phalanx.plan import space
 from phalanx.schedule.stages import check
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy, divisors
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy, divisors
 
 
 def _model(heads: int, kv: int, layers: int, ffn: int, experts: int) -> ModelSpec:

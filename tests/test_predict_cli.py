@@ -9,8 +9,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from phalanx.cli import app
-from phalanx.spec.cluster_presets import preset
-from phalanx.spec.cluster_toml import to_toml
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.cluster.toml import to_toml
 
 _ARGS = [
     "predict",

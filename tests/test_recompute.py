@@ -20,11 +20,11 @@ from phalanx.cost.program import expand, instants
 from phalanx.runtime import recompute
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.world import ALONE
+from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import make_strategy
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.step import Training
 from phalanx.verify.compare import SLACK_BYTES
 from phalanx.verify.imagined import imagine

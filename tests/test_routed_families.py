@@ -15,9 +15,9 @@ from test_models import configs
 
 from phalanx.nn.initial import create, fill_buffers
 from phalanx.nn.stored import open_weights
-from phalanx.spec.config_json import to_hugging_face
-from phalanx.spec.jobfile import make_model
-from phalanx.spec.presets import PRESETS
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.model.presets import PRESETS
+from phalanx.spec.model.to_hugging_face import to_hugging_face
 
 
 @st.composite

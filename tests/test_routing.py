@@ -15,7 +15,7 @@ from phalanx.nn import routing
 from phalanx.nn.routing import Losses
 from phalanx.schedule.experts import balanced, most
 from phalanx.spec.errors import InputError
-from phalanx.spec.mechanisms import Experts
+from phalanx.spec.model.mechanisms import Experts
 from phalanx.train.loads import OVER, LayerLoad, Watch, summary
 from phalanx.verify.near_ties import first_flip, tied
 

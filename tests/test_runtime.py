@@ -14,12 +14,12 @@ from phalanx.runtime import status, world
 from phalanx.runtime.comm import Comm, _LetGo
 from phalanx.runtime.transport import DONE, Call
 from phalanx.runtime.world import ALONE
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision, Train
-from phalanx.spec.jobfile import build
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.step import Training
 from phalanx.train.trainer import learning_rate
 
@@ -152,11 +152,11 @@ import sys
 import torch
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.world import ALONE
-from phalanx.spec.families import complete
+from phalanx.spec.model.families import complete
 from phalanx.spec.job import Job, Optimizer
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train import worker
 from phalanx.train.step import Training
 

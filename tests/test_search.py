@@ -19,14 +19,14 @@ from phalanx.plan.lint import lint
 from phalanx.plan.own import Examined
 from phalanx.plan.search import OPTIONS, price, search
 from phalanx.schedule.stages import check
-from phalanx.spec import cluster_presets as clusters
-from phalanx.spec import plan as plans
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
+from phalanx.spec.files import plan as plans
+from phalanx.spec.files.job_file import make_model, make_strategy
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import make_model, make_strategy
-from phalanx.spec.legality import require_runnable
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.spec import Strategy
 
 _JOB = """
 [model]

@@ -28,14 +28,14 @@ from phalanx.runtime.inner import Inner
 from phalanx.runtime.sequence_parallel import Rows
 from phalanx.runtime.world import ALONE, World
 from phalanx.schedule.tensor_parallel import chunks
-from phalanx.spec import cluster_presets as clusters
+from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.legality import check
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.split import local
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.legality import check
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import local
 from phalanx.train.step import Training
 from phalanx.verify.compare import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS

@@ -8,26 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.spec import cluster_presets as clusters
-from phalanx.spec import jobfile, plan, strategy
+from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
-from phalanx.spec.hugging_face import from_hugging_face
+from phalanx.spec.files import job_file, plan
 from phalanx.spec.job import Job, Precision, Train
-from phalanx.spec.legality import require_runnable
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, parameters
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.from_hugging_face import from_hugging_face
+from phalanx.spec.model.spec import ModelSpec, parameters
+from phalanx.spec.strategy import spec
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 ROOT = Path(__file__).parent.parent
 
 
 def test_the_quickstart_reads_and_round_trips() -> None:
-    file = jobfile.load(ROOT / "examples" / "quickstart.toml", ["strategy.dp=2", "train.steps=50"])
+    file = job_file.load(ROOT / "examples" / "quickstart.toml", ["strategy.dp=2", "train.steps=50"])
     assert file.job.global_batch == 24
     assert (file.strategy, file.train.steps, file.train.name) == (Strategy(dp=2), 50, "quickstart")
-    tables = json.loads(json.dumps(jobfile.to_tables(file)))
-    assert jobfile.from_tables(tables, Path()) == file
+    tables = json.loads(json.dumps(job_file.to_tables(file)))
+    assert job_file.from_tables(tables, Path()) == file
 
 
 @given(
@@ -45,7 +46,7 @@ def test_the_quickstart_reads_and_round_trips() -> None:
     )
 )
 def test_a_strategy_is_its_own_line(given_strategy: Strategy) -> None:
-    assert jobfile.make_strategy(str(given_strategy)) == given_strategy
+    assert job_file.make_strategy(str(given_strategy)) == given_strategy
 
 
 @pytest.mark.parametrize(
@@ -71,14 +72,14 @@ def test_a_strategy_is_its_own_line(given_strategy: Strategy) -> None:
 )
 def test_wrong_strategies_say_why(line: str, words: str) -> None:
     with pytest.raises(InputError, match=r"^strategy") as error:
-        jobfile.make_strategy(line)
+        job_file.make_strategy(line)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("line", ["order=dp/pp/cp/tp,dp=2", "pp=2,dp=2,zero=3,reshard=action"])
 def test_what_cannot_run_yet_is_refused_by_name(line: str) -> None:
-    parsed = jobfile.make_strategy(line)
+    parsed = job_file.make_strategy(line)
     assert parsed is not None
     with pytest.raises(InputError, match=r"not yet runnable"):
         require_runnable(parsed, Job(2, 8))
@@ -86,7 +87,7 @@ def test_what_cannot_run_yet_is_refused_by_name(line: str) -> None:
 
 @given(st.integers(1, 5000))
 def test_divisors(n: int) -> None:
-    assert strategy.divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
+    assert spec.divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
 
 
 def test_the_mesh_puts_inner_axes_on_neighbours() -> None:

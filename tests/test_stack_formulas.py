@@ -22,14 +22,14 @@ from phalanx.cost.stack.shape import shape
 from phalanx.cost.stack.step import FORMULAS, step
 from phalanx.cost.stack.traffic import collective_s, message_s
 from phalanx.schedule.pipeline import V_SHAPED, build
-from phalanx.spec.cluster_presets import preset
+from phalanx.spec.cluster.presets import preset
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import make_model
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.presets import PRESETS
-from phalanx.spec.strategy import Strategy, parse
+from phalanx.spec.model.presets import PRESETS
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy, parse
 
 JOB = Job(256, 4096, Precision("bfloat16"))
 LINES = (

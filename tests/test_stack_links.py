@@ -14,9 +14,9 @@ from phalanx.cost.stack.layout import layout
 from phalanx.cost.stack.shape import shape
 from phalanx.cost.stack.step import step
 from phalanx.cost.stack.traffic import collective_s
+from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import make_model
-from phalanx.spec.strategy import Strategy, parse
+from phalanx.spec.strategy.spec import Strategy, parse
 from phalanx.validate.systems import Benched, measured
 
 N = 4e9

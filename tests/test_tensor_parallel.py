@@ -23,10 +23,10 @@ from phalanx.runtime.parallelize import spread
 from phalanx.runtime.world import World
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.legality import check, require_runnable
-from phalanx.spec.model import ModelSpec, parameters
-from phalanx.spec.split import Split
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, parameters
+from phalanx.spec.strategy.legality import check, require_runnable
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import Split
 from phalanx.verify.compare import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
 from phalanx.verify.proof import verify

@@ -15,13 +15,13 @@ from phalanx.cost.predict_pipeline import programs
 from phalanx.cost.program import expand
 from phalanx.cost.terms import terms, unit_class
 from phalanx.plan import space
-from phalanx.spec import cluster_presets as clusters
-from phalanx.spec.families import complete
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import make_strategy
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.presets import preset
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.presets import preset
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 
 @settings(max_examples=50)

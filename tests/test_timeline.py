@@ -22,12 +22,12 @@ from phalanx.runtime.record import Now
 from phalanx.runtime.timeline import COMPUTE, WAITING, Span, common, length
 from phalanx.runtime.trace import RankTimeline
 from phalanx.runtime.world import ALONE
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import build
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.step import Training
 
 LATE, BUSY = 0.2, 0.5  # seconds

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from phalanx import session
 from phalanx.cost.program import expand
 from phalanx.runtime import data_parallel, gathered, seam
-from phalanx.spec import jobfile
-from phalanx.spec import plan as plans
-from phalanx.spec.families import complete
+from phalanx.spec.files import job_file
+from phalanx.spec.files import plan as plans
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train import step
 from phalanx.verify import imagined, quick
 from phalanx.verify.compare import memory_differences
@@ -109,7 +109,7 @@ def test_a_rank_of_padding_alone_takes_its_step() -> None:
 
 
 def _strategy(line: str) -> Strategy:
-    from phalanx.spec.jobfile import make_strategy
+    from phalanx.spec.files.job_file import make_strategy
 
     found = make_strategy(line)
     assert found is not None
@@ -430,7 +430,7 @@ def test_a_plan_whose_figures_are_not_its_own_is_not_proved(tmp_path: Path) -> N
     assert code == 0
     prediction = json.loads(out)["best"]
     assert prediction.pop("strategy")
-    file = jobfile.load(job, ["job.seq=32", "strategy=dp=8,zero=2"])
+    file = job_file.load(job, ["job.seq=32", "strategy=dp=8,zero=2"])
     decision = session.decide(file)
     plans.write(decision.plan, tmp_path / "plan.json")
     (tmp_path / "recorded.json").write_text('{"interr')

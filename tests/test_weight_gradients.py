@@ -22,9 +22,9 @@ from phalanx.runtime.weight_gradients import Product, PutOff
 from phalanx.runtime.world import ALONE
 from phalanx.schedule.buckets import backward_order
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 FP64 = Precision("float64")
 EXACT = 1e-12

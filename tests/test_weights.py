@@ -22,9 +22,9 @@ from phalanx.nn.hugging_face.names import is_buffer, plain, sources
 from phalanx.nn.initial import create, fill_buffers, initial, of_rank
 from phalanx.nn.stored import open_weights
 from phalanx.spec.job import Job
-from phalanx.spec.model import parameters
-from phalanx.spec.split import Split
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import parameters
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import Split
 
 
 @pytest.mark.parametrize("family", [f for f in TINY if f not in ROUTED])  # whose files have more tensors

@@ -21,10 +21,10 @@ from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.initial import create, fill_buffers
 from phalanx.nn.stored import introduce, open_weights
 from phalanx.resume import resumed
-from phalanx.spec import jobfile, plan
-from phalanx.spec.cluster_presets import preset as cluster
+from phalanx.spec.cluster.presets import preset as cluster
 from phalanx.spec.errors import InputError
-from phalanx.spec.model import buffers, parameters
+from phalanx.spec.files import job_file, plan
+from phalanx.spec.model.spec import buffers, parameters
 
 
 @pytest.mark.parametrize(("dtype", "shard"), [(torch.float32, "1GB"), (torch.bfloat16, "8KB")])
@@ -166,7 +166,7 @@ def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside
 
     def train(*overrides: str) -> list[str]:
         said: list[str] = []
-        session.train(jobfile.load(Path("job.toml"), overrides), False, None, lambda _: None, said.append)
+        session.train(job_file.load(Path("job.toml"), overrides), False, None, lambda _: None, said.append)
         return said
 
     def exported(run: str) -> dict[str, str]:

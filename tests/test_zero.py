@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from phalanx.cost import memory
 from phalanx.schedule.buckets import Bucket, slot_sizes, slots
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import build
-from phalanx.spec.legality import require_runnable
-from phalanx.spec.model import ModelSpec, Parameter
-from phalanx.spec.presets import preset
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.presets import preset
+from phalanx.spec.model.spec import ModelSpec, Parameter
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.spec import Strategy
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
 

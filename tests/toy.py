@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from phalanx.runtime.data_parallel import DataParallel
-from phalanx.spec.families import complete
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import build
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.imagined import imagine
 
 SIZES: dict[str, Any] = {

@@ -138,14 +138,14 @@ def plan(
             return
 
         from phalanx import session
-        from phalanx.spec import jobfile
-        from phalanx.spec import plan as plans
         from phalanx.spec.errors import InputError
+        from phalanx.spec.files import job_file
+        from phalanx.spec.files import plan as plans
 
         if job is None:
             raise InputError("JOB.toml", None, "is missing", "name a job file, or --model, --cluster, --gpus, ...")
         require_writable("--out", out)
-        file = session.with_overrides(jobfile.load(job, overrides or ()), strategy)
+        file = session.with_overrides(job_file.load(job, overrides or ()), strategy)
         show_notes(file.notes)
         decision = session.decide(file, announce=announce)
         if not decision.chosen.reason:
@@ -173,8 +173,8 @@ def train(
 ) -> None:
     """Plan a job, or take a plan, train it, and hold the run against it. --resume alone: the run active last."""
     from phalanx import session
-    from phalanx.spec import plan as plans
     from phalanx.spec.errors import InputError
+    from phalanx.spec.files import plan as plans
 
     with mistakes():
         overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
@@ -276,11 +276,11 @@ def parity(
 ) -> None:
     """Hold a strategy against one process: losses, gradients and gradient norms, under SGD and AdamW."""
     from phalanx import session
-    from phalanx.spec import jobfile
+    from phalanx.spec.files import job_file
 
     with mistakes():
         require_torch()
-        file = session.with_overrides(jobfile.load(job, overrides or ()), strategy)
+        file = session.with_overrides(job_file.load(job, overrides or ()), strategy)
         show_notes(file.notes)
         result = session.parity(file, steps, dtype, announce)
         if as_json:

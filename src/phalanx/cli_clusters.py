@@ -18,7 +18,7 @@ def clusters(
     from dataclasses import asdict
 
     with mistakes():
-        from phalanx.spec.cluster_presets import PRESETS, preset
+        from phalanx.spec.cluster.presets import PRESETS, preset
 
         found = [preset(n, nodes) for n in ([name] if name else PRESETS)]
         if as_json:

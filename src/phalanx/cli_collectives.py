@@ -78,15 +78,15 @@ def collectives_table(
 
     with mistakes():
         from phalanx.plan.collectives import compare
-        from phalanx.spec import cluster_presets as clusters
-        from phalanx.spec import jobfile
-        from phalanx.spec.quantity import parse_bytes
+        from phalanx.spec.byte_sizes import parse_bytes
+        from phalanx.spec.cluster import presets as clusters
+        from phalanx.spec.files import job_file
 
         if cluster == "local":
             _measured(op, int(parse_bytes(size)), ranks, as_json)
             return
         if cluster.endswith(".toml"):
-            spec = jobfile.cluster_from_toml(Path(cluster))
+            spec = job_file.cluster_from_toml(Path(cluster))
         else:
             spec = clusters.preset(cluster, nodes=max(1, -(-ranks // clusters.preset(cluster, 1).ranks_per_node)))
         found = compare(op, parse_bytes(size), ranks, spec)

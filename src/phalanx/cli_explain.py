@@ -80,8 +80,8 @@ def _of_our_own(path: Path | None, line: str | None, gpus: int | None, profile: 
     """The strategy of a plan of a job whose machine was measured, priced exactly; None where it is another plan."""
     from phalanx.plan.own import examined
     from phalanx.plan.pricing import published
-    from phalanx.spec import plan as plans
-    from phalanx.spec.jobfile import make_strategy
+    from phalanx.spec.files import plan as plans
+    from phalanx.spec.files.job_file import make_strategy
 
     if path is None or profile is not None:
         return None
@@ -146,9 +146,9 @@ def subject(
 
     from phalanx.plan import question
     from phalanx.plan.subject import Subject
-    from phalanx.spec import plan as plans
     from phalanx.spec.errors import InputError
-    from phalanx.spec.jobfile import make_strategy
+    from phalanx.spec.files import plan as plans
+    from phalanx.spec.files.job_file import make_strategy
 
     _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
     if plan is not None:

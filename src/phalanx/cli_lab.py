@@ -57,7 +57,7 @@ def run(
             code = labs.run(found, ranks, words, options)
             counted = [now - then for now, then in zip(found.traffic(), before, strict=True)]
         if traffic:
-            from phalanx.spec.plan import write_json
+            from phalanx.spec.files.plan import write_json
 
             write_json(traffic, [{"sent": t.sent, "received": t.received} for t in counted])
         out = console()

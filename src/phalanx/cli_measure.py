@@ -11,7 +11,7 @@ import typer
 from phalanx.terminal import Json, announce, console, mistakes, print_json, require_torch, require_writable
 
 if TYPE_CHECKING:
-    from phalanx.spec.cluster import ClusterSpec
+    from phalanx.spec.cluster.spec import ClusterSpec
 
 
 def measure(
@@ -58,7 +58,7 @@ def measure(
                     return
                 cluster, out = found, out or Path("cluster.toml")
         if out is not None:
-            from phalanx.spec.cluster_toml import to_toml
+            from phalanx.spec.cluster.toml import to_toml
 
             out.write_text(to_toml(cluster, f"{cluster.name}, as measured; [cluster] file = {str(out)!r} uses it"))
             announce(f"wrote {out}")

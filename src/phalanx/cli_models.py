@@ -20,8 +20,8 @@ def models(
     from dataclasses import asdict
     from pathlib import Path
 
-    from phalanx.spec.jobfile import make_model
-    from phalanx.spec.presets import PRESETS
+    from phalanx.spec.files.job_file import make_model
+    from phalanx.spec.model.presets import PRESETS
     from phalanx.terminal import announce
 
     with mistakes():

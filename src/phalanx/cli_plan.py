@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from phalanx.plan.answer import Answer
     from phalanx.plan.goal import Goal
     from phalanx.plan.second import Ranked
-    from phalanx.spec.plan import Plan
+    from phalanx.spec.files.plan import Plan
 
 
 def ask(
@@ -63,7 +63,7 @@ def ask(
     goal = Goal(counted(tokens, spec), gpus, price) if tokens else None
     found = answer(larger, gpus, "memory" if objective == "memory" else "throughput", whole_front=front)
 
-    from phalanx.spec import plan as plans
+    from phalanx.spec.files import plan as plans
 
     plans.write(_plan(found, cluster), out)
     announce(f"plan: {out}")
@@ -153,9 +153,9 @@ def _plan(a: Answer, cluster: str) -> Plan:
     """As `train`, `verify`, `explain` and `lint` read it."""
     from dataclasses import asdict
 
+    from phalanx.spec.files.job_file import ClusterChoice
+    from phalanx.spec.files.plan import Plan
     from phalanx.spec.job import Train
-    from phalanx.spec.jobfile import ClusterChoice
-    from phalanx.spec.plan import Plan
 
     p, best = a.pricing, a.ranked[0]
     of_file = cluster.lower().endswith(".toml")

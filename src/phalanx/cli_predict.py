@@ -51,11 +51,11 @@ def _found(
     from phalanx.cost.estimate import estimate
     from phalanx.plan.question import cluster_named, model_named, require_counts
     from phalanx.schedule import stages
-    from phalanx.spec import strategy as strategies
     from phalanx.spec.errors import InputError, nearest
+    from phalanx.spec.files.job_file import build
     from phalanx.spec.job import Job, Precision
-    from phalanx.spec.jobfile import build
-    from phalanx.spec.strategy import Strategy
+    from phalanx.spec.strategy import spec as strategies
+    from phalanx.spec.strategy.spec import Strategy
 
     formats = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "float8", "fp8-mx": "float8-mx", "fp4": "float4"}
     if precision not in formats:

@@ -67,7 +67,7 @@ def show_notes(notes: tuple[str, ...]) -> None:
 def show_decision(decision: Decision, rows: int) -> None:
     from phalanx.plan.bucket import GIVEN
     from phalanx.report.tables import alternatives, searched
-    from phalanx.spec.quantity import write_bytes
+    from phalanx.spec.byte_sizes import write_bytes
 
     out = console()
     p = decision.plan

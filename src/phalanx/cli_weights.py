@@ -42,7 +42,7 @@ def export_weights(
     with mistakes():
         require_torch()
         from phalanx import weights
-        from phalanx.spec.quantity import parse_bytes
+        from phalanx.spec.byte_sizes import parse_bytes
 
         files = weights.export_weights(run, out, dtype, step, parse_bytes(shard_size, "--shard-size"), announce)
         if as_json:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.spec import cluster_presets as clusters
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import compute_type
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from phalanx.runs import RUNS
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import JobFile
 from phalanx.spec.job import Train
-from phalanx.spec.jobfile import JobFile
 
 TOKENIZER = "tokenizer.json"
 _BESIDE = (

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from phalanx.plan.bucket import has_buckets
 from phalanx.runs import RUNS, latest_run
-from phalanx.spec import plan
 from phalanx.spec.errors import InputError
+from phalanx.spec.files import plan
+from phalanx.spec.files.job_file import JobFile
+from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import JobFile
-from phalanx.spec.plan import Plan
-from phalanx.spec.strategy import DEFAULT_BUCKET_MIB, Strategy, divisors
+from phalanx.spec.strategy.spec import DEFAULT_BUCKET_MIB, Strategy, divisors
 
 
 def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:

@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from phalanx.spec import plan
 from phalanx.spec.errors import InputError
-from phalanx.spec.plan import Plan
+from phalanx.spec.files import plan
+from phalanx.spec.files.plan import Plan
 
 RUNS = Path("runs")
 

@@ -25,17 +25,17 @@ from phalanx.resume import begun_by, goes_on, taken_up_by_others
 from phalanx.runs import RUNS, open_run
 from phalanx.schedule.event import Event
 from phalanx.schedule.stages import check
-from phalanx.spec import cluster_presets as clusters
-from phalanx.spec import jobfile, plan
-from phalanx.spec import model as models
-from phalanx.spec.choice import Choice
-from phalanx.spec.cluster import ClusterSpec, CollectiveFit
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.collective_choice import Choice
+from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.files import job_file, plan
+from phalanx.spec.files.job_file import JobFile
+from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import compute_type
-from phalanx.spec.jobfile import JobFile
-from phalanx.spec.legality import require_runnable
-from phalanx.spec.plan import Plan
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model import spec as models
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.compare import differences
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> C
     """The cluster that a job file names; `local` is measured, or read from the cache."""
     choice = file.cluster
     if choice.file:
-        return jobfile.cluster_from_toml(Path(choice.file))
+        return job_file.cluster_from_toml(Path(choice.file))
     if choice.preset == "local":
         if world is not None:  # the ranks of this host, under the load that they will make; hosts alike
             host = local_cluster(world.local_size, file.job.precision.compute, file.train.threads, announce=announce)
@@ -309,7 +309,7 @@ def outcome(folder: Path, unigram_entropy: float) -> Outcome:
 
 def with_overrides(file: JobFile, strategy: str | None) -> JobFile:
     """A job file with another strategy, given as a line."""
-    return replace(file, strategy=jobfile.make_strategy(strategy)) if strategy else file
+    return replace(file, strategy=job_file.make_strategy(strategy)) if strategy else file
 
 
 def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
         collectives = choose.decide(here, train.transport)
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         out = Path(folder) / "parity.json"
-        given = {"tables": jobfile.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
+        given = {"tables": job_file.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
         given["collectives"] = [asdict(c) for c in collectives]
         launch("phalanx.verify.worker", json.dumps(given), file.strategy.world, train.threads, None, train.timeout_s)
         found = json.loads(out.read_text())

@@ -20,18 +20,18 @@ from phalanx.plan.choose import allowed
 from phalanx.plan.search import price
 from phalanx.schedule.event import Event
 from phalanx.schedule.stages import check
-from phalanx.spec import cluster_presets as clusters
-from phalanx.spec import jobfile
-from phalanx.spec import model as models
-from phalanx.spec import plan as plans
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.byte_sizes import write_bytes
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
+from phalanx.spec.files import job_file
+from phalanx.spec.files import plan as plans
+from phalanx.spec.files.job_file import ClusterChoice, JobFile
 from phalanx.spec.job import Job
-from phalanx.spec.jobfile import ClusterChoice, JobFile
-from phalanx.spec.legality import require_runnable
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.quantity import write_bytes
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model import spec as models
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.compare import Difference, slack
 from phalanx.verify.proof import Verified, verify
 
@@ -74,7 +74,7 @@ def target(
             if given:
                 raise InputError(name, str(given), "a plan is verified as it is", "give the job file instead")
         return _of_plan(path)
-    file = session.with_overrides(jobfile.load(path, overrides), strategy)
+    file = session.with_overrides(job_file.load(path, overrides), strategy)
     if cluster is not None:
         file = replace(file, cluster=_chosen(cluster))
     models.require_runnable(file.model)
@@ -175,7 +175,7 @@ def _of_job(file: JobFile, strategy: Strategy) -> Target:
 def _large_enough(choice: ClusterChoice, strategy: Strategy) -> ClusterSpec:
     """The cluster, with nodes for all ranks of a strategy."""
     if choice.file:
-        cluster = jobfile.cluster_from_toml(Path(choice.file))
+        cluster = job_file.cluster_from_toml(Path(choice.file))
         nodes = -(-strategy.world // cluster.ranks_per_node)
         return replace(cluster, nodes=max(cluster.nodes, nodes))
     nodes = -(-strategy.world // clusters.preset(str(choice.preset), 1).ranks_per_node)

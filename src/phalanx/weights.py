@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from phalanx.origin import TOKENIZER, beside
 from phalanx.runs import RUNS, claim, move_aside
 from phalanx.session import Announce
-from phalanx.spec import jobfile, plan
-from phalanx.spec.config_json import to_hugging_face
+from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.errors import InputError
+from phalanx.spec.files import job_file, plan
 from phalanx.spec.job import require_folder_name
-from phalanx.spec.model import ModelSpec, buffers, parameters, require_runnable
-from phalanx.spec.quantity import write_bytes
+from phalanx.spec.model.spec import ModelSpec, buffers, parameters, require_runnable
+from phalanx.spec.model.to_hugging_face import to_hugging_face
 
 if TYPE_CHECKING:
     from phalanx.nn.weights import Weights
@@ -51,7 +51,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
     folder, given = RUNS / name, source.resolve()
     if folder.resolve() in (given, *given.parents):
         raise InputError("--name", name, f"{folder} is where the weights are read from", "choose another")
-    spec, notes = jobfile.make_model({"config": str(source.absolute() / "config.json")}, source)
+    spec, notes = job_file.make_model({"config": str(source.absolute() / "config.json")}, source)
     require_runnable(spec)
     with said_of("HF_DIR"):
         weights = files.read(source, spec)
@@ -119,7 +119,7 @@ def export_weights(
     # No special tokens, unless its own config says so: the family's defaults would end texts at ordinary ones.
     given: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     if (run / "config.json").exists():
-        theirs, _ = jobfile.make_model({"config": str(run.absolute() / "config.json")}, run)
+        theirs, _ = job_file.make_model({"config": str(run.absolute() / "config.json")}, run)
         config = json.loads((run / "config.json").read_text())
         config.pop("torch_dtype", None)
         # A run that began from weights may be another model than they: it has their special tokens.
@@ -141,7 +141,7 @@ def _require_said(config: Mapping[str, Any], spec: ModelSpec) -> None:
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config))
-        back = _plain(jobfile.make_model({"config": str(path)}, path.parent)[0])
+        back = _plain(job_file.make_model({"config": str(path)}, path.parent)[0])
     for name, value in _plain(spec).items():
         if value != back[name]:
             reason = f"a {spec.family} config.json of transformers cannot say it (it would mean {back[name]})"

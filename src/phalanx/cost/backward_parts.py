@@ -13,7 +13,7 @@ from typing import Any
 from phalanx.cost.block import Block
 from phalanx.cost.kernel import Column
 from phalanx.cost.live import Walk, normed, rms_temporaries, statistics
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)

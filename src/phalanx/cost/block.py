@@ -5,8 +5,8 @@ from __future__ import annotations
 from phalanx.cost.core import Core
 from phalanx.cost.kernel import Column
 from phalanx.cost.live import Walk, normed, rms_temporaries, statistics
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Recompute
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Recompute
 
 
 class Block:

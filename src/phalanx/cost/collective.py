@@ -10,8 +10,8 @@ import numpy as np
 
 from phalanx.cost.kernel import Column
 from phalanx.cost.link import Link, link
-from phalanx.spec.cluster import ClusterSpec, CollectiveFit
-from phalanx.spec.mesh import Mesh
+from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
+from phalanx.spec.strategy.mesh import Mesh
 
 _PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 

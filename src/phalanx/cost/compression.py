@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from phalanx.cost.kernel import Work
 from phalanx.schedule.buckets import Bucket, slot_sizes
 from phalanx.schedule.compression import COUNT_BYTES, PIECE, PLACE_BYTES, coded, factors, kept, most
-from phalanx.spec.compression import BLOCK, Compression
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.compression import BLOCK, Compression
+from phalanx.spec.strategy.spec import Strategy
 
 _INDEX_BYTES = 8  # of torch's own indices
 

@@ -10,7 +10,7 @@ from phalanx.cost.kernel import Column
 from phalanx.cost.live import Walk
 from phalanx.schedule.context_parallel import Context
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.spec import ModelSpec
 
 
 class Core:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.schedule.transfers import Ints, Schedule, atoms, boundaries
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 
 Floats = npt.NDArray[np.float64]

@@ -24,12 +24,12 @@ from phalanx.cost.stack.shape import Shape, shape
 from phalanx.cost.stack.step import Step, step
 from phalanx.cost.stack.system import System
 from phalanx.schedule.stages import rank_of
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.legality import require_compressible
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import FIELDS, Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.legality import require_compressible
+from phalanx.spec.strategy.spec import FIELDS, Strategy
 
 _AS_DEFAULT = ("layers", "grad_sync", "reshard", "bucket", "prefetch")
 """Fields of a strategy that these formulas have no term for."""

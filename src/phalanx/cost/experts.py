@@ -13,7 +13,7 @@ from phalanx.cost.work import Column
 from phalanx.schedule.experts import Routed
 
 if TYPE_CHECKING:
-    from phalanx.spec.mechanisms import Experts
+    from phalanx.spec.model.mechanisms import Experts
 
 
 class _Mixture(Block):

@@ -23,10 +23,10 @@ from phalanx.cost.work import gemm as _gemm
 from phalanx.cost.work import gemm_weight as _gemm_weight
 from phalanx.cost.work import memory as _memory
 from phalanx.schedule.experts import Routed, routed
-from phalanx.spec.cluster import KernelRates
+from phalanx.spec.cluster.spec import KernelRates
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Recompute, Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Recompute, Strategy
 
 
 def _linears(spec: ModelSpec) -> tuple[tuple[int, int], ...]:

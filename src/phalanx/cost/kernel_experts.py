@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from phalanx.cost.work import Column, Work, gemm, gemm_weight, memory
 from phalanx.schedule.experts import Routed
-from phalanx.spec.mechanisms import Experts
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.mechanisms import Experts
+from phalanx.spec.model.spec import ModelSpec
 
 
 def forward(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from phalanx.cost.work import Column, Work, memory
-from phalanx.spec.mechanisms import Latent
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.mechanisms import Latent
+from phalanx.spec.model.spec import ModelSpec
 
 
 def linears(spec: ModelSpec, a: Latent) -> tuple[tuple[int, int], ...]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.spec.cluster import ClusterSpec
-from phalanx.spec.mesh import Mesh, Ranks
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.strategy.mesh import Mesh, Ranks
 
 
 @dataclass(frozen=True)

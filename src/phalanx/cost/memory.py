@@ -29,9 +29,9 @@ from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.experts import Routed, looks_around, own_tokens
 from phalanx.schedule.tensor_parallel import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
-from phalanx.spec.model import ModelSpec, StageSpec, parameters, seen_from, tied_apart, units
-from phalanx.spec.split import Split, local
-from phalanx.spec.strategy import Recompute, Strategy
+from phalanx.spec.model.spec import ModelSpec, StageSpec, parameters, seen_from, tied_apart, units
+from phalanx.spec.strategy.spec import Recompute, Strategy
+from phalanx.spec.strategy.split import Split, local
 
 LOGITS_AT_ONCE = 2**17
 """The cross-entropy works on slices of so many logits, which stay in a core's cache (nn/functions.py)."""

@@ -19,12 +19,12 @@ from phalanx.cost.terms import Columns, Term, columns, highest, terms, unit_clas
 from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.experts import routed
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import Mesh, mesh
-from phalanx.spec.model import ModelSpec, seen_from
-from phalanx.spec.split import local
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, seen_from
+from phalanx.spec.strategy.mesh import Mesh, mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import local
 
 
 @dataclass(frozen=True)

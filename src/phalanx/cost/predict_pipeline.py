@@ -21,11 +21,11 @@ from phalanx.cost.terms import Term, terms, unit_class
 from phalanx.schedule import stages
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.pipeline_sends import without
-from phalanx.spec.cluster import ClusterSpec, KernelRates
+from phalanx.spec.cluster.spec import ClusterSpec, KernelRates
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import Mesh, mesh
-from phalanx.spec.model import ModelSpec, chunks
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, chunks
+from phalanx.spec.strategy.mesh import Mesh, mesh
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from phalanx.schedule.experts import routed
 from phalanx.schedule.inside_layers import Way
 from phalanx.schedule.pipeline import finished
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, blocks_among, chunks, seen_from
-from phalanx.spec.split import local
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, blocks_among, chunks, seen_from
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import local
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from phalanx.schedule.compression import sent, sent_across
 from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.experts import Routed, routed, uncertain
-from phalanx.spec.compression import Compression
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, blocks_among, chunks, expert_layers, seen_from, units
-from phalanx.spec.split import local
-from phalanx.spec.strategy import Recompute, Strategy
+from phalanx.spec.model.spec import ModelSpec, blocks_among, chunks, expert_layers, seen_from, units
+from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Recompute, Strategy
+from phalanx.spec.strategy.split import local
 
 Indices = npt.NDArray[np.int64]
 

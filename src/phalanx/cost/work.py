@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.spec.cluster import Rates
+from phalanx.spec.cluster.spec import Rates
 
 Column = Any
 """A number, or a NumPy column of numbers: one per strategy."""

@@ -19,10 +19,10 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.sequence_tokens import SequenceTokens
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.spec import plan as plans
 from phalanx.spec.errors import InputError
-from phalanx.spec.model import parameters
-from phalanx.spec.split import Split, require_split
+from phalanx.spec.files import plan as plans
+from phalanx.spec.model.spec import parameters
+from phalanx.spec.strategy.split import Split, require_split
 from phalanx.train.data.tokenizer import open_tokenizer
 
 

@@ -12,11 +12,11 @@ from phalanx.infer.generate import Sampling, generate
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import launch, run_rank
-from phalanx.spec import plan as plans
-from phalanx.spec.mesh import mesh
-from phalanx.spec.plan import write_json
-from phalanx.spec.split import require_split
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.files import plan as plans
+from phalanx.spec.files.plan import write_json
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import require_split
 
 _TIMEOUT_S = 300.0
 

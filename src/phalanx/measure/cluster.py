@@ -15,12 +15,12 @@ from phalanx.measure.worker import agreed, kernel_rates, levels, measure_figures
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.world import World
-from phalanx.spec.cluster import ClusterSpec, CollectiveFit
+from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import DType
-from phalanx.spec.jobfile import build
-from phalanx.spec.mesh import Mesh, mesh
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.mesh import Mesh, mesh
+from phalanx.spec.strategy.spec import Strategy
 
 
 def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:

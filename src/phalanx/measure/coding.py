@@ -19,10 +19,10 @@ from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.compression import compressor
 from phalanx.runtime.flat import Flat
 from phalanx.schedule.buckets import buckets
-from phalanx.spec.families import complete
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 KINDS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:1e-9", "powersgd:4")
 """What is timed; of threshold one that all gradients are above, for its bytes too are priced at their most."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from phalanx.measure.kernels import synchronize
 from phalanx.runtime.comm import DTYPES
-from phalanx.spec.cluster import Figure
+from phalanx.spec.cluster.spec import Figure
 from phalanx.spec.job import DType
 
 _ROUNDS = 9

@@ -28,11 +28,11 @@ from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.gradients import put
 from phalanx.runtime.optimizers import AdamW
 from phalanx.schedule.buckets import gradient_buckets
-from phalanx.spec.cluster import CollectiveFit, Rates
-from phalanx.spec.families import complete
+from phalanx.spec.cluster.spec import CollectiveFit, Rates
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Optimizer, Precision
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 Shape = tuple[int, int, int, int, int]  # hidden, heads, kv_heads, ffn, vocab
 Batch = tuple[int, int]  # sequences, seq

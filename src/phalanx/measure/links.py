@@ -25,8 +25,8 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.p2p import tiers
 from phalanx.runtime.transport import Call
 from phalanx.schedule.collectives import ALGORITHMS, build
-from phalanx.spec.choice import Choice, Transport
-from phalanx.spec.cluster import CollectiveFit
+from phalanx.spec.cluster.collective_choice import Choice, Transport
+from phalanx.spec.cluster.spec import CollectiveFit
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _SIZES = tuple(2**k for k in range(10, 25, 2))  # 1 KiB .. 16 MiB, as Event counts bytes

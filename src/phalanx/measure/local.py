@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.measure.stolen import noted
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
+from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import DType
-from phalanx.spec.jobfile import build
-from phalanx.spec.plan import write_json
 
 VERSION = 10  # of what is measured and how; an older cache is measured anew
 

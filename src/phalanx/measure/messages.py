@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from phalanx.measure.fit import Line, robust_line
-from phalanx.spec.cluster import Figure, Tier
+from phalanx.spec.cluster.spec import Figure, Tier
 
 SIZES = tuple(2**k for k in range(10, 25))  # 1 KiB .. 16 MiB
 _ENDS = 6  # sizes that are short, or long

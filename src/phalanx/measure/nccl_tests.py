@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 
 from phalanx.measure.fit import robust_line
-from phalanx.spec.cluster import CollectiveFit
+from phalanx.spec.cluster.spec import CollectiveFit
 from phalanx.spec.errors import InputError
 
 _OPS = {

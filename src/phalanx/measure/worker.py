@@ -23,12 +23,12 @@ from phalanx.plan.choose import choose
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
-from phalanx.spec.choice import Choice
-from phalanx.spec.cluster import CollectiveFit, Figure, KernelRates
+from phalanx.spec.cluster.collective_choice import Choice
+from phalanx.spec.cluster.spec import CollectiveFit, Figure, KernelRates
+from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import DType
-from phalanx.spec.mesh import mesh
-from phalanx.spec.plan import write_json
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 _TIMEOUT_S = 600  # of a barrier: ranks that take no part in a level wait for it
 

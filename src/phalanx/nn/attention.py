@@ -15,7 +15,7 @@ from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.sequence_parallel import Factors
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.spec import ModelSpec
 
 
 @dataclass

@@ -27,8 +27,8 @@ from phalanx.runtime.inner import Inner
 from phalanx.runtime.sequence_parallel import Rows
 from phalanx.runtime.sequence_tokens import SequenceTokens
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.spec.model import ModelSpec, chunks, units
-from phalanx.spec.strategy import Recompute
+from phalanx.spec.model.spec import ModelSpec, chunks, units
+from phalanx.spec.strategy.spec import Recompute
 
 
 class Block(nn.Module):

@@ -26,7 +26,7 @@ from phalanx.runtime.expert_parallel import ExpertParallel, Route
 from phalanx.runtime.sequence_tokens import SequenceTokens, Shape
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.schedule.experts import balanced, most
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.spec import ModelSpec
 
 
 class _Matrices(nn.Module):

@@ -23,8 +23,8 @@ from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.expert_parallel import ExpertParallel
 from phalanx.runtime.sequence_tokens import SequenceTokens
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.spec.model import ModelSpec, Parameter, buffers
-from phalanx.spec.split import Held, Split
+from phalanx.spec.model.spec import ModelSpec, Parameter, buffers
+from phalanx.spec.strategy.split import Held, Split
 
 BLOCK = 2**20
 STD = 0.02  # Radford et al. 2019

@@ -44,7 +44,7 @@ from phalanx.nn.norms import RMSNorm
 from phalanx.runtime import recompute, tensor_parallel
 from phalanx.runtime.context_parallel import ContextParallel
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.spec import ModelSpec
 
 _EPS = 1e-6
 """Of the norms of latents, whatever the model's others have (modeling_deepseek.py of DeepSeek-V2 and V3)."""

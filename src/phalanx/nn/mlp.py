@@ -9,7 +9,7 @@ from phalanx.nn import functions
 from phalanx.runtime import recompute, sequence_parallel, tensor_parallel
 from phalanx.runtime.sequence_parallel import Factors
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.spec import ModelSpec
 
 
 class MLP(nn.Module):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from phalanx.nn import functions
 from phalanx.runtime import weight_gradients
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.spec import ModelSpec
 
 
 class RMSNorm(nn.Module):

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from phalanx.spec.mechanisms import RopeScaling
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.mechanisms import RopeScaling
+from phalanx.spec.model.spec import ModelSpec
 
 
 def rotary_table(spec: ModelSpec) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.nn.functions import accumulate_dtype
 from phalanx.schedule.experts import most
-from phalanx.spec.mechanisms import Experts
+from phalanx.spec.model.mechanisms import Experts
 
 
 def scores(logits: Tensor, x: Experts) -> Tensor:

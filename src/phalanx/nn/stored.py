@@ -16,10 +16,10 @@ from phalanx.nn.hugging_face import files
 from phalanx.nn.hugging_face.container import FIELD
 from phalanx.nn.weights import Weights
 from phalanx.runtime import checkpoint
-from phalanx.spec import plan
 from phalanx.spec.errors import InputError
-from phalanx.spec.jobfile import make_model
-from phalanx.spec.model import MODEL_FIELDS, ModelSpec, parameters
+from phalanx.spec.files import plan
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.model.spec import MODEL_FIELDS, ModelSpec, parameters
 
 if TYPE_CHECKING:
     from phalanx.runtime.container import Reader

@@ -17,9 +17,9 @@ from phalanx.plan.pricing import Pricing
 from phalanx.plan.reasons import Priced
 from phalanx.plan.second import Ranked, Second, best_of_each
 from phalanx.plan.space import Options, Strategies
-from phalanx.spec.cluster import GIB
+from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.spec import Strategy
 
 Objective = Literal["throughput", "memory"]
 OBJECTIVES = ("throughput", "memory")

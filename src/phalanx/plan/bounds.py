@@ -27,10 +27,10 @@ from phalanx.cost.stack.schedules import NAMES
 from phalanx.cost.terms import unit_classes
 from phalanx.plan.pricing import Floats
 from phalanx.plan.space import Ints, Strategies
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.model import ModelSpec, parameters
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, parameters
+from phalanx.spec.strategy.spec import Strategy
 
 _KEY = ("tp", "sp", "cp", "ulysses", "ep", "etp", "micro_batch")
 _ROUNDING, _UNEQUAL = 1 - 1e-9, 0.97

@@ -28,13 +28,13 @@ from dataclasses import dataclass, replace
 from phalanx.cost.collective import measured, ring_seconds
 from phalanx.cost.link import link
 from phalanx.schedule import stages
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.byte_sizes import write_bytes
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.mesh import Mesh, mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.quantity import write_bytes
-from phalanx.spec.split import local
-from phalanx.spec.strategy import DEFAULT_BUCKET_MIB, Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import Mesh, mesh
+from phalanx.spec.strategy.spec import DEFAULT_BUCKET_MIB, Strategy
+from phalanx.spec.strategy.split import local
 
 GIVEN = "given"  # the reason for a bucket that the user chose
 _LEAST = 2**16  # bytes: what a host spends on a bucket stands in no link's α

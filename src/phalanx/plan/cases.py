@@ -12,8 +12,8 @@ from phalanx.plan.reasons import SAID, Priced
 from phalanx.plan.scaling import best
 from phalanx.plan.sheet import Sheet, columns
 from phalanx.schedule.stages import check
-from phalanx.spec.jobfile import make_strategy
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.files.job_file import make_strategy
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from phalanx.spec.choice import Choice, Transport
-from phalanx.spec.cluster import ClusterSpec, CollectiveFit
+from phalanx.spec.cluster.collective_choice import Choice, Transport
+from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 
 _SIZES = tuple(2**k for k in range(10, 31))
 _FORCED = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "all_to_all": "pairwise"}

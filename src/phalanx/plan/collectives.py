@@ -11,7 +11,7 @@ from phalanx.cost.critical_path import Costs, best_segments, closed_form, costs,
 from phalanx.cost.critical_path import seconds as path_seconds
 from phalanx.schedule.collectives import ALGORITHMS, SEGMENTED, build
 from phalanx.schedule.transfers import Schedule
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
 
 _SIZES = tuple(2.0**k for k in range(8, 33))  # 256 B .. 4 GiB

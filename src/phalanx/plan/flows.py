@@ -18,8 +18,8 @@ from phalanx.cost.stack.layout import Layout
 from phalanx.cost.stack.traffic import collective_s, message_s, together
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.space import of
-from phalanx.spec.mesh import mesh
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 _SENT = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 

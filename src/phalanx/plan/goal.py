@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.spec import ModelSpec
 
 OPTIMAL = 20
 """Tokens per parameter at which a given number of FLOPs trains best (Hoffmann et al. 2022, table 3)."""

@@ -16,11 +16,11 @@ from phalanx.cost.terms import terms, unit_class
 from phalanx.schedule import stages
 from phalanx.schedule.partition import Limits, Units, explain, partition
 from phalanx.schedule.pipeline import held
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.model import ModelSpec, StageSpec, units
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, StageSpec, units
+from phalanx.spec.strategy.spec import Strategy
 
 
 def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tuple[Strategy, str]:

@@ -8,12 +8,12 @@ from typing import Protocol
 
 from phalanx.plan.targets import IMBALANCE, MICRO_BATCHES, TOKENS
 from phalanx.schedule.compression import PLACE_BYTES
-from phalanx.spec import compression
-from phalanx.spec.cluster import GIB, ClusterSpec
+from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy import compression
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 _WORTH = 0.01
 """A mend that saves less than this share of the step is not worth a line."""

@@ -21,7 +21,7 @@ from phalanx.plan.reasons import Priced
 from phalanx.plan.space import ORDERS, of
 from phalanx.schedule import stages
 from phalanx.schedule.partition import Units, explain, partition
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.spec import Strategy
 
 _PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "launch", "head", "bubble")
 """The terms of a step that a pipeline's makespan stands for."""

@@ -15,7 +15,7 @@ import numpy as np
 from phalanx.cost.stack import compute
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.space import of
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)

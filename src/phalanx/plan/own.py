@@ -13,14 +13,14 @@ from phalanx.plan.pricing import Pricing
 from phalanx.plan.search import STACK, Candidate, price
 from phalanx.schedule.event import INSIDE, Event
 from phalanx.schedule.stages import check
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job
-from phalanx.spec.legality import require_runnable
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.plan import Plan
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)

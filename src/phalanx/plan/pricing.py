@@ -18,10 +18,10 @@ from phalanx.cost.stack.shape import Shape, shape
 from phalanx.cost.stack.step import Step, step
 from phalanx.cost.stack.system import System
 from phalanx.plan.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.spec import ModelSpec
 
 Floats = npt.NDArray[np.float64]
 _SLICE = 16_384

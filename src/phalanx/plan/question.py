@@ -10,13 +10,13 @@ from pathlib import Path
 from phalanx.cost.profiles import profile
 from phalanx.cost.stack.hardware import CHIPS, chip_name, system_of
 from phalanx.plan.pricing import Pricing
-from phalanx.spec.cluster import ClusterSpec
-from phalanx.spec.cluster_presets import preset
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import cluster_from_toml, make_model
+from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import cluster_from_toml, make_model
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.plan import Plan
+from phalanx.spec.model.spec import ModelSpec
 
 _MOST = {"--gpus": 10**7, "--batch": 10**9}
 """What a question may ask for at most: beyond it a number is a slip, and its divisors take minutes."""

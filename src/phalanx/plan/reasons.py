@@ -12,11 +12,11 @@ from phalanx.cost.stack.schedules import NAMES
 from phalanx.plan import space
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.space import ORDERS, RECOMPUTE
-from phalanx.spec.cluster import GIB
+from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
-from phalanx.spec.legality import check
-from phalanx.spec.mesh import mesh
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.legality import check
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 COMMUNICATION = ("tp", "cp", "ep", "dp", "transfers")
 SAID = {

@@ -25,11 +25,11 @@ from phalanx.plan.bounds import Bounds, expected
 from phalanx.plan.bucket import resolve
 from phalanx.plan.pricing import Floats, Pricing, published
 from phalanx.plan.space import Options, Strategies
-from phalanx.spec.cluster import GIB, ClusterSpec
+from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 STACK = "phalanx"
 OPTIONS = Options(orders=space.ORDERS[:1])

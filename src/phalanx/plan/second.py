@@ -18,7 +18,7 @@ from phalanx.plan.explore import FAMILIES, Found
 from phalanx.plan.makespan import Run
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.reasons import Priced
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ import numpy.typing as npt
 
 from phalanx.cost.stack.schedules import NAMES
 from phalanx.schedule.pipeline import V_SHAPED
-from phalanx.spec.context import require_context
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.split import require_split
-from phalanx.spec.strategy import Strategy, divisors
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.context import require_context
+from phalanx.spec.strategy.spec import Strategy, divisors
+from phalanx.spec.strategy.split import require_split
 
 Ints = npt.NDArray[np.int64]
 Ways = Sequence[tuple[int, ...]]

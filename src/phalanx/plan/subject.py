@@ -14,11 +14,11 @@ from phalanx.plan.pricing import Pricing
 from phalanx.plan.reasons import Priced
 from phalanx.plan.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.schedule.stages import check
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)

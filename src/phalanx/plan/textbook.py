@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from phalanx.plan.sheet import Sheet, columns
 from phalanx.spec.errors import InputError
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.spec import ModelSpec
 
 _POLICIES = {16: (2, 2, 12), 18: (2, 4, 12), 20: (2, 6, 12)}
 """Bytes of weight, gradient and optimizer state of a parameter, by their sum."""

@@ -9,9 +9,9 @@ from phalanx.plan.operators import Operator
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.sheet import Sheet, columns
 from phalanx.plan.subject import Subject
-from phalanx.spec.cluster_presets import PRESETS, preset
+from phalanx.spec.cluster.presets import PRESETS, preset
 from phalanx.spec.errors import InputError
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.spec import Strategy
 
 
 def sheet(x: Subject) -> Sheet:

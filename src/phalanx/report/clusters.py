@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from phalanx.report.tables import size
-from phalanx.spec.cluster import ClusterSpec, Tier
+from phalanx.spec.cluster.spec import ClusterSpec, Tier
 
 
 def table(found: Sequence[ClusterSpec]) -> Table:

@@ -12,8 +12,8 @@ from phalanx.plan.collectives import Comparison
 from phalanx.report.tables import seconds
 from phalanx.schedule.prove import Counts, Run, run
 from phalanx.schedule.transfers import Ints, Schedule, atoms
-from phalanx.spec.choice import Choice
-from phalanx.spec.cluster import CollectiveFit
+from phalanx.spec.cluster.collective_choice import Choice
+from phalanx.spec.cluster.spec import CollectiveFit
 
 _MOST = 26  # contributions are letters
 

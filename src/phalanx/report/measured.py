@@ -9,7 +9,7 @@ from html import escape
 from rich.table import Table
 
 from phalanx.report.tables import _table, seconds, size
-from phalanx.spec.cluster import ClusterSpec, CollectiveFit
+from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 
 _WIDTH, _HEIGHT = 64, 14
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.model.spec import ModelSpec, parameters
 
 
 def by_role(model: ModelSpec) -> dict[str, int]:

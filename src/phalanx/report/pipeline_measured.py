@@ -9,9 +9,9 @@ from phalanx.cost.pipeline import Priced
 from phalanx.cost.predict_pipeline import pipelined
 from phalanx.schedule import stages
 from phalanx.schedule.pipeline_sends import without
-from phalanx.spec import plan as plans
 from phalanx.spec.errors import InputError
-from phalanx.spec.mesh import mesh
+from phalanx.spec.files import plan as plans
+from phalanx.spec.strategy.mesh import mesh
 
 Spans = dict[tuple[str, int, int], tuple[float, float]]
 """Start and end of each pass in seconds, by kind, chunk and micro-batch."""

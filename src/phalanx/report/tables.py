@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from phalanx.spec.cluster import GIB, ClusterSpec
+from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.job import Job
 
 if TYPE_CHECKING:  # a table needs none of what prices a strategy

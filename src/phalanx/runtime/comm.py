@@ -25,8 +25,8 @@ from phalanx.runtime.timeline import Timeline
 from phalanx.runtime.transport import DONE, Call, Handle, same_place
 from phalanx.runtime.world import World
 from phalanx.schedule.event import Event, Phase, Reduction
-from phalanx.spec.choice import Choice, Transport, pick
-from phalanx.spec.mesh import Mesh
+from phalanx.spec.cluster.collective_choice import Choice, Transport, pick
+from phalanx.spec.strategy.mesh import Mesh
 
 DTYPE_NAMES = {
     torch.float64: "float64",

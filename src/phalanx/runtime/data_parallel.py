@@ -32,7 +32,7 @@ from phalanx.runtime.transport import Call, same_place
 from phalanx.runtime.weight_gradients import Grouped, Product
 from phalanx.schedule.buckets import Bucket, slot_sizes, slots
 from phalanx.spec.job import Precision
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.spec import Strategy
 
 Draw = Callable[[Piece], Tensor]
 Watch = Callable[[str, Tensor | None, list[tuple[Tensor, Tensor]]], None]

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from phalanx.runtime import recompute, seam
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.transport import Handle
-from phalanx.spec.mechanisms import Experts
+from phalanx.spec.model.mechanisms import Experts
 
 Rows = list[tuple[int, ...]]
 """Of every rank, and there of each of its experts."""

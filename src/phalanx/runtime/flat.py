@@ -10,8 +10,8 @@ from torch import Tensor
 
 from phalanx.runtime.transport import Handle, same_place
 from phalanx.schedule.buckets import Bucket
-from phalanx.spec.model import Parameter
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import Parameter
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.part import Part, share, whole
 from phalanx.runtime.transport import Call
-from phalanx.spec.model import second_tied
-from phalanx.spec.split import Split
+from phalanx.spec.model.spec import second_tied
+from phalanx.spec.strategy.split import Split
 
 OPTIONAL = "compression."
 """A checkpoint of another strategy lacks these: training then begins with nothing kept back."""

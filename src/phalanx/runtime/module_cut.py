@@ -13,8 +13,8 @@ from phalanx.runtime.gathered import SHARED
 from phalanx.schedule.buckets import Bucket, fill
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Precision
-from phalanx.spec.model import Parameter
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import Parameter
+from phalanx.spec.strategy.spec import Strategy
 
 
 def require_spreadable(module: nn.Module) -> None:

@@ -30,13 +30,13 @@ from phalanx.runtime.module_cut import common_dtype, cut_buckets, find_units, re
 from phalanx.runtime.part import share, whole
 from phalanx.runtime.saving import Saver, agree_on_newest
 from phalanx.runtime.world import World
-from phalanx.spec.choice import Choice
+from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.jobfile import make_strategy
-from phalanx.spec.legality import require_runnable
-from phalanx.spec.mesh import mesh
-from phalanx.spec.strategy import Strategy, parse
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy, parse
 
 _WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
 """Optimizers of torch that look at more than one element at a time."""

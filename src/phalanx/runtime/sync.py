@@ -19,8 +19,8 @@ from torch import Tensor
 
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.transport import Call
-from phalanx.spec.model import tied_apart
-from phalanx.spec.split import Split
+from phalanx.spec.model.spec import tied_apart
+from phalanx.spec.strategy.split import Split
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _AT_ONCE = 2**20  # elements: their int64 copies stay small beside the tensors

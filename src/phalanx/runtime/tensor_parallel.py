@@ -23,7 +23,7 @@ from phalanx.runtime.sequence_parallel import Rows
 from phalanx.runtime.transport import DONE, Handle
 from phalanx.runtime.weight_gradients import Owners
 from phalanx.schedule.event import Phase, Reduction
-from phalanx.spec.split import Split
+from phalanx.spec.strategy.split import Split
 
 
 class TensorParallel:

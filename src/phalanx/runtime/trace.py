@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.runtime.timeline import COMPUTE, WAITING, Span
-from phalanx.spec.plan import write_json
+from phalanx.spec.files.plan import write_json
 
 
 @dataclass(frozen=True)

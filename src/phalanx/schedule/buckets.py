@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from phalanx.spec.compression import BLOCK
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec, Parameter, StageSpec, chunks, parameters
-from phalanx.spec.split import local
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, Parameter, StageSpec, chunks, parameters
+from phalanx.spec.strategy.compression import BLOCK
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import local
 
 _ALIGNED = 16  # elements: 64 bytes in fp32
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from phalanx.schedule.buckets import Bucket
-from phalanx.spec.compression import BLOCK, Compression
 from phalanx.spec.job import DTYPE_BYTES, DType
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import Parameter
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import Parameter
+from phalanx.spec.strategy.compression import BLOCK, Compression
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 SCALE_BYTES = 4
 PLACE_BYTES = 4

@@ -24,9 +24,9 @@ import numpy.typing as npt
 
 from phalanx.schedule.event import Phase
 from phalanx.spec.job import DTYPE_BYTES, DType
-from phalanx.spec.mesh import Mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import Mesh
+from phalanx.spec.strategy.spec import Strategy
 
 Positions = npt.NDArray[np.int64]
 Batch = TypeVar("Batch")

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.spec.mechanisms import Experts
-from phalanx.spec.mesh import mesh
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.mechanisms import Experts
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 Column = Any
 """A number, or a NumPy column of numbers: one per strategy."""

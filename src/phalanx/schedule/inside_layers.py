@@ -42,9 +42,9 @@ from phalanx.schedule.event import Phase
 from phalanx.schedule.experts import Routed, looks_around
 from phalanx.schedule.tensor_parallel import chunks
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
-from phalanx.spec.mechanisms import Experts
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Recompute, Strategy
+from phalanx.spec.model.mechanisms import Experts
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Recompute, Strategy
 
 Way = Literal["F", "B"]
 

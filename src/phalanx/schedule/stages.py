@@ -11,11 +11,11 @@ from functools import cache
 from phalanx.schedule.partition import Units, partition
 from phalanx.schedule.pipeline import V_SHAPED, PipelineSchedule, build, round_robin, v_shape
 from phalanx.schedule.pipeline_sends import inserted
-from phalanx.spec import legality
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.model import ModelSpec, StageSpec, parameters
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, StageSpec, parameters
+from phalanx.spec.strategy import legality
+from phalanx.spec.strategy.spec import Strategy
 
 
 def rank_of(s: Strategy) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from phalanx.schedule.buckets import Bucket, layout
-from phalanx.spec.split import Split, partial
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import Split, partial
 
 
 def chunks(tokens: Any, tp: int) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from phalanx.nn.decoder import Decoder
-from phalanx.spec.model import ModelSpec, expert_layers
+from phalanx.spec.model.spec import ModelSpec, expert_layers
 
 BUSY = 3.0
 """Times the mean load of a layer's experts: the busiest one of it is worth a warning."""

@@ -48,9 +48,9 @@ from phalanx.schedule.context_parallel import context
 from phalanx.schedule.experts import looks_around
 from phalanx.schedule.pipeline import PipelineSchedule, finished, splits
 from phalanx.spec.job import Job, Optimizer
-from phalanx.spec.model import ModelSpec, parameters, units
-from phalanx.spec.split import Split
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, parameters, units
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import Split
 from phalanx.train.loads import LayerLoad, Loads
 from phalanx.train.loss_scale import LossScale
 from phalanx.train.nonfinite import origin

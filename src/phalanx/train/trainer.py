@@ -32,8 +32,8 @@ from phalanx.runtime.passes import passes
 from phalanx.runtime.saving import Saver, agree_on_newest
 from phalanx.runtime.timeline import StepTimes
 from phalanx.schedule.event import Event
+from phalanx.spec.files.plan import Plan, write_json
 from phalanx.spec.job import Train
-from phalanx.spec.plan import Plan, write_json
 from phalanx.train.data import Batches, TokenSet, take, validation_windows
 from phalanx.train.loads import Watch, summary
 from phalanx.train.progress import Progress

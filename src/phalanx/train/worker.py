@@ -16,9 +16,9 @@ from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import StopFlag, restarted, run_rank
 from phalanx.runtime.world import World
-from phalanx.spec import plan as plans
 from phalanx.spec.errors import InputError
-from phalanx.spec.mesh import mesh
+from phalanx.spec.files import plan as plans
+from phalanx.spec.strategy.mesh import mesh
 from phalanx.train.data import prepare
 from phalanx.train.trainer import Trainer
 

@@ -9,8 +9,8 @@ from phalanx.cost.stack.shape import Shape, shape
 from phalanx.cost.stack.system import System
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.validate import stacks, systems
 from phalanx.validate.models import Unspecified, model_of
 from phalanx.validate.records import Row

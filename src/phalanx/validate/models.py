@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.families import complete
-from phalanx.spec.mechanisms import Experts, Latent
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.presets import PRESETS
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.mechanisms import Experts, Latent
+from phalanx.spec.model.presets import PRESETS
+from phalanx.spec.model.spec import ModelSpec
 from phalanx.validate.records import Row
 
 _SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts", "topk")

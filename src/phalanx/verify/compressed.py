@@ -17,8 +17,8 @@ from torch import Tensor
 from phalanx.runtime import logical
 from phalanx.runtime.comm import Comm
 from phalanx.spec.job import Job, Precision, Train
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.step import Training
 from phalanx.verify.parity import gradient_errors, random_batches
 

@@ -39,9 +39,9 @@ from phalanx.runtime.world import World
 from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import Event
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train import step
 from phalanx.train.step import Training
 from phalanx.verify import quick

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from phalanx.nn import routing
-from phalanx.spec.mechanisms import Experts
+from phalanx.spec.model.mechanisms import Experts
 from phalanx.train.loads import LayerLoad
 
 BOUND = 1e-5

@@ -19,9 +19,9 @@ from phalanx.nn.experts import MoE
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.world import ALONE
 from phalanx.spec.job import Job, Optimizer, Precision, Train
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.data import Batches
 from phalanx.train.step import StepResult, Training
 from phalanx.train.trainer import learning_rate

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from phalanx.cost.program import StepProgram, expand
 from phalanx.spec.job import Job
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.compare import (
     PASSES,
     Difference,

@@ -18,9 +18,9 @@ import numpy as np
 from phalanx.schedule.buckets import buckets
 from phalanx.schedule.stages import stage
 from phalanx.spec.job import Job
-from phalanx.spec.mesh import mesh
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import torch
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
-from phalanx.spec import jobfile
-from phalanx.spec.choice import Choice
-from phalanx.spec.mesh import mesh
-from phalanx.spec.plan import write_json
+from phalanx.spec.cluster.collective_choice import Choice
+from phalanx.spec.files import job_file
+from phalanx.spec.files.plan import write_json
+from phalanx.spec.strategy.mesh import mesh
 from phalanx.verify.compressed import examine_compressed
 from phalanx.verify.parity import examine
 
@@ -23,10 +23,10 @@ from phalanx.verify.parity import examine
 def main() -> None:
     given = json.loads(sys.argv[1])
     world = worlds.external() or worlds.ALONE
-    file = jobfile.from_tables(given["tables"], Path())
+    file = job_file.from_tables(given["tables"], Path())
     strategy = file.strategy
     assert strategy is not None
-    choices = [jobfile.build(Choice, c, "choices.collectives") for c in given["collectives"]]
+    choices = [job_file.build(Choice, c, "choices.collectives") for c in given["collectives"]]
     torch.set_num_threads(file.train.threads)
 
     def work() -> None:

@@ -25,9 +25,9 @@ from phalanx.cost.stack.system import System
 from phalanx.cost.stack.traffic import collective_s
 from phalanx.schedule.buckets import unit_buckets
 from phalanx.schedule.compression import PLACE_BYTES, SCALE_BYTES, factors
-from phalanx.spec.compression import BLOCK, Compression
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.compression import BLOCK, Compression
+from phalanx.spec.strategy.spec import Strategy
 
 DENSE, CODES, SPARSE, SMALLER = range(4)
 MOST = 4096

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from phalanx.cost.constants import CONSTANTS, resolve
 from phalanx.cost.stack.compute import product_s
 from phalanx.cost.stack.system import System, TierRates
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 
 

@@ -11,7 +11,7 @@ from phalanx.cost.stack.compression import DENSELY, Compressed
 from phalanx.cost.stack.schedules import NAMES, bubble, chunks_per_rank, in_flight
 from phalanx.cost.stack.shape import Shape
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.spec import Strategy
 
 FORMATS = ("bfloat16", "float8", "float8-mx", "float4")
 """Number formats of matrix products; of `float8` one scale serves a tensor, of `-mx` 32 elements."""

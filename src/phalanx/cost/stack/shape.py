@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.cost.stack.columns import Column
-from phalanx.spec.model import ModelSpec, parameters
+from phalanx.spec.model.spec import ModelSpec, parameters
 
 
 @dataclass(frozen=True)

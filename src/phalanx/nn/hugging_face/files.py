@@ -21,9 +21,9 @@ from phalanx.nn.hugging_face import container
 from phalanx.nn.hugging_face.container import FIELD, Outgoing, Stored
 from phalanx.nn.hugging_face.names import Source, is_buffer, plain, sources
 from phalanx.nn.weights import Weights
+from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.errors import InputError
-from phalanx.spec.model import ModelSpec, buffers
-from phalanx.spec.quantity import write_bytes
+from phalanx.spec.model.spec import ModelSpec, buffers
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, replace
 
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.model import ModelSpec, Parameter, buffers, parameters
+from phalanx.spec.model.spec import ModelSpec, Parameter, buffers, parameters
 
 
 @dataclass(frozen=True)

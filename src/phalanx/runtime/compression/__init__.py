@@ -21,8 +21,8 @@ from phalanx.runtime.compression.quantised import Quantised
 from phalanx.runtime.compression.sparse import Above, Drawn, Largest
 from phalanx.runtime.flat import Flat
 from phalanx.runtime.transport import Handle
-from phalanx.spec.compression import Compression
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.spec import Strategy
 
 
 class Compressor(Protocol):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from phalanx.runtime import seam
 from phalanx.schedule.compression import PIECE, SCALE_BYTES, coded
-from phalanx.spec.compression import BLOCK, Compression
+from phalanx.spec.strategy.compression import BLOCK, Compression
 
 _LEVELS = {"fp16": 1.0, "int8": 127.0, "int4": 7.0}
 _TINY = 1e-38  # scale of a block of zeros

@@ -22,7 +22,7 @@ from phalanx.runtime.compression.whole import Whole
 from phalanx.runtime.flat import Flat
 from phalanx.runtime.transport import Handle
 from phalanx.schedule.compression import Factors, factors
-from phalanx.spec.compression import Compression
+from phalanx.spec.strategy.compression import Compression
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from phalanx.runtime.compression.code import Code
 from phalanx.runtime.flat import Flat
 from phalanx.runtime.transport import Handle
 from phalanx.schedule.buckets import slot_sizes, slots
-from phalanx.spec.compression import Compression
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.spec import Strategy
 
 
 class _Exchange:

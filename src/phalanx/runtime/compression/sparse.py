@@ -20,7 +20,7 @@ from phalanx.runtime.flat import Flat
 from phalanx.runtime.transport import Handle
 from phalanx.schedule.buckets import slot_sizes, slots
 from phalanx.schedule.compression import PLACE_BYTES, kept, most
-from phalanx.spec.compression import Compression
+from phalanx.spec.strategy.compression import Compression
 
 _PIECE = 1 << 14  # elements that are compared with a bar at a time
 _SAMPLE = 1 << 15  # elements that tell where the bar lies

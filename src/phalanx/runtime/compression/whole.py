@@ -12,7 +12,7 @@ from torch import Tensor
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.flat import Flat
 from phalanx.runtime.transport import Handle
-from phalanx.spec.compression import Compression
+from phalanx.spec.strategy.compression import Compression
 
 
 class Whole:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.plan import write_json
+from phalanx.spec.files.plan import write_json
 
 Ids = npt.NDArray[np.integer]
 HELD_OUT = 0.05  # the last share of the tokens, for validation

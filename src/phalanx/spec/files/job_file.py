@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from phalanx.spec import strategy as strategies
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.families import complete
-from phalanx.spec.hugging_face import from_hugging_face
 from phalanx.spec.job import Job, Train
-from phalanx.spec.model import MODEL_FIELDS, ModelSpec
-from phalanx.spec.presets import preset
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.from_hugging_face import from_hugging_face
+from phalanx.spec.model.presets import preset
+from phalanx.spec.model.spec import MODEL_FIELDS, ModelSpec
+from phalanx.spec.strategy import spec as strategies
+from phalanx.spec.strategy.spec import Strategy
 
 T = TypeVar("T")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.spec import compression
-from phalanx.spec.context import require_context
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType, Job, Precision
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.split import require_split
-from phalanx.spec.strategy import AXES, Strategy, divisors, format_field
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy import compression
+from phalanx.spec.strategy.context import require_context
+from phalanx.spec.strategy.spec import AXES, Strategy, divisors, format_field
+from phalanx.spec.strategy.split import require_split
 
 
 def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:

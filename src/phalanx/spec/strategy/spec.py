@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from phalanx.spec import compression
-from phalanx.spec.compression import Compression
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job
+from phalanx.spec.strategy import compression
+from phalanx.spec.strategy.compression import Compression
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 Recompute = Literal["none", "selective", "full"]

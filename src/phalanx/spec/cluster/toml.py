@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 
 
 def to_toml(cluster: ClusterSpec, heading: str = "") -> str:

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from typing import Literal
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.mechanisms import Experts, Latent, RopeScaling, at_least_one
+from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling, at_least_one
 
 Role = Literal[
     "embedding",

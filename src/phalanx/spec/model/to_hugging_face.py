@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.mechanisms import Experts
-from phalanx.spec.model import ModelSpec
+from phalanx.spec.model.mechanisms import Experts
+from phalanx.spec.model.spec import ModelSpec
 
 Config = dict[str, Any]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from phalanx.spec.cluster import ClusterSpec, Device, KernelRates, Origin, Rates, Tier
+from phalanx.spec.cluster.spec import ClusterSpec, Device, KernelRates, Origin, Rates, Tier
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import DType
 

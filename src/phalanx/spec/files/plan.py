@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.spec import jobfile
-from phalanx.spec.choice import Choice
-from phalanx.spec.cluster import ClusterSpec
+from phalanx.spec.cluster.collective_choice import Choice
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
+from phalanx.spec.files import job_file
+from phalanx.spec.files.job_file import ClusterChoice, JobFile, build
 from phalanx.spec.job import Job, Train
-from phalanx.spec.jobfile import ClusterChoice, JobFile, build
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 VERSION = 1
 
@@ -79,7 +79,7 @@ def job_of(path: Path, overrides: Sequence[str] = ()) -> JobFile:
     if path.is_dir():
         path = path / "plan.json"
     if path.suffix != ".json":
-        return jobfile.load(path, overrides)
+        return job_file.load(path, overrides)
     given = read(path)
     if not given.train.name:
         missing = [f"--set {name}=..." for name in _UNPLANNED if not any(o.startswith(f"{name}=") for o in overrides)]
@@ -96,8 +96,8 @@ _UNPLANNED = ("train.data", "train.steps")
 def as_job(given: Plan, overrides: Sequence[str] = ()) -> JobFile:
     """The job that a plan was made of, its strategy as it was chosen. Raises InputError."""
     choice = build(ClusterChoice, given.choices["cluster"], "cluster")
-    tables = jobfile.to_tables(JobFile(given.model, choice, given.job, given.strategy, given.train))
-    return jobfile.from_tables(jobfile.override(json.loads(json.dumps(tables)), overrides), Path())
+    tables = job_file.to_tables(JobFile(given.model, choice, given.job, given.strategy, given.train))
+    return job_file.from_tables(job_file.override(json.loads(json.dumps(tables)), overrides), Path())
 
 
 def write_model(spec: ModelSpec, folder: Path) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.model import ModelSpec
-from phalanx.spec.split import local
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import local
 
 
 def require_context(spec: ModelSpec, seq: int, s: Strategy) -> None:

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.spec.cluster import ClusterSpec, Tier
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.cluster.spec import ClusterSpec, Tier
+from phalanx.spec.strategy.spec import Strategy
 
 Ranks = npt.NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from phalanx.spec.choice import Transport
+from phalanx.spec.cluster.collective_choice import Transport
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType
 

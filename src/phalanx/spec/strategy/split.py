@@ -21,8 +21,8 @@ from functools import cache
 from typing import Protocol
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.model import ModelSpec, Parameter, parameters
-from phalanx.spec.strategy import Strategy
+from phalanx.spec.model.spec import ModelSpec, Parameter, parameters
+from phalanx.spec.strategy.spec import Strategy
 
 
 class Degrees(Protocol):
