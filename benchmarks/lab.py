@@ -27,7 +27,7 @@ from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.transport import Call
 from phalanx.runtime.world import ALONE, World
-from phalanx.schedule.collectives import ALGORITHMS, build
+from phalanx.schedule.collectives.registry import ALGORITHMS, build
 from phalanx.spec.files.job_file import build as build_spec
 from phalanx.spec.files.job_file import cluster_from_toml, make_strategy
 from phalanx.spec.files.plan import write_json

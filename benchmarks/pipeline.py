@@ -35,10 +35,10 @@ from phalanx.runtime.launch import run_rank
 from phalanx.runtime.pipeline_parallel import Pipeline
 from phalanx.runtime.record import Recorder
 from phalanx.runtime.world import ALONE, World
-from phalanx.schedule import stages
-from phalanx.schedule.pipeline import Action
-from phalanx.schedule.pipeline_run import run
-from phalanx.schedule.pipeline_sends import without
+from phalanx.schedule.pipeline import stages
+from phalanx.schedule.pipeline.schedules import Action
+from phalanx.schedule.pipeline.sends import without
+from phalanx.schedule.pipeline.simulate import run
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job

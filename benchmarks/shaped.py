@@ -15,7 +15,7 @@ from benchmarks.result import Result
 from phalanx.measure import lab
 from phalanx.measure.lab import Lab
 from phalanx.measure.stolen import NOTED
-from phalanx.schedule.collectives import ALGORITHMS
+from phalanx.schedule.collectives.registry import ALGORITHMS
 from phalanx.spec.files.job_file import cluster_from_toml
 
 RATE = "1gbit"

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from phalanx.schedule.stages import check
+from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision

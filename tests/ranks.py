@@ -34,9 +34,9 @@ from phalanx.runtime.record import Recorder
 from phalanx.runtime.saving import Saver
 from phalanx.runtime.transport import DONE, Call
 from phalanx.runtime.world import World
-from phalanx.schedule.context_parallel import context
-from phalanx.schedule.messages import program
-from phalanx.schedule.transfers import Schedule
+from phalanx.schedule.collectives.ir import Schedule
+from phalanx.schedule.collectives.rank_program import program
+from phalanx.schedule.layers.context import context
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Train

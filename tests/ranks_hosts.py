@@ -11,8 +11,8 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.executor import Executor
 from phalanx.runtime.transport import Call
 from phalanx.runtime.world import World
-from phalanx.schedule.messages import program
-from phalanx.schedule.transfers import Schedule
+from phalanx.schedule.collectives.ir import Schedule
+from phalanx.schedule.collectives.rank_program import program
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec

@@ -15,7 +15,7 @@ from phalanx.runtime.inner import Inner
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.runtime.weight_gradients import Left, Product, PutOff
 from phalanx.runtime.world import World
-from phalanx.schedule.context_parallel import context
+from phalanx.schedule.layers.context import context
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.mesh import mesh

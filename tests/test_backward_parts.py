@@ -26,9 +26,9 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.record import Now
 from phalanx.runtime.weight_gradients import Product
-from phalanx.schedule import context_parallel, inside_layers
-from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.schedule.event import Phase
+from phalanx.schedule.layers import collectives, context
+from phalanx.schedule.layers.context import Context, keys_per_query
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.families import complete
@@ -161,9 +161,9 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
 
 
 def sends(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, t: int) -> Iterator[tuple[str, int]]:
-    for x in inside_layers.sent(spec, job, s, unit.split(".")[0], phase, t, repeat_of(s, unit)):
-        if isinstance(x, inside_layers.Core):
-            for y in context_parallel.sent(local(spec, s), s, job.precision.compute, x.way, t):
+    for x in collectives.sent(spec, job, s, unit.split(".")[0], phase, t, repeat_of(s, unit)):
+        if isinstance(x, collectives.Core):
+            for y in context.sent(local(spec, s), s, job.precision.compute, x.way, t):
                 yield y.op, y.bytes
         else:
             yield from [(x.op, x.bytes // x.count)] * x.count

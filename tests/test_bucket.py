@@ -17,7 +17,7 @@ from phalanx.plan.bucket import best_bytes, has_buckets, resolve
 from phalanx.plan.search import price, search
 from phalanx.report.tables import alternatives
 from phalanx.resume import _as_before
-from phalanx.schedule.buckets import buckets
+from phalanx.schedule.gradients.buckets import buckets
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.files.job_file import build

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from phalanx.schedule.collectives import ALGORITHMS, build
-from phalanx.schedule.prove import Unproved, prove
-from phalanx.schedule.sweep import sweep, variants
-from phalanx.schedule.transfers import Round, Schedule, compose, intervals
-from phalanx.schedule.trees import two_trees
+from phalanx.schedule.collectives.ir import Round, Schedule, compose, intervals
+from phalanx.schedule.collectives.proof import prove
+from phalanx.schedule.collectives.prove_all import sweep, variants
+from phalanx.schedule.collectives.registry import ALGORITHMS, build
+from phalanx.schedule.collectives.trees import two_trees
+from phalanx.schedule.errors import Unproved
 from phalanx.spec.errors import InputError
 
 NAMES = [(op, algorithm) for op, names in ALGORITHMS.items() for algorithm in names]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.schedule.collectives import ALGORITHMS, build
-from phalanx.schedule.prove import prove, run
-from phalanx.schedule.transfers import Holdings, Schedule, dual, relabel, staggered, then
+from phalanx.schedule.collectives.ir import Holdings, Schedule, dual, relabel, staggered, then
+from phalanx.schedule.collectives.proof import prove, run
+from phalanx.schedule.collectives.registry import ALGORITHMS, build
 
 WORLDS = [(1, 1), (2, 5), (3, 3), (4, 13), (5, 2), (8, 24), (9, 31), (16, 16)]  # ranks, elements: uneven ones too
 

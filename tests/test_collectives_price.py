@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from phalanx.cost.critical_path import Costs, best_segments, closed_form, costs, lower_bound, seconds
 from phalanx.plan.collectives import compare
-from phalanx.schedule.collectives import ALGORITHMS, build
-from phalanx.schedule.transfers import Round, Schedule, compose, intervals, relabel
+from phalanx.schedule.collectives.ir import Round, Schedule, compose, intervals, relabel
+from phalanx.schedule.collectives.registry import ALGORITHMS, build
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.spec import ClusterSpec, Tier
 from phalanx.spec.errors import InputError

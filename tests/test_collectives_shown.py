@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli_collectives import collectives
-from phalanx.schedule.collectives import ALGORITHMS
+from phalanx.schedule.collectives.registry import ALGORITHMS
 
 NAMES = [(op, algorithm) for op, names in ALGORITHMS.items() for algorithm in names]
 

@@ -16,8 +16,8 @@ from pool import Pool
 
 import phalanx
 from phalanx.runtime.compression.code import Code
-from phalanx.schedule.buckets import Bucket
-from phalanx.schedule.compression import factors, kept, most
+from phalanx.schedule.gradients.buckets import Bucket
+from phalanx.schedule.gradients.compression import factors, kept, most
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision

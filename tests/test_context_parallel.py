@@ -23,7 +23,7 @@ from phalanx.runtime import attention
 from phalanx.runtime.context_parallel import merge
 from phalanx.runtime.parallelize import spread
 from phalanx.runtime.world import World
-from phalanx.schedule.context_parallel import Context, keys_per_query
+from phalanx.schedule.layers.context import Context, keys_per_query
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision

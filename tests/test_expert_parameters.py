@@ -20,8 +20,8 @@ from pool import Pool
 from phalanx.cost.program import expand
 from phalanx.nn.initial import initial, of_rank
 from phalanx.runtime.flat import Flat
-from phalanx.schedule.buckets import Bucket, buckets, lent
 from phalanx.schedule.event import INSIDE
+from phalanx.schedule.gradients.buckets import Bucket, buckets, lent
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Optimizer, Precision

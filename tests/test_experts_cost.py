@@ -16,7 +16,7 @@ from phalanx.cost.predict import predict, predict_all
 from phalanx.cost.program import expand
 from phalanx.cost.terms import repeat_of
 from phalanx.schedule.event import Event
-from phalanx.schedule.experts import balanced, most, routed
+from phalanx.schedule.layers.routing import balanced, most, routed
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.files.job_file import build, make_model
 from phalanx.spec.job import DTYPE_BYTES, Job, Precision

@@ -17,11 +17,11 @@ from phalanx.cost.terms import terms
 from phalanx.plan import textbook
 from phalanx.plan.collectives import compare
 from phalanx.plan.reasons import Priced
-from phalanx.schedule.buckets import buckets
-from phalanx.schedule.collectives import build as collective
-from phalanx.schedule.compression import PLACE_BYTES, factors, sent
-from phalanx.schedule.pipeline import build
-from phalanx.schedule.transfers import Schedule
+from phalanx.schedule.collectives.ir import Schedule
+from phalanx.schedule.collectives.registry import build as collective
+from phalanx.schedule.gradients.buckets import buckets
+from phalanx.schedule.gradients.compression import PLACE_BYTES, factors, sent
+from phalanx.schedule.pipeline.schedules import build
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.files.job_file import make_model

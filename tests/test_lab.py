@@ -27,8 +27,8 @@ from phalanx.cost.program import expand
 from phalanx.measure import lab
 from phalanx.measure.lab import Lab
 from phalanx.runtime.checkpoint import steps
-from phalanx.schedule.collectives import ALGORITHMS, build
-from phalanx.schedule.transfers import Schedule, relabel
+from phalanx.schedule.collectives.ir import Schedule, relabel
+from phalanx.schedule.collectives.registry import ALGORITHMS, build
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.strategy.mesh import mesh

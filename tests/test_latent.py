@@ -20,7 +20,7 @@ from phalanx.nn import latent
 from phalanx.nn.decoder import Cache, Decoder
 from phalanx.nn.initial import initial
 from phalanx.runtime.world import ALONE
-from phalanx.schedule.buckets import backward_order
+from phalanx.schedule.gradients.buckets import backward_order
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.spec import Strategy

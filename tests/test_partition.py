@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.schedule import partition_search
-from phalanx.schedule.partition import Limits, Units, explain, partition
-from phalanx.schedule.partition_bound import packed_bound
-from phalanx.schedule.pipeline import round_robin, v_shape
+from phalanx.schedule.partition import search
+from phalanx.schedule.partition.balance import Limits, Units, explain, partition
+from phalanx.schedule.partition.bound import packed_bound
+from phalanx.schedule.pipeline.schedules import round_robin, v_shape
 from phalanx.spec.errors import InputError
 
 MAPS = [
@@ -76,7 +76,7 @@ def test_the_best_of_all(drawn: tuple[Units, tuple[int, ...], Limits | None]) ->
 def test_the_best_of_all_unlike(rank_of: tuple[int, ...], moves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without moves that better the beginning, the search alone has to find it, but for limits, which moves meet."""
     if not moves:
-        monkeypatch.setattr(partition_search, "_improved", lambda asked, cuts: cuts)
+        monkeypatch.setattr(search, "_improved", lambda asked, cuts: cuts)
     draw, ranks = np.random.default_rng(0), len(set(rank_of))
     for turn in range(4):
         length = int(draw.integers(max(len(rank_of) - 2, 2), 9))

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torchs
 
 from phalanx.cost.pipeline import Costs, price
-from phalanx.schedule.pipeline import SCHEDULES, Action, PipelineSchedule, build
-from phalanx.schedule.pipeline_prove import prove, prove_slots
-from phalanx.schedule.pipeline_sends import inserted, without
-from phalanx.schedule.pipeline_text import cells, read, written
-from phalanx.schedule.prove import Unproved
+from phalanx.schedule.errors import Unproved
+from phalanx.schedule.pipeline.proof import prove, prove_slots
+from phalanx.schedule.pipeline.schedules import SCHEDULES, Action, PipelineSchedule, build
+from phalanx.schedule.pipeline.sends import inserted, without
+from phalanx.schedule.pipeline.torch_csv import cells, read, written
 from phalanx.spec.errors import InputError
 
 

@@ -10,7 +10,7 @@ from phalanx.cost.pipeline import Costs, price
 from phalanx.cost.predict import predict, predict_all
 from phalanx.cost.predict_pipeline import pipelined, programs
 from phalanx.plan import layers, search
-from phalanx.schedule.pipeline import build
+from phalanx.schedule.pipeline.schedules import build
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.files.job_file import build as make
 from phalanx.spec.files.job_file import make_strategy

@@ -19,11 +19,11 @@ from test_failures import Stroke, begin, folder_of_runs, nothing_is_left, train,
 from torch.distributed.pipelining import schedules as torchs
 
 from phalanx.report.pipeline_measured import of_run
-from phalanx.schedule import stages
-from phalanx.schedule.pipeline import SCHEDULES, Action, build, held
-from phalanx.schedule.pipeline_prove import prove
-from phalanx.schedule.pipeline_sends import inserted
-from phalanx.schedule.pipeline_text import read, written
+from phalanx.schedule.pipeline import stages
+from phalanx.schedule.pipeline.proof import prove
+from phalanx.schedule.pipeline.schedules import SCHEDULES, Action, build, held
+from phalanx.schedule.pipeline.sends import inserted
+from phalanx.schedule.pipeline.torch_csv import read, written
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.spec import Strategy
 

@@ -12,7 +12,7 @@ from phalanx.plan import makespan, reasons
 from phalanx.plan.answer import answer
 from phalanx.plan.question import asked, cluster_named, model_named
 from phalanx.plan.subject import Subject
-from phalanx.schedule.stages import check
+from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.files import plan as plans
 from phalanx.spec.strategy.spec import Strategy, parse
 

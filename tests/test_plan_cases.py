@@ -7,7 +7,7 @@ import pytest
 from phalanx.cost.stack.flops import model_flops
 from phalanx.plan import makespan, reasons, rules, space
 from phalanx.plan.cases import CASES, question, sheet, strategy, study
-from phalanx.schedule.stages import check
+from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.strategy.spec import Strategy
 
 _USED = [c for c in CASES if c.used]

@@ -13,7 +13,7 @@ from toy import model
 
 from phalanx.nn import routing
 from phalanx.nn.routing import Losses
-from phalanx.schedule.experts import balanced, most
+from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.train.loads import OVER, LayerLoad, Watch, summary

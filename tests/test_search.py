@@ -18,7 +18,7 @@ from phalanx.plan.bounds import Bounds
 from phalanx.plan.lint import lint
 from phalanx.plan.own import Examined
 from phalanx.plan.search import OPTIONS, price, search
-from phalanx.schedule.stages import check
+from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError

@@ -27,7 +27,7 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.sequence_parallel import Rows
 from phalanx.runtime.world import ALONE, World
-from phalanx.schedule.tensor_parallel import chunks
+from phalanx.schedule.layers.tensor import chunks
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job

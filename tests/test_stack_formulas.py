@@ -21,7 +21,7 @@ from phalanx.cost.stack.schedules import NAMES, in_flight
 from phalanx.cost.stack.shape import shape
 from phalanx.cost.stack.step import FORMULAS, step
 from phalanx.cost.stack.traffic import collective_s, message_s
-from phalanx.schedule.pipeline import V_SHAPED, build
+from phalanx.schedule.pipeline.schedules import V_SHAPED, build
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model

@@ -22,9 +22,9 @@ from ranks import (
 
 from phalanx.runtime.executor import Executor
 from phalanx.runtime.transport import DONE, Call, Done
-from phalanx.schedule.collectives import ALGORITHMS, build
-from phalanx.schedule.messages import program
-from phalanx.schedule.transfers import Schedule, intervals
+from phalanx.schedule.collectives.ir import Schedule, intervals
+from phalanx.schedule.collectives.rank_program import program
+from phalanx.schedule.collectives.registry import ALGORITHMS, build
 
 RUN = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 P2P = [(op, algorithm) for op in RUN for algorithm in ALGORITHMS[op]]

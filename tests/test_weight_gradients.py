@@ -20,7 +20,7 @@ from phalanx.runtime.instrument import Tracker
 from phalanx.runtime.record import Recorder
 from phalanx.runtime.weight_gradients import Product, PutOff
 from phalanx.runtime.world import ALONE
-from phalanx.schedule.buckets import backward_order
+from phalanx.schedule.gradients.buckets import backward_order
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.cost import memory
-from phalanx.schedule.buckets import Bucket, slot_sizes, slots
+from phalanx.schedule.gradients.buckets import Bucket, slot_sizes, slots
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Precision

@@ -20,7 +20,7 @@ def collectives_show(
     root: Annotated[int, typer.Option(help="Of broadcast, reduce, scatter, gather.")] = 0,
 ) -> None:
     """Step through an algorithm: who sends which chunk to whom, and what each rank then holds."""
-    from phalanx.schedule.collectives import build
+    from phalanx.schedule.collectives.registry import build
     from phalanx.spec.errors import InputError
 
     with mistakes():
@@ -42,7 +42,7 @@ def collectives_prove(
     as_json: Json = False,
 ) -> None:
     """Prove every algorithm: each rank ends with each contribution exactly once, and nothing deadlocks."""
-    from phalanx.schedule.sweep import sweep
+    from phalanx.schedule.collectives.prove_all import sweep
     from phalanx.spec.errors import InputError
 
     with mistakes():

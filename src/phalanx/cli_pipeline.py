@@ -13,7 +13,7 @@ from phalanx.terminal import FAILED, Json, announce, console, mistakes, print_js
 
 if TYPE_CHECKING:
     from phalanx.cost.pipeline import Priced
-    from phalanx.schedule.pipeline import PipelineSchedule
+    from phalanx.schedule.pipeline.schedules import PipelineSchedule
 
 pipeline = typer.Typer(no_args_is_help=True, help="Pipeline schedules: drawn, compared, proved, written as CSV.")
 Ranks = Annotated[int, typer.Option(help="Pipeline ranks.")]
@@ -26,7 +26,7 @@ Transfer = Annotated[float, typer.Option(help="Time from one rank to the next, i
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Mistakes, and schedules that are none."""
-    from phalanx.schedule.prove import Unproved
+    from phalanx.schedule.errors import Unproved
 
     with mistakes():
         try:
@@ -38,8 +38,8 @@ def _refusals() -> Iterator[None]:
 
 def _schedule(name: str, ranks: int, micro_batches: int, virtual: int | None) -> PipelineSchedule:
     """By name, or from a CSV file."""
-    from phalanx.schedule.pipeline import build
-    from phalanx.schedule.pipeline_text import read
+    from phalanx.schedule.pipeline.schedules import build
+    from phalanx.schedule.pipeline.torch_csv import read
 
     if name.endswith(".csv"):
         return read(Path(name))
@@ -49,8 +49,8 @@ def _schedule(name: str, ranks: int, micro_batches: int, virtual: int | None) ->
 def _priced(s: PipelineSchedule, costs: str, transfer: float) -> Priced:
     """Proved, and priced: the costs of a rank's whole part are shared by its chunks."""
     from phalanx.cost.pipeline import Costs, price
-    from phalanx.schedule.pipeline_prove import prove
-    from phalanx.schedule.pipeline_sends import without
+    from phalanx.schedule.pipeline.proof import prove
+    from phalanx.schedule.pipeline.sends import without
     from phalanx.spec.errors import InputError
 
     try:
@@ -129,7 +129,7 @@ def pipeline_table(
     as_json: Json = False,
 ) -> None:
     """Compare all schedules: memory against bubble."""
-    from phalanx.schedule.pipeline import SCHEDULES
+    from phalanx.schedule.pipeline.schedules import SCHEDULES
     from phalanx.spec.errors import InputError
 
     with _refusals():
@@ -165,10 +165,10 @@ def pipeline_prove(
     ] = False,
 ) -> None:
     """Prove schedules: every pass once and after what it needs, no deadlock even where sends block."""
-    from phalanx.schedule.pipeline import SCHEDULES
-    from phalanx.schedule.pipeline_prove import prove, prove_slots
-    from phalanx.schedule.pipeline_text import cells
-    from phalanx.schedule.prove import Unproved
+    from phalanx.schedule.errors import Unproved
+    from phalanx.schedule.pipeline.proof import prove, prove_slots
+    from phalanx.schedule.pipeline.schedules import SCHEDULES
+    from phalanx.schedule.pipeline.torch_csv import cells
     from phalanx.spec.errors import InputError
 
     refused = False
@@ -203,9 +203,9 @@ def pipeline_csv(
     sends: Annotated[bool, typer.Option("--sends", help="With sends and receives.")] = False,
 ) -> None:
     """Write a schedule as torch.distributed.pipelining and torchtitan load it: a line per rank."""
-    from phalanx.schedule.pipeline_prove import prove
-    from phalanx.schedule.pipeline_sends import inserted, without
-    from phalanx.schedule.pipeline_text import written
+    from phalanx.schedule.pipeline.proof import prove
+    from phalanx.schedule.pipeline.sends import inserted, without
+    from phalanx.schedule.pipeline.torch_csv import written
 
     with _refusals():
         schedule = _schedule(name, ranks, micro_batches, virtual)

@@ -50,7 +50,7 @@ def _found(
 ) -> tuple[Estimate, str]:
     from phalanx.cost.estimate import estimate
     from phalanx.plan.question import cluster_named, model_named, require_counts
-    from phalanx.schedule import stages
+    from phalanx.schedule.pipeline import stages
     from phalanx.spec.errors import InputError, nearest
     from phalanx.spec.files.job_file import build
     from phalanx.spec.job import Job, Precision

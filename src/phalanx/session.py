@@ -24,7 +24,7 @@ from phalanx.report.tables import Comparison
 from phalanx.resume import begun_by, goes_on, taken_up_by_others
 from phalanx.runs import RUNS, open_run
 from phalanx.schedule.event import Event
-from phalanx.schedule.stages import check
+from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit

@@ -19,7 +19,7 @@ from phalanx.plan.bucket import has_buckets
 from phalanx.plan.choose import allowed
 from phalanx.plan.search import price
 from phalanx.schedule.event import Event
-from phalanx.schedule.stages import check
+from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.spec import ClusterSpec

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.cost.kernel import Work
-from phalanx.schedule.buckets import Bucket, slot_sizes
-from phalanx.schedule.compression import COUNT_BYTES, PIECE, PLACE_BYTES, coded, factors, kept, most
+from phalanx.schedule.gradients.buckets import Bucket, slot_sizes
+from phalanx.schedule.gradients.compression import COUNT_BYTES, PIECE, PLACE_BYTES, coded, factors, kept, most
 from phalanx.spec.strategy.compression import BLOCK, Compression
 from phalanx.spec.strategy.spec import Strategy
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from phalanx.cost.kernel import Column
 from phalanx.cost.live import Walk
-from phalanx.schedule.context_parallel import Context
+from phalanx.schedule.layers.context import Context
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
 

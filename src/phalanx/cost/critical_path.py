@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.schedule.transfers import Ints, Schedule, atoms, boundaries
+from phalanx.schedule.collectives.ir import Ints, Schedule, atoms, boundaries
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 

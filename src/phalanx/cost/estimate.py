@@ -23,7 +23,7 @@ from phalanx.cost.stack.schedules import makespan
 from phalanx.cost.stack.shape import Shape, shape
 from phalanx.cost.stack.step import Step, step
 from phalanx.cost.stack.system import System
-from phalanx.schedule.stages import rank_of
+from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job

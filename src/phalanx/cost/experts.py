@@ -10,7 +10,7 @@ from phalanx.cost.backward_parts import SplitBlock
 from phalanx.cost.block import Block
 from phalanx.cost.live import Walk
 from phalanx.cost.work import Column
-from phalanx.schedule.experts import Routed
+from phalanx.schedule.layers.routing import Routed
 
 if TYPE_CHECKING:
     from phalanx.spec.model.mechanisms import Experts

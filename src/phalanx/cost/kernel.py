@@ -22,7 +22,7 @@ from phalanx.cost.work import Work as Work
 from phalanx.cost.work import gemm as _gemm
 from phalanx.cost.work import gemm_weight as _gemm_weight
 from phalanx.cost.work import memory as _memory
-from phalanx.schedule.experts import Routed, routed
+from phalanx.schedule.layers.routing import Routed, routed
 from phalanx.spec.cluster.spec import KernelRates
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec

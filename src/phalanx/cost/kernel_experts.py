@@ -4,7 +4,7 @@ as many as come where all is balanced (schedule/experts.py)."""
 from __future__ import annotations
 
 from phalanx.cost.work import Column, Work, gemm, gemm_weight, memory
-from phalanx.schedule.experts import Routed
+from phalanx.schedule.layers.routing import Routed
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec
 

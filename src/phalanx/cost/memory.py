@@ -24,17 +24,15 @@ from phalanx.cost.experts import ExpertsBlock, SplitExpertsBlock
 from phalanx.cost.kernel import Column
 from phalanx.cost.latent import LatentBlock, SplitLatentBlock
 from phalanx.cost.live import normed, statistics
-from phalanx.schedule.buckets import buckets, layout, lent, slot_sizes
-from phalanx.schedule.context_parallel import Context
-from phalanx.schedule.experts import Routed, looks_around, own_tokens
-from phalanx.schedule.tensor_parallel import summed_elements
+from phalanx.schedule.gradients.buckets import buckets, layout, lent, slot_sizes
+from phalanx.schedule.layers.context import Context
+from phalanx.schedule.layers.head import LOGITS_AT_ONCE
+from phalanx.schedule.layers.routing import Routed, looks_around, own_tokens
+from phalanx.schedule.layers.tensor import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.spec import ModelSpec, StageSpec, parameters, seen_from, tied_apart, units
 from phalanx.spec.strategy.spec import Recompute, Strategy
 from phalanx.spec.strategy.split import Split, local
-
-LOGITS_AT_ONCE = 2**17
-"""The cross-entropy works on slices of so many logits, which stay in a core's cache (nn/functions.py)."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.schedule.pipeline import PipelineSchedule, held
-from phalanx.schedule.pipeline_run import Times, run
+from phalanx.schedule.pipeline.schedules import PipelineSchedule, held
+from phalanx.schedule.pipeline.simulate import Times, run
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from phalanx.cost.kernel import NO_WORK, Column
 from phalanx.cost.link import link
 from phalanx.cost.predict_pipeline import pipelined, programs, seen_beside
 from phalanx.cost.terms import Columns, Term, columns, highest, terms, unit_classes
-from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import INSIDE
-from phalanx.schedule.experts import routed
+from phalanx.schedule.layers.context import Context
+from phalanx.schedule.layers.routing import routed
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, seen_from

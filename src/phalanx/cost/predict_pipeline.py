@@ -18,9 +18,9 @@ from phalanx.cost.link import link
 from phalanx.cost.pipeline import Costs, Priced, price
 from phalanx.cost.program import StepProgram, expand
 from phalanx.cost.terms import Term, terms, unit_class
-from phalanx.schedule import stages
 from phalanx.schedule.event import INSIDE
-from phalanx.schedule.pipeline_sends import without
+from phalanx.schedule.pipeline import stages
+from phalanx.schedule.pipeline.sends import without
 from phalanx.spec.cluster.spec import ClusterSpec, KernelRates
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, chunks

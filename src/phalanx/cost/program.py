@@ -17,14 +17,15 @@ from phalanx.cost.core import Core
 from phalanx.cost.issued import Issued
 from phalanx.cost.kernel import Column
 from phalanx.cost.terms import Term, highest, metrics, repeat_of, terms, unit_class
-from phalanx.schedule import context_parallel, inside_layers, stages
-from phalanx.schedule.buckets import Bucket, buckets, of_chunks
-from phalanx.schedule.compression import Sent, sent, sent_across
-from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
-from phalanx.schedule.experts import routed
-from phalanx.schedule.inside_layers import Way
-from phalanx.schedule.pipeline import finished
+from phalanx.schedule.gradients.buckets import Bucket, buckets, of_chunks
+from phalanx.schedule.gradients.compression import Sent, sent, sent_across
+from phalanx.schedule.layers import collectives, context
+from phalanx.schedule.layers.collectives import Way
+from phalanx.schedule.layers.context import Context
+from phalanx.schedule.layers.routing import routed
+from phalanx.schedule.pipeline import stages
+from phalanx.schedule.pipeline.schedules import finished
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec, blocks_among, chunks, seen_from
 from phalanx.spec.strategy.mesh import mesh
@@ -357,8 +358,8 @@ def _inside(
     tokens = strategy.micro_batch * job.seq // strategy.cp
     of, repeat, seen = unit.split(".")[0], repeat_of(strategy, unit), seen_from(spec, unit)
     rows = routed(spec.experts, strategy, tokens, rank) if spec.experts is not None else None
-    for x in inside_layers.sent(seen, job, strategy, of, phase, tokens, repeat, rows):
-        if isinstance(x, inside_layers.Core):
+    for x in collectives.sent(seen, job, strategy, of, phase, tokens, repeat, rows):
+        if isinstance(x, collectives.Core):
             yield from _core(spec, job, strategy, rank, unit, phase, micro_batch, x.way)
             continue
         size = mesh(strategy).size(x.axis)
@@ -372,7 +373,7 @@ def _core(
 ) -> Iterable[Event]:
     """What the core of attention sends, forward or backward, inside of a pass of a block."""
     grid, dtype, tokens = mesh(s), job.precision.compute, s.micro_batch * job.seq // s.cp
-    for x in context_parallel.sent(local(spec, s), s, dtype, way, tokens):
+    for x in context.sent(local(spec, s), s, dtype, way, tokens):
         group = grid.group_of(rank, x.axis)
         to = {"send": 1, "recv": -1}.get(x.op)
         peer = None if to is None else group[(group.index(rank) + to) % len(group)]

@@ -19,12 +19,13 @@ from phalanx.cost import compression, kernel, kernel_experts, memory
 from phalanx.cost.backward_parts import Pass
 from phalanx.cost.core import Core
 from phalanx.cost.kernel import NO_WORK, Column, Work
-from phalanx.schedule import context_parallel, inside_layers, stages
-from phalanx.schedule.buckets import Bucket, buckets
-from phalanx.schedule.compression import sent, sent_across
-from phalanx.schedule.context_parallel import Context, keys_per_query
 from phalanx.schedule.event import Event, Phase
-from phalanx.schedule.experts import Routed, routed, uncertain
+from phalanx.schedule.gradients.buckets import Bucket, buckets
+from phalanx.schedule.gradients.compression import sent, sent_across
+from phalanx.schedule.layers import collectives, context
+from phalanx.schedule.layers.context import Context, keys_per_query
+from phalanx.schedule.layers.routing import Routed, routed, uncertain
+from phalanx.schedule.pipeline import stages
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.spec import ModelSpec, blocks_among, chunks, expert_layers, seen_from, units
 from phalanx.spec.strategy.compression import Compression
@@ -265,9 +266,9 @@ def _inside_terms(
             n = often[phase, name]
             sends: dict[tuple[str, str], list[Column]] = {}
             seen, unit = seen_from(spec, alike[0]), name.split(",")[0]
-            for i, x in enumerate(inside_layers.sent(seen, job, like, unit, phase, t, repeat, rows)):
-                if isinstance(x, inside_layers.Core):
-                    for y in context_parallel.sent(local(spec, like), like, compute, x.way, t):
+            for i, x in enumerate(collectives.sent(seen, job, like, unit, phase, t, repeat, rows)):
+                if isinstance(x, collectives.Core):
+                    for y in context.sent(local(spec, like), like, compute, x.way, t):
                         sends.setdefault((y.op, y.axis), []).append(y.bytes)
                     continue
                 event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", x.axis, dtype=x.dtype)

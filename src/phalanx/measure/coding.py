@@ -18,7 +18,7 @@ from phalanx.measure.stolen import Rounds, stolen_s, stolen_share
 from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.compression import compressor
 from phalanx.runtime.flat import Flat
-from phalanx.schedule.buckets import buckets
+from phalanx.schedule.gradients.buckets import buckets
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec

@@ -27,7 +27,7 @@ from phalanx.runtime.comm import DTYPES, Comm
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.gradients import put
 from phalanx.runtime.optimizers import AdamW
-from phalanx.schedule.buckets import gradient_buckets
+from phalanx.schedule.gradients.buckets import gradient_buckets
 from phalanx.spec.cluster.spec import CollectiveFit, Rates
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Optimizer, Precision
 from phalanx.spec.model.families import complete

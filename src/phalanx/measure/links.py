@@ -24,7 +24,7 @@ from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.p2p import tiers
 from phalanx.runtime.transport import Call
-from phalanx.schedule.collectives import ALGORITHMS, build
+from phalanx.schedule.collectives.registry import ALGORITHMS, build
 from phalanx.spec.cluster.collective_choice import Choice, Transport
 from phalanx.spec.cluster.spec import CollectiveFit
 

@@ -25,7 +25,7 @@ from phalanx.runtime import expert_parallel, recompute, sequence_parallel, tenso
 from phalanx.runtime.expert_parallel import ExpertParallel, Route
 from phalanx.runtime.sequence_tokens import SequenceTokens, Shape
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.schedule.experts import balanced, most
+from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.model.spec import ModelSpec
 
 

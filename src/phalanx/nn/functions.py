@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from phalanx.cost.memory import LOGITS_AT_ONCE
 from phalanx.runtime import seam, weight_gradients
+from phalanx.schedule.layers.head import LOGITS_AT_ONCE
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:

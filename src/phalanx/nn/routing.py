@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.nn.functions import accumulate_dtype
-from phalanx.schedule.experts import most
+from phalanx.schedule.layers.routing import most
 from phalanx.spec.model.mechanisms import Experts
 
 

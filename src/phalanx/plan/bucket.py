@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.cost.collective import measured, ring_seconds
 from phalanx.cost.link import link
-from phalanx.schedule import stages
+from phalanx.schedule.pipeline import stages
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job

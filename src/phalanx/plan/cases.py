@@ -11,7 +11,7 @@ from phalanx.plan.question import asked, cluster_named, model_named
 from phalanx.plan.reasons import SAID, Priced
 from phalanx.plan.scaling import best
 from phalanx.plan.sheet import Sheet, columns
-from phalanx.schedule.stages import check
+from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.strategy.spec import Strategy
 

@@ -9,8 +9,8 @@ from functools import cache
 
 from phalanx.cost.critical_path import Costs, best_segments, closed_form, costs, lower_bound
 from phalanx.cost.critical_path import seconds as path_seconds
-from phalanx.schedule.collectives import ALGORITHMS, SEGMENTED, build
-from phalanx.schedule.transfers import Schedule
+from phalanx.schedule.collectives.ir import Schedule
+from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
 

@@ -13,9 +13,9 @@ from typing import Any
 from phalanx.cost import memory
 from phalanx.cost.predict_pipeline import unit_seconds
 from phalanx.cost.terms import terms, unit_class
-from phalanx.schedule import stages
-from phalanx.schedule.partition import Limits, Units, explain, partition
-from phalanx.schedule.pipeline import held
+from phalanx.schedule.partition.balance import Limits, Units, explain, partition
+from phalanx.schedule.pipeline import stages
+from phalanx.schedule.pipeline.schedules import held
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job

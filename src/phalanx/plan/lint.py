@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from phalanx.plan.targets import IMBALANCE, MICRO_BATCHES, TOKENS
-from phalanx.schedule.compression import PLACE_BYTES
+from phalanx.schedule.gradients.compression import PLACE_BYTES
 from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec

@@ -19,8 +19,8 @@ from phalanx.plan import reasons
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.reasons import Priced
 from phalanx.plan.space import ORDERS, of
-from phalanx.schedule import stages
-from phalanx.schedule.partition import Units, explain, partition
+from phalanx.schedule.partition.balance import Units, explain, partition
+from phalanx.schedule.pipeline import stages
 from phalanx.spec.strategy.spec import Strategy
 
 _PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "launch", "head", "bubble")

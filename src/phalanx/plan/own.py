@@ -12,7 +12,7 @@ from phalanx.plan import layers, reasons
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.search import STACK, Candidate, price
 from phalanx.schedule.event import INSIDE, Event
-from phalanx.schedule.stages import check
+from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost.stack.schedules import NAMES
-from phalanx.schedule.pipeline import V_SHAPED
+from phalanx.schedule.pipeline.schedules import V_SHAPED
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec

@@ -13,7 +13,7 @@ from phalanx.plan.makespan import Run
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.reasons import Priced
 from phalanx.plan.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
-from phalanx.schedule.stages import check
+from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job

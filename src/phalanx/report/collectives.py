@@ -10,8 +10,8 @@ from rich.table import Table
 
 from phalanx.plan.collectives import Comparison
 from phalanx.report.tables import seconds
-from phalanx.schedule.prove import Counts, Run, run
-from phalanx.schedule.transfers import Ints, Schedule, atoms
+from phalanx.schedule.collectives.ir import Ints, Schedule, atoms
+from phalanx.schedule.collectives.proof import Counts, Run, run
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import CollectiveFit
 

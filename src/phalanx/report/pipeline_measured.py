@@ -7,8 +7,8 @@ from pathlib import Path
 
 from phalanx.cost.pipeline import Priced
 from phalanx.cost.predict_pipeline import pipelined
-from phalanx.schedule import stages
-from phalanx.schedule.pipeline_sends import without
+from phalanx.schedule.pipeline import stages
+from phalanx.schedule.pipeline.sends import without
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.strategy.mesh import mesh

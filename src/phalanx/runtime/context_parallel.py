@@ -23,8 +23,8 @@ from torch.autograd.function import once_differentiable
 from phalanx.runtime import attention
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.transport import Handle
-from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import Phase
+from phalanx.schedule.layers.context import Context
 
 Lowest = Tensor | None
 

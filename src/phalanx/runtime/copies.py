@@ -18,7 +18,7 @@ from torch import Tensor
 
 from phalanx.runtime.data_parallel import DataParallel
 from phalanx.runtime.gradients import square
-from phalanx.schedule.tensor_parallel import summed_elements
+from phalanx.schedule.layers.tensor import summed_elements
 from phalanx.spec.model.spec import second_tied, tied_apart
 from phalanx.spec.strategy.split import Split, partial
 

@@ -30,7 +30,7 @@ from phalanx.runtime.gathered import SHARED, Gathered
 from phalanx.runtime.gradients import put, square
 from phalanx.runtime.transport import Call, same_place
 from phalanx.runtime.weight_gradients import Grouped, Product
-from phalanx.schedule.buckets import Bucket, slot_sizes, slots
+from phalanx.schedule.gradients.buckets import Bucket, slot_sizes, slots
 from phalanx.spec.job import Precision
 from phalanx.spec.strategy.spec import Strategy
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.runtime.transport import Handle, combine
+from phalanx.schedule.collectives.rank_program import Piece, Step
 from phalanx.schedule.event import Reduction
-from phalanx.schedule.messages import Piece, Step
 
 SEGMENT = 1 << 20  # bytes, of a message that is sent in parts
 _AHEAD = 1 << 22  # bytes of staging memory for what is not yet needed

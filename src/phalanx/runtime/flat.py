@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from phalanx.runtime.transport import Handle, same_place
-from phalanx.schedule.buckets import Bucket
+from phalanx.schedule.gradients.buckets import Bucket
 from phalanx.spec.model.spec import Parameter
 from phalanx.spec.strategy.spec import Strategy
 

@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.flat import Flat, placeholder
 from phalanx.runtime.transport import same_place
-from phalanx.schedule.buckets import slot_sizes, slots
 from phalanx.schedule.event import Phase
+from phalanx.schedule.gradients.buckets import slot_sizes, slots
 
 SHARED = "model"
 

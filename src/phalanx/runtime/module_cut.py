@@ -10,7 +10,7 @@ from torch import nn
 
 from phalanx.runtime.comm import DTYPE_NAMES
 from phalanx.runtime.gathered import SHARED
-from phalanx.schedule.buckets import Bucket, fill
+from phalanx.schedule.gradients.buckets import Bucket, fill
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Precision
 from phalanx.spec.model.spec import Parameter

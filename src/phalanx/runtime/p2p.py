@@ -23,9 +23,9 @@ from phalanx.runtime.executor import SEGMENT, Executor
 from phalanx.runtime.hierarchical import Hierarchical
 from phalanx.runtime.transport import DONE, Call, Handle, conclude
 from phalanx.runtime.world import group
-from phalanx.schedule.collectives import build
-from phalanx.schedule.messages import Step, program
-from phalanx.schedule.transfers import staggered
+from phalanx.schedule.collectives.ir import staggered
+from phalanx.schedule.collectives.rank_program import Step, program
+from phalanx.schedule.collectives.registry import build
 
 
 def _build(

@@ -31,7 +31,7 @@ from phalanx.runtime.timeline import Span
 from phalanx.runtime.transport import Handle
 from phalanx.runtime.weight_gradients import Left, PutOff
 from phalanx.schedule.event import Phase
-from phalanx.schedule.pipeline import Action, PipelineSchedule, finished
+from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule, finished
 
 PASSES = ("F", "B", "I", "W")
 SCHEDULE = "schedule"

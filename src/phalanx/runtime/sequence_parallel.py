@@ -24,7 +24,7 @@ from phalanx.runtime.inner import Inner
 from phalanx.runtime.transport import Handle
 from phalanx.runtime.weight_gradients import Deliver, Owners
 from phalanx.schedule.event import Phase
-from phalanx.schedule.tensor_parallel import chunks
+from phalanx.schedule.layers.tensor import chunks
 
 
 class Rows:

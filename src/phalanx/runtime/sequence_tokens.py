@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from phalanx.runtime import recompute
 from phalanx.runtime.inner import Inner
 from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.schedule.context_parallel import Context
-from phalanx.schedule.experts import own_tokens
+from phalanx.schedule.layers.context import Context
+from phalanx.schedule.layers.routing import own_tokens
 
 Shape = tuple[int, int]
 """(Sequences, tokens of each) that the ranks of tp share."""

@@ -42,11 +42,11 @@ from phalanx.runtime.record import Now
 from phalanx.runtime.sequence_tokens import SequenceTokens
 from phalanx.runtime.tensor_parallel import TensorParallel
 from phalanx.runtime.weight_gradients import PutOff
-from phalanx.schedule import stages
-from phalanx.schedule.buckets import buckets, lent, of_chunks
-from phalanx.schedule.context_parallel import context
-from phalanx.schedule.experts import looks_around
-from phalanx.schedule.pipeline import PipelineSchedule, finished, splits
+from phalanx.schedule.gradients.buckets import buckets, lent, of_chunks
+from phalanx.schedule.layers.context import context
+from phalanx.schedule.layers.routing import looks_around
+from phalanx.schedule.pipeline import stages
+from phalanx.schedule.pipeline.schedules import PipelineSchedule, finished, splits
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model.spec import ModelSpec, parameters, units
 from phalanx.spec.strategy.spec import Strategy

@@ -36,8 +36,8 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.compression import sparse
 from phalanx.runtime.instrument import Tracker, instrument
 from phalanx.runtime.world import World
-from phalanx.schedule.context_parallel import Context
 from phalanx.schedule.event import Event
+from phalanx.schedule.layers.context import Context
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh

@@ -15,8 +15,8 @@ from itertools import product
 
 import numpy as np
 
-from phalanx.schedule.buckets import buckets
-from phalanx.schedule.stages import stage
+from phalanx.schedule.gradients.buckets import buckets
+from phalanx.schedule.pipeline.stages import stage
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh

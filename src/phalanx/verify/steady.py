@@ -21,7 +21,7 @@ from torch import Tensor
 from phalanx.runtime.instrument import Tracker
 from phalanx.runtime.pipeline_parallel import PASSES, Pipeline
 from phalanx.schedule.event import Event
-from phalanx.schedule.pipeline import Action
+from phalanx.schedule.pipeline.schedules import Action
 
 _COUNTERS = 64
 """Bytes by which an event of one micro-batch may differ from the next one's: sums that are made with the first."""

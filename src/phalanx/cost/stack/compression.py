@@ -23,8 +23,8 @@ from phalanx.cost.profiles import Profile
 from phalanx.cost.stack.columns import Column
 from phalanx.cost.stack.system import System
 from phalanx.cost.stack.traffic import collective_s
-from phalanx.schedule.buckets import unit_buckets
-from phalanx.schedule.compression import PLACE_BYTES, SCALE_BYTES, factors
+from phalanx.schedule.gradients.buckets import unit_buckets
+from phalanx.schedule.gradients.compression import PLACE_BYTES, SCALE_BYTES, factors
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.compression import BLOCK, Compression
 from phalanx.spec.strategy.spec import Strategy

@@ -12,8 +12,8 @@ import numpy as np
 
 from phalanx.cost.pipeline import Costs
 from phalanx.cost.stack.columns import Column
-from phalanx.schedule.pipeline import SCHEDULES, V_SHAPED, build
-from phalanx.schedule.pipeline_run import run
+from phalanx.schedule.pipeline.schedules import SCHEDULES, V_SHAPED, build
+from phalanx.schedule.pipeline.simulate import run
 
 NAMES = tuple(SCHEDULES)
 """A column's number of a schedule is its place here."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from phalanx.runtime import seam
-from phalanx.schedule.compression import PIECE, SCALE_BYTES, coded
+from phalanx.schedule.gradients.compression import PIECE, SCALE_BYTES, coded
 from phalanx.spec.strategy.compression import BLOCK, Compression
 
 _LEVELS = {"fp16": 1.0, "int8": 127.0, "int4": 7.0}

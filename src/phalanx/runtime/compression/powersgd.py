@@ -21,7 +21,7 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.compression.whole import Whole
 from phalanx.runtime.flat import Flat
 from phalanx.runtime.transport import Handle
-from phalanx.schedule.compression import Factors, factors
+from phalanx.schedule.gradients.compression import Factors, factors
 from phalanx.spec.strategy.compression import Compression
 
 

@@ -16,7 +16,7 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.compression.code import Code
 from phalanx.runtime.flat import Flat
 from phalanx.runtime.transport import Handle
-from phalanx.schedule.buckets import slot_sizes, slots
+from phalanx.schedule.gradients.buckets import slot_sizes, slots
 from phalanx.spec.strategy.compression import Compression
 from phalanx.spec.strategy.spec import Strategy
 

@@ -18,8 +18,8 @@ from phalanx.runtime.comm import Comm
 from phalanx.runtime.compression.whole import Whole
 from phalanx.runtime.flat import Flat
 from phalanx.runtime.transport import Handle
-from phalanx.schedule.buckets import slot_sizes, slots
-from phalanx.schedule.compression import PLACE_BYTES, kept, most
+from phalanx.schedule.gradients.buckets import slot_sizes, slots
+from phalanx.schedule.gradients.compression import PLACE_BYTES, kept, most
 from phalanx.spec.strategy.compression import Compression
 
 _PIECE = 1 << 14  # elements that are compared with a bar at a time

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.schedule.pipeline import Action, PipelineSchedule
+from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule
 from phalanx.spec.errors import InputError
 
 _ACTION = re.compile(r"(\d+)(F|I|B|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.schedule.collectives import ALGORITHMS, SEGMENTED, build
-from phalanx.schedule.prove import Unproved, prove
+from phalanx.schedule.collectives.proof import prove
+from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build
+from phalanx.schedule.errors import Unproved
 
 
 def sweep(most: int) -> Iterator[str | None]:

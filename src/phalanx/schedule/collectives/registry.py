@@ -10,19 +10,20 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.schedule.all_to_all import bruck_all_to_all, pairwise_all_to_all
-from phalanx.schedule.hierarchy import hierarchical_all_reduce
-from phalanx.schedule.reductions import (
+from phalanx.schedule.collectives.algorithms import (
     bruck_all_gather,
+    bruck_all_to_all,
     doubling_all_reduce,
     halving_reduce_scatter,
+    hierarchical_all_reduce,
+    pairwise_all_to_all,
     pairwise_reduce_scatter,
     rabenseifner_all_reduce,
     ring_all_reduce,
     ring_reduce_scatter,
 )
-from phalanx.schedule.transfers import Schedule, compose, cut, dual, intervals, then
-from phalanx.schedule.trees import (
+from phalanx.schedule.collectives.ir import Schedule, compose, cut, dual, intervals, then
+from phalanx.schedule.collectives.trees import (
     binomial_broadcast,
     binomial_scatter,
     chain_broadcast,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from phalanx.schedule.partition import Units, partition
-from phalanx.schedule.pipeline import V_SHAPED, PipelineSchedule, build, round_robin, v_shape
-from phalanx.schedule.pipeline_sends import inserted
+from phalanx.schedule.partition.balance import Units, partition
+from phalanx.schedule.pipeline.schedules import V_SHAPED, PipelineSchedule, build, round_robin, v_shape
+from phalanx.schedule.pipeline.sends import inserted
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, StageSpec, parameters

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.schedule.partition_bound import Ints, packed_bound
+from phalanx.schedule.partition.bound import Ints, packed_bound
 
 ROOM = 16_000_000  # cuts looked at in one go, of all beginnings
 KICKS = 60  # tries to come out of where no move helps

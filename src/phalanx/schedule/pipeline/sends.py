@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phalanx.schedule.pipeline import Action, PipelineSchedule
-from phalanx.schedule.pipeline_run import run, unit
+from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule
+from phalanx.schedule.pipeline.simulate import run, unit
 
 
 def without(s: PipelineSchedule) -> PipelineSchedule:

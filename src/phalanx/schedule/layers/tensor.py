@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from phalanx.schedule.buckets import Bucket, layout
+from phalanx.schedule.gradients.buckets import Bucket, layout
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import Split, partial
 

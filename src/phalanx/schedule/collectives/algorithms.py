@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from phalanx.schedule.transfers import Ints, Round, cut, joined, meeting, reverse
+from phalanx.schedule.collectives.ir import Ints, Round, cut, joined, meeting, reverse
 
 
 def ring_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
@@ -113,3 +113,42 @@ def ring_all_reduce(groups: Ints, low: Ints, high: Ints) -> list[Round]:
     scatter = ring_reduce_scatter(groups, low, high)
     # Reversed, the ring turns the other way round, which is as good.
     return scatter + reverse(scatter, reduces=False)
+
+
+def pairwise_all_to_all(starts: Ints, lengths: Ints) -> list[Round]:
+    """p-1 rounds; in round s rank i sends its block straight to i+s."""
+    p = len(starts)
+    i = np.arange(p)
+    return [Round(i, to, starts[i, to], lengths[i, to], False) for to in ((i + s) % p for s in range(1, p))]
+
+
+def bruck_all_to_all(starts: Ints, lengths: Ints) -> list[Round]:
+    """ceil(lg p) rounds; a block that has distance d to go moves 2^k ahead for every bit k of d."""
+    p = len(starts)
+    i, d = np.arange(p), np.arange(p)[:, None]
+    to = (i + d) % p
+    starts, lengths = starts[i, to], lengths[i, to]  # (distance, from)
+    rounds = []
+    for k in range((p - 1).bit_length()):
+        moves = np.nonzero(d[:, 0] >> k & 1)[0]
+        holder = to[moves & ((1 << k) - 1)]  # where the lower bits of d have brought it
+        ahead = to[(moves & ((1 << k) - 1)) + (1 << k)]
+        rounds.append(Round(holder, ahead, starts[moves], lengths[moves], False))
+    return rounds
+
+
+def hierarchical_all_reduce(groups: Ints, low: Ints, high: Ints, tiers: tuple[int, ...]) -> list[Round]:
+    """Reduce-scatter inside the innermost tier, all-reduce of every chunk across, all-gather inside.
+
+    `tiers`: sizes, innermost first, with product p; each level works on 1/size of what the level below had.
+    """
+    p, q = groups.shape[1], tiers[0]
+    if len(tiers) == 1:
+        return ring_all_reduce(groups, low, high)
+    hosts = p // q
+    inside = groups.reshape(-1, q)  # (groups x hosts, q)
+    scatter = ring_reduce_scatter(inside, np.repeat(low, hosts), np.repeat(high, hosts))
+    across = groups.reshape(len(groups), hosts, q).transpose(0, 2, 1).reshape(-1, hosts)  # (groups x q, hosts)
+    bounds = cut(low, high, q)
+    up = hierarchical_all_reduce(across, bounds[:, :-1].ravel(), bounds[:, 1:].ravel(), tiers[1:])
+    return scatter + up + reverse(scatter, reduces=False)

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from phalanx.schedule.pipeline import Action, PipelineSchedule, held
-from phalanx.schedule.pipeline_run import run, unit
-from phalanx.schedule.pipeline_sends import inserted, without
-from phalanx.schedule.prove import Unproved
+from phalanx.schedule.errors import Unproved
+from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule, held
+from phalanx.schedule.pipeline.sends import inserted, without
+from phalanx.schedule.pipeline.simulate import run, unit
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.schedule.transfers import Ints, Schedule
+from phalanx.schedule.collectives.ir import Ints, Schedule
 
 Piece = tuple[int, int]
 """Elements [low, high) of the collective's address space."""

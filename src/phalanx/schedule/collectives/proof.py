@@ -15,13 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.schedule.transfers import Holdings, Ints, Schedule, atoms, boundaries
+from phalanx.schedule.collectives.ir import Holdings, Ints, Schedule, atoms, boundaries
+from phalanx.schedule.errors import Unproved
 
 Counts = npt.NDArray[np.int16]
-
-
-class Unproved(ValueError):
-    """A schedule that does not do what it should; the message names rank, chunk and round."""
 
 
 @dataclass(frozen=True)

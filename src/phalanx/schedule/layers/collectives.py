@@ -39,8 +39,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from phalanx.schedule.event import Phase
-from phalanx.schedule.experts import Routed, looks_around
-from phalanx.schedule.tensor_parallel import chunks
+from phalanx.schedule.layers.routing import Routed, looks_around
+from phalanx.schedule.layers.tensor import chunks
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec

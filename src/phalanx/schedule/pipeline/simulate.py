@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from phalanx.schedule.pipeline import Action, PipelineSchedule
-from phalanx.schedule.prove import Unproved
+from phalanx.schedule.errors import Unproved
+from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule
 
 Times = list[list[tuple[float, float]]]
 """Start and end of the actions of each rank."""

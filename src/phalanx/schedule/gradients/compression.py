@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from phalanx.schedule.buckets import Bucket
+from phalanx.schedule.gradients.buckets import Bucket
 from phalanx.spec.job import DTYPE_BYTES, DType
 from phalanx.spec.model.spec import Parameter
 from phalanx.spec.strategy.compression import BLOCK, Compression

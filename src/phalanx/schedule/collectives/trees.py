@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.schedule.transfers import Ints, Round, cut, joined, meeting, reverse
+from phalanx.schedule.collectives.ir import Ints, Round, cut, joined, meeting, reverse
 
 
 def binomial_broadcast(groups: Ints, low: Ints, high: Ints, root: int = 0) -> list[Round]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.schedule.partition_search import Found, Measure, Question, deal, least_worst
+from phalanx.schedule.partition.search import Found, Measure, Question, deal, least_worst
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.errors import InputError
 
