@@ -289,7 +289,7 @@ def bench_saving() -> Iterator[Result]:
 def bench_memory() -> Iterator[Result]:
     """The peak memory of real steps: predicted, of the program without content, and measured."""
     from benchmarks.memory import CASES, PRECISIONS, job_of, model, strategy_of
-    from phalanx.cost.program import expand
+    from phalanx.cost.step.expand import expand
     from phalanx.verify.imagined import imagine
 
     precisions = {p.compute: p for p in PRECISIONS}

@@ -15,13 +15,13 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost import profiles
-from phalanx.cost.profiles import profile
-from phalanx.cost.stack.columns import gather, take
-from phalanx.cost.stack.hardware import _BUILT as GENERATIONS
-from phalanx.cost.stack.hardware import _DEFAULTS as HARDWARE
-from phalanx.cost.stack.hardware import CHIPS, chain, system
-from phalanx.cost.stack.step import step
+from phalanx.cost.analytic import stacks
+from phalanx.cost.analytic.chips import _BUILT as GENERATIONS
+from phalanx.cost.analytic.chips import _DEFAULTS as HARDWARE
+from phalanx.cost.analytic.chips import CHIPS, chain, system
+from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.step import step
+from phalanx.cost.hardware.columns import gather, take
 from phalanx.validate.cases import Case
 from phalanx.validate.systems import benched, description, measured
 
@@ -82,8 +82,8 @@ def _default(stack: str, field: str) -> float:
 @cache
 def chain_of(stack: str) -> tuple[str, ...]:
     found = [stack]
-    while profiles.STACKS[found[-1]].parent:
-        found.append(profiles.STACKS[found[-1]].parent)
+    while stacks.STACKS[found[-1]].parent:
+        found.append(stacks.STACKS[found[-1]].parent)
     return tuple(found)
 
 

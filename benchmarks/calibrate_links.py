@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.cost.stack.hardware import _DEFAULTS
+from phalanx.cost.analytic.chips import _DEFAULTS
 from phalanx.validate.links import points, predicted_s
 from phalanx.validate.records import COLLECTIVES, load
 

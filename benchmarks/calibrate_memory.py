@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from benchmarks.calibrate import Data, chain_of
-from phalanx.cost.profiles import profile
-from phalanx.cost.stack.columns import gather, take
-from phalanx.cost.stack.memory import memory
-from phalanx.cost.stack.step import step
+from phalanx.cost.analytic.memory import memory
+from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.step import step
+from phalanx.cost.hardware.columns import gather, take
 from phalanx.validate.cases import Case, cases
 from phalanx.validate.compare import memory_kind
 from phalanx.validate.records import GIB, RUNS, SMALL_RUNS, load

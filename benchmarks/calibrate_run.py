@@ -20,7 +20,7 @@ from benchmarks import calibrate_links, calibrate_memory
 from benchmarks.calibrate import Data, Free, descend, fit, offsets_of
 from benchmarks.calibrate_free import LEFT_OUT, family, fitted, free, timed
 from benchmarks.calibrate_write import write
-from phalanx.cost.constants import CONSTANTS
+from phalanx.cost.analytic.fitted_constants import CONSTANTS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.validate.cases import Case, cases
 from phalanx.validate.records import RUNS, load

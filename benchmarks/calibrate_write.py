@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.calibrate_links import KEYS
-from phalanx.cost import constants as module
+from phalanx.cost.analytic import fitted_constants as module
 
 # Which published runs say something of an owner's constants.
 ORIGINS = {

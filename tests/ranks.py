@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from phalanx.cost.program import expand
+from phalanx.cost.step.expand import expand
 from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.stored import open_weights
 from phalanx.runtime import checkpoint, logical, status, sync, trace

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from ranks_split import Part, batches
 from torch import Tensor, nn
 
-from phalanx.cost import kernel, memory
-from phalanx.cost.backward_parts import Pass
-from phalanx.cost.core import Core
-from phalanx.cost.terms import repeat_of
+from phalanx.cost.compute import unit_work
+from phalanx.cost.memory import footprint
+from phalanx.cost.memory.attention_core import Core
+from phalanx.cost.memory.split_backward import Pass
+from phalanx.cost.step.term import repeat_of
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.instrument import instrument
 from phalanx.runtime.record import Now
@@ -122,14 +123,14 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
     t, e = s.micro_batch * part.tokens, DTYPE_BYTES[job.precision.compute]
     core = Core(held, job, t, part, int(mesh(s).along("ring")[rank])) if part.parallel else None
     keys = keys_per_query(job.seq, s.ring)
-    apart = memory.documents(held, job, t, part)
+    apart = footprint.documents(held, job, t, part)
     last_use = {f"blocks.{i}": size for i, size in apart.items()}
     stream = t // (s.tp if s.sp else 1) * held.hidden * e
     found = Found({}, {}, defaultdict(list))
     phases: tuple[Phase, ...] = ("F", "I", "W") if split else ("F", "B")
     for unit in units(spec):
         kind, repeat = unit.split(".")[0], repeat_of(s, unit)
-        unit_held = memory.footprint(held, kind, t, job.seq, job, PLACED, s.tp, s.sp, repeat, core, in_parts=True)
+        unit_held = footprint.footprint(held, kind, t, job.seq, job, PLACED, s.tp, s.sp, repeat, core, in_parts=True)
         made = held_back = 0
         if kind == "embed" and job.documents == "separate":
             held_back = sum(apart.values())
@@ -144,12 +145,12 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
             "W": unit_held.parts.weights,
         }
         args = (held, kind, t, job.seq, e, keys)
-        again = kernel.repeated(held, repeat, t, job.seq, e, keys).flops if kind == "blocks" else 0
+        again = unit_work.repeated(held, repeat, t, job.seq, e, keys).flops if kind == "blocks" else 0
         flops = {
-            "F": kernel.forward(*args).flops,
-            "B": kernel.backward(*args).flops + again,
-            "I": kernel.input_grad(*args).flops + again,
-            "W": kernel.weight_grad(held, kind, t, e).flops,
+            "F": unit_work.forward(*args).flops,
+            "B": unit_work.backward(*args).flops + again,
+            "I": unit_work.input_grad(*args).flops + again,
+            "W": unit_work.weight_grad(held, kind, t, e).flops,
         }
         for phase in phases:
             masks = last_use.get(unit, 0) if phase in "BI" else 0
@@ -207,12 +208,12 @@ def test_what_is_kept_comes_and_goes(case: tuple[ModelSpec, Job, Strategy, int])
     spec, job, s, _ = case
     e, t = DTYPE_BYTES[job.precision.compute], s.micro_batch * job.seq // s.cp
     found = predicted(*case, split=True).passes
-    masks = memory.documents(local(spec, s), job, t, Context(job.seq, s.ring, s.ulysses))
+    masks = footprint.documents(local(spec, s), job, t, Context(job.seq, s.ring, s.ulysses))
     for i in range(spec.layers):
         assert sum(found[phase, f"blocks.{i}"].change for phase in "FIW") == -masks.get(i, 0)
     for unit in ("embed", "blocks", "head"):
-        whole = kernel.backward(spec, unit, t, job.seq, e)
-        parts = kernel.input_grad(spec, unit, t, job.seq, e) + kernel.weight_grad(spec, unit, t, e)
+        whole = unit_work.backward(spec, unit, t, job.seq, e)
+        parts = unit_work.input_grad(spec, unit, t, job.seq, e) + unit_work.weight_grad(spec, unit, t, e)
         assert whole == parts
 
 
@@ -225,9 +226,9 @@ def test_of_many_micro_batches_at_once(s: Strategy) -> None:
     rows = [part.tokens * n for n in (1, 2, 4)]
     for unit in ("embed", "blocks", "head"):
 
-        def of(t: Any, unit: str = unit) -> memory.Footprint:
+        def of(t: Any, unit: str = unit) -> footprint.Footprint:
             core = Core(spec, job, t, part, None) if part.parallel else None
-            return memory.footprint(spec, unit, t, 128, job, "float64", s.tp, s.sp, "none", core, in_parts=True)
+            return footprint.footprint(spec, unit, t, 128, job, "float64", s.tp, s.sp, "none", core, in_parts=True)
 
         together = of(np.array(rows)).parts
         assert together is not None

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_choose import cluster, fit
 
-from phalanx.cost import collective
-from phalanx.cost.kernel import Column
-from phalanx.cost.predict import predict
+from phalanx.cost.collectives import measured as collective
+from phalanx.cost.compute.unit_work import Column
+from phalanx.cost.step.predict import predict
 from phalanx.plan.bucket import best_bytes, has_buckets, resolve
 from phalanx.plan.search import price, search
 from phalanx.report.tables import alternatives

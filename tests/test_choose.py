@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.cost import collective
+from phalanx.cost.collectives import measured
 from phalanx.plan.choose import allowed, choose, decide
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.collective_choice import Choice, pick
@@ -70,10 +70,10 @@ def test_times_between_and_beyond_the_points(size: float) -> None:
 
 def test_a_prediction_takes_the_chosen_way_on_one_host_and_the_ring_across_hosts() -> None:
     grid = mesh(Strategy(dp=2))
-    assert collective.seconds(cluster(LATE, EARLY), grid, "all_reduce", "dp_replicate", 2, 2**20) == pytest.approx(
+    assert measured.seconds(cluster(LATE, EARLY), grid, "all_reduce", "dp_replicate", 2, 2**20) == pytest.approx(
         2 * float(EARLY.seconds(2**19))
     )
     two_hosts = replace(cluster(LATE, EARLY), ranks_per_node=1, nodes=2)
-    across = collective.seconds(two_hosts, grid, "all_reduce", "dp_replicate", 1, 2**20)
+    across = measured.seconds(two_hosts, grid, "all_reduce", "dp_replicate", 1, 2**20)
     link = two_hosts.tiers[0]
     assert across == pytest.approx(2 * link.latency_s + 2**20 / link.bandwidth_bytes_per_s_per_gpu_per_direction)

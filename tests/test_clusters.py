@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli import app
-from phalanx.cost.link import link
+from phalanx.cost.collectives.link import link
 from phalanx.plan.search import price
 from phalanx.spec.cluster.presets import PRESETS, preset
 from phalanx.spec.errors import InputError

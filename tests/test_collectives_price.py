@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.cost.critical_path import Costs, best_segments, closed_form, costs, lower_bound, seconds
+from phalanx.cost.collectives.closed_form import best_segments, closed_form
+from phalanx.cost.collectives.critical_path import Costs, costs, lower_bound, seconds
 from phalanx.plan.collectives import compare
 from phalanx.schedule.collectives.ir import Round, Schedule, compose, intervals, relabel
 from phalanx.schedule.collectives.registry import ALGORITHMS, build

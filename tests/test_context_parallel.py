@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pool import Pool
 from toy import model
 
-from phalanx.cost.predict import predict
-from phalanx.cost.program import expand
+from phalanx.cost.step.expand import expand
+from phalanx.cost.step.predict import predict
 from phalanx.runtime import attention
 from phalanx.runtime.context_parallel import merge
 from phalanx.runtime.parallelize import spread

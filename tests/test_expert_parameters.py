@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pool import Pool
 
-from phalanx.cost.program import expand
+from phalanx.cost.step.expand import expand
 from phalanx.nn.initial import initial, of_rank
 from phalanx.runtime.flat import Flat
 from phalanx.schedule.event import INSIDE

@@ -11,10 +11,10 @@ from drawn import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.cost.experts import ExpertsBlock, SplitExpertsBlock
-from phalanx.cost.predict import predict, predict_all
-from phalanx.cost.program import expand
-from phalanx.cost.terms import repeat_of
+from phalanx.cost.memory.moe import ExpertsBlock, SplitExpertsBlock
+from phalanx.cost.step.expand import expand
+from phalanx.cost.step.predict import predict, predict_all
+from phalanx.cost.step.term import repeat_of
 from phalanx.schedule.event import Event
 from phalanx.schedule.layers.routing import balanced, most, routed
 from phalanx.spec.cluster import presets as clusters

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from command import phalanx
 
-from phalanx.cost.pipeline import Costs, price
-from phalanx.cost.terms import terms
+from phalanx.cost.pipeline_time import Costs, price
+from phalanx.cost.step.terms import terms
 from phalanx.plan import textbook
 from phalanx.plan.collectives import compare
 from phalanx.plan.reasons import Priced

@@ -23,7 +23,7 @@ from test_cli import JOB, TEXT
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from toy import model
 
-from phalanx.cost.program import expand
+from phalanx.cost.step.expand import expand
 from phalanx.measure import lab
 from phalanx.measure.lab import Lab
 from phalanx.runtime.checkpoint import steps

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.cost import kernel
+from phalanx.cost.compute import unit_work
 from phalanx.measure import kernels
 from phalanx.measure.fit import nonnegative_fit
 from phalanx.measure.kernels import Point, fit
@@ -37,7 +37,7 @@ def test_kernel_rates_are_recovered_from_work_and_time() -> None:
         sizes = {"family": "llama", "vocab": 2048, "hidden": hidden, "layers": 1, "heads": 4, "ffn": 3 * hidden}
         spec = ModelSpec(**complete({**sizes, "max_seq": 256}))
         for unit in ("blocks", "head"):
-            work = kernel.forward(spec, unit, tokens, 128, 4)
+            work = unit_work.forward(spec, unit, tokens, 128, 4)
             points.append(Point("F", unit, work, float(work.seconds(truth))))
     found, residual = fit(points, "F")
     assert residual < 1e-6
@@ -54,7 +54,7 @@ def test_what_is_timed_tells_every_rate_from_the_others(sizes: kernels._Sizes) -
         for sequences, seq in batches:
             assert seq <= spec.max_seq
             for unit in ("blocks", "head"):
-                work = kernel.forward(spec, unit, sequences * seq, seq, 4)
+                work = unit_work.forward(spec, unit, sequences * seq, seq, 4)
                 points.append(Point("F", unit, work, float(work.seconds(truth))))
     found, residual = fit(points, "F")
     assert residual < 1e-6

@@ -16,10 +16,10 @@ from hosts import Hosts, shaped
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.cost import collective
-from phalanx.cost.critical_path import costs
-from phalanx.cost.predict import predict
-from phalanx.cost.terms import terms
+from phalanx.cost.collectives import measured as collective
+from phalanx.cost.collectives.critical_path import costs
+from phalanx.cost.step.predict import predict
+from phalanx.cost.step.terms import terms
 from phalanx.measure import nccl_tests, stolen
 from phalanx.measure.fit import robust_line
 from phalanx.measure.messages import SIZES, measure_gamma, measure_tier

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from pool import Pool
 from test_verify import prove
 
-from phalanx.cost.predict_pipeline import programs
+from phalanx.cost.step.predict_pipeline import programs
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete

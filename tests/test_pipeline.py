@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torchs
 
-from phalanx.cost.pipeline import Costs, price
+from phalanx.cost.pipeline_time import Costs, price
 from phalanx.schedule.errors import Unproved
 from phalanx.schedule.pipeline.proof import prove, prove_slots
 from phalanx.schedule.pipeline.schedules import SCHEDULES, Action, PipelineSchedule, build

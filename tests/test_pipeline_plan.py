@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.cost.pipeline import Costs, price
-from phalanx.cost.predict import predict, predict_all
-from phalanx.cost.predict_pipeline import pipelined, programs
+from phalanx.cost.pipeline_time import Costs, price
+from phalanx.cost.step.predict import predict, predict_all
+from phalanx.cost.step.predict_pipeline import pipelined, programs
 from phalanx.plan import layers, search
 from phalanx.schedule.pipeline.schedules import build
 from phalanx.spec.cluster import presets as clusters

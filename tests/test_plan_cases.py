@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cost.stack.flops import model_flops
+from phalanx.cost.analytic.flops import model_flops
 from phalanx.plan import makespan, reasons, rules, space
 from phalanx.plan.cases import CASES, question, sheet, strategy, study
 from phalanx.schedule.pipeline.stages import check

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phalanx.cost.stack import schedules
-from phalanx.cost.stack.layout import layout
-from phalanx.cost.stack.step import step
+from phalanx.cost.analytic import pipeline_formulas
+from phalanx.cost.analytic.rank_layout import layout
+from phalanx.cost.analytic.step import step
 from phalanx.plan import explore, makespan, reasons, space
 from phalanx.plan.pricing import Pricing
 from phalanx.spec.cluster.presets import preset
@@ -128,5 +128,5 @@ def test_few_rounds_stand_for_many(llama, monkeypatch):
     kinds = (("1f1b", 1), ("interleaved", 4), ("zb-v", 1))
     given = [Strategy(tp=2, pp=4, cp=4, virtual=v, schedule=name) for name, v in kinds]
     few = [run.makespan for run in makespan.run(llama, given)]
-    monkeypatch.setattr(schedules, "ROUNDS", 16)
+    monkeypatch.setattr(pipeline_formulas, "ROUNDS", 16)
     assert [run.makespan for run in makespan.run(llama, given)] == pytest.approx(few, rel=1e-9)

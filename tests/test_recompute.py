@@ -16,7 +16,8 @@ from pool import Pool
 from ranks import examine, examine_repeating
 from toy import order_of_gradients
 
-from phalanx.cost.program import expand, instants
+from phalanx.cost.step.expand import expand
+from phalanx.cost.step.program import instants
 from phalanx.runtime import recompute
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.world import ALONE

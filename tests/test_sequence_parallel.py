@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from pool import Pool
 from toy import model, order_of_gradients
 
-from phalanx.cost import memory
-from phalanx.cost.predict import predict, predict_all
-from phalanx.cost.program import expand
+from phalanx.cost.memory import footprint
+from phalanx.cost.step.expand import expand
+from phalanx.cost.step.predict import predict, predict_all
 from phalanx.runtime import copies, sequence_parallel
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.inner import Inner
@@ -141,7 +141,7 @@ def test_a_block_keeps_its_share_and_no_more(family: str) -> None:
 
     def kept(tp: int, sp: bool) -> int:
         return int(
-            memory.footprint(local(spec, Strategy(tp=tp)), "blocks", 512, 256, Job(2, 256), "float32", tp, sp).kept
+            footprint.footprint(local(spec, Strategy(tp=tp)), "blocks", 512, 256, Job(2, 256), "float32", tp, sp).kept
         )
 
     for tp in (2, 4):

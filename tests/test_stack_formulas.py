@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phalanx.cost.estimate import Estimate, estimate, estimate_all, paid
-from phalanx.cost.pipeline import Costs, price
-from phalanx.cost.profiles import STACKS, profile
-from phalanx.cost.stack.compression import SPARSE, Compressed, payment
-from phalanx.cost.stack.compute import attention, product_s
-from phalanx.cost.stack.flops import forward_per_token, hardware_flops, model_flops
-from phalanx.cost.stack.hardware import chip_name, system, system_of
-from phalanx.cost.stack.layout import layout
-from phalanx.cost.stack.memory import Memory, block_bytes, memory
-from phalanx.cost.stack.schedules import NAMES, in_flight
-from phalanx.cost.stack.shape import shape
-from phalanx.cost.stack.step import FORMULAS, step
-from phalanx.cost.stack.traffic import collective_s, message_s
+from phalanx.cost.analytic.chips import chip_name, system, system_of
+from phalanx.cost.analytic.compression import SPARSE, Compressed, payment
+from phalanx.cost.analytic.estimate import Estimate, estimate, estimate_all, paid
+from phalanx.cost.analytic.flops import forward_per_token, hardware_flops, model_flops
+from phalanx.cost.analytic.kernels import attention, product_s
+from phalanx.cost.analytic.memory import Memory, block_bytes, memory
+from phalanx.cost.analytic.model_shape import shape
+from phalanx.cost.analytic.pipeline_formulas import NAMES, in_flight
+from phalanx.cost.analytic.rank_layout import layout
+from phalanx.cost.analytic.stacks import STACKS, profile
+from phalanx.cost.analytic.step import FORMULAS, step
+from phalanx.cost.collectives.nccl_model import collective_s, message_s
+from phalanx.cost.pipeline_time import Costs, price
 from phalanx.schedule.pipeline.schedules import V_SHAPED, build
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.errors import InputError

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phalanx.cost.profiles import profile
-from phalanx.cost.stack.hardware import CHIPS, generation, system
-from phalanx.cost.stack.layout import layout
-from phalanx.cost.stack.shape import shape
-from phalanx.cost.stack.step import step
-from phalanx.cost.stack.traffic import collective_s
+from phalanx.cost.analytic.chips import CHIPS, generation, system
+from phalanx.cost.analytic.model_shape import shape
+from phalanx.cost.analytic.rank_layout import layout
+from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.step import step
+from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.spec import Strategy, parse

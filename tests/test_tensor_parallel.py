@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pool import Pool
 from toy import model, order_of_gradients
 
-from phalanx.cost.program import expand
+from phalanx.cost.step.expand import expand
 from phalanx.nn.initial import initial, of_rank
 from phalanx.runtime.parallelize import spread
 from phalanx.runtime.world import World

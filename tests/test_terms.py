@@ -9,11 +9,13 @@ from drawn import cases, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.cost import kernel, memory
-from phalanx.cost.predict import predict, predict_all
-from phalanx.cost.predict_pipeline import programs
-from phalanx.cost.program import expand
-from phalanx.cost.terms import terms, unit_class
+from phalanx.cost.compute import unit_work
+from phalanx.cost.memory.state import model_state
+from phalanx.cost.step.expand import expand
+from phalanx.cost.step.predict import predict, predict_all
+from phalanx.cost.step.predict_pipeline import programs
+from phalanx.cost.step.term import unit_class
+from phalanx.cost.step.terms import terms
 from phalanx.plan import space
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.files.job_file import make_strategy
@@ -118,11 +120,11 @@ def test_only_blocks_with_a_window_read_its_mask() -> None:
         spec = ModelSpec(**complete({**sizes, "window": window, "window_layers": windowed}))
         none = ModelSpec(**complete(sizes))
         share = len(windowed or ()) / 4 if window and window < seq else 0
-        for work in (kernel.forward, kernel.backward):
+        for work in (unit_work.forward, unit_work.backward):
             ours, plain = work(spec, "blocks", t, seq, e), work(none, "blocks", t, seq, e)
             assert ours.flops == plain.flops
             assert ours.traffic_bytes - plain.traffic_bytes == share * t * seq * e
-            apart = ours + kernel.mask(spec, "blocks", t, seq, e)
+            apart = ours + unit_work.mask(spec, "blocks", t, seq, e)
             assert apart.traffic_bytes - plain.traffic_bytes == t * seq * e
 
 
@@ -131,7 +133,7 @@ def test_state_bytes_of_the_textbook() -> None:
     (worked numbers: four policies, not four opinions)."""
     model = ModelSpec(**complete(preset("gpt2")))
     job = Job(global_batch=1, seq=1, precision=Precision(compute="bfloat16"))
-    state = memory.state(model, job, Strategy())
+    state = model_state(model, job, Strategy())
     per_parameter = (state.parameters + state.master + state.gradients) / model.parameter_count
     assert per_parameter == 2 + 4 + 4
     assert state.optimizer // model.parameter_count == 8

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli import app
-from phalanx.cost.stack.compute import product_s
-from phalanx.cost.stack.hardware import system
-from phalanx.cost.stack.traffic import collective_s
+from phalanx.cost.analytic.chips import system
+from phalanx.cost.analytic.kernels import product_s
+from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.spec.errors import InputError
 from phalanx.validate import records
 from phalanx.validate.cases import cases

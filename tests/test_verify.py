@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx import session
-from phalanx.cost.program import expand
+from phalanx.cost.step.expand import expand
 from phalanx.runtime import data_parallel, gathered, seam
 from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans

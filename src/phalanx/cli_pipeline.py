@@ -12,7 +12,7 @@ import typer
 from phalanx.terminal import FAILED, Json, announce, console, mistakes, print_json
 
 if TYPE_CHECKING:
-    from phalanx.cost.pipeline import Priced
+    from phalanx.cost.pipeline_time import Priced
     from phalanx.schedule.pipeline.schedules import PipelineSchedule
 
 pipeline = typer.Typer(no_args_is_help=True, help="Pipeline schedules: drawn, compared, proved, written as CSV.")
@@ -48,7 +48,7 @@ def _schedule(name: str, ranks: int, micro_batches: int, virtual: int | None) ->
 
 def _priced(s: PipelineSchedule, costs: str, transfer: float) -> Priced:
     """Proved, and priced: the costs of a rank's whole part are shared by its chunks."""
-    from phalanx.cost.pipeline import Costs, price
+    from phalanx.cost.pipeline_time import Costs, price
     from phalanx.schedule.pipeline.proof import prove
     from phalanx.schedule.pipeline.sends import without
     from phalanx.spec.errors import InputError

@@ -10,7 +10,7 @@ import typer
 from phalanx.terminal import Json, announce, console, mistakes, print_json
 
 if TYPE_CHECKING:
-    from phalanx.cost.estimate import Estimate
+    from phalanx.cost.analytic.estimate import Estimate
 
 
 def predict(
@@ -48,7 +48,7 @@ def predict(
 def _found(
     model: str, cluster: str, gpus: int, batch: int, seq: int, line: str, stack: str, precision: str
 ) -> tuple[Estimate, str]:
-    from phalanx.cost.estimate import estimate
+    from phalanx.cost.analytic.estimate import estimate
     from phalanx.plan.question import cluster_named, model_named, require_counts
     from phalanx.schedule.pipeline import stages
     from phalanx.spec.errors import InputError, nearest
@@ -81,7 +81,7 @@ def _found(
 
 
 def _as_json(e: Estimate, line: str) -> dict[str, Any]:
-    from phalanx.cost.estimate import paid
+    from phalanx.cost.analytic.estimate import paid
 
     tokens = e.layout.step_tokens
     held = e.memory

@@ -196,7 +196,7 @@ def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Shee
 
 def _intensities(params: str, cluster: str, seq: int) -> list[Sheet]:
     """Over the links in a node, and over those between nodes."""
-    from phalanx.cost.stack.hardware import system_of
+    from phalanx.cost.analytic.chips import system_of
     from phalanx.plan import question, textbook
 
     _require_positive({"--seq": seq})

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cost.program import expand
+from phalanx.cost.step.expand import expand
 from phalanx.measure.local import cache_folder, default_ranks, fingerprint, local_cluster
 from phalanx.origin import begun, come_along
 from phalanx.plan import choose, layers

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx import session
-from phalanx.cost.predict_pipeline import programs
+from phalanx.cost.step.predict_pipeline import programs
 from phalanx.plan.bucket import has_buckets
 from phalanx.plan.choose import allowed
 from phalanx.plan.search import price

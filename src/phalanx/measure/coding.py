@@ -12,7 +12,7 @@ from statistics import mean
 
 import torch
 
-from phalanx.cost import compression
+from phalanx.cost.compute import compression
 from phalanx.measure.kernels import synchronize
 from phalanx.measure.stolen import Rounds, stolen_s, stolen_share
 from phalanx.runtime.comm import DTYPES, Comm

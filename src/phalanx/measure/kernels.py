@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from phalanx.cost import kernel
-from phalanx.cost.kernel import Work
-from phalanx.cost.stack.hardware import MEASURED_PRODUCT
+from phalanx.cost.analytic.chips import MEASURED_PRODUCT
+from phalanx.cost.compute import unit_work
+from phalanx.cost.compute.unit_work import Work
 from phalanx.measure.fit import nonnegative_fit
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create
@@ -122,7 +122,7 @@ class _Bench:
     def points(self) -> list[Point]:
         spec, t = self.model.spec, self.sequences * self.seq
         e = next(self.model.parameters()).element_size()
-        count = {"F": kernel.forward, "B": kernel.backward}
+        count = {"F": unit_work.forward, "B": unit_work.backward}
         return [
             # The first round warms up.
             Point(phase, unit, count[phase](spec, unit, t, self.seq, e), median(times[1:]))
@@ -203,7 +203,7 @@ def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[],
         optimizer.step()
         synchronize(device)
         times.append(time.perf_counter() - start)
-    per_parameter = kernel.optimizer(spec.parameter_count, job).traffic_bytes / spec.parameter_count
+    per_parameter = unit_work.optimizer(spec.parameter_count, job).traffic_bytes / spec.parameter_count
     if job.precision.compute != job.precision.master_dtype:
         per_parameter -= DTYPE_BYTES[dtype] + DTYPE_BYTES[job.precision.master_dtype]  # no cast was timed
     return median(times[1:]) / (per_parameter * flat.numel())
@@ -262,8 +262,8 @@ class Whole:
         """The median pass, less its communication, over the sum of its units' prices; at least 1."""
         spec, t, e = self.spec, self.sequences * self.job.seq, DTYPE_BYTES[self.job.precision.compute]
         parts = sum(
-            n * (kernel.forward(spec, unit, t, self.job.seq, e).seconds(forward))
-            + n * (kernel.backward(spec, unit, t, self.job.seq, e).seconds(backward))
+            n * (unit_work.forward(spec, unit, t, self.job.seq, e).seconds(forward))
+            + n * (unit_work.backward(spec, unit, t, self.job.seq, e).seconds(backward))
             for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1))
         )
         sent = 0.0

@@ -22,9 +22,9 @@ from functools import cache
 
 import numpy as np
 
-from phalanx.cost.predict_pipeline import unit_seconds
-from phalanx.cost.stack.schedules import NAMES
-from phalanx.cost.terms import unit_classes
+from phalanx.cost.analytic.pipeline_formulas import NAMES
+from phalanx.cost.step.predict_pipeline import unit_seconds
+from phalanx.cost.step.term import unit_classes
 from phalanx.plan.pricing import Floats
 from phalanx.plan.space import Ints, Strategies
 from phalanx.spec.cluster.spec import ClusterSpec

@@ -25,8 +25,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from phalanx.cost.collective import measured, ring_seconds
-from phalanx.cost.link import link
+from phalanx.cost.collectives.link import link
+from phalanx.cost.collectives.measured import measured, ring_seconds
 from phalanx.schedule.pipeline import stages
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.cluster.spec import ClusterSpec

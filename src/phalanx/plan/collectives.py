@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from phalanx.cost.critical_path import Costs, best_segments, closed_form, costs, lower_bound
-from phalanx.cost.critical_path import seconds as path_seconds
+from phalanx.cost.collectives.closed_form import best_segments, closed_form
+from phalanx.cost.collectives.critical_path import Costs, costs, lower_bound
+from phalanx.cost.collectives.critical_path import seconds as path_seconds
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build
 from phalanx.spec.cluster.spec import ClusterSpec

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.stack.layout import Layout
-from phalanx.cost.stack.traffic import collective_s, message_s, together
+from phalanx.cost.analytic.rank_layout import Layout
+from phalanx.cost.collectives.nccl_model import collective_s, message_s, together
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.space import of
 from phalanx.spec.strategy.mesh import mesh

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from phalanx.cost import memory
-from phalanx.cost.predict_pipeline import unit_seconds
-from phalanx.cost.terms import terms, unit_class
+from phalanx.cost.memory.state import model_state
+from phalanx.cost.step.predict_pipeline import unit_seconds
+from phalanx.cost.step.term import unit_class
+from phalanx.cost.step.terms import terms
 from phalanx.schedule.partition.balance import Limits, Units, explain, partition
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.schedules import held
@@ -61,7 +62,7 @@ def costs(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tupl
     live = [max(held(own)) / len(stages.held_chunks(s, place)) for place, own in enumerate(actions)]
     names = units(model)
     state = {kind: _state(model, job, s, unit) for kind, unit in {unit_class(model, s, u): u for u in names}.items()}
-    fixed = memory.state(StageSpec.of(model, (("blocks.0",),)), job, s)
+    fixed = model_state(StageSpec.of(model, (("blocks.0",),)), job, s)
     most = [float(cluster.device.usable_bytes - fixed.tables - fixed.batch)] * s.pp
     by_rank = tuple(
         _units([state[unit_class(model, s, u)] + n * kept[unit_class(model, s, u)] for u in names]) for n in live
@@ -70,7 +71,7 @@ def costs(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tupl
 
 
 def _state(model: ModelSpec, job: Job, s: Strategy, unit: str) -> float:
-    found = memory.state(StageSpec.of(model, ((unit,),)), job, s)
+    found = model_state(StageSpec.of(model, ((unit,),)), job, s)
     return float(found.total - found.tables - found.batch)
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.cost.pipeline import Costs
-from phalanx.cost.stack.compute import Passes
-from phalanx.cost.stack.schedules import makespan
+from phalanx.cost.analytic.kernels import Passes
+from phalanx.cost.analytic.pipeline_formulas import makespan
+from phalanx.cost.pipeline_time import Costs
 from phalanx.plan import reasons
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.reasons import Priced

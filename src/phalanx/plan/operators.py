@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.stack import compute
+from phalanx.cost.analytic import kernels
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.space import of
 from phalanx.spec.strategy.spec import Strategy
@@ -60,12 +60,12 @@ def _operators(
 ) -> Iterator[Operator]:
     shape, system, tp = pricing.shape, pricing.system, s.tp
     layout, e = pricing.layout(of([s])), pricing.layout(of([s])).activation_bytes
-    rate = compute.rate_of(layout, system, pricing.profile)
+    rate = kernels.rate_of(layout, system, pricing.profile)
     memory = float(system.memory_bytes_per_s * system.memory)
     h, top = shape.hidden, ridge(pricing)
 
     def product(name: str, m: float, n: float, k: float, batch: float = 1.0) -> Operator:
-        seconds = float(np.max(compute.product_s(m, n, k, system, rate, e, batch)))
+        seconds = float(np.max(kernels.product_s(m, n, k, system, rate, e, batch)))
         times = f"{batch:,.0f} x " if batch > 1 else ""
         size = e * batch * (m * k + k * n + m * n)
         return Operator(name, f"{times}{m:,.0f} x {k:,.0f} x {n:,.0f}", 2 * batch * m * n * k, size, seconds, top)

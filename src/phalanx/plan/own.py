@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from phalanx.cost import collective
-from phalanx.cost.program import expand
+from phalanx.cost.collectives import measured
+from phalanx.cost.step.expand import expand
 from phalanx.plan import layers, reasons
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.search import STACK, Candidate, price
@@ -85,9 +85,7 @@ class Examined:
     @property
     def tensor_parallel(self) -> float:
         grid = mesh(self.strategy)
-        found = (
-            collective.seconds(self.cluster, grid, e.op, "tp", 1, e.bytes) for e in self._events if e.axis == "tp"
-        )
+        found = (measured.seconds(self.cluster, grid, e.op, "tp", 1, e.bytes) for e in self._events if e.axis == "tp")
         return float(sum(found)) / self.quick
 
     @property

@@ -8,15 +8,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost.profiles import Profile, profile
-from phalanx.cost.stack.columns import Column
-from phalanx.cost.stack.hardware import system_of
-from phalanx.cost.stack.layout import FORMATS, Layout
-from phalanx.cost.stack.memory import Memory, memory
-from phalanx.cost.stack.schedules import NAMES, bubble, chunks_per_rank, in_flight
-from phalanx.cost.stack.shape import Shape, shape
-from phalanx.cost.stack.step import Step, step
-from phalanx.cost.stack.system import System
+from phalanx.cost.analytic.chips import system_of
+from phalanx.cost.analytic.memory import Memory, memory
+from phalanx.cost.analytic.model_shape import Shape, shape
+from phalanx.cost.analytic.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
+from phalanx.cost.analytic.rank_layout import FORMATS, Layout
+from phalanx.cost.analytic.stacks import Profile, profile
+from phalanx.cost.analytic.step import Step, step
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.hardware.system import System
 from phalanx.plan.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from phalanx.cost.profiles import profile
-from phalanx.cost.stack.hardware import CHIPS, chip_name, system_of
+from phalanx.cost.analytic.chips import CHIPS, chip_name, system_of
+from phalanx.cost.analytic.stacks import profile
 from phalanx.plan.pricing import Pricing
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.cost.stack.columns import Column
-from phalanx.cost.stack.schedules import NAMES
+from phalanx.cost.analytic.pipeline_formulas import NAMES
+from phalanx.cost.hardware.columns import Column
 from phalanx.plan import space
 from phalanx.plan.pricing import Pricing
 from phalanx.plan.space import ORDERS, RECOMPUTE

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.cost.predict import Prediction, predict
+from phalanx.cost.step.predict import Prediction, predict
 from phalanx.plan import explore, layers, space
 from phalanx.plan.bounds import Bounds, expected
 from phalanx.plan.bucket import resolve

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.stack.flops import model_flops
+from phalanx.cost.analytic.flops import model_flops
 from phalanx.plan import explore, makespan, reasons, space
 from phalanx.plan.explore import FAMILIES, Found
 from phalanx.plan.makespan import Run

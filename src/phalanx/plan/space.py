@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost.stack.schedules import NAMES
+from phalanx.cost.analytic.pipeline_formulas import NAMES
 from phalanx.schedule.pipeline.schedules import V_SHAPED
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from phalanx.cost.stack.flops import hardware_flops, model_flops
+from phalanx.cost.analytic.flops import hardware_flops, model_flops
 from phalanx.plan import makespan, reasons, space
 from phalanx.plan.flows import Flow, flows
 from phalanx.plan.makespan import Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cost.stack.hardware import system_of
+from phalanx.cost.analytic.chips import system_of
 from phalanx.plan import operators
 from phalanx.plan.flows import term_of
 from phalanx.plan.operators import Operator

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cost.pipeline import Priced
+from phalanx.cost.pipeline_time import Priced
 from phalanx.report.tables import seconds, size
 
 # Okabe and Ito's colours, which colour-blind people can tell; later chunks of a rank are underlined.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from phalanx.cost.pipeline import Priced
-from phalanx.cost.predict_pipeline import pipelined
+from phalanx.cost.pipeline_time import Priced
+from phalanx.cost.step.predict_pipeline import pipelined
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.sends import without
 from phalanx.spec.errors import InputError

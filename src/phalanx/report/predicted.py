@@ -6,9 +6,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cost.estimate import Estimate, paid
-from phalanx.cost.stack.compression import MOST, Payment
-from phalanx.cost.stack.step import FORMULAS
+from phalanx.cost.analytic.compression import MOST, Payment
+from phalanx.cost.analytic.estimate import Estimate, paid
+from phalanx.cost.analytic.step import FORMULAS
 from phalanx.report.tables import seconds, size
 
 _SHOWN = 0.002

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.cost.constants import CONSTANTS
-from phalanx.cost.profiles import profile
-from phalanx.cost.stack.columns import Column, gather, take
-from phalanx.cost.stack.hardware import system
-from phalanx.cost.stack.memory import memory
-from phalanx.cost.stack.step import step
+from phalanx.cost.analytic.chips import system
+from phalanx.cost.analytic.fitted_constants import CONSTANTS
+from phalanx.cost.analytic.memory import memory
+from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.step import step
+from phalanx.cost.hardware.columns import Column, gather, take
 from phalanx.validate.cases import Case, cases
 from phalanx.validate.records import GIB, Row
 from phalanx.validate.scores import errors, fit

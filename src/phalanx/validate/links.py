@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.cost.constants import CONSTANTS
-from phalanx.cost.stack.hardware import system
-from phalanx.cost.stack.traffic import collective_s
+from phalanx.cost.analytic.chips import system
+from phalanx.cost.analytic.fitted_constants import CONSTANTS
+from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.validate.models import Unspecified
 from phalanx.validate.records import Row
 from phalanx.validate.scores import errors

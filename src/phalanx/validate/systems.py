@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.cost.constants import CONSTANTS
-from phalanx.cost.stack.columns import Column
-from phalanx.cost.stack.compute import product_s
-from phalanx.cost.stack.hardware import system
-from phalanx.cost.stack.system import System
+from phalanx.cost.analytic.chips import system
+from phalanx.cost.analytic.fitted_constants import CONSTANTS
+from phalanx.cost.analytic.kernels import product_s
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.hardware.system import System
 from phalanx.validate.models import Unspecified
 from phalanx.validate.records import Row
 

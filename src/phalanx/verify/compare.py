@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.cost.program import Instant, StepProgram, flops_per_unit, instants
+from phalanx.cost.step.program import Instant, StepProgram, flops_per_unit, instants
 from phalanx.schedule.event import INSIDE, Event
 
 SLACK_BYTES, SLACK = 2**14, 1e-5

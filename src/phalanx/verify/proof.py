@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from phalanx.cost.program import StepProgram, expand
+from phalanx.cost.step.expand import expand
+from phalanx.cost.step.program import StepProgram
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy

@@ -1,0 +1,218 @@
+"""Chips and links by name, as a step meets them: a ClusterSpec's datasheet with the shares of it that are reached."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from phalanx.cost.analytic.fitted_constants import CONSTANTS, resolve
+from phalanx.cost.analytic.kernels import product_s
+from phalanx.cost.hardware.system import System, TierRates
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What kernels reach on chips of one generation, and NCCL on its links. Field names as in System; `nvlink`: of
+    the direction's rate, all-gather in a node; `nic`: of a port's rate. Hops between nodes: `net` over InfiniBand or
+    RoCE, `cloud` over a provider's own transport (EFA, TCPXO)."""
+
+    processors: float = 132
+    gemm: float = 0.78
+    gemm_half: float = 200
+    gemm8: float = 0.60
+    gemm4: float = 0.45
+    misaligned: float = 0.25
+    attention: float = 0.6
+    portable_gemm: float = 1.0
+    portable_attention: float = 0.42
+    portable_backward: float = 0.75
+    attention_narrow: float = 0.3
+    attention_backward: float = 0.85
+    attention_half: float = 500
+    memory: float = 0.8
+    reduce_gain: float = 1.25
+    tree: float = 0.0
+    nvlink: float = 0.80
+    nic: float = 0.90
+    node_hop_s: float = 2.5e-6
+    node_bulk_s: float = 10e-6
+    net_hop_s: float = 5e-6
+    net_bulk_s: float = 14e-6
+    cloud_hop_s: float = 30e-6
+    cloud_bulk_s: float = 150e-6
+    bulk_bytes: float = 0.3e6
+    bulk_reduce_bytes: float = 1.5e6
+
+
+# Streaming multiprocessors, and whether switches reduce (NVLS, from NVLink 4 on): datasheets. Where they do not, what
+# NCCL's tree of two nodes carries: half (there and back) of 4 channels, one per port (src/graph/tuning.cc). With 8
+# ports it is twice that, but then a ring is as fast.
+_TREE_AMPERE = 4 * 23.6e9 / 2
+_TREE_VOLTA = 4 * 18.5e9 / 2
+_BUILT: dict[str, dict[str, float]] = {
+    "volta": {"processors": 80, "reduce_gain": 1.0, "tree": _TREE_VOLTA},
+    "ampere": {"processors": 108, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
+    "hopper": {"processors": 132},
+    "blackwell": {"processors": 148},
+    "blackwell-ultra": {"processors": 148},
+    # No published run of these is known here: they reach what NVIDIA's chips reach on average.
+    "ampere-gddr": {"processors": 72, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
+    "ada": {"processors": 128, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
+}
+_PARENTS = {"blackwell-ultra": "blackwell"}
+_DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: ignore[arg-type]
+
+
+def chain(name: str) -> tuple[str, ...]:
+    """A generation, and those whose constants it has where it has none of its own."""
+    if name == "nvidia":
+        return (name,)
+    return (name, *((_PARENTS[name],) if name in _PARENTS else ()), "nvidia")
+
+
+def generation(name: str, constants: Mapping[str, float] = CONSTANTS) -> Generation:
+    """By name."""
+    return Generation(**(resolve(_DEFAULTS, chain(name), constants) | _BUILT[name]))
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Dense peak FLOP/s by format, bytes/s and bytes of memory, and of NVLink (PCIe where there is none) in one
+    direction. `clock`: how it holds under load against its generation's first, until the constant `name.clock` says
+    so. `processors`: where it has not all of its generation's."""
+
+    generation: str
+    bf16: float
+    fp8: float
+    fp4: float
+    bandwidth: float
+    memory: float
+    nvlink: float
+    clock: float = 1.0
+    processors: float | None = None
+
+
+_MIB = 2**20
+CHIPS: dict[str, Chip] = {
+    "V100": Chip("volta", 125e12, 125e12, 125e12, 0.9e12, 32510 * _MIB, 150e9),
+    "V100-16GB": Chip("volta", 125e12, 125e12, 125e12, 0.9e12, 16160 * _MIB, 150e9),
+    "A100-40GB": Chip("ampere", 312e12, 312e12, 312e12, 1.555e12, 40960 * _MIB, 300e9),
+    "A100": Chip("ampere", 312e12, 312e12, 312e12, 2.039e12, 81920 * _MIB, 300e9),
+    "H100": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 81559 * _MIB, 450e9),
+    # HBM2e and 500 W, of 700: power goes with the third power of the clock.
+    "H100-500W": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 2.4e12, 97871 * _MIB, 450e9, (5 / 7) ** (1 / 3)),
+    "H800": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 81559 * _MIB, 200e9),
+    "H200": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 4.8e12, 143771 * _MIB, 450e9),
+    "B200": Chip("blackwell", 2250e12, 4500e12, 9000e12, 7.7e12, 183359 * _MIB, 900e9),
+    "GB200": Chip("blackwell", 2500e12, 5000e12, 10000e12, 8e12, 186e9, 900e9),
+    "B300": Chip("blackwell-ultra", 2250e12, 4500e12, 13500e12, 8e12, 270e9, 900e9),
+    "GB300": Chip("blackwell-ultra", 2500e12, 5000e12, 15000e12, 8e12, 279e9, 900e9),
+    "A10": Chip("ampere-gddr", 125e12, 125e12, 125e12, 0.6e12, 23028 * _MIB, 32e9),
+    "L4": Chip("ada", 121e12, 242.5e12, 242.5e12, 0.3e12, 23034 * _MIB, 32e9, processors=58),
+    "RTX-4090": Chip("ada", 165.2e12, 330.3e12, 330.3e12, 1.008e12, 24564 * _MIB, 32e9),
+}
+
+
+def system(
+    name: str, node: int, nic: float, cloud: bool = False, constants: Mapping[str, float] = CONSTANTS
+) -> System:
+    """Nodes (NVLink domains) of so many ranks, each with `nic` bytes/s in one direction to other nodes."""
+    chip = CHIPS[name]
+    g = generation(chip.generation, constants)
+    hop, bulk = (g.cloud_hop_s, g.cloud_bulk_s) if cloud else (g.net_hop_s, g.net_bulk_s)
+    clock = constants.get(f"{name}.clock", chip.clock)
+    return System(
+        peak_bf16=chip.bf16,
+        peak_fp8=chip.fp8,
+        peak_fp4=chip.fp4,
+        memory_bytes_per_s=chip.bandwidth,
+        memory_bytes=chip.memory,
+        processors=chip.processors or g.processors,
+        gemm=g.gemm * clock,
+        gemm_half=g.gemm_half,
+        gemm8=g.gemm8 * clock,
+        gemm4=g.gemm4 * clock,
+        misaligned=g.misaligned,
+        attention=g.attention * clock,
+        portable_gemm=g.portable_gemm,
+        portable_attention=g.portable_attention * clock,
+        portable_backward=g.portable_backward,
+        attention_narrow=g.attention_narrow,
+        attention_backward=g.attention_backward,
+        attention_half=g.attention_half,
+        memory=g.memory,
+        reduce_gain=g.reduce_gain,
+        reduce_across=1.0,
+        tree=g.tree,
+        held_up=0.0,
+        cut_off=0.0,
+        bulk_bytes=g.bulk_bytes,
+        bulk_reduce_bytes=g.bulk_reduce_bytes,
+        tiers=(
+            TierRates(node, chip.nvlink * g.nvlink, g.node_hop_s, g.node_bulk_s, g.node_bulk_s),
+            TierRates(1 << 30, nic * g.nic, hop, bulk, bulk),
+        ),
+    )
+
+
+MEASURED_PRODUCT = 4096
+"""Elements along each side of the product whose rate a measured cluster has (measure/kernels.py)."""
+
+
+def chip_name(device: str) -> str:
+    """The chip that a device's name stands for, the longest known one. Raises InputError."""
+    name = re.sub(r"^(NVIDIA |Tesla |GeForce )+", "", device)
+    name = name.replace("SXM4-", "").replace("SXM5-", "").replace("RTX ", "RTX-")
+    found = [known for known in CHIPS if re.match(rf"{known}(?!\w)", name)]  # an A10G is no A10
+    if not found:
+        raise InputError("cluster.device", device, "has no rates of kernels here", f"known: {', '.join(CHIPS)}")
+    return max(found, key=len)
+
+
+def system_of(cluster: ClusterSpec, constants: Mapping[str, float] = CONSTANTS) -> System:
+    """Of a described cluster: its tiers, and its chip's rates. What `phalanx measure` found stands as it is: rates
+    and latencies of links, and the best product, by which the chip is faster or slower than its generation. Raises
+    InputError for a chip that is not known."""
+    device = cluster.device
+    name = chip_name(device.name)
+    base, g = (
+        system(name, cluster.ranks_per_node, 1.0, constants=constants),
+        generation(CHIPS[name].generation, constants),
+    )
+    tiers, below = [], 1
+    for i, tier in enumerate(cluster.tiers):
+        rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
+        if tier.uplink_bandwidth_bytes_per_s_per_direction is not None:
+            rate = min(rate, tier.uplink_bandwidth_bytes_per_s_per_direction / below)
+        share, hop, bulk = (g.nvlink, g.node_hop_s, g.node_bulk_s) if i == 0 else (g.nic, g.net_hop_s, g.net_bulk_s)
+        if tier.origin == "measured":
+            share, hop = 1.0, tier.latency_s
+        bulk = max(bulk, tier.latency_s)
+        tiers.append(TierRates(tier.ranks, rate * share, hop, bulk, bulk))
+        below = tier.ranks
+    found = replace(base, memory_bytes=device.usable_bytes, tiers=tuple(tiers))
+    if device.origin == "measured":
+        return _as_measured(found, cluster)
+    return replace(
+        found,
+        memory_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        peak_bf16=device.dense_flops_per_s.get("bfloat16", base.peak_bf16),
+    )
+
+
+def _as_measured(known: System, cluster: ClusterSpec) -> System:
+    """With the products that were measured, of whose rates all others keep their ratio; and where links in a node
+    were, an all-reduce there as measured: the rate is its own."""
+    found = known
+    rates = [k.peak_flops_per_s for k in cluster.kernels if k.dtype in ("bfloat16", "float16")]
+    if rates:
+        n = float(MEASURED_PRODUCT)
+        reached = 2 * n**3 / float(product_s(n, n, n, known, known.peak_bf16 * known.gemm, 2))
+        clock = max(rates) / reached
+        shares = ("gemm", "gemm8", "gemm4", "attention", "portable_attention")
+        found = replace(found, **{name: getattr(known, name) * clock for name in shares})
+    inside = cluster.tiers[0]
+    return replace(found, reduce_gain=1.0) if inside.origin == "measured" else found

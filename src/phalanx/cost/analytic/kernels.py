@@ -1,0 +1,219 @@
+"""Seconds of a block's kernels on one rank: matrix products by shape, attention, and what is bound by memory.
+
+A product (m, k) x (k, n) is cut into tiles; each of the chip's processors takes one at a time, so time is a whole
+number of waves, each of 2 a b (k + k0) FLOP per processor at the share `e` of peak that a tile of a x b reaches:
+
+    t = ceil(m/a) ceil(n/b) / processors, rounded up, x 2 a b (k + k0) processors / (e peak)
+
+The library takes the best of some tiles. k0 is what fills and drains a tile's pipeline (NVIDIA, "Matrix
+multiplication background", tile and wave quantisation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.cost.analytic.model_shape import Shape
+from phalanx.cost.analytic.rank_layout import Layout
+from phalanx.cost.analytic.stacks import Profile
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.hardware.system import System
+
+# Tiles of cuBLAS's kernels for 2-byte types, and the share of the best that each reaches on a large product.
+_TILES = ((256, 128, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.60))
+_SMOOTH = 0.7
+"""Of the last wave's idle processors, the share that nothing else uses: tiles of uneven length, split inner sizes."""
+
+
+def product_s(
+    m: Column, n: Column, k: Column, system: System, rate: Column, e: Column, batch: Column = 1.0
+) -> Column:
+    """Seconds of `batch` products at `rate` FLOP/s, or of their operands of `e` bytes where those take longer."""
+    best: Column = np.inf
+    for a, b, share in _TILES:
+        tiles = batch * np.ceil(m / a) * np.ceil(n / b)
+        waves = tiles / system.processors
+        waves = waves + _SMOOTH * (np.ceil(waves) - waves)
+        best = np.minimum(best, waves * (a * b / share))
+    seconds = best * (2 * (k + system.gemm_half)) * system.processors / rate
+    traffic = e * batch * (m * k + k * n + m * n)
+    return np.maximum(seconds, traffic / (system.memory_bytes_per_s * system.memory))
+
+
+def rate_of(layout: Layout, system: System, profile: Profile) -> Column:
+    """FLOP/s of long products in the layout's number format."""
+    best = np.choose(
+        np.asarray(layout.format, dtype=int),
+        [
+            system.peak_bf16 * system.gemm,
+            system.peak_fp8 * system.gemm8 * profile.gemm8,
+            system.peak_fp8 * system.gemm8 * profile.gemm8,
+            system.peak_fp4 * system.gemm4 * profile.gemm8,
+        ],
+    )
+    return best * _tuned(system, profile)
+
+
+def _tuned(system: System, profile: Profile) -> Column:
+    return profile.gemm * np.where(profile.plain > 0, system.portable_gemm, 1.0)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Seconds of one micro-batch, forward and backward."""
+
+    forward: Column
+    backward: Column
+
+
+@dataclass(frozen=True)
+class Products:
+    """How a rank multiplies: at which rate, in elements of how many bytes, and whether weights have gradients."""
+
+    system: System
+    rate: Column
+    e: Column
+    frozen: Column = 0.0
+    parts: Column = 1.0
+    """Into how many a product is cut that runs beside the tensor-parallel collective of its operand or result: each
+    is a kernel of its own."""
+
+    def linear(self, m: Column, n: Column, k: Column, batch: Column = 1.0, back: bool = False) -> Passes:
+        """x (m, k) W (k, n): forward, and the gradients of its input (m, k) and of its weight (k, n). `back`: the
+        gradient of the input is cut as well."""
+        one = (self.system, self.rate, self.e, batch)
+        weight = product_s(n, k, m, *one) * (1 - self.frozen)
+        parts = self.parts if back else 1.0
+        inputs = parts * product_s(m / parts, k, n, *one)
+        return Passes(self.parts * product_s(m / self.parts, n, k, *one), inputs + weight)
+
+
+def _sum(parts: list[Passes]) -> Passes:
+    return Passes(sum(p.forward for p in parts), sum(p.backward for p in parts))
+
+
+def projections(shape: Shape, layout: Layout, by: Products) -> Passes:
+    """The products around attention. Latent attention (DeepSeek-V2, 2024) has low-rank ones in their place."""
+    m, h = layout.tokens, shape.hidden
+    out = shape.heads * shape.value_dim / layout.tp
+    q = shape.heads * shape.head_dim / layout.tp
+    plain = by.linear(m, q + 2 * shape.kv_heads * shape.head_dim / layout.tp, h)
+    last = by.linear(m, h, out, back=True)
+    if not np.any(shape.kv_rank):
+        return _sum([plain, last])
+    kv = shape.heads * (shape.head_dim - shape.rope_dim + shape.value_dim) / layout.tp
+    down = by.linear(m, shape.q_rank + shape.kv_rank + shape.rope_dim, h)
+    up_q = by.linear(m, q, np.where(shape.q_rank > 0, shape.q_rank, h))
+    up_kv = by.linear(m, kv, np.maximum(shape.kv_rank, 1))
+    low = _sum([down, up_q, up_kv])
+    latent = shape.kv_rank > 0
+    first = Passes(np.where(latent, low.forward, plain.forward), np.where(latent, low.backward, plain.backward))
+    return _sum([first, last])
+
+
+def mlp(shape: Shape, layout: Layout, width: Column, by: Products) -> Passes:
+    """A dense MLP of this width; the gate beside its first product."""
+    m, h, f = layout.tokens, shape.hidden, width / layout.tp
+    return _sum(
+        [
+            by.linear(m, (shape.mlp_matrices - 1) * f, h),
+            by.linear(m, h, f, back=True),
+        ]
+    )
+
+
+def every_second(shape: Shape) -> Column:
+    """Share of a block's products that recomputation by operation repeats: the second, fourth and sixth, which
+    are keys, the projection behind attention and the MLP's second (torchtitan, parallelize_llama.py)."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    return (kv + q + shape.ffn) / (2 * q + 2 * kv + shape.mlp_matrices * shape.ffn)
+
+
+def experts(shape: Shape, layout: Layout, by: Products) -> Passes:
+    """Grouped products of the experts that a rank holds, each with an equal share of the tokens."""
+    held = np.maximum(shape.experts / layout.ep, 1)
+    routed = layout.tokens * shape.top_k / layout.tp * layout.etp
+    m, h = routed / held, shape.hidden
+    f = np.maximum(shape.expert_ffn / layout.etp, 1)
+    return _sum(
+        [
+            by.linear(m, (shape.mlp_matrices - 1) * f, h, held),
+            by.linear(m, h, f, held),
+        ]
+    )
+
+
+def seen(shape: Shape, layout: Layout) -> Column:
+    """Keys that a query meets on average under a causal mask, over all blocks: half of the sequence, or a window."""
+    window = np.minimum(np.maximum(shape.window, 1), layout.seq / 2)
+    return (1 - shape.window_share) * layout.seq / 2 + shape.window_share * window
+
+
+def attention(shape: Shape, layout: Layout, system: System, profile: Profile) -> Passes:
+    """Attention's core. Flash attention (Dao 2023) works on the causal half and repeats the scores backwards: 2.5
+    times forward. Under a ring of context parallelism each of its steps is a kernel of its own over a part of the
+    keys, whose result is merged into those before. Else scores are written: two batched products over the whole
+    square, and passes over it."""
+    heads = shape.heads / layout.tp
+    pairs = layout.tokens * heads
+    flops = 2 * pairs * (shape.head_dim + shape.value_dim)
+    keys = seen(shape, layout)
+    ring = layout.cp / layout.ulysses
+    long = layout.seq / (layout.seq + system.attention_half * ring)
+    narrow = (np.minimum(shape.head_dim, 128) / 128) ** system.attention_narrow
+    share = np.where(profile.portable > 0, system.portable_attention, system.attention)
+    best = system.peak_bf16 * share * profile.attention * long * narrow
+    flash = flops * keys / best
+    backward = np.where(profile.portable > 0, system.portable_backward, system.attention_backward)
+    flash_back = 2.5 * flash / backward
+    steps = np.where(ring > 1, ring, 0)
+    merged = steps * profile.ring_bytes * pairs * shape.value_dim / (system.memory_bytes_per_s * system.memory)
+
+    # Products whose inner or outer size is a head: tiles that it does not fill, and rows that tensor cores cannot
+    # take where it is no multiple of 8 elements.
+    d = shape.head_dim
+    batch = layout.micro_batch * heads
+    s = layout.seq / layout.cp
+    rate = system.peak_bf16 * system.gemm * profile.gemm * _aligned(d, system.misaligned)
+    e = layout.activation_bytes
+    scores = product_s(s, layout.seq, d, system, rate, e, batch) + product_s(s, d, layout.seq, system, rate, e, batch)
+    passes = profile.score_bytes * pairs * layout.seq / (system.memory_bytes_per_s * system.memory)
+    return Passes(
+        np.where(profile.flash > 0, flash + merged, scores + passes),
+        np.where(profile.flash > 0, flash_back + merged, 2 * scores + passes),
+    )
+
+
+def _aligned(d: Column, otherwise: Column) -> Column:
+    """What products lose whose inner size is not a multiple of 64 elements (128 bytes), and `otherwise` of tensor
+    cores' rate where it is none of 8 (NVIDIA, "Matrix multiplication background", table 1)."""
+    d = np.asarray(d)
+    loss = np.where(d % 64 == 0, 1.0, np.where(d % 32 == 0, 0.85, np.where(d % 16 == 0, 0.7, 0.55)))
+    return np.where(d % 8 == 0, loss, otherwise)
+
+
+def traffic(shape: Shape, layout: Layout, width: Column, system: System, profile: Profile) -> Passes:
+    """What is bound by memory around the products: norms and residuals (of which sequence parallelism gives each
+    rank a part) and the inside of the MLP; casts to 8 bits and less, of what products read."""
+    own = np.where(layout.sp > 0, layout.tp, 1)
+    hidden = layout.tokens * shape.hidden
+    inner = layout.tokens * width / layout.tp
+    size = layout.activation_bytes / 2
+    bytes_ = size * (profile.hidden_bytes * hidden / own + profile.ffn_bytes * inner)
+    fine = np.where(layout.format > 1, profile.fine_cast, 1.0)
+    cast = np.where(layout.format > 0, profile.cast_bytes * fine * (2 * hidden + inner), 0.0)
+    rate = system.memory_bytes_per_s * system.memory
+    return Passes((bytes_ + cast) / rate, (bytes_ * profile.backward_traffic + cast) / rate)
+
+
+def head(shape: Shape, layout: Layout, system: System, profile: Profile) -> tuple[Passes, Column]:
+    """Logits over a rank's part of the vocabulary, never in 8 bits; and the loss over them, both passes."""
+    by = Products(
+        system, system.peak_bf16 * system.gemm * _tuned(system, profile), layout.activation_bytes, layout.frozen
+    )
+    vocab = shape.vocab / layout.tp
+    products = by.linear(layout.tokens, vocab, shape.hidden)
+    loss = profile.logit_bytes * layout.tokens * vocab / (system.memory_bytes_per_s * system.memory)
+    return products, loss

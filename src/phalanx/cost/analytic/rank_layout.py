@@ -1,0 +1,154 @@
+"""What of a job and a strategy the price of a step depends on, as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.cost.analytic.compression import DENSELY, Compressed
+from phalanx.cost.analytic.model_shape import Shape
+from phalanx.cost.analytic.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
+from phalanx.cost.hardware.columns import Column
+from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.strategy.spec import Strategy
+
+FORMATS = ("bfloat16", "float8", "float8-mx", "float4")
+"""Number formats of matrix products; of `float8` one scale serves a tensor, of `-mx` 32 elements."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One rank's share of a step. `shards`: ranks over which ZeRO shards; `format`: index into FORMATS;
+    `activation_bytes` of one element; `full`, `selective`: shares of the blocks whose forward pass, or whose core
+    of attention, is repeated."""
+
+    tp: Column
+    sp: Column
+    pp: Column
+    virtual: Column
+    dp: Column
+    cp: Column
+    ulysses: Column
+    ep: Column
+    etp: Column
+    zero: Column
+    shards: Column
+    micro_batch: Column
+    micro_batches: Column
+    seq: Column
+    full: Column
+    selective: Column
+    format: Column
+    activation_bytes: Column
+    gathers_once: Column
+    tp_stride: Column
+    """From a rank to the next one along an axis of the mesh, in ranks, by the order of the axes."""
+    cp_stride: Column
+    dp_stride: Column
+    pp_stride: Column
+    bubble: Column = 1.0
+    """Of its schedule, over that of 1f1b with as many chunks per rank."""
+    in_flight: Column = 0.0
+    """Micro-batches whose activations a first pipeline rank holds at once, where its schedule is neither 1f1b nor
+    interleaved; 0: as those do."""
+    in_flight_last: Column = 1.0
+    """The same of the last pipeline rank."""
+    frozen: Column = 0.0
+    """1: weights have no gradients (adapters are trained beside them)."""
+    compressed: Compressed = DENSELY
+    """How gradients travel."""
+
+    @property
+    def tokens(self) -> Column:
+        """Of one micro-batch on one rank."""
+        return self.micro_batch * self.seq / self.cp
+
+    @property
+    def world(self) -> Column:
+        return self.tp * self.pp * self.dp * self.cp
+
+    def data_stride(self, node: Column) -> Column:
+        """From a rank to the next one with the same part of the model, over dp and cp together: where the mesh has
+        other axes between these two, the stride with which as many of them lie in a node of so many ranks."""
+        between = np.where(self.cp_stride < self.dp_stride, node / self.cp, node / self.dp)
+        near, far = np.minimum(self.cp_stride, self.dp_stride), np.maximum(self.cp_stride, self.dp_stride)
+        inner = np.where(self.cp_stride < self.dp_stride, self.cp, self.dp)
+        both = np.clip(between, near, far / inner)
+        return np.where(np.asarray(self.cp) == 1, self.dp_stride, np.where(self.dp == 1, self.cp_stride, both))
+
+    @property
+    def expert_stride(self) -> Column:
+        """From a rank to the one with the next experts: ep x etp takes the innermost of a stage's ranks first, and
+        stages may lie among those."""
+        return self.etp * np.where(self.pp_stride < self.ep * self.etp, self.pp, 1)
+
+    @property
+    def step_tokens(self) -> Column:
+        """Of all ranks."""
+        return self.micro_batch * self.micro_batches * self.dp * self.seq
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Blocks of pipeline ranks: the most that one has, and the last one's, which has the head as well."""
+
+    most: Column
+    last: Column
+
+
+def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
+    """By numbers of blocks, or by work: then the head counts as many blocks as it has times their parameters."""
+    chunk = np.ceil(shape.layers / (layout.pp * layout.virtual))
+    most = np.minimum(chunk * layout.virtual, np.ceil(shape.layers / layout.pp) + (layout.virtual - 1))
+    last = np.floor(shape.layers / layout.pp)
+    head = shape.vocab * shape.hidden / np.maximum(shape.block_params, 1)
+    each = (shape.layers + head) / layout.pp
+    ends = np.maximum(shape.layers - np.ceil((layout.pp - 1) * each - 1e-9), 0)
+    apart = (np.asarray(balanced) > 0) & (np.asarray(layout.pp) > 1)
+    return Stages(np.where(apart, np.minimum(np.ceil(each - 1e-9), shape.layers), most), np.where(apart, ends, last))
+
+
+def strides(s: Strategy) -> dict[str, int]:
+    """From a rank to the next one along each axis of the mesh."""
+    found, inside = {}, 1
+    for axis in reversed(s.order.split("/")):
+        found[axis] = inside
+        inside *= getattr(s, axis)
+    return found
+
+
+def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") -> Layout:
+    """The Layout of one strategy."""
+    m, number, stride = s.accumulation(job), NAMES.index(s.schedule), strides(s)
+    first, last = in_flight(number, m, s.pp)
+    full = sum(s.recompute_of(i) == "full" for i in range(layers)) / layers
+    selective = sum(s.recompute_of(i) == "selective" for i in range(layers)) / layers
+    return Layout(
+        tp=s.tp,
+        sp=float(s.sp),
+        pp=s.pp,
+        virtual=float(chunks_per_rank(number, s.virtual)) if s.pp > 1 else s.virtual,
+        dp=s.dp,
+        cp=s.cp,
+        ulysses=s.ulysses,
+        ep=s.ep,
+        etp=s.etp,
+        zero=s.zero if s.shards > 1 else 0,
+        shards=s.shards,
+        micro_batch=s.micro_batch,
+        micro_batches=m,
+        seq=job.seq,
+        full=full,
+        selective=selective,
+        format=FORMATS.index(number_format),
+        activation_bytes=DTYPE_BYTES[job.precision.compute],
+        gathers_once=float(s.gathers_once),
+        bubble=float(bubble(number, m, s.pp, s.virtual)),
+        in_flight=float(first),
+        in_flight_last=float(last),
+        tp_stride=stride["tp"],
+        cp_stride=stride["cp"],
+        dp_stride=stride["dp"],
+        pp_stride=stride["pp"],
+    )

@@ -1,0 +1,85 @@
+"""Collective times in closed form."""
+
+from __future__ import annotations
+
+import math
+
+
+def best_segments(op: str, algorithm: str, p: int, n: float, alpha: float, beta: float) -> int:
+    """The power of two nearest to the number of segments that is best for n bytes over p ranks: where the algorithm
+    takes (c + d m)(α + n β / e m), that is m = sqrt(c n β / (d e α)). At most 1,024."""
+    if (op, algorithm) == ("broadcast", "chain"):
+        fixed, per, parts = p - 2, 1, 1
+    elif (op, algorithm) == ("all_reduce", "double_tree"):
+        fixed, per, parts = 4 * math.ceil(math.log2(p)) - 4, 4, 2
+    else:
+        return 1
+    if fixed <= 0 or n <= 0 or beta <= 0:
+        return 1
+    best = math.log2(fixed * n * beta / (per * parts * alpha)) / 2 if alpha > 0 else 10
+    return int(2 ** min(10, max(0, round(best))))
+
+
+_POWERS = {("all_gather", "doubling"), ("reduce_scatter", "halving"), ("all_to_all", "bruck")}
+
+
+def closed_form(
+    op: str, algorithm: str, p: int, n: float, alpha: float, beta: float, gamma: float, segments: int = 8
+) -> float | None:
+    """The published formula (s) for n bytes, where p, or the pieces that a pipeline cuts, divide n. None where there
+    is none: for hierarchies, and where it wants what is not so, such as p a power of two. Sources: Thakur et al.
+    2005, Rabenseifner 2004; MPICH's file comments; Sanders, Speck & Träff 2009, see `_double_tree`."""
+    lg = math.ceil(math.log2(p))
+    m = 1 << (p.bit_length() - 1)
+    if m != p and (op, algorithm) in _POWERS:
+        return None
+    part = n * (p - 1) / p
+    # Other p: those beyond the power of two m fold into it, and get the result back.
+    folded = m.bit_length() - 1
+    fold = 0.0 if m == p else 2 * alpha + 2 * n * beta + n * gamma
+    table: dict[tuple[str, str], float | None] = {
+        ("broadcast", "flat"): (p - 1) * (alpha + n * beta),
+        ("broadcast", "binomial"): lg * (alpha + n * beta),
+        ("broadcast", "chain"): (p - 2 + segments) * (alpha + n / segments * beta) if p > 1 else 0.0,
+        ("broadcast", "scatter_all_gather"): (lg + p - 1) * alpha + 2 * part * beta,
+        ("reduce", "flat"): (p - 1) * (alpha + n * beta + n * gamma),
+        ("reduce", "binomial"): lg * (alpha + n * beta + n * gamma),
+        ("scatter", "flat"): (p - 1) * (alpha + n / p * beta),
+        ("scatter", "binomial"): lg * alpha + part * beta,
+        ("gather", "flat"): (p - 1) * (alpha + n / p * beta),
+        ("gather", "binomial"): lg * alpha + part * beta,
+        ("all_gather", "ring"): (p - 1) * alpha + part * beta,
+        ("all_gather", "doubling"): lg * alpha + part * beta,
+        ("all_gather", "bruck"): lg * alpha + part * beta,
+        ("reduce_scatter", "ring"): (p - 1) * alpha + part * (beta + gamma),
+        ("reduce_scatter", "pairwise"): (p - 1) * alpha + part * (beta + gamma),
+        ("reduce_scatter", "halving"): lg * alpha + part * (beta + gamma),
+        ("all_to_all", "pairwise"): (p - 1) * alpha + part * beta,
+        ("all_to_all", "bruck"): lg * (alpha + n / 2 * beta),
+        ("all_reduce", "naive"): (p - 1) * (2 * alpha + 2 * n * beta + n * gamma),
+        ("all_reduce", "binomial"): lg * (2 * alpha + 2 * n * beta + n * gamma),
+        ("all_reduce", "doubling"): folded * (alpha + n * beta + n * gamma) + fold,
+        ("all_reduce", "double_tree"): _double_tree(p, n, alpha, beta, gamma, segments),
+        ("all_reduce", "ring"): 2 * (p - 1) * alpha + part * (2 * beta + gamma),
+        ("all_reduce", "rabenseifner"): 2 * folded * alpha + n * (m - 1) / m * (2 * beta + gamma) + fold,
+        ("barrier", "dissemination"): lg * alpha,
+    }
+    return table.get((op, algorithm))
+
+
+def _double_tree(p: int, n: float, alpha: float, beta: float, gamma: float, k: int) -> float | None:
+    """(4 k + 4 lg p - 5)(α + n β / 2k), or 2 hops less if lg p is odd: a rank forwards 4 k pieces of n / 2k, and the
+    first goes up lg p edges and down again, waiting its turn (every other round) at nearly each. With k =
+    `best_segments` that is 2 n β + 4 lg p α + O(sqrt(lg p α n β)).
+
+    For p a power of two, k > 1, and adding a piece (n γ / 2k) no slower than sending it. Elsewhere None: any other
+    p takes less than 4 k + 4 lg p hops, with lg p rounded up.
+    """
+    if p == 1:
+        return 0.0
+    if p & (p - 1) or k == 1:
+        return None
+    lg = p.bit_length() - 1
+    hops = 4 * k + 4 * lg - 5 - 2 * (lg % 2) if p > 2 else 2 * k
+    adds = 2 * k + 2 * lg - 4 if p > 2 else k
+    return hops * (alpha + n / (2 * k) * beta) + adds * n / (2 * k) * gamma

@@ -1,0 +1,41 @@
+"""How long a collective takes: the cheapest way that was measured over such a group, else the ring's formula.
+
+Ring all-reduce of n bytes over p ranks: 2(p-1) α + 2n(p-1)/p β; all-gather and reduce-scatter half of that
+(Thakur et al. 2005); so is a pairwise all-to-all. n counts the buffer, as Event.bytes does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from phalanx.cost.collectives.link import Link, link
+from phalanx.cost.compute.unit_work import Column
+from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
+from phalanx.spec.strategy.mesh import Mesh
+
+_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+
+
+def ring_seconds(op: str, p: int, count: Column, total_bytes: Column, over: Link) -> Column:
+    """`count` collectives of `total_bytes` together, by ring over p ranks; 0 for a group of one."""
+    passes = _PASSES[op]
+    steps = passes * (p - 1)
+    return steps * over.alpha_s * count + passes * (p - 1) / p * over.beta_s_per_byte * total_bytes
+
+
+def measured(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str) -> list[CollectiveFit]:
+    """What was measured of an operation over groups like those of an axis."""
+    if not any(fit.op == op for fit in cluster.collectives):
+        return []
+    hosts = mesh.hosts(axis, cluster.ranks_per_node)
+    return cluster.fits(op, mesh.size(axis), hosts) if hosts else []
+
+
+def seconds(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str, count: Column, total_bytes: Column) -> Column:
+    """`count` collectives along a mesh axis with `total_bytes` together."""
+    p = mesh.size(axis)
+    fits = measured(cluster, mesh, op, axis)
+    if fits:
+        size = total_bytes / np.maximum(count, 1)
+        return count * np.minimum.reduce([fit.seconds(size) for fit in fits])
+    return ring_seconds(op, p, count, total_bytes, link(cluster, mesh, axis))

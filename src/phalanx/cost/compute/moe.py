@@ -1,0 +1,64 @@
+"""What experts compute in place of an MLP, apart from the MLP that all tokens share (nn/experts.py): counted in rows,
+as many as come where all is balanced (schedule/experts.py)."""
+
+from __future__ import annotations
+
+from phalanx.cost.compute.work import Column, Work, gemm, gemm_weight, memory
+from phalanx.schedule.layers.routing import Routed
+from phalanx.spec.model.mechanisms import Experts
+from phalanx.spec.model.spec import ModelSpec
+
+
+def forward(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
+    """The router, rows there and back, and the experts' MLPs."""
+    h, f = spec.hidden, x.ffn
+    work = gemm(r.tokens, x.count, h, e) + _choice(x, r)
+    work += memory(2 * _moved(x, r) * h, e, 4)
+    for n, k in ((f, h), (f, h), (h, f)):
+        work += _grouped(r.came, n, k, x.here, e)
+    return work + memory(5 * r.came * f, e, 2) + combined(spec, x, r, e)
+
+
+def shared(spec: ModelSpec, x: Experts, tokens: Column, e: int, backward: bool) -> Work:
+    """The MLP that all tokens share, of the same passes: what is computed while rows travel."""
+    h, f = spec.hidden, x.shared_ffn
+    one = gemm(tokens, f, h, e) * 2 + gemm(tokens, h, f, e) + memory(5 * tokens * f, e, 2)
+    return one * (1 + backward)
+
+
+def combined(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
+    """Each token's rows, summed by their weights."""
+    return memory((3 * r.rows * r.copies + r.tokens) * spec.hidden, e, 2 * x.top_k * r.copies + 1)
+
+
+def input_grad(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
+    """The gradient of the rows' weights needs the rows; the rest mirrors the forward pass."""
+    h, f = spec.hidden, x.ffn
+    work = gemm(r.tokens, h, x.count, e) + memory(10 * r.tokens * x.count, 4, 8)
+    work += memory((2 * _moved(x, r) + 5 * r.rows * r.copies) * h, e, 8)
+    for n, k in ((f, h), (f, h), (h, f)):
+        work += _grouped(r.came, k, n, x.here, e)
+    return work + memory(14 * r.came * f, e, 5) + combined(spec, x, r, e)
+
+
+def weight_grad(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
+    h, f, copied = spec.hidden, x.ffn, 2 * 3 * x.here * x.ffn * spec.hidden
+    work = gemm_weight(r.tokens, x.count, h, e) + memory(copied, e, 3)
+    for n, k in ((f, h), (f, h), (h, f)):
+        work += _grouped(r.came, n, k, x.here, e)
+    return work
+
+
+def _choice(x: Experts, r: Routed) -> Work:
+    """Scores, the best of them, and the order of rows."""
+    return memory(6 * r.tokens * x.count, 4, 6) + memory(12 * r.rows, 8, 16)
+
+
+def _moved(x: Experts, r: Routed) -> Column:
+    """Rows that are laid out to leave, and of those that come, to be read by expert and to go back."""
+    return r.rows * r.copies + (2 * r.came * (x.here > 1) if x.here < x.count or r.copies > 1 else 0)
+
+
+def _grouped(rows: Column, n: int, k: int, experts: int, e: int) -> Work:
+    """Products of rows with their expert's matrix, one after the other."""
+    return Work(2 * rows * n * k, 0, e * (rows * k + experts * k * n + rows * n), experts)

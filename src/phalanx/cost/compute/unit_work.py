@@ -1,0 +1,237 @@
+"""What a unit computes, and how long a device takes for it.
+
+Work is counted in four kinds, each with its own rate; time is their sum:
+
+    seconds = gemm_flops / P_gemm + attention_flops / P_attention + traffic_bytes / bandwidth + kernels x launch
+
+Since traffic includes the operands of matrix products, 2mnk/P + (mk + kn + mn) e/bandwidth gives small products
+the efficiency k / (k + k0) that they show in practice. The rates are fitted by `measure` on real layers, so they
+absorb caches, causal masks and recomputation inside fused kernels.
+
+All counts are functions of `tokens` (of one micro-batch on one rank), a number or a NumPy column.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from phalanx.cost.compute import mla, moe
+from phalanx.cost.compute.work import NO_WORK as NO_WORK
+from phalanx.cost.compute.work import Column as Column
+from phalanx.cost.compute.work import Work as Work
+from phalanx.cost.compute.work import gemm as _gemm
+from phalanx.cost.compute.work import gemm_weight as _gemm_weight
+from phalanx.cost.compute.work import memory as _memory
+from phalanx.schedule.layers.routing import Routed, routed
+from phalanx.spec.cluster.spec import KernelRates
+from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Recompute, Strategy
+
+
+def _linears(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
+    """(out, in) of the matrix products of a block that all tokens go through."""
+    h, q, kv, f = spec.hidden, spec.q_width, spec.kv_width, mlp_width(spec)
+    attention = ((q, h), (kv, h), (kv, h)) if spec.latent is None else mla.linears(spec, spec.latent)
+    mlp = ((f, h), (f, h), (h, f)) if spec.gated else ((f, h), (h, f))
+    return (*attention, (h, _result_width(spec)), *(mlp if f else ()))
+
+
+def _result_width(spec: ModelSpec) -> int:
+    """Of attention, all query heads together."""
+    return spec.heads * (spec.head_dim if spec.latent is None else spec.latent.v_dim)
+
+
+def mlp_width(spec: ModelSpec) -> int:
+    """Width of the MLP that all tokens go through: beside experts that which they share; 0: there is none."""
+    return spec.experts.shared_ffn if spec.experts is not None else spec.ffn
+
+
+def _routed(spec: ModelSpec, tokens: Column, given: Routed | None) -> Routed:
+    """On one rank, where nobody says otherwise."""
+    assert spec.experts is not None
+    return given or routed(spec.experts, Strategy(), tokens)
+
+
+def forward(
+    spec: ModelSpec,
+    unit: str,
+    tokens: Column,
+    seq: int,
+    e: int,
+    keys: int | None = None,
+    routed: Routed | None = None,
+) -> Work:
+    """Work of one forward pass of a unit class (`embed`, `blocks`, `head`) over `tokens` tokens, of which attention
+    shows each so many `keys`: those of its sequence, or over several ranks those of its rectangles. `routed`: of
+    these tokens' rows, where the model has experts (none: one rank has all)."""
+    t, h, f = tokens, spec.hidden, mlp_width(spec)
+    norm = _memory(5 * t * h, e, 7) if spec.norm == "rms" else _memory(3 * t * h, e, 1)
+    if unit == "embed":
+        return _memory(2 * t * h, e, 1) + (_memory(3 * t * h, e, 1) if spec.position == "learned" else NO_WORK)
+    if unit == "head":
+        return norm + _gemm(t, spec.vocab, h, e) + _memory(8 * t * spec.vocab, e, 12)
+    work = norm * _norms(spec) + _memory(2 * 3 * t * h, e, 2)  # two residual additions
+    for n, k in _linears(spec):
+        work += _gemm(t, n, k, e)
+    if spec.qk_norm:
+        work += _memory(5 * t * (spec.q_width + spec.kv_width), e, 14)
+    if spec.latent is not None:
+        work += mla.forward(spec, spec.latent, t, e)
+    if spec.position == "rotary":
+        work += _rotary(spec, t, e, 8)
+    work += _core(spec, t, seq, e, keys)
+    if spec.experts is not None:
+        work += moe.forward(spec, spec.experts, _routed(spec, t, routed), e)
+    return work + _activation(t * f, e, (5, 2) if spec.gated else (2, 1))
+
+
+def _activation(elements: Column, e: int, per: tuple[int, int]) -> Work:
+    """Inside of an MLP, if there is one: so many elements read or written per element, by so many kernels."""
+    return _memory(per[0] * elements, e, per[1]) if np.any(elements) else NO_WORK
+
+
+def backward(
+    spec: ModelSpec,
+    unit: str,
+    tokens: Column,
+    seq: int,
+    e: int,
+    keys: int | None = None,
+    routed: Routed | None = None,
+) -> Work:
+    """Work of one backward pass of a unit class: gradients of its input and of its weights."""
+    return input_grad(spec, unit, tokens, seq, e, keys, routed) + weight_grad(spec, unit, tokens, e, routed)
+
+
+def weight_grad(spec: ModelSpec, unit: str, tokens: Column, e: int, routed: Routed | None = None) -> Work:
+    """Of it, what may be put off: products of inputs and gradients of outputs; the embedding's rows."""
+    t, h = tokens, spec.hidden
+    if unit == "embed":
+        rows = _memory((0 if spec.tied else spec.vocab * h) + 3 * t * h, e, 4)
+        return rows + (_memory(3 * spec.max_seq * h + t * h, e, 4) if spec.position == "learned" else NO_WORK)
+    if unit == "head":
+        return _gemm_weight(t, spec.vocab, h, e)
+    work = NO_WORK
+    for n, k in _linears(spec):
+        work += _gemm_weight(t, n, k, e)
+    if spec.experts is not None:
+        work += moe.weight_grad(spec, spec.experts, _routed(spec, t, routed), e)
+    return work
+
+
+def input_grad(
+    spec: ModelSpec,
+    unit: str,
+    tokens: Column,
+    seq: int,
+    e: int,
+    keys: int | None = None,
+    routed: Routed | None = None,
+) -> Work:
+    """And what may not."""
+    t, h, f = tokens, spec.hidden, mlp_width(spec)
+    if unit == "embed":
+        return NO_WORK
+    norm = _memory(16 * t * h, e, 12) if spec.norm == "rms" else _memory(7 * t * h, e, 2)
+    if unit == "head":
+        return norm + _gemm(t, h, spec.vocab, e) + _memory(2 * t * spec.vocab, e, 1)
+    work = norm * _norms(spec) + _memory(4 * 3 * t * h, e, 4)  # residuals, and q, k, v meeting at one input
+    for n, k in _linears(spec):
+        work += _gemm(t, k, n, e)
+    if spec.qk_norm:
+        work += _memory(16 * t * (spec.q_width + spec.kv_width), e, 24)
+    if spec.latent is not None:
+        work += mla.input_grad(spec, spec.latent, t, e)
+    if spec.position == "rotary":
+        work += _rotary(spec, t, e, 10)
+    work += _core(spec, t, seq, e, keys, 2)
+    if spec.experts is not None:
+        work += moe.input_grad(spec, spec.experts, _routed(spec, t, routed), e)
+    return work + _activation(t * f, e, (11, 4) if spec.gated else (3, 1))
+
+
+def repeated(
+    spec: ModelSpec,
+    repeat: Recompute,
+    tokens: Column,
+    seq: int,
+    e: int,
+    keys: int | None = None,
+    routed: Routed | None = None,
+) -> Work:
+    """What of a block's forward pass its backward pass does again (runtime/recompute.py): all but the products whose
+    results nobody needs; or attention's core."""
+    t = tokens
+    if repeat == "none":
+        return NO_WORK
+    if repeat == "selective":
+        return _core(spec, t, seq, e, keys)
+    unneeded = _memory(3 * t * spec.hidden, e, 1)
+    if mlp_width(spec):
+        unneeded += _gemm(t, spec.hidden, mlp_width(spec), e)
+    if spec.experts is not None:
+        unneeded += moe.combined(spec, spec.experts, _routed(spec, t, routed), e)
+    if spec.residual != "serial":
+        unneeded += _gemm(t, spec.hidden, _result_width(spec), e) + _memory(3 * t * spec.hidden, e, 1)
+    return forward(spec, "blocks", t, seq, e, keys, routed) + unneeded * -1
+
+
+def _core(spec: ModelSpec, t: Column, seq: int, e: int, keys: int | None, passes: int = 1) -> Work:
+    """Attention's core forward, or backward, which is two such passes."""
+    q, kv = spec.heads * spec.core_dim, spec.kv_heads * spec.core_dim
+    traffic = 2 * passes * t * (q + kv) + _mask(spec, t, seq, keys)
+    return Work(0, 4 * passes * t * (keys or seq) * q, traffic * e, 1)
+
+
+def _norms(spec: ModelSpec) -> int:
+    """Norms of a block's input."""
+    return 1 if spec.residual == "parallel_one_norm" else 2
+
+
+def _rotary(spec: ModelSpec, t: Column, e: int, kernels: int) -> Work:
+    """Queries and keys turned by their position; what of a head does not turn is copied."""
+    turned = spec.rotary_width
+    copied = spec.head_dim - turned
+    if spec.latent is not None:  # one key for all heads, and nothing else of it
+        return _memory(((5 * turned + 2 * copied) * spec.heads + 5 * turned) * t, e, kernels + 1)
+    return _memory((5 * turned + 2 * copied) * t * (spec.heads + spec.kv_heads), e, kernels + 2 * (copied > 0))
+
+
+def _mask(spec: ModelSpec, t: Column, seq: int, keys: int | None = None) -> Column:
+    """Elements of the mask that attention reads where a window needs one, for each sequence anew: of all blocks
+    together, a block's share."""
+    return t * (keys or seq) * _windowed(spec, seq)
+
+
+def _windowed(spec: ModelSpec, seq: int) -> float:
+    """The share of blocks with a window that is too short for a sequence."""
+    return sum(spec.window_of(i) is not None for i in range(spec.layers)) / spec.layers if spec.masked(seq) else 0
+
+
+def mask(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
+    """What a pass of a block reads of a mask between documents, where no window has one anyhow. Rates are fitted
+    without one: that attention then does not skip what is hidden is not in them."""
+    return _memory(tokens * (keys or seq) * (1 - _windowed(spec, seq)), e, 0) if unit == "blocks" else NO_WORK
+
+
+def optimizer(n: int, job: Job) -> Work:
+    """The whole optimizer step over so many parameters of one rank: norm, clip, update, and the cast down."""
+    master = DTYPE_BYTES[job.precision.master_dtype]
+    accumulate = DTYPE_BYTES[job.precision.accumulate_dtype]
+    # read and write of weights and moments; gradients: read for the norm, scaled, read for the update
+    update = {"adamw": 6, "sgd": 4 if job.optimizer.betas[0] else 2}[job.optimizer.name] * master
+    cast = DTYPE_BYTES[job.precision.compute] + master if job.precision.compute != job.precision.master_dtype else 0
+    return Work(traffic_bytes=n * (update + 4 * accumulate + cast), kernels=1)
+
+
+def beside_seconds(work: Work, coding: Work, code: str, rates: KernelRates) -> Column:
+    """Of what is computed for a collective: copies, and coding by a compressor as it was measured here."""
+    copies = work.seconds(rates.backward) * rates.whole
+    if code in rates.coding:
+        return copies + coding.traffic_bytes * rates.coding[code]
+    return copies + coding.seconds(rates.backward) * rates.whole
+
+
+def optimizer_seconds(work: Work, rates: KernelRates) -> float:
+    return float(work.traffic_bytes * rates.optimizer_per_byte)
