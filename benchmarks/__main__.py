@@ -336,7 +336,7 @@ def bench_collectives() -> Iterator[Result]:
     from benchmarks.collectives import LARGE, ORDINARY, SIZES
     from phalanx.measure.links import OPS
     from phalanx.measure.local import local_cluster
-    from phalanx.plan.choose import choose
+    from phalanx.plan.auto.transport import choose
     from phalanx.spec.cluster.collective_choice import pick
 
     for ranks, asked in ((2, 5.0), (4, 3.0)):

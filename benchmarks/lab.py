@@ -21,8 +21,8 @@ from phalanx import cli
 from phalanx.measure import links
 from phalanx.measure.links import SHARED, Way
 from phalanx.measure.stolen import NOTED
-from phalanx.plan import choose
-from phalanx.plan.search import price
+from phalanx.plan.auto import transport
+from phalanx.plan.search.best_first import price
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.transport import Call
@@ -94,7 +94,7 @@ def model() -> ModelSpec:
 def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
     """tokens/s of every strategy, and its step as predicted from the measured cluster."""
     cluster, job, spec = cluster_from_toml(Path(given["cluster"])), Job(world.size, SEQ), model()
-    chosen = choose.decide(cluster, "auto")
+    chosen = transport.decide(cluster, "auto")
     runs: dict[str, tuple[Step, int]] = {}
     predicted = {}
     for line in given["lines"]:

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.measure.local import local_cluster
-from phalanx.plan import choose
-from phalanx.plan.search import price
+from phalanx.plan.auto import transport
+from phalanx.plan.search.best_first import price
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank
@@ -50,7 +50,7 @@ class _Case:
         p = world.size
         job, strategy = case(name, p, file.job)
         self.candidate = price(file.model, cluster, job, strategy)
-        self.comm = Comm(world, mesh(self.candidate.strategy), choose.decide(cluster, "auto"))
+        self.comm = Comm(world, mesh(self.candidate.strategy), transport.decide(cluster, "auto"))
         self.training = Training(file.model, job, self.candidate.strategy, self.comm, 0)
         self.batches = _batches(job, strategy, file.model.vocab)
         # The work of one rank of the weak case, all of it otherwise.

@@ -13,8 +13,8 @@ from test_choose import cluster, fit
 from phalanx.cost.collectives import measured as collective
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.step.predict import predict
-from phalanx.plan.bucket import best_bytes, has_buckets, resolve
-from phalanx.plan.search import price, search
+from phalanx.plan.auto.bucket_size import best_bytes, has_buckets, resolve
+from phalanx.plan.search.best_first import price, search
 from phalanx.report.tables import alternatives
 from phalanx.resume import _as_before
 from phalanx.schedule.gradients.buckets import buckets

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.cost.collectives import measured
-from phalanx.plan.choose import allowed, choose, decide
+from phalanx.plan.auto.transport import allowed, choose, decide
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.collective_choice import Choice, pick
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit

@@ -14,9 +14,9 @@ from command import phalanx
 
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.cost.step.terms import terms
-from phalanx.plan import textbook
-from phalanx.plan.collectives import compare
-from phalanx.plan.reasons import Priced
+from phalanx.plan.search.priced import Priced
+from phalanx.plan.tables import textbook
+from phalanx.plan.tables.collectives import compare
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import build as collective
 from phalanx.schedule.gradients.buckets import buckets

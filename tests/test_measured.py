@@ -25,7 +25,7 @@ from phalanx.measure.fit import robust_line
 from phalanx.measure.messages import SIZES, measure_gamma, measure_tier
 from phalanx.measure.stolen import Rounds
 from phalanx.measure.wire import BETWEEN, INSIDE, partner
-from phalanx.plan.choose import choose
+from phalanx.plan.auto.transport import choose
 from phalanx.report.measured import plot, svg, title
 from phalanx.runtime.p2p import tiers
 from phalanx.spec.cluster import presets as clusters

@@ -9,7 +9,8 @@ import pytest
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.cost.step.predict import predict, predict_all
 from phalanx.cost.step.predict_pipeline import pipelined, programs
-from phalanx.plan import layers, search
+from phalanx.plan.auto import stage_split
+from phalanx.plan.search import best_first
 from phalanx.schedule.pipeline.schedules import build
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.files.job_file import build as make
@@ -34,7 +35,7 @@ def _strategy(line: str) -> Strategy:
 @pytest.mark.parametrize("line", ["pp=4,tp=2", "pp=8", "pp=4,schedule=interleaved,virtual=2", "pp=4,schedule=zb-v"])
 def test_the_slowest_rank_is_as_fast_as_may_be(line: str) -> None:
     """No block moved from one chunk to a neighbour's makes it faster."""
-    s, why = layers.resolve(LLAMA, CLUSTER, JOB, _strategy(line))
+    s, why = stage_split.resolve(LLAMA, CLUSTER, JOB, _strategy(line))
     blocks = [int(n) for n in s.layers.split("/")]
     assert sum(blocks) == LLAMA.layers
     assert "slowest rank" in why
@@ -50,17 +51,17 @@ def test_the_slowest_rank_is_as_fast_as_may_be(line: str) -> None:
 def test_memory_limits_move_blocks_to_where_there_is_room() -> None:
     """The first rank of 1f1b holds the most micro-batches: on a device that is full it gets fewer blocks."""
     s = _strategy("pp=4,tp=4,micro_batch=2")
-    wide, _ = layers.resolve(LLAMA, CLUSTER, JOB, s)
+    wide, _ = stage_split.resolve(LLAMA, CLUSTER, JOB, s)
     need = predict(LLAMA, CLUSTER, JOB, wide).memory_bytes
     device = replace(CLUSTER.device, usable_bytes=int(need * 0.95))
-    tight, _ = layers.resolve(LLAMA, replace(CLUSTER, device=device), JOB, s)
+    tight, _ = stage_split.resolve(LLAMA, replace(CLUSTER, device=device), JOB, s)
     assert int(tight.layers.split("/")[0]) < int(wide.layers.split("/")[0])
     assert predict(LLAMA, CLUSTER, JOB, tight).memory_bytes < need
 
 
 @pytest.mark.parametrize("line", ["pp=4,schedule=gpipe", "pp=2,tp=2,schedule=zb-h1", "pp=4,schedule=dualpipe-v,dp=2"])
 def test_the_step_is_the_schedules(line: str) -> None:
-    s, _ = layers.resolve(LLAMA, CLUSTER, JOB, _strategy(line))
+    s, _ = stage_split.resolve(LLAMA, CLUSTER, JOB, _strategy(line))
     found = pipelined(LLAMA, CLUSTER, JOB, s)
     schedule = build(s.schedule, s.pp, s.accumulation(JOB))
     assert price(schedule, found.costs).times == found.priced.times
@@ -76,10 +77,10 @@ def test_the_step_is_the_schedules(line: str) -> None:
 
 
 def test_the_plan_says_what_each_chunk_costs() -> None:
-    found = search.price(LLAMA, CLUSTER, JOB, _strategy("pp=4,tp=2"))
+    found = best_first.price(LLAMA, CLUSTER, JOB, _strategy("pp=4,tp=2"))
     assert found.strategy.layers != "auto"
     assert found.asked == replace(_strategy("pp=4,tp=2"), bucket=found.asked.bucket)
-    said = layers.explained(LLAMA, CLUSTER, JOB, found.strategy, found.layers_reason)
+    said = stage_split.explained(LLAMA, CLUSTER, JOB, found.strategy, found.layers_reason)
     assert said is not None
     chunks = said["chunks"]
     assert [c["rank"] for c in chunks] == [0, 1, 2, 3]

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from command import phalanx
 
-from phalanx.plan import makespan, reasons
-from phalanx.plan.answer import answer
+from phalanx.plan.explain.analytic import Subject
 from phalanx.plan.question import asked, cluster_named, model_named
-from phalanx.plan.subject import Subject
+from phalanx.plan.search import refine, why_not
+from phalanx.plan.search.neighbours import neighbours
+from phalanx.plan.search.planner import answer
+from phalanx.plan.search.priced import price
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.files import plan as plans
 from phalanx.spec.strategy.spec import Strategy, parse
@@ -89,8 +91,8 @@ def test_reasons_have_their_numbers(gpt3):
 def test_a_wide_tensor_group_is_said_to_leave_the_node():
     question = asked(model_named("gpt3-175b")[0], cluster_named("dgx-a100"), 1536, 2048, "megatron-core")(1024)
     lines = [parse(f"dp={d},zero=1,tp={t},sp=1,pp=8") for d, t in ((16, 8), (8, 16))]
-    eight, sixteen = reasons.priced(question, [Strategy(**line | {"sp": True}) for line in lines])
-    assert "tp=16 leaves the node" in reasons.why_not(sixteen, eight, question)
+    eight, sixteen = price(question, [Strategy(**line | {"sp": True}) for line in lines])
+    assert "tp=16 leaves the node" in why_not.why_not(sixteen, eight, question)
 
 
 def test_memory_as_objective_takes_less_of_it_and_at_most_ten_percent_more_time():
@@ -131,7 +133,7 @@ def test_nothing_that_is_shown_beats_the_best():
     """Few micro-batches on a stack with zero-bubble schedules: there the first pass errs most."""
     found = answer(asked(model_named("llama3-8b")[0], cluster_named("dgx-a100"), 16, 512, "phalanx"), 16)
     best = found.best
-    near = makespan.priced(found.pricing, [s for _, s in reasons.neighbours(best.strategy, found.pricing)])
+    near = refine.refined(found.pricing, [s for _, s in neighbours(best.strategy, found.pricing)])
     assert len(near) > 10
     others = [*found.ranked, *found.families, *found.front]
     assert best.seconds == min([r.seconds for r in others] + [p.seconds for p, _ in near if p.fits])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cost.analytic.flops import model_flops
-from phalanx.plan import makespan, reasons, rules, space
-from phalanx.plan.cases import CASES, question, sheet, strategy, study
+from phalanx.plan.search import refine, space
+from phalanx.plan.search.priced import price
+from phalanx.plan.tables import rules_of_thumb
+from phalanx.plan.tables.case_studies import CASES, question, sheet, strategy, study
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.strategy.spec import Strategy
 
@@ -23,7 +25,7 @@ def test_what_was_used_is_legal(case):
 @pytest.mark.parametrize("case", _MEASURED, ids=[c.name for c in _MEASURED])
 def test_what_was_used_takes_what_was_measured(case):
     p = question(case)
-    (used,), (run,) = reasons.priced(p, [strategy(case)]), makespan.run(p, [strategy(case)])
+    (used,), (run,) = price(p, [strategy(case)]), refine.run(p, [strategy(case)])
     experts = p.model.experts is not None  # of which predictions are off by 15 to 20 % (docs/prediction.md)
     assert run.seconds(used.terms) == pytest.approx(case.measured_s, rel=0.20 if experts else 0.10)
     assert used.fits or experts
@@ -32,7 +34,7 @@ def test_what_was_used_takes_what_was_measured(case):
 def test_llama_3_405b_fits_where_the_first_rank_has_a_block_less():
     """Which is how it was published; columns of a search know equal ranks alone."""
     case = next(c for c in CASES if c.name == "Llama 3 405B")
-    used = reasons.priced(question(case), [strategy(case)])[0]
+    used = price(question(case), [strategy(case)])[0]
     blocks = strategy(case).virtual
     less = (used.held["activations"] + used.held["state"]) / blocks
     assert used.bytes_ - less < used.usable < used.bytes_
@@ -57,7 +59,7 @@ def test_the_search_is_no_slower_and_says_why():
     assert row[2:4] == (CASES[0].measured_s, found.used_s)
 
 
-@pytest.mark.parametrize("rule", rules.RULES, ids=[r.name for r in rules.RULES])
+@pytest.mark.parametrize("rule", rules_of_thumb.RULES, ids=[r.name for r in rules_of_thumb.RULES])
 def test_rules_are_legal_on_their_gpus(rule):
     p = question(rule)
     check(strategy(rule), p.model, p.job, rule.gpus)
@@ -65,7 +67,7 @@ def test_rules_are_legal_on_their_gpus(rule):
 
 def test_plain_ddp_of_7b_does_not_fit_80_gb():
     """16 bytes a parameter are 112 GB, whatever is taught; ZeRO is what a search takes."""
-    ddp, zero = rules.sheet(rules.RULES[1:3]).rows
+    ddp, zero = rules_of_thumb.sheet(rules_of_thumb.RULES[1:3]).rows
     assert ddp[3] is None
     assert "needs" in str(ddp[7])
     assert zero[6] is not None

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from command import phalanx
 
-from phalanx.plan import explain, operators, space
-from phalanx.plan.flows import flows
-from phalanx.plan.lint import LINTS
-from phalanx.plan.pricing import Pricing
+from phalanx.plan.explain import explanation, operators
+from phalanx.plan.explain.analytic import Subject
+from phalanx.plan.explain.lint import LINTS
+from phalanx.plan.explain.traffic import flows
 from phalanx.plan.question import asked, cluster_named, model_named
-from phalanx.plan.subject import Subject
+from phalanx.plan.search import space
+from phalanx.plan.search.column_pricing import Pricing
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Precision
 
@@ -142,7 +143,7 @@ def test_time_of_data_parallel_flows_is_that_of_its_term():
 def test_the_data_axis_is_compute_bound_from_its_critical_batch_on():
     """At the critical batch intensity is the ridge; above it the regime changes."""
     for batch, regime in ((64, "communication-bound"), (16384, "compute-bound")):
-        (dp,) = explain.axes(_subject(("llama3-8b", 64, batch, 128), "dp=64,zero=1"))
+        (dp,) = explanation.axes(_subject(("llama3-8b", 64, batch, 128), "dp=64,zero=1"))
         assert dp.regime == regime
         assert dp.critical_batch == pytest.approx(batch * dp.ridge / dp.intensity)
 

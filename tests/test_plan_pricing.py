@@ -10,8 +10,9 @@ import pytest
 from phalanx.cost.analytic import pipeline_formulas
 from phalanx.cost.analytic.rank_layout import layout
 from phalanx.cost.analytic.step import step
-from phalanx.plan import explore, makespan, reasons, space
-from phalanx.plan.pricing import Pricing
+from phalanx.plan.search import branch_and_bound, refine, space
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.priced import price
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
@@ -55,11 +56,11 @@ def test_branch_and_bound_finds_what_pricing_everything_finds(model, nodes, batc
     everything = space.everything(p.model, p.job, 8 * nodes, options)
     rows = everything.take(p.bytes_(everything) <= p.usable)
     seconds = p.seconds(rows)
-    found = explore.explore(p, 8 * nodes, options, keep=300)
+    found = branch_and_bound.explore(p, 8 * nodes, options, keep=300)
     assert found.legal == len(everything)
     assert found.legal > found.priced >= len(found.rows)
     assert found.seconds[found.order][:300] == pytest.approx(np.sort(seconds)[:300], rel=1e-12)
-    kinds = explore.family(rows)
+    kinds = branch_and_bound.family(rows)
     assert set(kinds) == set(found.family)
     for kind in set(kinds):
         assert found.seconds[found.family == kind].min() == pytest.approx(seconds[kinds == kind].min(), rel=1e-12)
@@ -72,7 +73,7 @@ def test_the_whole_front_misses_no_point(nodes, batch, seq):
     rows = space.everything(p.model, p.job, 8 * nodes, options)
     bytes_ = p.bytes_(rows)
     wanted = _points(p.seconds(rows)[bytes_ <= p.usable], bytes_[bytes_ <= p.usable])
-    found = explore.explore(p, 8 * nodes, options, front=1.5)
+    found = branch_and_bound.explore(p, 8 * nodes, options, front=1.5)
     assert _points(found.seconds, found.bytes_) == pytest.approx(wanted, rel=1e-9)
     assert len(wanted) > 4
     assert found.priced < found.legal / 2
@@ -119,7 +120,7 @@ def test_bounds_are_below_all_that_they_stand_for(llama):
 def test_bubbles_are_those_of_the_schedules(schedule, virtual, micro_batch, near):
     p = _pricing("gpt3-175b", 128, 1536, 2048)
     s = Strategy(dp=16, zero=1, tp=8, sp=True, pp=8, schedule=schedule, virtual=virtual, micro_batch=micro_batch)
-    (found,), (run,) = reasons.priced(p, [s]), makespan.run(p, [s])
+    (found,), (run,) = price(p, [s]), refine.run(p, [s])
     assert run.seconds(found.terms) == pytest.approx(found.seconds, rel=near)
 
 
@@ -127,6 +128,6 @@ def test_few_rounds_stand_for_many(llama, monkeypatch):
     """What is added at the slowest rank's pace is what running on would have shown."""
     kinds = (("1f1b", 1), ("interleaved", 4), ("zb-v", 1))
     given = [Strategy(tp=2, pp=4, cp=4, virtual=v, schedule=name) for name, v in kinds]
-    few = [run.makespan for run in makespan.run(llama, given)]
+    few = [run.makespan for run in refine.run(llama, given)]
     monkeypatch.setattr(pipeline_formulas, "ROUNDS", 16)
-    assert [run.makespan for run in makespan.run(llama, given)] == pytest.approx(few, rel=1e-9)
+    assert [run.makespan for run in refine.run(llama, given)] == pytest.approx(few, rel=1e-9)

@@ -11,9 +11,10 @@ from xml.etree import ElementTree
 import pytest
 from command import phalanx
 
-from phalanx.plan import textbook, traffic
 from phalanx.plan.question import asked, cluster_named, model_named
-from phalanx.plan.scaling import by_batch, by_gpus, sensitivity
+from phalanx.plan.tables import textbook
+from phalanx.plan.tables.roofline import ridges
+from phalanx.plan.tables.scaling import by_batch, by_gpus, sensitivity
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_gradients_on_their_way():
 
 def test_ridges_are_dense_and_of_one_direction():
     """C10, 33-35: H100 2,199 over NVLink and 19,788 over its port; A100 1,040."""
-    rows = {row[0]: row for row in traffic.ridges().rows}
+    rows = {row[0]: row for row in ridges().rows}
     assert rows["dgx-h100"][5] == pytest.approx(2198.7, abs=0.1)
     assert rows["dgx-h100"][7] == pytest.approx(19788)
     assert rows["dgx-a100"][5] == pytest.approx(1040)

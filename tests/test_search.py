@@ -12,12 +12,12 @@ from drawn import models, with_experts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.plan import explore, space
-from phalanx.plan import search as searching
-from phalanx.plan.bounds import Bounds
-from phalanx.plan.lint import lint
-from phalanx.plan.own import Examined
-from phalanx.plan.search import OPTIONS, price, search
+from phalanx.plan.explain.exact import Examined
+from phalanx.plan.explain.lint import lint
+from phalanx.plan.search import best_first as searching
+from phalanx.plan.search import branch_and_bound, space
+from phalanx.plan.search.best_first import OPTIONS, price, search
+from phalanx.plan.search.lower_bounds import Bounds
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -103,8 +103,8 @@ def test_a_pipeline_that_might_be_a_little_faster_hides_nothing_simpler():
     """Hundreds of pipelines promise some hundredths less than the best has, and none keeps it."""
     model, job = make_model({"preset": "gpt2-xl"}, Path())[0], Job(64, 1024)
     found = search(model, clusters.dgx_h100(1), job, [8])
-    kinds = explore.family(space.of([c.asked for c in found.candidates]))
-    assert {*kinds} == {*explore.family(space.everything(model, job, 8, OPTIONS))}  # each says why not
+    kinds = branch_and_bound.family(space.of([c.asked for c in found.candidates]))
+    assert {*kinds} == {*branch_and_bound.family(space.everything(model, job, 8, OPTIONS))}  # each says why not
     for s in (Strategy(dp=8, zero=1, micro_batch=8), Strategy(dp=4, zero=1, cp=2, micro_batch=8)):
         assert found.best.seconds <= price(model, clusters.dgx_h100(1), job, s).seconds
 

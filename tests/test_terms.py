@@ -16,7 +16,7 @@ from phalanx.cost.step.predict import predict, predict_all
 from phalanx.cost.step.predict_pipeline import programs
 from phalanx.cost.step.term import unit_class
 from phalanx.cost.step.terms import terms
-from phalanx.plan import space
+from phalanx.plan.search import space
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision

@@ -77,7 +77,7 @@ def collectives_table(
     from pathlib import Path
 
     with mistakes():
-        from phalanx.plan.collectives import compare
+        from phalanx.plan.tables.collectives import compare
         from phalanx.spec.byte_sizes import parse_bytes
         from phalanx.spec.cluster import presets as clusters
         from phalanx.spec.files import job_file

@@ -10,9 +10,9 @@ import typer
 from phalanx.terminal import FAILED, Json, console, mistakes, print_json
 
 if TYPE_CHECKING:
-    from phalanx.plan.lint import Examined as Whatever
-    from phalanx.plan.own import Examined, Own
-    from phalanx.plan.subject import Subject
+    from phalanx.plan.explain.analytic import Subject
+    from phalanx.plan.explain.exact import Examined, Own
+    from phalanx.plan.explain.lint import Examined as Whatever
 
 Plan = Annotated[Path | None, typer.Argument(metavar="PLAN.json", help="As `phalanx plan` wrote it.")]
 Model = Annotated[str | None, typer.Option("--model", metavar="NAME|config.json", help="Without a plan: a model,")]
@@ -40,14 +40,14 @@ def explain(
         _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
         examined = _of_our_own(plan, strategy, gpus, profile)
         if examined is not None:
-            from phalanx.plan.own import own
+            from phalanx.plan.explain.exact import own
 
             _explain_own(own(examined), as_json)
             return
 
         x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
 
-        from phalanx.plan.explain import as_json as everything
+        from phalanx.plan.explain.explanation import as_json as everything
 
         if as_json:
             print_json(everything(x))
@@ -63,7 +63,7 @@ def explain(
 
 
 def _explain_own(found: Own, as_json: bool) -> None:
-    from phalanx.plan.own import as_json as everything
+    from phalanx.plan.explain.exact import as_json as everything
     from phalanx.report.explained import of_our_own
     from phalanx.report.tables import seconds
 
@@ -78,8 +78,8 @@ def _explain_own(found: Own, as_json: bool) -> None:
 
 def _of_our_own(path: Path | None, line: str | None, gpus: int | None, profile: str | None) -> Examined | None:
     """The strategy of a plan of a job whose machine was measured, priced exactly; None where it is another plan."""
-    from phalanx.plan.own import examined
-    from phalanx.plan.pricing import published
+    from phalanx.plan.explain.exact import examined
+    from phalanx.plan.search.column_pricing import published
     from phalanx.spec.files import plan as plans
     from phalanx.spec.files.job_file import make_strategy
 
@@ -105,7 +105,7 @@ def lint(
         _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
         from dataclasses import asdict
 
-        from phalanx.plan.lint import lint as found_in
+        from phalanx.plan.explain.lint import lint as found_in
 
         x: Whatever = _of_our_own(plan, strategy, gpus, profile) or subject(
             plan, strategy, model, cluster, gpus, batch, seq, profile
@@ -145,7 +145,7 @@ def subject(
     from dataclasses import replace
 
     from phalanx.plan import question
-    from phalanx.plan.subject import Subject
+    from phalanx.plan.explain.analytic import Subject
     from phalanx.spec.errors import InputError
     from phalanx.spec.files import plan as plans
     from phalanx.spec.files.job_file import make_strategy

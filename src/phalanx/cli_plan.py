@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from phalanx.terminal import announce, console, print_json, require_writable
 
 if TYPE_CHECKING:
-    from phalanx.plan.answer import Answer
-    from phalanx.plan.goal import Goal
-    from phalanx.plan.second import Ranked
+    from phalanx.plan.budget import Goal
+    from phalanx.plan.search.planner import Answer
+    from phalanx.plan.search.refine import Ranked
     from phalanx.spec.files.plan import Plan
 
 
@@ -30,9 +30,9 @@ def ask(
 ) -> None:
     """Search, show, write plan.json. Raises InputError."""
     from phalanx.plan import question
-    from phalanx.plan.answer import OBJECTIVES, THRIFT, answer, thriftiest
-    from phalanx.plan.goal import Goal
-    from phalanx.plan.goal import tokens as counted
+    from phalanx.plan.budget import Goal
+    from phalanx.plan.budget import tokens as counted
+    from phalanx.plan.search.planner import OBJECTIVES, THRIFT, answer, thriftiest
     from phalanx.spec.errors import InputError, nearest
 
     for name, given in (("--cluster", cluster), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):

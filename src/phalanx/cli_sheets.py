@@ -12,7 +12,7 @@ from phalanx.cli_explain import Batch, Cluster, Gpus, Line, Model, Plan, Profile
 from phalanx.terminal import Json, announce, console, mistakes, print_json, require_writable
 
 if TYPE_CHECKING:
-    from phalanx.plan.sheet import Sheet
+    from phalanx.plan.tables.table import Sheet
 
 Csv = Annotated[bool, typer.Option("--csv", help="Print the tables as CSV, one after the other.")]
 Params = Annotated[
@@ -48,7 +48,7 @@ def scaling(
     with mistakes():
         require_writable("--plot", plot)
         from phalanx.plan import question
-        from phalanx.plan import scaling as tables
+        from phalanx.plan.tables import scaling as tables
         from phalanx.spec.errors import InputError, nearest
 
         if params is not None:
@@ -95,7 +95,8 @@ def memory(
     """What a model's state takes by ZeRO stage and ranks, and its activations by recomputation, tp and sp."""
     with mistakes():
         require_writable("--plot", plot)
-        from phalanx.plan import question, textbook
+        from phalanx.plan import question
+        from phalanx.plan.tables import textbook
 
         _require_positive({"--card": card, "--micro-batch": micro_batch, "--seq": seq})
         spec, count = _sized(model, params)
@@ -128,14 +129,14 @@ def comm(
     with mistakes():
         require_writable("--plot", plot)
         if params is not None:
-            from phalanx.plan import textbook
+            from phalanx.plan.tables import textbook
 
             _require_positive({"--rate": rate})
             _print([textbook.gradient_traffic(textbook.counted(params), _RANKS, rate * 1e9)], as_json, as_csv, plot)
             announce(f"note: {textbook.FOLLOWS}")
             return
 
-        from phalanx.plan.traffic import sheet
+        from phalanx.plan.tables.communication import sheet
 
         _print([sheet(subject(plan, strategy, model, cluster, gpus, batch, seq, profile))], as_json, as_csv, plot)
 
@@ -157,16 +158,16 @@ def roofline(
     """Ridge points of the known systems; of a strategy also each operator's intensity, training and decoding."""
     with mistakes():
         require_writable("--plot", plot)
-        from phalanx.plan import traffic
+        from phalanx.plan.tables.roofline import ridges, rooflines
 
         if params is not None:
             _print(_intensities(params, cluster or "dgx-h100", 2048 if seq is None else seq), as_json, as_csv, plot)
             return
 
-        sheets = [traffic.ridges()]
+        sheets = [ridges()]
         if plan is not None or model is not None:
             x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
-            sheets += traffic.rooflines(x.pricing, x.strategy)
+            sheets += rooflines(x.pricing, x.strategy)
         _print(sheets, as_json, as_csv, plot)
 
 
@@ -177,14 +178,14 @@ def cases(
 ) -> None:
     """Published trainings: the strategy that was used, its measured and predicted step, and what a search chooses."""
     with mistakes():
-        from phalanx.plan import cases as studied
-        from phalanx.plan import rules as taught
+        from phalanx.plan.tables import case_studies as studied
+        from phalanx.plan.tables import rules_of_thumb as taught
 
         _print([taught.sheet() if rules else studied.sheet()], as_json, as_csv)
 
 
 def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Sheet:
-    from phalanx.plan import textbook
+    from phalanx.plan.tables import textbook
     from phalanx.spec.errors import InputError
 
     if tokens is None:
@@ -197,7 +198,8 @@ def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Shee
 def _intensities(params: str, cluster: str, seq: int) -> list[Sheet]:
     """Over the links in a node, and over those between nodes."""
     from phalanx.cost.analytic.chips import system_of
-    from phalanx.plan import question, textbook
+    from phalanx.plan import question
+    from phalanx.plan.tables import textbook
 
     _require_positive({"--seq": seq})
     node = question.cluster_named(cluster)(1)
@@ -217,7 +219,8 @@ def _require_positive(numbers: dict[str, float | None]) -> None:
 
 
 def _sized(model: str | None, params: str | None) -> tuple[object, float]:
-    from phalanx.plan import question, textbook
+    from phalanx.plan import question
+    from phalanx.plan.tables import textbook
     from phalanx.spec.errors import InputError
 
     if (model is None) == (params is None):

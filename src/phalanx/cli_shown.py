@@ -65,7 +65,7 @@ def show_notes(notes: tuple[str, ...]) -> None:
 
 
 def show_decision(decision: Decision, rows: int) -> None:
-    from phalanx.plan.bucket import GIVEN
+    from phalanx.plan.auto.bucket_size import GIVEN
     from phalanx.report.tables import alternatives, searched
     from phalanx.spec.byte_sizes import write_bytes
 

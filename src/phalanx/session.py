@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from phalanx.cost.step.expand import expand
 from phalanx.measure.local import cache_folder, default_ranks, fingerprint, local_cluster
 from phalanx.origin import begun, come_along
-from phalanx.plan import choose, layers
-from phalanx.plan.bucket import GIVEN, has_buckets
-from phalanx.plan.choose import allowed
-from phalanx.plan.search import Candidate, Searched, price, search
+from phalanx.plan.auto import stage_split, transport
+from phalanx.plan.auto.bucket_size import GIVEN, has_buckets
+from phalanx.plan.auto.transport import allowed
+from phalanx.plan.search.best_first import Candidate, Searched, price, search
 from phalanx.report.tables import Comparison
 from phalanx.resume import begun_by, goes_on, taken_up_by_others
 from phalanx.runs import RUNS, open_run
@@ -153,11 +153,13 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
     }
     choices = {
         "transport": file.train.transport,
-        "collectives": [asdict(c) for c in choose.decide(cluster, file.train.transport)],
+        "collectives": [asdict(c) for c in transport.decide(cluster, file.train.transport)],
         "bucket": {"bytes": chosen.strategy.bucket_bytes, "reason": chosen.bucket_reason or GIVEN}
         if has_buckets(chosen.strategy)
         else None,
-        "chunks": layers.explained(file.model, cluster, file.job, chosen.strategy, chosen.layers_reason or GIVEN),
+        "chunks": stage_split.explained(
+            file.model, cluster, file.job, chosen.strategy, chosen.layers_reason or GIVEN
+        ),
         "peak_flops_per_s": rates.peak_flops_per_s,
         "rates_origin": rates.origin,
         "tokens": tokens,
@@ -332,7 +334,7 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
     collectives: tuple[Choice, ...] = ()
     if file.strategy.world > 1 and train.transport != "native":  # what `train` would use on this machine
         here = local_cluster(file.strategy.world, file.job.precision.compute, train.threads, announce=announce)
-        collectives = choose.decide(here, train.transport)
+        collectives = transport.decide(here, train.transport)
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         out = Path(folder) / "parity.json"
         given = {"tables": job_file.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
@@ -368,7 +370,7 @@ def local_collectives(
     if not fits:
         ops = sorted({f.op for f in cluster.collectives})
         raise InputError("--op", op, "is not measured between local ranks", nearest(op, ops))
-    return fits, choose.choose(fits)
+    return fits, transport.choose(fits)
 
 
 def require_local(ranks: int, field: str = "cluster.ranks") -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 from phalanx import session
 from phalanx.cost.step.predict_pipeline import programs
-from phalanx.plan.bucket import has_buckets
-from phalanx.plan.choose import allowed
-from phalanx.plan.search import price
+from phalanx.plan.auto.bucket_size import has_buckets
+from phalanx.plan.auto.transport import allowed
+from phalanx.plan.search.best_first import price
 from phalanx.schedule.event import Event
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.byte_sizes import write_bytes

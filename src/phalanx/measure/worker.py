@@ -19,7 +19,7 @@ from phalanx.measure import figures, kernels, links
 from phalanx.measure.coding import measure_coding
 from phalanx.measure.messages import measure_gamma
 from phalanx.measure.wire import RealWire
-from phalanx.plan.choose import choose
+from phalanx.plan.auto.transport import choose
 from phalanx.runtime import world as worlds
 from phalanx.runtime.comm import Comm
 from phalanx.runtime.launch import run_rank

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from phalanx.cost.analytic.chips import CHIPS, chip_name, system_of
 from phalanx.cost.analytic.stacks import profile
-from phalanx.plan.pricing import Pricing
+from phalanx.plan.search.column_pricing import Pricing
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError

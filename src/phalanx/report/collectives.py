@@ -8,7 +8,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from phalanx.plan.collectives import Comparison
+from phalanx.plan.tables.collectives import Comparison
 from phalanx.report.tables import seconds
 from phalanx.schedule.collectives.ir import Ints, Schedule, atoms
 from phalanx.schedule.collectives.proof import Counts, Run, run

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from rich import box
 from rich.table import Table
 
-from phalanx.plan import explain, operators
-from phalanx.plan.own import Own
-from phalanx.plan.reasons import SAID
-from phalanx.plan.subject import Subject
+from phalanx.plan.explain import explanation, operators
+from phalanx.plan.explain.analytic import Subject
+from phalanx.plan.explain.exact import Own
+from phalanx.plan.search.why_not import SAID
 from phalanx.report.tables import seconds, size
 
 
@@ -91,7 +91,7 @@ def _axes(x: Subject) -> Table:
         "critical batch",
         left=("axis", "links", "regime"),
     )
-    for a in explain.axes(x):
+    for a in explanation.axes(x):
         made.add_row(
             a.axis,
             a.tier,
@@ -130,7 +130,7 @@ def _levers(x: Subject) -> Table:
         "then",
         left=("loss", "best single change"),
     )
-    for lever in explain.levers(x):
+    for lever in explanation.levers(x):
         made.add_row(
             lever.what,
             seconds(lever.seconds),
@@ -138,7 +138,7 @@ def _levers(x: Subject) -> Table:
             lever.change or "none that fits is faster",
             seconds(lever.priced.seconds) if lever.priced else "",
         )
-    order = explain.order_costs(x)
+    order = explanation.order_costs(x)
     if order:
         made.caption = f"order of the mesh, {order}"
     return made
@@ -146,6 +146,6 @@ def _levers(x: Subject) -> Table:
 
 def _neighbours(x: Subject) -> Table:
     made = table("why not its neighbours", "change", "step", "memory", "why not", left=("change", "why not"))
-    for what, p, reason in explain.why_not(x):
+    for what, p, reason in explanation.why_not(x):
         made.add_row(what, seconds(p.seconds), size(p.bytes_), reason)
     return made

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from rich import box
 from rich.table import Table
 
-from phalanx.plan.answer import Answer
-from phalanx.plan.goal import Goal
-from phalanx.plan.second import Ranked
+from phalanx.plan.budget import Goal
+from phalanx.plan.search.planner import Answer
+from phalanx.plan.search.refine import Ranked
 from phalanx.report.tables import seconds, size
 
 

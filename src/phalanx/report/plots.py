@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from phalanx.plan.sheet import Column, Sheet
+from phalanx.plan.tables.table import Column, Sheet
 from phalanx.report.sheets import written
 from phalanx.spec.errors import InputError
 

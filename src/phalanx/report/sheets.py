@@ -7,7 +7,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from phalanx.plan.sheet import Sheet
+from phalanx.plan.tables.table import Sheet
 from phalanx.report.tables import seconds, size
 
 

@@ -13,7 +13,7 @@ from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.job import Job
 
 if TYPE_CHECKING:  # a table needs none of what prices a strategy
-    from phalanx.plan.search import Candidate, Searched
+    from phalanx.plan.search.best_first import Candidate, Searched
 
 
 def seconds(value: float) -> str:

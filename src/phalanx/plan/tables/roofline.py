@@ -1,68 +1,15 @@
-"""Sheets of what is sent and of both rooflines."""
+"""Rooflines: what bounds compute and communication."""
 
 from __future__ import annotations
 
 from phalanx.cost.analytic.chips import system_of
-from phalanx.plan import operators
-from phalanx.plan.flows import term_of
-from phalanx.plan.operators import Operator
-from phalanx.plan.pricing import Pricing
-from phalanx.plan.sheet import Sheet, columns
-from phalanx.plan.subject import Subject
+from phalanx.plan.explain import operators
+from phalanx.plan.explain.operators import Operator
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.tables.table import Sheet, columns
 from phalanx.spec.cluster.presets import PRESETS, preset
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
-
-
-def sheet(x: Subject) -> Sheet:
-    """Each kind of operation of a strategy, per rank and step."""
-    rows = []
-    whole: dict[str, float] = {}
-    for f in x.flows:
-        whole[term_of(f.axis)] = whole.get(term_of(f.axis), 0.0) + f.seconds
-    for f in x.flows:
-        term = term_of(f.axis)
-        share = min(1.0, x.priced.terms.get(term, 0.0) / whole[term])
-        said = "critical" if share > 0.5 else "hidden" if share < 0.05 else "partly hidden"
-        rows.append(
-            (
-                f.axis,
-                f.op,
-                f.what,
-                f.ranks,
-                f.tier,
-                f.count,
-                f.payload,
-                f.sent,
-                f.network,
-                f.sent * x.strategy.world,
-                f.seconds,
-                said,
-            )
-        )
-    node = x.pricing.cluster.ranks_per_node
-    port = sum(f.network for f in x.flows)
-    return Sheet(
-        f"what {x.strategy} sends in a step",
-        columns(
-            "axis",
-            "operation",
-            "of",
-            ("ranks", "count"),
-            "links",
-            ("times", "count"),
-            ("payload", "bytes"),
-            ("sent", "bytes"),
-            ("over the network", "bytes"),
-            ("all ranks", "bytes"),
-            ("alone", "s"),
-            "critical or hidden",
-        ),
-        rows,
-        "payload: the buffer of one operation as nccl-tests counts it; sent, over the network: by one rank, "
-        "a ring's bytes on the wire; all ranks: sent x world; alone: where nothing hides it. Busiest link: a rank's "
-        f"port, {port / 2**30:.2f} GiB a step, {node * port / 2**30:.2f} a node",
-    )
 
 
 def ridges() -> Sheet:

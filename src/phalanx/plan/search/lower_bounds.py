@@ -25,8 +25,8 @@ import numpy as np
 from phalanx.cost.analytic.pipeline_formulas import NAMES
 from phalanx.cost.step.predict_pipeline import unit_seconds
 from phalanx.cost.step.term import unit_classes
-from phalanx.plan.pricing import Floats
-from phalanx.plan.space import Ints, Strategies
+from phalanx.plan.search.column_pricing import Floats
+from phalanx.plan.search.space import Ints, Strategies
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec, parameters

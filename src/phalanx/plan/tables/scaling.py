@@ -5,27 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from phalanx.plan import explore
-from phalanx.plan.pricing import Pricing
-from phalanx.plan.reasons import Priced
-from phalanx.plan.second import Second, best_of_each
-from phalanx.plan.sheet import Sheet, columns
-from phalanx.spec.errors import InputError
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.planner import best_on
+from phalanx.plan.tables.table import Sheet, columns
 
 Question = Callable[[int], Pricing]
-
-
-def best(pricing: Pricing, gpus: int) -> tuple[Priced, float, float] | None:
-    """The best strategy on so many GPUs, its seconds with the pipeline as it runs, and MFU; None where none fits."""
-    try:
-        found = explore.explore(pricing, gpus, pricing.options, keep=1)
-    except InputError:
-        return None
-    if not len(found.rows):
-        return None
-    rows = dict.fromkeys([int(found.order[0]), *best_of_each(found)])
-    first = Second(pricing).descended([found.rows.strategy(row) for row in rows])[0]
-    return first.priced, first.seconds, first.mfu
 
 
 def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
@@ -61,7 +45,7 @@ _COLUMNS = columns(
 
 
 def _row(p: Pricing, gpus: int, batch: int, base: float) -> tuple[object, ...]:
-    found = best(p, gpus)
+    found = best_on(p, gpus)
     if found is None:
         return (gpus, batch, "nothing fits or divides", None, None, None, None)
     priced, seconds, mfu = found
@@ -103,7 +87,7 @@ def sensitivity(question: Question, gpus: int) -> Sheet:
             )
             for i, t in enumerate(p.cluster.tiers)
         )
-        found = best(replace(p, cluster=replace(p.cluster, tiers=tiers)), gpus)
+        found = best_on(replace(p, cluster=replace(p.cluster, tiers=tiers)), gpus)
         if found is None:
             continue
         base = base or found[1]
@@ -120,7 +104,7 @@ def by_device(questions: Sequence[tuple[str, Question]], gpus: int) -> Sheet:
     rows: list[tuple[object, ...]] = []
     for name, question in questions:
         p = question(gpus)
-        found = best(p, gpus)
+        found = best_on(p, gpus)
         if found is None:
             rows.append((name, p.cluster.device.name, "nothing fits or divides", None, None, None))
         else:

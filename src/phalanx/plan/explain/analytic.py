@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from phalanx.cost.analytic.flops import hardware_flops, model_flops
-from phalanx.plan import makespan, reasons, space
-from phalanx.plan.flows import Flow, flows
-from phalanx.plan.makespan import Run
-from phalanx.plan.pricing import Pricing
-from phalanx.plan.reasons import Priced
-from phalanx.plan.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
+from phalanx.plan.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
+from phalanx.plan.explain.traffic import Flow, flows
+from phalanx.plan.search import neighbours, priced, refine, space
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.priced import Priced
+from phalanx.plan.search.refine import Run
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -50,7 +50,7 @@ class Subject:
 
     @cached_property
     def _priced(self) -> tuple[Priced, Run]:
-        return makespan.priced(self.pricing, [self.strategy])[0]
+        return refine.refined(self.pricing, [self.strategy])[0]
 
     @property
     def priced(self) -> Priced:
@@ -87,7 +87,7 @@ class Subject:
             check(s, self.model, self.job, None)
         except InputError:
             return None
-        p = reasons.priced(self.pricing, [s])[0]
+        p = priced.price(self.pricing, [s])[0]
         return p if p.fits else None
 
     @property
@@ -131,8 +131,8 @@ class Subject:
     @cached_property
     def neighbours(self) -> list[tuple[str, Priced]]:
         """Strategies that differ in one decision, the fastest that fit first."""
-        near = reasons.neighbours(self.strategy, self.pricing)
-        found = makespan.priced(self.pricing, [s for _, s in near])
+        near = neighbours.neighbours(self.strategy, self.pricing)
+        found = refine.refined(self.pricing, [s for _, s in near])
         named = [(what, p) for (what, _), (p, _) in zip(near, found, strict=True)]
         return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
 

@@ -20,11 +20,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.cost.step.predict import Prediction, predict
-from phalanx.plan import explore, layers, space
-from phalanx.plan.bounds import Bounds, expected
-from phalanx.plan.bucket import resolve
-from phalanx.plan.pricing import Floats, Pricing, published
-from phalanx.plan.space import Options, Strategies
+from phalanx.plan.auto import stage_split
+from phalanx.plan.auto.bucket_size import resolve
+from phalanx.plan.search import branch_and_bound, space
+from phalanx.plan.search.column_pricing import Floats, Pricing, published
+from phalanx.plan.search.lower_bounds import Bounds, expected
+from phalanx.plan.search.space import Options, Strategies
 from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -114,7 +115,7 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[in
 
 def price(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> Candidate:
     """One strategy with its bucket and its chunks resolved, its prediction, and whether it fits."""
-    strategy, why = layers.resolve(model, cluster, job, strategy)
+    strategy, why = stage_split.resolve(model, cluster, job, strategy)
     strategy, bucket_reason = resolve(model, cluster, job, strategy)
     prediction = predict(model, cluster, job, strategy)
     need, have = int(prediction.memory_bytes), cluster.device.usable_bytes
@@ -137,7 +138,7 @@ def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequen
     """The best by the vectorised terms, and the best of each family; none where nothing fits."""
     pricing, chosen = Pricing(model, cluster, job, STACK), []
     for ranks in worlds:
-        found = explore.explore(pricing, ranks, OPTIONS, _FIRST)
+        found = branch_and_bound.explore(pricing, ranks, OPTIONS, _FIRST)
         first = [int(np.flatnonzero(found.family[found.order] == kind)[0]) for kind in np.unique(found.family)]
         places = dict.fromkeys([*range(min(_FIRST, len(found.order))), *first])
         chosen += [found.rows.strategy(int(found.order[place])) for place in places]
@@ -146,8 +147,8 @@ def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequen
 
 def _others(rows: Strategies, seconds: Floats, found: Sequence[Candidate]) -> list[Strategy]:
     """Of each family of which none was priced the one that is likely to be fastest: somebody asks why not."""
-    kinds = explore.family(rows)
-    known = explore.family(space.of([c.asked for c in found]))
+    kinds = branch_and_bound.family(rows)
+    known = branch_and_bound.family(space.of([c.asked for c in found]))
     missing = (np.flatnonzero(kinds == kind) for kind in np.setdiff1d(kinds, known))
     return [rows.strategy(int(own[np.argmin(seconds[own])])) for own in missing]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from phalanx.plan.cases import Case, Studied, study
-from phalanx.plan.sheet import Sheet, columns
+from phalanx.plan.tables.case_studies import Case, Studied, study
+from phalanx.plan.tables.table import Sheet, columns
 
 _STACK = "megatron-core"
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.analytic import kernels
-from phalanx.plan.pricing import Pricing
-from phalanx.plan.space import of
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.space import of
 from phalanx.spec.strategy.spec import Strategy
 
 

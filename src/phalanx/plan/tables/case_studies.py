@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from phalanx.plan import makespan, reasons
-from phalanx.plan.pricing import Pricing
 from phalanx.plan.question import asked, cluster_named, model_named
-from phalanx.plan.reasons import SAID, Priced
-from phalanx.plan.scaling import best
-from phalanx.plan.sheet import Sheet, columns
+from phalanx.plan.search import refine, why_not
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.planner import best_on
+from phalanx.plan.search.priced import Priced, price
+from phalanx.plan.search.why_not import SAID
+from phalanx.plan.tables.table import Sheet, columns
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.strategy.spec import Strategy
@@ -234,9 +235,9 @@ def study(case: Case) -> Studied:
     if case.used:
         s = strategy(case)
         check(s, pricing.model, pricing.job, case.gpus)
-        (used,), (run,) = reasons.priced(pricing, [s]), makespan.run(pricing, [s])
+        (used,), (run,) = price(pricing, [s]), refine.run(pricing, [s])
         seconds = run.seconds(used.terms)
-    found = best(pricing, case.gpus)
+    found = best_on(pricing, case.gpus)
     if found is None:
         return Studied(case, used, seconds, None, None, "nothing fits here")
     chosen, chosen_s, _ = found
@@ -260,7 +261,7 @@ def strategy(case: Case) -> Strategy:
 def _why(used: Priced, chosen: Priced, pricing: Pricing) -> str:
     """What the chosen one spends less on."""
     if not used.fits:
-        return f"as used it {reasons.why_not(used, None, pricing)}"
+        return f"as used it {why_not.why_not(used, None, pricing)}"
     saved = {name: used.terms[name] - chosen.terms.get(name, 0.0) for name in used.terms}
     most = sorted(saved, key=lambda name: -saved[name])[:2]
     return ", ".join(

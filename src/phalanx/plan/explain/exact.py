@@ -8,9 +8,10 @@ from typing import Any
 
 from phalanx.cost.collectives import measured
 from phalanx.cost.step.expand import expand
-from phalanx.plan import layers, reasons
-from phalanx.plan.pricing import Pricing
-from phalanx.plan.search import STACK, Candidate, price
+from phalanx.plan.auto import stage_split
+from phalanx.plan.search import neighbours
+from phalanx.plan.search.best_first import STACK, Candidate, price
+from phalanx.plan.search.column_pricing import Pricing
 from phalanx.schedule.event import INSIDE, Event
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -94,7 +95,7 @@ class Examined:
 
     @property
     def imbalance(self) -> float:
-        found = layers.explained(self.model, self.cluster, self.job, self.chosen.strategy, "")
+        found = stage_split.explained(self.model, self.cluster, self.job, self.chosen.strategy, "")
         return float(found["imbalance"]) if found else 0.0
 
     @property
@@ -136,7 +137,7 @@ def examined(plan: Plan, strategy: Strategy | None, gpus: int | None) -> Examine
 def own(x: Examined) -> Own:
     """With the prices of all strategies next to it."""
     found = []
-    for what, other in reasons.neighbours(x.chosen.asked, Pricing(x.model, x.cluster, x.job, STACK)):
+    for what, other in neighbours.neighbours(x.chosen.asked, Pricing(x.model, x.cluster, x.job, STACK)):
         try:
             require_runnable(other, x.job)
         except InputError:

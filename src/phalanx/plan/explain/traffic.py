@@ -16,8 +16,8 @@ import numpy as np
 
 from phalanx.cost.analytic.rank_layout import Layout
 from phalanx.cost.collectives.nccl_model import collective_s, message_s, together
-from phalanx.plan.pricing import Pricing
-from phalanx.plan.space import of
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.space import of
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 

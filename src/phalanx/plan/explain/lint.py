@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from phalanx.plan.targets import IMBALANCE, MICRO_BATCHES, TOKENS
+from phalanx.plan.explain.targets import IMBALANCE, MICRO_BATCHES, TOKENS
 from phalanx.schedule.gradients.compression import PLACE_BYTES
 from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job

@@ -10,13 +10,13 @@ from typing import Literal
 
 import numpy as np
 
-from phalanx.plan import explore, reasons, scaling, space
-from phalanx.plan.explore import FAMILIES, Found
-from phalanx.plan.least import least_ranks
-from phalanx.plan.pricing import Pricing
-from phalanx.plan.reasons import Priced
-from phalanx.plan.second import Ranked, Second, best_of_each
-from phalanx.plan.space import Options, Strategies
+from phalanx.plan.search import branch_and_bound, priced, space, why_not
+from phalanx.plan.search.branch_and_bound import FAMILIES, Found
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.neighbours import neighbours
+from phalanx.plan.search.priced import Priced
+from phalanx.plan.search.refine import Ranked, Second, best_of_each
+from phalanx.plan.search.space import Options, Strategies
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
@@ -90,7 +90,7 @@ def answer(
     options = pricing.options
     try:
         slack, upto = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
-        found = explore.explore(pricing, gpus, options, keep, slack, upto)
+        found = branch_and_bound.explore(pricing, gpus, options, keep, slack, upto)
     except InputError as wrong:
         raise _with_a_number(wrong, pricing, gpus) from None
     if not len(found.rows):
@@ -143,7 +143,7 @@ def _fewer(larger: Callable[[int], Pricing], gpus: int, best: Ranked) -> Fewer |
     for n in sorted({gpus // 4, gpus // 2, (gpus - 1) // node * node} - {0}):
         if best.mfu * gpus / n > np.max(pricing.system.gemm):
             continue
-        candidate = scaling.best(larger(n), n)
+        candidate = best_on(larger(n), n)
         if candidate and candidate[1] <= best.seconds and (not found or candidate[1] < found.seconds):
             found = Fewer(n, candidate[0].strategy, candidate[1])
     return found
@@ -153,7 +153,7 @@ def thriftiest(larger: Callable[[int], Pricing], most: int) -> int:
     """How many GPUs, of `most` and its halves, take the fewest GPU-seconds for a step; `most` where none fit."""
     spent, n = {most: np.inf}, most
     while n:
-        found = scaling.best(larger(n), n)
+        found = best_on(larger(n), n)
         if found:
             spent[n] = n * found[1]
         n //= 2
@@ -185,26 +185,26 @@ def _rejected(second: Second, best: Ranked, found: Found, has: set[str], options
     """Families of which nothing fits, by the member of least memory; and the neighbours of the best one."""
     pricing = second.pricing
     for p, kind in _misfits(pricing, found.cores, has, options):
-        yield Rejected(kind, p, reasons.why_not(p, best.priced, pricing))
-    near = reasons.neighbours(best.strategy, pricing)
+        yield Rejected(kind, p, why_not.why_not(p, best.priced, pricing))
+    near = neighbours(best.strategy, pricing)
     for (what, _), other in zip(near, second.of([s for _, s in near]), strict=True):
         if other.priced.fits and other.seconds < best.seconds:
             continue  # faster, but with less memory left, which is what was asked for
-        yield Rejected(other.family, other.priced, f"{what}: {reasons.why_not(other.priced, best.priced, pricing)}")
+        yield Rejected(other.family, other.priced, f"{what}: {why_not.why_not(other.priced, best.priced, pricing)}")
 
 
 def _misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Options) -> Iterable[tuple[Priced, str]]:
     """By family without a strategy that fits, the one that lacks least, of plain cores."""
     rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
     rows = space.sharding(space.recomputing(rows, pricing.model, options), options)
-    kinds, bytes_ = explore.family(rows), pricing.bytes_(rows)
+    kinds, bytes_ = branch_and_bound.family(rows), pricing.bytes_(rows)
     for kind, name in enumerate(FAMILIES):
         own = np.flatnonzero(kinds == kind)
         if name in has or not len(own):
             continue
         least = own[np.argmin(bytes_[own])]
         if bytes_[least] > pricing.usable:
-            yield reasons.priced(pricing, [rows.strategy(int(least))])[0], name
+            yield priced.price(pricing, [rows.strategy(int(least))])[0], name
 
 
 def _nothing_fits(
@@ -212,8 +212,59 @@ def _nothing_fits(
 ) -> InputError:
     every: dict[str, Priced] = {kind: p for p, kind in _misfits(pricing, found.cores, set(), options)}
     most = min(every.values(), key=lambda p: p.bytes_, default=None)
-    needs = f": {most.strategy} {reasons.why_not(most, None, pricing)}" if most else ""
+    needs = f": {most.strategy} {why_not.why_not(most, None, pricing)}" if most else ""
     enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)
     device = f"{pricing.cluster.device.name}, {pricing.cluster.device.usable_bytes / GIB:.1f} GiB each"
     mend = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"
     return InputError("--gpus", gpus, f"nothing fits{needs}", mend)
+
+
+def best_on(pricing: Pricing, gpus: int) -> tuple[Priced, float, float] | None:
+    """The best strategy on so many GPUs, its seconds with the pipeline as it runs, and MFU; None where none fits."""
+    try:
+        found = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1)
+    except InputError:
+        return None
+    if not len(found.rows):
+        return None
+    rows = dict.fromkeys([int(found.order[0]), *best_of_each(found)])
+    first = Second(pricing).descended([found.rows.strategy(row) for row in rows])[0]
+    return first.priced, first.seconds, first.mfu
+
+
+_MOST = 2**17
+"""GPUs beyond which nobody looks."""
+
+
+_CORES = 400
+
+
+def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
+    """Whether any strategy over so many ranks fits: those whose least bytes promise most are looked at in full."""
+    try:
+        cores = space.cores(pricing.model, pricing.job, ranks)
+    except InputError:
+        return False
+    cores = space.experts(cores, pricing.model)
+    least = pricing.least_bytes(cores, whole=False)
+    able = np.flatnonzero(least <= pricing.usable)
+    able = able[np.argsort(least[able])][:_CORES]
+    rows = space.pipelines(cores.take(able), pricing.model, pricing.job, options)
+    rows = space.recomputing(rows, pricing.model, options)
+    return bool(len(rows) and np.any(pricing.least_bytes(rows, whole=True) <= pricing.usable))
+
+
+def least_ranks(larger: Callable[[int], Pricing], above: int, node: int, options: Options) -> int | None:
+    """The fewest GPUs, in whole nodes, more than `above`, over which something fits; None where none within reach do.
+    `larger`: the question on so many GPUs. Memory falls with ranks, but not every number of them divides a batch: so
+    twice as many until something fits, then every eighth of the way from the last that did not."""
+    low = high = max(above, node)
+    while not fits_somewhere(larger(high), high, options):
+        low, high = high, 2 * high
+        if high > _MOST:
+            return None
+    for part in range(1, 8):
+        middle = (low + (high - low) * part // 8) // node * node
+        if low < middle < high and fits_somewhere(larger(middle), middle, options):
+            return middle
+    return high

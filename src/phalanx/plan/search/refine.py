@@ -12,13 +12,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from phalanx.cost.analytic.flops import model_flops
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.pipeline_formulas import makespan
 from phalanx.cost.pipeline_time import Costs
-from phalanx.plan import reasons
-from phalanx.plan.pricing import Pricing
-from phalanx.plan.reasons import Priced
-from phalanx.plan.space import ORDERS, of
+from phalanx.plan.search import branch_and_bound, space
+from phalanx.plan.search.branch_and_bound import FAMILIES, Found
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.neighbours import neighbours
+from phalanx.plan.search.priced import Priced, price
+from phalanx.plan.search.space import ORDERS, of
 from phalanx.schedule.partition.balance import Units, explain, partition
 from phalanx.schedule.pipeline import stages
 from phalanx.spec.strategy.spec import Strategy
@@ -53,13 +56,13 @@ class Run:
         return dict(formula) | {name: share * value for name, value in own.items()} | waits
 
 
-def priced(pricing: Pricing, given: Sequence[Strategy]) -> list[tuple[Priced, Run]]:
+def refined(pricing: Pricing, given: Sequence[Strategy]) -> list[tuple[Priced, Run]]:
     """Each strategy, term by term, its pipeline as it runs; those that differ in sharding alone have the same one."""
     like = [replace(s, zero=0, shard=None, order=ORDERS[0]) for s in given]
     alike = list(dict.fromkeys(like))
     runs = dict(zip(alike, run(pricing, alike), strict=True))
     found = []
-    for p, s in zip(reasons.priced(pricing, given), like, strict=True):
+    for p, s in zip(price(pricing, given), like, strict=True):
         own = runs[s]
         found.append((replace(p, seconds=own.seconds(p.terms), terms=own.terms(p.terms)), own))
     return found
@@ -113,3 +116,61 @@ def _costs(passes: list[tuple[float, float]], head: tuple[float, float], blocks:
     backward[-1] += head[1]
     half = [b / 2 for b in backward]
     return Costs(forward, half, half)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A strategy, its pipeline as it runs; `mfu` of the peak in bf16."""
+
+    family: str
+    priced: Priced
+    run: Run
+    mfu: float
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.priced.strategy
+
+    @property
+    def seconds(self) -> float:
+        return self.priced.seconds
+
+
+class Second:
+    """Prices each strategy of a question once."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        self.pricing = pricing
+        self._known: dict[Strategy, Ranked] = {}
+
+    def of(self, given: Sequence[Strategy]) -> list[Ranked]:
+        """Each of them."""
+        new = [s for s in dict.fromkeys(given) if s not in self._known]
+        if new:
+            rows, peak = space.of(new), float(self.pricing.system.peak_bf16)
+            flops = float(np.max(model_flops(self.pricing.shape, self.pricing.layout(rows))))  # of all the same
+            for kind, (p, run) in zip(branch_and_bound.family(rows), refined(self.pricing, new), strict=True):
+                mfu = flops / (p.seconds * p.strategy.world * peak)
+                self._known[p.strategy] = Ranked(FAMILIES[kind], p, run, mfu)
+        return [self._known[s] for s in given]
+
+    def descended(self, given: Sequence[Strategy]) -> list[Ranked]:
+        """Those that fit of these, and of the neighbours of the fastest for as long as one of them is faster: fastest
+        first."""
+        every = {s: r for s, r in zip(given, self.of(given), strict=True) if r.priced.fits}
+        looked: Strategy | None = None
+        while (best := min(every, key=lambda s: every[s].seconds)) != looked:
+            looked = best
+            near = [s for _, s in neighbours(best, self.pricing)]
+            every |= {s: r for s, r in zip(near, self.of(near), strict=True) if r.priced.fits}
+        return sorted(every.values(), key=lambda r: r.seconds)
+
+
+def best_of_each(found: Found) -> list[int]:
+    """By the first pass: the row of each family that has any."""
+    first: dict[int, int] = {}
+    kinds = found.family[found.order]
+    for kind in range(len(FAMILIES)):
+        if np.any(kinds == kind):
+            first[kind] = int(found.order[np.argmax(kinds == kind)])
+    return list(first.values())

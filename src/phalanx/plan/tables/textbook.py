@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from phalanx.plan.sheet import Sheet, columns
+from phalanx.plan.tables.table import Sheet, columns
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.plan import operators, reasons
-from phalanx.plan.flows import term_of
-from phalanx.plan.reasons import COMMUNICATION, Priced
-from phalanx.plan.subject import Subject
+from phalanx.plan.explain import operators
+from phalanx.plan.explain.analytic import Subject
+from phalanx.plan.explain.traffic import term_of
+from phalanx.plan.search import why_not as reasons
+from phalanx.plan.search.priced import COMMUNICATION, Priced
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.plan import space
-from phalanx.plan.pricing import Floats, Pricing
-from phalanx.plan.space import Ints, Options, Strategies
+from phalanx.plan.search import space
+from phalanx.plan.search.column_pricing import Floats, Pricing
+from phalanx.plan.search.space import Ints, Options, Strategies
 
 FAMILIES = ("DDP", "ZeRO", "HSDP", "TP+DP", "PP+DP", "3D", "with CP", "with EP")
 _DDP, _ZERO, _HSDP, _TP, _PP, _3D, _CP, _EP = range(len(FAMILIES))

@@ -17,7 +17,7 @@ from phalanx.cost.analytic.stacks import Profile, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
-from phalanx.plan.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
+from phalanx.plan.search.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
