@@ -37,7 +37,7 @@ def _seconds(command: list[str]) -> float:
 
 def _told(name: str, ranks: int, **given: Any) -> Any:
     """What the ranks of a program in this folder have written."""
-    from phalanx.runtime.launch import launch
+    from phalanx.runtime.process.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "told.json"

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from phalanx.measure.links import OPS, SHARED, Way, rounds, tensors, ways
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.launch import run_rank
-from phalanx.runtime.transport import Call
-from phalanx.runtime.world import ALONE
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.transport import Call
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy

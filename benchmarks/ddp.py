@@ -18,10 +18,10 @@ from benchmarks.interleaved import Step, rounds
 from benchmarks.programs import initialise
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.launch import run_rank
-from phalanx.runtime.world import ALONE
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files import job_file
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh

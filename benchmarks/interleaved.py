@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from phalanx.measure.stolen import stolen_s, stolen_share
-from phalanx.runtime.comm import Comm
+from phalanx.runtime.comm.communicator import Comm
 
 Step = Callable[[Tensor], object]
 Figures = dict[str, dict[str, list[float]]]

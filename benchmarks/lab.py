@@ -23,10 +23,10 @@ from phalanx.measure.links import SHARED, Way
 from phalanx.measure.stolen import NOTED
 from phalanx.plan.auto import transport
 from phalanx.plan.search.best_first import price
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.transport import Call
-from phalanx.runtime.world import ALONE, World
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.transport import Call
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
 from phalanx.spec.files.job_file import build as build_spec
 from phalanx.spec.files.job_file import cluster_from_toml, make_strategy

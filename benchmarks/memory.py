@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.zero import BATCH, SEQ, SIZES
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.instrument import instrument
-from phalanx.runtime.launch import run_rank
-from phalanx.runtime.world import ALONE, World
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.observe.instrument import instrument
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.world import ALONE, World
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job, Precision

@@ -16,11 +16,11 @@ import torch
 from benchmarks.interleaved import Step
 from benchmarks.programs import ddp, fsdp, our_step, torch_step
 from benchmarks.zero import BATCH, SEQ, SIZES
-from phalanx.runtime import world as worlds
-from phalanx.runtime.instrument import Tracker
-from phalanx.runtime.launch import run_rank
-from phalanx.runtime.record import Recorder
-from phalanx.runtime.world import ALONE, World
+from phalanx.runtime.comm.recorder import Recorder
+from phalanx.runtime.observe.instrument import Tracker
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.world import ALONE, World
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job

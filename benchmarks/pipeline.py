@@ -28,13 +28,13 @@ from benchmarks.interleaved import Step, rounds
 from phalanx.nn import functions
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create, draw
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.instrument import Tracker
-from phalanx.runtime.launch import run_rank
-from phalanx.runtime.pipeline_parallel import Pipeline
-from phalanx.runtime.record import Recorder
-from phalanx.runtime.world import ALONE, World
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.recorder import Recorder
+from phalanx.runtime.model_parallel.pipeline import Pipeline
+from phalanx.runtime.observe.instrument import Tracker
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.schedules import Action
 from phalanx.schedule.pipeline.sends import without

@@ -14,8 +14,8 @@ from benchmarks.interleaved import Step
 from phalanx.measure.links import OPS
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create, draw
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.world import World
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process.world import World
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, parameters

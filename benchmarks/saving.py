@@ -15,11 +15,11 @@ from torch import Tensor
 from benchmarks.interleaved import Step, rounds
 from benchmarks.zero import BATCH, SEQ, SIZES
 from phalanx.measure.links import OPS
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.launch import run_rank
-from phalanx.runtime.saving import Saver
-from phalanx.runtime.world import ALONE, World
+from phalanx.runtime.checkpoint.async_saver import Saver
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.world import ALONE, World
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json

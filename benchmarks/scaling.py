@@ -20,10 +20,10 @@ import torch.distributed as dist
 from phalanx.measure.local import local_cluster
 from phalanx.plan.auto import transport
 from phalanx.plan.search.best_first import price
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.launch import run_rank
-from phalanx.runtime.world import ALONE, World
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.world import ALONE, World
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.files import job_file
 from phalanx.spec.files.plan import write_json

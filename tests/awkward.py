@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from phalanx.runtime.parallelize import spread
-from phalanx.runtime.world import World
+from phalanx.runtime.any_module.parallelize import spread
+from phalanx.runtime.process.world import World
 
 
 class _Block(torch.nn.Module):

@@ -14,11 +14,12 @@ import awkward
 import torch
 from ranks import over
 
-from phalanx.runtime import logical, parallelize, sync
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.saving import Saver
-from phalanx.runtime.transport import Call, Handle
-from phalanx.runtime.world import World
+from phalanx.runtime.any_module import parallelize
+from phalanx.runtime.checkpoint.async_saver import Saver
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.transport import Call, Handle
+from phalanx.runtime.data_parallel import logical_state, replica_check
+from phalanx.runtime.process.world import World
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
@@ -114,7 +115,7 @@ def overflow_on_one(
         assert bool(result.skipped) == all(torch.equal(before[n], t) for n, t in after.items() if "compr" not in n)
         assert training.loss_scale is not None
         found.append((result, training.loss_scale))
-        sync.compare(training.engine, training.masters)
+        replica_check.compare(training.engine, training.masters)
     comm.barrier()
     return found
 
@@ -130,7 +131,7 @@ def norm_and_kept(world: World, spec: ModelSpec, job: Job, strategy: Strategy, s
         result = training.step(batches(world, spec, job, strategy, step), 1e-2)
         assert not result.skipped
         norm = result.grad_norm
-    kept = list(logical.kept_back(training.engine).values())
+    kept = list(logical_state.kept_back(training.engine).values())
     comm.barrier()
     return norm, float(sum(t.double().square().sum() for t in kept)) ** 0.5
 

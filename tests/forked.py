@@ -89,7 +89,7 @@ def _launcher(
 
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-    from phalanx.runtime import agent
+    from phalanx.runtime.process import agent
 
     def work() -> None:
         tempfile.tempdir = None  # TMPDIR may be another

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from phalanx.runtime.parallelize import spread
-from phalanx.runtime.world import World
+from phalanx.runtime.any_module.parallelize import spread
+from phalanx.runtime.process.world import World
 
 CONTEXT, WIDTH, HIDDEN, BATCH = 3, 12, 64, 64
 

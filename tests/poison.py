@@ -13,8 +13,8 @@ import signal
 import time
 from pathlib import Path
 
-from phalanx.runtime.launch import RESTARTS_VARIABLE
-from phalanx.runtime.status import StatusPage
+from phalanx.runtime.process.launch import RESTARTS_VARIABLE
+from phalanx.runtime.process.status import StatusPage
 from phalanx.train import worker
 
 

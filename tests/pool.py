@@ -51,8 +51,8 @@ def _serve(rank: int, where: Where, port: int, folder: str, pipe: Connection) ->
     import torch
     import torch.distributed as dist
 
-    from phalanx.runtime import world as worlds
-    from phalanx.runtime.world import World
+    from phalanx.runtime.process import world as worlds
+    from phalanx.runtime.process.world import World
 
     torch.set_num_threads(1)
     meeting = dist.TCPStore(where.address, port, where.size, is_master=rank == 0, wait_for_workers=False)
@@ -160,7 +160,7 @@ class Pool:
         return [answers[r][1] for r in range(ranks)]
 
     def _doing(self, rank: int) -> str:
-        from phalanx.runtime.status import read
+        from phalanx.runtime.process.status import read
 
         page = read(self._folder).get(rank)
         return f"last seen during {page.doing}" if page else "never started a case"

@@ -21,19 +21,23 @@ import torch.distributed as dist
 from phalanx.cost.step.expand import expand
 from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.stored import open_weights
-from phalanx.runtime import checkpoint, logical, status, sync, trace
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import DTYPES, Comm
-from phalanx.runtime.executor import Executor
-from phalanx.runtime.instrument import Tracker, instrument
-from phalanx.runtime.launch import RankFailure, named
-from phalanx.runtime.manifest import CheckpointError
-from phalanx.runtime.part import share, whole
-from phalanx.runtime.passes import passes
-from phalanx.runtime.record import Recorder
-from phalanx.runtime.saving import Saver
-from phalanx.runtime.transport import DONE, Call
-from phalanx.runtime.world import World
+from phalanx.runtime.checkpoint import store
+from phalanx.runtime.checkpoint.async_saver import Saver
+from phalanx.runtime.checkpoint.boxes import share, whole
+from phalanx.runtime.checkpoint.manifest import CheckpointError
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.dtypes import DTYPES
+from phalanx.runtime.comm.recorder import Recorder
+from phalanx.runtime.comm.schedule_executor import Executor
+from phalanx.runtime.comm.transport import DONE, Call
+from phalanx.runtime.data_parallel import logical_state, replica_check
+from phalanx.runtime.observe import perfetto
+from phalanx.runtime.observe.instrument import Tracker, instrument
+from phalanx.runtime.observe.pass_times import passes
+from phalanx.runtime.process import status
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.launch import RankFailure, named
+from phalanx.runtime.process.world import World
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.rank_program import program
 from phalanx.schedule.layers.context import context
@@ -179,7 +183,7 @@ def kept_in(world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder:
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, seed=5)
     training.load(folder, step)
-    kept = logical.kept_back(training.engine).values()
+    kept = logical_state.kept_back(training.engine).values()
     comm.barrier()
     return float(sum(t.square().sum() for t in kept)) ** 0.5
 
@@ -200,7 +204,7 @@ def learn(world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: in
 
 def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
     """Parity of an engine that was broken on purpose."""
-    from phalanx.runtime import data_parallel
+    from phalanx.runtime.data_parallel import engine as data_parallel
 
     engine = data_parallel.DataParallel
     original = engine._issue
@@ -231,7 +235,7 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
 
 def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
     """The examination with a layer that does not do its part over the tp ranks."""
-    from phalanx.runtime import tensor_parallel
+    from phalanx.runtime.model_parallel import tensor as tensor_parallel
 
     all_reduce = tensor_parallel.TensorParallel.all_reduce
 
@@ -266,7 +270,7 @@ def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
 
 def examine_repeating(world: World, *case: Any) -> list[Any]:
     """The examination with forward passes that are repeated without the sums over ranks in them."""
-    from phalanx.runtime.inner import Inner
+    from phalanx.runtime.autograd.layer_comm import Inner
 
     all_reduce = Inner.all_reduce
 
@@ -280,7 +284,7 @@ def examine_repeating(world: World, *case: Any) -> list[Any]:
 
 def examine_broken_context(world: World, how: str, *case: Any) -> list[Any]:
     """The examination with a mistake in what a rank takes its part of a sequence for."""
-    from phalanx.runtime import context_parallel
+    from phalanx.runtime.model_parallel import context as context_parallel
 
     made, rectangle = context_parallel.ContextParallel.__init__, context_parallel._rectangle
 
@@ -348,7 +352,7 @@ def compared(
     try:
         training.compare_replicas()
         said = ""
-    except sync.ReplicasDiffer as error:
+    except replica_check.ReplicasDiffer as error:
         said = str(error)
     comm.barrier()
     return said, recorded
@@ -455,7 +459,7 @@ def run_schedule(world: World, schedule: Schedule, grouped: bool, ahead: int | N
     buffer = torch.arange(schedule.size, dtype=torch.float64) + 100.0 * (world.rank + 1)
     with pytest.MonkeyPatch.context() as patch:
         if ahead is not None:
-            patch.setattr("phalanx.runtime.executor._AHEAD", ahead)
+            patch.setattr("phalanx.runtime.comm.schedule_executor._AHEAD", ahead)
         return _run_schedule(world, schedule, grouped, buffer)
 
 
@@ -563,7 +567,7 @@ def die_in_shm(world: World, rank: int) -> None:
 
 def without_arena(world: World, rank: int) -> str:
     """One rank has no arena: all use torch's collectives. What is said of it here."""
-    from phalanx.runtime import shm
+    from phalanx.runtime.comm import shm
 
     shm._here.clear()
     here = shm.attach()
@@ -674,7 +678,7 @@ def two_steps(world: World, late_s: float) -> list[dict[str, Any]]:
 
 def traced_step(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str
-) -> tuple[trace.RankTimeline, int]:
+) -> tuple[perfetto.RankTimeline, int]:
     """The second of two steps on a timeline, and how many collectives the recorder saw in it."""
     comm = Comm(world, mesh(strategy), over(transport))
     training = Training(spec, job, strategy, comm, seed=0)
@@ -685,7 +689,7 @@ def traced_step(
     with passes(training.model.units(), training.optimizer, comm.timeline, lambda: training.current):
         training.step(batches, lr=1e-3)
     comm.timeline.end()
-    told = trace.of_rank(world.rank, comm.mesh.coordinates(world.rank), comm.timeline.spans())
+    told = perfetto.of_rank(world.rank, comm.mesh.coordinates(world.rank), comm.timeline.spans())
     gathered = comm.gather_objects(told, "world")
     assert [t.rank for t in gathered] == list(range(world.size))
     comm.barrier()
@@ -741,20 +745,20 @@ def fails_waiting(world: World, late: int) -> str:
 def one_cannot_write(world: World, folder: Path, which: int) -> str:
     """What is said on this rank when the disk of one is gone; all go on together."""
     comm = Comm(world, mesh(Strategy(dp=world.size)))
-    saver, write = Saver(folder, comm, keep=1), checkpoint.write
+    saver, write = Saver(folder, comm, keep=1), store.write
 
     def fails(*args: Any) -> None:
         if world.rank == which:
             raise OSError(5, "gone")
         write(*args)
 
-    checkpoint.write = fails
+    store.write = fails
     try:
         saver.save(1, share([whole("a", torch.zeros(9))], world.rank, world.size), {})
         saver.wait()
     except CheckpointError as error:
         return str(error)
     finally:
-        checkpoint.write = write
+        store.write = write
         comm.barrier()
     raise AssertionError("unreachable")

@@ -6,11 +6,11 @@ import torch
 
 from phalanx.measure import cluster, figures, kernels, links, messages, wire
 from phalanx.measure.links import SHARED
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.executor import Executor
-from phalanx.runtime.transport import Call
-from phalanx.runtime.world import World
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.schedule_executor import Executor
+from phalanx.runtime.comm.transport import Call
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.world import World
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.rank_program import program
 from phalanx.spec.cluster.spec import ClusterSpec

@@ -13,9 +13,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.world import ALONE, World
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec

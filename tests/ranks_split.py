@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create, initial, of_rank
-from phalanx.runtime.comm import DTYPES, Comm
-from phalanx.runtime.context_parallel import ContextParallel
-from phalanx.runtime.inner import Inner
-from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.runtime.weight_gradients import Left, Product, PutOff
-from phalanx.runtime.world import World
+from phalanx.runtime.autograd.deferred_weight_grads import Left, Product, PutOff
+from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.dtypes import DTYPES
+from phalanx.runtime.model_parallel.context import ContextParallel
+from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.runtime.process.world import World
 from phalanx.schedule.layers.context import context
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, parameters

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.runtime.arena import Address, Arena, Neighbour
+from phalanx.runtime.comm.shm_arena import Address, Arena, Neighbour
 
 
 @settings(max_examples=30)
@@ -58,7 +58,7 @@ def test_a_neighbour_sees_and_writes_and_dies() -> None:
             sys.executable,
             "-c",
             "import sys, torch\n"
-            "from phalanx.runtime.arena import *\n"
+            "from phalanx.runtime.comm.shm_arena import *\n"
             f"n = Neighbour(0, {arena.address!r})\n"
             f"n.tensor({offset}, 4, torch.float32).fill_(7)\n"
             "a = Arena(); a.buffer(1000, torch.float32)\n"

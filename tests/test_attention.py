@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phalanx.runtime.attention import backward, forward, plain_backward, plain_forward
+from phalanx.runtime.autograd.attention_core import backward, forward, plain_backward, plain_forward
 
 BATCH, QUERIES, KEYS, HEAD_DIM = 2, 6, 10, 8
 HEADS = [(4, 4), (6, 2), (4, 1)]  # and those of keys

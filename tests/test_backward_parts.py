@@ -23,10 +23,10 @@ from phalanx.cost.memory import footprint
 from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.split_backward import Pass
 from phalanx.cost.step.term import repeat_of
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.instrument import instrument
-from phalanx.runtime.record import Now
-from phalanx.runtime.weight_gradients import Product
+from phalanx.runtime.autograd.deferred_weight_grads import Product
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.recorder import Now
+from phalanx.runtime.observe.instrument import instrument
 from phalanx.schedule.event import Phase
 from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layers.context import Context, keys_per_query

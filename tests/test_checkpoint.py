@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
 
-from phalanx.runtime import checkpoint, container
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.manifest import CheckpointError, Chunk
-from phalanx.runtime.part import Part, boxes, pieces, share, whole
-from phalanx.runtime.saving import Saver, agree_on_newest
-from phalanx.runtime.world import ALONE
+from phalanx.runtime.checkpoint import container, store
+from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
+from phalanx.runtime.checkpoint.boxes import Part, boxes, pieces, share, whole
+from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.model.families import complete
@@ -46,7 +46,7 @@ def save(folder: Path, step: int, tensors: dict[str, torch.Tensor], keep: int = 
 
 def load(folder: Path, step: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     tensor = torch.full(shape, -1.0)
-    checkpoint.load(folder, step, [whole(name, tensor)])
+    store.load(folder, step, [whole(name, tensor)])
     return tensor
 
 
@@ -169,9 +169,9 @@ def test_any_cut_reads_what_any_other_wrote(
             for (offsets, lengths), view in pieces(p)
         ]
         part.mkdir(exist_ok=True)
-        assert rank in checkpoint.missing_ranks(part, writers)
-        checkpoint.write(part, rank, chunks, file_each=data.draw(st.booleans()))
-    checkpoint.commit(part, folder, 1, writers, {}, keep=1)
+        assert rank in store.missing_ranks(part, writers)
+        store.write(part, rank, chunks, file_each=data.draw(st.booleans()))
+    store.commit(part, folder, 1, writers, {}, keep=1)
     start = data.draw(st.integers(0, tensor.numel() - 1))
     stop = data.draw(st.integers(start + 1, tensor.numel()))
     reader = container.Reader(folder, 1)
@@ -196,15 +196,15 @@ def test_a_crash_while_writing_leaves_the_previous_one(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     for broken in ("_sync", "_digest"):
-        monkeypatch.setattr(checkpoint, broken, crash)
+        monkeypatch.setattr(store, broken, crash)
         with pytest.raises(CheckpointError, match=r"step 2 cannot be written: .*No space left"):
             save(tmp_path, 2, tensors)
         monkeypatch.undo()
-    assert checkpoint.steps(tmp_path) == [1]
+    assert store.steps(tmp_path) == [1]
     assert load(tmp_path, 1, "parameters.a", (4,)).tolist() == [0, 1, 2, 3]
     for step in (2, 3):
         save(tmp_path, step, tensors)
-    assert checkpoint.steps(tmp_path) == [2, 3]
+    assert store.steps(tmp_path) == [2, 3]
     assert not list(tmp_path.glob(".writing*"))
 
 
@@ -217,22 +217,22 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
             save(tmp_path, 2, {"a": torch.zeros(30_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert checkpoint.steps(tmp_path) == [1]
+    assert store.steps(tmp_path) == [1]
     assert not list(tmp_path.rglob("*.distcp"))[1:]
 
 
 def test_training_goes_on_while_its_past_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor, changed, write = torch.ones(5), Event(), checkpoint.write
+    tensor, changed, write = torch.ones(5), Event(), store.write
 
     def later(*args: object) -> None:
         assert changed.wait(10)
         write(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpoint, "write", later)
+    monkeypatch.setattr(store, "write", later)
     saver = Saver(tmp_path, COMM, keep=1)
     saver.save(1, [whole("a", tensor)], {})
     tensor.zero_()
-    assert checkpoint.steps(tmp_path) == []
+    assert store.steps(tmp_path) == []
     changed.set()
     saver.wait()
     assert load(tmp_path, 1, "a", (5,)).tolist() == [1] * 5
@@ -275,7 +275,7 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path, capfd: pytest.Capture
     assert load(tmp_path, 2, "parameters.a", (300,)).unique().tolist() == [2]
     # It does not count among those that are kept.
     save(tmp_path, 4, {"parameters.a": torch.zeros(300)}, keep=2)
-    assert checkpoint.steps(tmp_path) == [2, 4]
+    assert store.steps(tmp_path) == [2, 4]
 
 
 def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
@@ -300,14 +300,14 @@ def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
 def test_what_the_disk_does_not_give_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2):
         save(tmp_path, step, {"parameters.a": torch.zeros(2)})
-    digest = checkpoint._digest
+    digest = store._digest
 
     def fails(file: Path) -> str:
         if file.parent.name.endswith("2"):
             raise OSError(errno.EIO, "Input/output error")
         return digest(file)
 
-    monkeypatch.setattr(checkpoint, "_digest", fails)
+    monkeypatch.setattr(store, "_digest", fails)
     assert agree_on_newest(tmp_path, COMM) == 1
     monkeypatch.undo()
     assert agree_on_newest(tmp_path, COMM) == 2
@@ -317,7 +317,7 @@ def test_a_writer_that_cannot_even_tidy_up_is_heard(tmp_path: Path, monkeypatch:
     def read_only(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(checkpoint, "_sync", read_only)
+    monkeypatch.setattr(store, "_sync", read_only)
     monkeypatch.setattr(Path, "unlink", read_only)
     with pytest.raises(CheckpointError, match="Read-only"):
         save(tmp_path, 1, {"a": torch.zeros(2)})
@@ -326,7 +326,7 @@ def test_a_writer_that_cannot_even_tidy_up_is_heard(tmp_path: Path, monkeypatch:
 def test_all_ranks_hear_of_one_that_cannot_write(pool: Pool, tmp_path: Path) -> None:
     said = pool.run(3, ranks.one_cannot_write, tmp_path, 1)
     assert said == ["the checkpoint of step 1 cannot be written: rank 1: OSError: [Errno 5] gone"] * 3
-    assert checkpoint.written(tmp_path) == []
+    assert store.written(tmp_path) == []
 
 
 def test_a_step_is_saved_anew_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,6 +336,6 @@ def test_a_step_is_saved_anew_and_old_ones_go(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a reader holds the files of the old one
     save(tmp_path, 4, {"a": torch.zeros(2)}, keep=1)
     monkeypatch.undo()
-    assert checkpoint.written(tmp_path) == [4]
+    assert store.written(tmp_path) == [4]
     Saver(tmp_path, COMM, keep=1)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000004"]

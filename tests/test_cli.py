@@ -18,7 +18,7 @@ from forked import phalanx as forked
 
 from phalanx import session
 from phalanx.resume import resumed
-from phalanx.runtime import status
+from phalanx.runtime.process import status
 from phalanx.spec.errors import InputError
 
 JOB = """

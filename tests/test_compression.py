@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pool import Pool
 
 import phalanx
-from phalanx.runtime.compression.code import Code
+from phalanx.runtime.data_parallel.compression.codec import Code
 from phalanx.schedule.gradients.buckets import Bucket
 from phalanx.schedule.gradients.compression import factors, kept, most
 from phalanx.spec.errors import InputError

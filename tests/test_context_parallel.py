@@ -19,10 +19,10 @@ from toy import model
 
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
-from phalanx.runtime import attention
-from phalanx.runtime.context_parallel import merge
-from phalanx.runtime.parallelize import spread
-from phalanx.runtime.world import World
+from phalanx.runtime.any_module.parallelize import spread
+from phalanx.runtime.autograd import attention_core
+from phalanx.runtime.model_parallel.context import merge
+from phalanx.runtime.process.world import World
 from phalanx.schedule.layers.context import Context, keys_per_query
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
@@ -79,10 +79,10 @@ def test_no_rectangle_of_a_ring_is_half_empty() -> None:
     assert pairs == seq * keys_per_query(seq, ring)
 
 
-@pytest.mark.parametrize("forward", [attention.forward, attention.plain_forward])
+@pytest.mark.parametrize("forward", [attention_core.forward, attention_core.plain_forward])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 def test_results_over_blocks_of_keys_are_merged(
-    forward: Callable[..., attention.Results], dtype: torch.dtype, bound: float
+    forward: Callable[..., attention_core.Results], dtype: torch.dtype, bound: float
 ) -> None:
     """Those of half of the queries, and over keys that are hidden as a whole. Of 16 bits every result is rounded."""
     torch.manual_seed(0)

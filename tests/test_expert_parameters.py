@@ -19,7 +19,7 @@ from pool import Pool
 
 from phalanx.cost.step.expand import expand
 from phalanx.nn.initial import initial, of_rank
-from phalanx.runtime.flat import Flat
+from phalanx.runtime.data_parallel.bucket_buffers import Flat
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.gradients.buckets import Bucket, buckets, lent
 from phalanx.spec.errors import InputError

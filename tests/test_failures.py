@@ -19,9 +19,9 @@ from pool import Pool
 from test_cli import JOB, TEXT, at_work, rows, wait_for_step
 
 from phalanx.resume import on_ranks
-from phalanx.runtime import status, watchdog
-from phalanx.runtime.checkpoint import steps
-from phalanx.runtime.status import StatusPage
+from phalanx.runtime.checkpoint.store import steps
+from phalanx.runtime.process import status, watchdog
+from phalanx.runtime.process.status import StatusPage
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.strategy.spec import Strategy

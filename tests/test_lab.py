@@ -26,7 +26,7 @@ from toy import model
 from phalanx.cost.step.expand import expand
 from phalanx.measure import lab
 from phalanx.measure.lab import Lab
-from phalanx.runtime.checkpoint import steps
+from phalanx.runtime.checkpoint.store import steps
 from phalanx.schedule.collectives.ir import Schedule, relabel
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
 from phalanx.spec.errors import InputError

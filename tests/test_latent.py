@@ -19,7 +19,7 @@ from toy import model, order_of_gradients
 from phalanx.nn import latent
 from phalanx.nn.decoder import Cache, Decoder
 from phalanx.nn.initial import initial
-from phalanx.runtime.world import ALONE
+from phalanx.runtime.process.world import ALONE
 from phalanx.schedule.gradients.buckets import backward_order
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec, parameters

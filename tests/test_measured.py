@@ -27,7 +27,7 @@ from phalanx.measure.stolen import Rounds
 from phalanx.measure.wire import BETWEEN, INSIDE, partner
 from phalanx.plan.auto.transport import choose
 from phalanx.report.measured import plot, svg, title
-from phalanx.runtime.p2p import tiers
+from phalanx.runtime.comm.p2p import tiers
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.collective_choice import pick
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit, Figure

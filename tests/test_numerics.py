@@ -15,11 +15,11 @@ from faults import VICTIM, batches, held, poison
 from pool import Pool
 
 from phalanx import session
-from phalanx.runtime import checkpoint
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.gradients import square
-from phalanx.runtime.parallelize import spread
-from phalanx.runtime.world import ALONE
+from phalanx.runtime.any_module.parallelize import spread
+from phalanx.runtime.checkpoint import store
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.data_parallel.bucket_buffers import square
+from phalanx.runtime.process.world import ALONE
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan
 from phalanx.spec.files.job_file import build, make_strategy
@@ -268,7 +268,7 @@ def test_a_run_that_overflows_is_recorded_and_resumed_to_the_bit(
 
 
 def test_an_error_leaves_the_checkpoint_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, step, write = [0], Training.step, checkpoint.write
+    steps, step, write = [0], Training.step, store.write
 
     def second_fails(self: Training, *args: Any) -> StepResult:
         steps[0] += 1
@@ -281,10 +281,10 @@ def test_an_error_leaves_the_checkpoint_its_time(tmp_path: Path, monkeypatch: py
         write(*args)
 
     monkeypatch.setattr(Training, "step", second_fails)
-    monkeypatch.setattr(checkpoint, "write", slowly)
+    monkeypatch.setattr(store, "write", slowly)
     with pytest.raises(FloatingPointError, match="poisoned"):
         Folders(tmp_path).run("short", 10, save_every=1)
-    assert checkpoint.steps(tmp_path / "short" / "checkpoint") == [1]
+    assert store.steps(tmp_path / "short" / "checkpoint") == [1]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
 
-from phalanx.runtime.world import ALONE
+from phalanx.runtime.process.world import ALONE
 from phalanx.verify.compare import SLACK_BYTES
 from phalanx.verify.imagined import imagine
 

@@ -18,9 +18,9 @@ from toy import order_of_gradients
 
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.program import instants
-from phalanx.runtime import recompute
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.world import ALONE
+from phalanx.runtime.autograd import recompute
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec

@@ -10,10 +10,10 @@ import pytest
 import torch
 from drawn import PRECISIONS
 
-from phalanx.runtime import status, world
-from phalanx.runtime.comm import Comm, _LetGo
-from phalanx.runtime.transport import DONE, Call
-from phalanx.runtime.world import ALONE
+from phalanx.runtime.comm.communicator import Comm, _LetGo
+from phalanx.runtime.comm.transport import DONE, Call
+from phalanx.runtime.process import status, world
+from phalanx.runtime.process.world import ALONE
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision, Train
 from phalanx.spec.model.families import complete
@@ -150,8 +150,8 @@ def test_nor_while_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 STEPS = """
 import sys
 import torch
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.world import ALONE
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process.world import ALONE
 from phalanx.spec.model.families import complete
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.strategy.mesh import mesh

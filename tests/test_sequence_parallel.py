@@ -22,11 +22,12 @@ from toy import model, order_of_gradients
 from phalanx.cost.memory import footprint
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict, predict_all
-from phalanx.runtime import copies, sequence_parallel
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.inner import Inner
-from phalanx.runtime.sequence_parallel import Rows
-from phalanx.runtime.world import ALONE, World
+from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.data_parallel import shared_gradients
+from phalanx.runtime.model_parallel import sequence
+from phalanx.runtime.model_parallel.sequence import Rows
+from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.layers.tensor import chunks
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
@@ -73,7 +74,7 @@ def test_the_axis_alone_equals_one_process(pool: Pool, tp: int, micro_batch: int
 
 def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
     """The examination with a layer that takes its rows for all there are."""
-    summed, scatter = sequence_parallel.summed, Rows.scatter
+    summed, scatter = sequence.summed, Rows.scatter
 
     def bias_before_the_sum(rows: Rows, unit: str, terms: Any, made: bool) -> torch.Tensor:
         bare = [replace(term, bias=None) for term in terms]
@@ -92,9 +93,9 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         if how == "norms are not summed":
-            patch.setattr(copies.Copies, "add_up", lambda self: None)
+            patch.setattr(shared_gradients.Copies, "add_up", lambda self: None)
         elif how == "bias on every rank":
-            patch.setattr(sequence_parallel, "summed", bias_before_the_sum)
+            patch.setattr(sequence, "summed", bias_before_the_sum)
         else:
             patch.setattr(Rows, "scatter", keeps_its_own_term)
         return ranks.examine(world, *case)

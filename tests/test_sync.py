@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pool import Pool
 
-from phalanx.runtime.sync import checksum
+from phalanx.runtime.data_parallel.replica_check import checksum
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
@@ -92,7 +92,7 @@ def test_a_checksum_does_not_depend_on_how_it_is_sliced(monkeypatch: pytest.Monk
     tensor = torch.randn(1000, dtype=torch.float64)
     tensor[7] = math.nan
     whole = int(checksum(tensor))
-    monkeypatch.setattr("phalanx.runtime.sync._AT_ONCE", 64)
+    monkeypatch.setattr("phalanx.runtime.data_parallel.replica_check._AT_ONCE", 64)
     assert int(checksum(tensor)) == whole
 
 

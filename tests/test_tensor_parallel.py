@@ -19,8 +19,8 @@ from toy import model, order_of_gradients
 
 from phalanx.cost.step.expand import expand
 from phalanx.nn.initial import initial, of_rank
-from phalanx.runtime.parallelize import spread
-from phalanx.runtime.world import World
+from phalanx.runtime.any_module.parallelize import spread
+from phalanx.runtime.process.world import World
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, parameters

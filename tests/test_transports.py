@@ -20,8 +20,8 @@ from ranks import (
     without_arena,
 )
 
-from phalanx.runtime.executor import Executor
-from phalanx.runtime.transport import DONE, Call, Done
+from phalanx.runtime.comm.schedule_executor import Executor
+from phalanx.runtime.comm.transport import DONE, Call, Done
 from phalanx.schedule.collectives.ir import Schedule, intervals
 from phalanx.schedule.collectives.rank_program import program
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
@@ -141,8 +141,8 @@ class Instant:
 def test_what_a_ring_gathers_arrives_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though its chunks were sent before, to be added up; but for the first, which was sent just now. Of messages too
     long to be received ahead."""
-    monkeypatch.setattr("phalanx.runtime.executor.SEGMENT", 64)
-    monkeypatch.setattr("phalanx.runtime.executor._AHEAD", 256)
+    monkeypatch.setattr("phalanx.runtime.comm.schedule_executor.SEGMENT", 64)
+    monkeypatch.setattr("phalanx.runtime.comm.schedule_executor._AHEAD", 256)
     buffer, over = torch.zeros(1024), Instant()
     steps = program(build("all_reduce", "ring", 4, 1024), me=0)
     Executor(over, grouped=False).run(steps, lambda low, high: buffer[low:high], "sum", buffer)  # type: ignore[arg-type]

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from phalanx import session
 from phalanx.cost.step.expand import expand
-from phalanx.runtime import data_parallel, gathered, seam
+from phalanx.runtime.data_parallel import engine, zero3
+from phalanx.runtime.observe import host_values
 from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import build
@@ -134,7 +135,7 @@ def test_a_bucket_too_many_is_named() -> None:
 
         return finish
 
-    found = _broken("dp=64,bucket=0.1", data_parallel.DataParallel, "finish", mend)
+    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "finish", mend)
     (difference,) = found.differences
     assert difference.what == "collectives over dp_replicate"
     assert "one too many is issued" in difference.cause
@@ -154,7 +155,7 @@ def test_a_unit_that_is_gathered_twice_is_named() -> None:
 
         return start
 
-    found = _broken("dp=64,zero=3", gathered.Gathered, "start", mend)
+    found = _broken("dp=64,zero=3", zero3.Gathered, "start", mend)
     (difference,) = found.differences
     assert difference.what == "collectives over dp_shard"
     assert "all_gather blocks.1 over dp_shard (64 ranks) micro-batch 1" in difference.recorded
@@ -171,7 +172,7 @@ def test_a_bucket_that_is_forgotten_is_named() -> None:
 
         return issue
 
-    found = _broken("dp=64,bucket=0.1", data_parallel.DataParallel, "_issue", mend)
+    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "_issue", mend)
     assert "bucket.1" in str(found.differences[0])
     assert "one is missing" in str(found.differences[0])
 
@@ -188,7 +189,7 @@ def test_memory_that_stays_is_named() -> None:
 
         return ends
 
-    found = _broken("dp=64,zero=3", gathered.Gathered, "forward_ends", mend)
+    found = _broken("dp=64,zero=3", zero3.Gathered, "forward_ends", mend)
     kept.clear()
     assert [d.what for d in found.differences] == ["live bytes before forward blocks.2 of micro-batch 0"]
 
@@ -216,7 +217,7 @@ def test_a_call_past_comm_fails_the_run_and_says_where() -> None:
 
         return finish
 
-    found = _broken("dp=64", data_parallel.DataParallel, "finish", mend)
+    found = _broken("dp=64", engine.DataParallel, "finish", mend)
     assert "c10d.allreduce_.default bypasses comm, at " in found.failed
     assert "test_verify.py" in found.failed
     assert "(finish)" in found.failed
@@ -230,18 +231,18 @@ def test_a_look_at_what_a_tensor_holds_fails_the_run_and_says_where() -> None:
 
         return square
 
-    found = _broken("dp=64", data_parallel.DataParallel, "norm_square", mend)
+    found = _broken("dp=64", engine.DataParallel, "norm_square", mend)
     assert "looks at what a tensor holds, at " in found.failed
     assert "(square)" in found.failed
 
 
 def test_nothing_is_left_behind() -> None:
-    hook, frozen, reads = sys.excepthook, gc.get_freeze_count(), seam.read
+    hook, frozen, reads = sys.excepthook, gc.get_freeze_count(), host_values.read
     verify(MODEL, FEW, Strategy(dp=2))
     assert not dist.is_initialized()
     assert sys.excepthook is hook
     assert gc.get_freeze_count() == frozen
-    assert seam.read is reads
+    assert host_values.read is reads
 
 
 def test_memory_of_a_step_is_compared_over_time() -> None:
@@ -313,7 +314,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
 def test_the_command_shows_the_first_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tmp_path / "job.toml"
     job.write_text(JOB_FILE)
-    original = data_parallel.DataParallel._issue
+    original = engine.DataParallel._issue
 
     def twice(self: Any) -> None:
         original(self)
@@ -321,7 +322,7 @@ def test_the_command_shows_the_first_difference(tmp_path: Path, monkeypatch: pyt
             b = self.buckets[0]
             self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
 
-    monkeypatch.setattr(data_parallel.DataParallel, "_issue", twice)
+    monkeypatch.setattr(engine.DataParallel, "_issue", twice)
     line = ["verify", str(job), "--strategy", "dp=64", "--cluster", "dgx-h100", "--set", "job.seq=512"]
     code, out, _ = phalanx(tmp_path, *line)
     assert code == 1
@@ -357,7 +358,7 @@ def test_memory_outside_of_the_passes_is_seen(strategy: str, name: str, what: st
 
         def begin(self: Any, *args: Any, **more: Any) -> None:
             training(self, *args, **more)
-            patch.setattr(data_parallel.DataParallel, name, mend(getattr(data_parallel.DataParallel, name)))
+            patch.setattr(engine.DataParallel, name, mend(getattr(engine.DataParallel, name)))
 
         patch.setattr(step.Training, "__init__", begin)
         found = verify(MODEL, JOB, _strategy(strategy))[0]
@@ -375,7 +376,7 @@ def test_the_order_over_all_axes_is_compared() -> None:
 
         return issue
 
-    found = _broken("dp=64,zero=2,shard=8,bucket=0.1", data_parallel.DataParallel, "_issue", mend)
+    found = _broken("dp=64,zero=2,shard=8,bucket=0.1", engine.DataParallel, "_issue", mend)
     assert [d.what for d in found.differences] == ["order"]
 
 
@@ -389,7 +390,7 @@ def test_a_collective_that_nobody_waits_for_is_named() -> None:
 
         return complete
 
-    found = _broken("dp=64,bucket=0.1", data_parallel.DataParallel, "_complete", mend)
+    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "_complete", mend)
     assert [str(d) for d in found.differences] == [
         "waits: predicted for every collective, recorded none for all_reduce of bucket.1 over dp_replicate"
     ]
@@ -405,7 +406,7 @@ def test_what_is_not_recorded_is_no_part_of_a_step(call: str) -> None:
 
         return finish
 
-    found = _broken("dp=64", data_parallel.DataParallel, "finish", mend)
+    found = _broken("dp=64", engine.DataParallel, "finish", mend)
     assert call in found.failed
     assert "is part of a step, and not recorded" in found.failed
 
@@ -418,7 +419,7 @@ def test_an_error_in_the_step_is_said_with_its_place() -> None:
 
         return finish
 
-    found = _broken("dp=64", data_parallel.DataParallel, "finish", mend)
+    found = _broken("dp=64", engine.DataParallel, "finish", mend)
     assert "RuntimeError" in found.failed
     assert "(finish)" in found.failed
 

@@ -15,11 +15,11 @@ from pool import Pool
 from ranks_split import Part, all_apart, apart, batches
 from toy import model
 
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.instrument import Tracker
-from phalanx.runtime.record import Recorder
-from phalanx.runtime.weight_gradients import Product, PutOff
-from phalanx.runtime.world import ALONE
+from phalanx.runtime.autograd.deferred_weight_grads import Product, PutOff
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.recorder import Recorder
+from phalanx.runtime.observe.instrument import Tracker
+from phalanx.runtime.process.world import ALONE
 from phalanx.schedule.gradients.buckets import backward_order
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec

@@ -131,7 +131,7 @@ def test_an_import_moves_nothing_away_before_it_has_succeeded(  # type: ignore[n
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("phalanx.runtime.checkpoint.write_alone", full)
+        patch.setattr("phalanx.runtime.checkpoint.store.write_alone", full)
         refused("cannot be made ([Errno 28] No space left on device)", "hf", "hf")
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**4))

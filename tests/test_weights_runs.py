@@ -160,7 +160,7 @@ def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside
     def ranks(module: str, argument: str, *_: object) -> None:
         shutil.copytree("runs/hf/checkpoint", Path(json.loads(argument)["folder"]) / "checkpoint")
 
-    monkeypatch.setattr("phalanx.runtime.launch.launch", ranks)
+    monkeypatch.setattr("phalanx.runtime.process.launch.launch", ranks)
     monkeypatch.setattr(session, "resolve_cluster", lambda *_: cluster("dgx-h100", 1))
     monkeypatch.setattr(session, "outcome", lambda *_: None)
 

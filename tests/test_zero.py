@@ -49,7 +49,7 @@ def test_neighbours_never_share_memory(sizes: list[int]) -> None:
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(1, 7))
 def test_pieces_are_a_partition(sizes: list[int], shards: int) -> None:
-    from phalanx.runtime.flat import Flat
+    from phalanx.runtime.data_parallel.bucket_buffers import Flat
 
     bucket = Bucket(0, tuple(Parameter(f"p{i}", (n,), "norm", "embed") for i, n in enumerate(sizes)))
     strategy = Strategy(dp=shards, zero=3)

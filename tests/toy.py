@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from phalanx.runtime.data_parallel import DataParallel
+from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete

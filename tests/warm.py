@@ -12,8 +12,8 @@ import ranks_pipeline
 import torch._dynamo  # torch's optimizers ask for it, when they are made
 
 import phalanx.cli
-import phalanx.runtime.agent
-import phalanx.runtime.container
+import phalanx.runtime.checkpoint.container
+import phalanx.runtime.process.agent
 import phalanx.session
 import phalanx.verify.worker
 

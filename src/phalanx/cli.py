@@ -180,7 +180,7 @@ def train(
         overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
         require_torch()
         from phalanx.resume import resumed
-        from phalanx.runtime import world as worlds
+        from phalanx.runtime.process import world as worlds
 
         world = worlds.external()
         if max_restarts < 0:

@@ -45,7 +45,7 @@ def measure(
         else:
             require_torch()
             from phalanx.measure.stolen import noted
-            from phalanx.runtime import world as worlds
+            from phalanx.runtime.process import world as worlds
 
             world = worlds.external()
             if world is None:

@@ -13,7 +13,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import compute_type
 
 if TYPE_CHECKING:
-    from phalanx.runtime.world import World
+    from phalanx.runtime.process.world import World
 
 
 def measure_ranks(world: World, dtype: str, threads: int) -> ClusterSpec | None:
@@ -22,8 +22,8 @@ def measure_ranks(world: World, dtype: str, threads: int) -> ClusterSpec | None:
     import torch
 
     from phalanx.measure.cluster import measure as measure_all
-    from phalanx.runtime import world as worlds
-    from phalanx.runtime.launch import named
+    from phalanx.runtime.process import world as worlds
+    from phalanx.runtime.process.launch import named
 
     kind = compute_type(dtype, "--dtype")
     torch.set_num_threads(threads)

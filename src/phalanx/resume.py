@@ -23,7 +23,7 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
 
     Raises InputError where there is nothing to resume, or where a change would make it another run.
     """
-    from phalanx.runtime.checkpoint import damage_or_unread, steps
+    from phalanx.runtime.checkpoint.store import damage_or_unread, steps
 
     file = plan.job_of(path, overrides) if path else None
     folder = RUNS / file.train.name if file else latest_run()
@@ -43,7 +43,7 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
 
 def goes_on(folder: Path) -> str:
     """From where the ranks of a run go on that are started again."""
-    from phalanx.runtime.checkpoint import steps
+    from phalanx.runtime.checkpoint.store import steps
 
     saved = steps(folder / "checkpoint")
     return f"the run goes on from step {saved[-1]}" if saved else "the run begins anew: nothing was saved yet"

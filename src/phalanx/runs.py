@@ -78,7 +78,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 def latest_run() -> Path:
     """The run with the newest checkpoint."""
-    from phalanx.runtime.checkpoint import newest
+    from phalanx.runtime.checkpoint.store import newest
 
     found = {}
     for path in RUNS.glob("*/plan.json"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cost.step.expand import expand
-from phalanx.measure.local import cache_folder, default_ranks, fingerprint, local_cluster
+from phalanx.measure.local import default_ranks, fingerprint, local_cluster
 from phalanx.origin import begun, come_along
 from phalanx.plan.auto import stage_split, transport
 from phalanx.plan.auto.bucket_size import GIVEN, has_buckets
@@ -23,6 +23,7 @@ from phalanx.plan.search.best_first import Candidate, Searched, price, search
 from phalanx.report.tables import Comparison
 from phalanx.resume import begun_by, goes_on, taken_up_by_others
 from phalanx.runs import RUNS, open_run
+from phalanx.runtime.process.cache import cache_folder
 from phalanx.schedule.event import Event
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster import presets as clusters
@@ -39,7 +40,7 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.compare import differences
 
 if TYPE_CHECKING:
-    from phalanx.runtime.world import World
+    from phalanx.runtime.process.world import World
     from phalanx.train.data import TokenSet
 
 Announce = Callable[[str], None]
@@ -195,8 +196,8 @@ def train(
     alone). Raises InputError, RankFailure."""
     if world is not None:
         return _train_rank(file, resume, world, show, announce)
-    from phalanx.runtime.checkpoint import sweep
-    from phalanx.runtime.launch import launch
+    from phalanx.runtime.checkpoint.store import sweep
+    from phalanx.runtime.process.launch import launch
 
     require_this_machine(file)
     decision, tokens = _begin(file, resume, None, announce)
@@ -247,9 +248,9 @@ def _train_rank(
     file: JobFile, resume: bool, world: World, show: Callable[[Decision], None], announce: Announce
 ) -> Outcome | None:
     """Be one rank. Rank 0 decides and tells the others; the run folder is on a file system that all share."""
-    from phalanx.runtime import world as worlds
-    from phalanx.runtime.checkpoint import steps
-    from phalanx.runtime.launch import StopFlag, named
+    from phalanx.runtime.checkpoint.store import steps
+    from phalanx.runtime.process import world as worlds
+    from phalanx.runtime.process.launch import StopFlag, named
     from phalanx.train import worker
 
     with named(world):
@@ -317,7 +318,7 @@ def with_overrides(file: JobFile, strategy: str | None) -> JobFile:
 def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[str, Any]:
     """Hold a strategy against one process; the result as `phalanx parity --json` prints it. Raises InputError,
     RankFailure."""
-    from phalanx.runtime.launch import launch
+    from phalanx.runtime.process.launch import launch
     from phalanx.verify.parity import BOUNDS
 
     if dtype not in BOUNDS:

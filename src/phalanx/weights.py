@@ -29,7 +29,7 @@ from phalanx.spec.model.to_hugging_face import to_hugging_face
 
 if TYPE_CHECKING:
     from phalanx.nn.weights import Weights
-    from phalanx.runtime.manifest import Chunk
+    from phalanx.runtime.checkpoint.manifest import Chunk
 
 TYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -40,7 +40,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
     """
     from phalanx.nn.hugging_face import files
     from phalanx.nn.stored import describe, said_of
-    from phalanx.runtime import checkpoint
+    from phalanx.runtime.checkpoint import store
 
     if not source.is_dir():
         raise InputError(
@@ -69,7 +69,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
                 stack.callback(shutil.rmtree, part, ignore_errors=True)
                 part.mkdir()
                 announce(f"importing {source} ({describe(weights, spec)})")
-                checkpoint.write_alone(part / "checkpoint", 0, _chunks(weights, spec), {"imported": str(source)})
+                store.write_alone(part / "checkpoint", 0, _chunks(weights, spec), {"imported": str(source)})
                 for file in beside(source):
                     shutil.copyfile(file, part / file.name)
                 plan.write_model(spec, part)
@@ -82,7 +82,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
 
 def _chunks(weights: Weights, spec: ModelSpec) -> list[Chunk]:
     """The parameters and buffers as a checkpoint's, each read when its turn comes."""
-    from phalanx.runtime.manifest import Chunk
+    from phalanx.runtime.checkpoint.manifest import Chunk
 
     kinds = [("parameters", p) for p in parameters(spec)] + [
         ("buffers", b) for b in buffers(spec) if weights.has(b.fqn)
@@ -109,7 +109,7 @@ def export_weights(
     """
     from phalanx.nn.hugging_face import files
     from phalanx.nn.stored import describe, of_run, widest
-    from phalanx.runtime.comm import DTYPE_NAMES, DTYPES
+    from phalanx.runtime.comm.dtypes import DTYPE_NAMES, DTYPES
 
     if dtype and dtype not in TYPES:
         raise InputError("--dtype", dtype, "is no type for weights", f"use one of {', '.join(TYPES)}")

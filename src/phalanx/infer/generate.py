@@ -15,10 +15,10 @@ from phalanx.nn import vocabulary
 from phalanx.nn.decoder import Cache, Decoder
 from phalanx.nn.initial import create, fill_buffers, initial, of_rank
 from phalanx.nn.stored import of_run, widest
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.inner import Inner
-from phalanx.runtime.sequence_tokens import SequenceTokens
-from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.model.spec import parameters

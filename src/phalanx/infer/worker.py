@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from phalanx.infer.generate import Sampling, generate
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.launch import launch, run_rank
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.launch import launch, run_rank
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh

@@ -12,9 +12,9 @@ from phalanx.measure.local import describe, fingerprint
 from phalanx.measure.messages import TierLines, measure_tier
 from phalanx.measure.wire import BETWEEN, INSIDE, RealWire, partner
 from phalanx.measure.worker import agreed, kernel_rates, levels, measure_figures, measure_host, written
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.world import World
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.world import World
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build

@@ -15,9 +15,10 @@ import torch
 from phalanx.cost.compute import compression
 from phalanx.measure.kernels import synchronize
 from phalanx.measure.stolen import Rounds, stolen_s, stolen_share
-from phalanx.runtime.comm import DTYPES, Comm
-from phalanx.runtime.compression import compressor
-from phalanx.runtime.flat import Flat
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.dtypes import DTYPES
+from phalanx.runtime.data_parallel.bucket_buffers import Flat
+from phalanx.runtime.data_parallel.compression import compressor
 from phalanx.schedule.gradients.buckets import buckets
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.families import complete

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from phalanx.measure.kernels import synchronize
-from phalanx.runtime.comm import DTYPES
+from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.spec.cluster.spec import Figure
 from phalanx.spec.job import DType
 

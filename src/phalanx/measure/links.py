@@ -20,10 +20,10 @@ from torch import Tensor
 
 from phalanx.measure.fit import robust_line
 from phalanx.measure.stolen import Rounds, stolen_s, stolen_share
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.p2p import tiers
-from phalanx.runtime.transport import Call
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.p2p import tiers
+from phalanx.runtime.comm.transport import Call
+from phalanx.runtime.process import world as worlds
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
 from phalanx.spec.cluster.collective_choice import Choice, Transport
 from phalanx.spec.cluster.spec import CollectiveFit

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.measure.stolen import noted
+from phalanx.runtime.process.cache import cache_folder
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
@@ -24,17 +25,6 @@ from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import DType
 
 VERSION = 10  # of what is measured and how; an older cache is measured anew
-
-
-def cache_folder() -> Path:
-    """Where measurements and tokens are kept: $PHALANX_CACHE, else phalanx in the user's cache folder."""
-    own = os.environ.get("PHALANX_CACHE")
-    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phalanx"
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError("cache folder", str(base), f"cannot be made ({error})", "set PHALANX_CACHE") from None
-    return base
 
 
 def cores() -> int:
@@ -106,7 +96,7 @@ def local_cluster(
 
 
 def _measure(ranks: int, dtype: DType, threads: int) -> dict[str, Any]:
-    from phalanx.runtime.launch import launch
+    from phalanx.runtime.process.launch import launch
 
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         out = Path(folder) / "measured.json"

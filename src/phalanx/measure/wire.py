@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from phalanx.measure.stolen import Rounds, stolen_s, stolen_share
-from phalanx.runtime import native
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.transport import combine
+from phalanx.runtime.comm import native
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.transport import combine
 
 INSIDE, BETWEEN = "host", "network"
 _ROUNDS = (4, 30)  # at least, and at most

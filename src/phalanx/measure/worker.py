@@ -20,9 +20,9 @@ from phalanx.measure.coding import measure_coding
 from phalanx.measure.messages import measure_gamma
 from phalanx.measure.wire import RealWire
 from phalanx.plan.auto.transport import choose
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.launch import run_rank
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.launch import run_rank
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import CollectiveFit, Figure, KernelRates
 from phalanx.spec.files.plan import write_json

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from phalanx.nn import functions
 from phalanx.nn.norms import RMSNorm
-from phalanx.runtime import context_parallel, recompute, sequence_parallel, tensor_parallel
-from phalanx.runtime.context_parallel import ContextParallel
-from phalanx.runtime.inner import Inner
-from phalanx.runtime.sequence_parallel import Factors
-from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.runtime.autograd import recompute
+from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.model_parallel import context, sequence, tensor
+from phalanx.runtime.model_parallel.context import ContextParallel
+from phalanx.runtime.model_parallel.sequence import Factors
+from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.spec.model.spec import ModelSpec
 
 
@@ -77,11 +78,11 @@ class Core(nn.Module):
         split = self.tp is not None and self.tp.rows is not None
         if repeats is not None:
             if split:
-                return sequence_parallel.repeated(self._core, repeats, (q, k, v, mask), self.o)
+                return sequence.repeated(self._core, repeats, (q, k, v, mask), self.o)
             return recompute.repeated(self._projected_core, repeats, q, k, v, mask)
         out = self._core(q, k, v, mask)
         del q, k, v  # what of them is kept may be another part
-        return sequence_parallel.factors(out, self.o) if split else self._projected(out, made)
+        return sequence.factors(out, self.o) if split else self._projected(out, made)
 
     def _projected_core(self, made: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return self._projected(self._core(q, k, v, mask), made)
@@ -89,12 +90,12 @@ class Core(nn.Module):
     def _projected(self, out: Tensor, made: bool) -> Tensor:
         if self.tp is None:
             return recompute.linear(self.o, out, made)
-        return tensor_parallel.rows(out, self.o, made)
+        return tensor.rows(out, self.o, made)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """softmax(scale q kᵀ) v, (batch, new, heads x v_dim), of what `heads` makes."""
         if self.cp is not None:
-            return self._of_values(context_parallel.core(self.cp, self.unit, q, k, v, mask, self.scale))
+            return self._of_values(context.core(self.cp, self.unit, q, k, v, mask, self.scale))
         grouped = self.grouped
         flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
         if grouped and q.device.type == "cuda" and not flash:
@@ -134,7 +135,7 @@ class Attention(Core):
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
 
     def heads(self, x: Tensor, angles: Angles, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = tensor_parallel.columns(self.tp, self.unit, x, (self.q, self.k, self.v))
+        q, k, v = tensor.columns(self.tp, self.unit, x, (self.q, self.k, self.v))
         shape = (*q.shape[:2], -1, self.head_dim)
         q, k, v = q.view(shape), k.view(shape), v.view(shape)
         if self.normed:

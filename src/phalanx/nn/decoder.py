@@ -20,13 +20,14 @@ from phalanx.nn.latent import LatentAttention
 from phalanx.nn.mlp import MLP
 from phalanx.nn.norms import make_norm
 from phalanx.nn.rotary import rotary_table
-from phalanx.runtime import recompute, tensor_parallel, weight_gradients
-from phalanx.runtime.context_parallel import ContextParallel
-from phalanx.runtime.expert_parallel import ExpertParallel
-from phalanx.runtime.inner import Inner
-from phalanx.runtime.sequence_parallel import Rows
-from phalanx.runtime.sequence_tokens import SequenceTokens
-from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.runtime.autograd import deferred_weight_grads, recompute
+from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.model_parallel import tensor
+from phalanx.runtime.model_parallel.context import ContextParallel
+from phalanx.runtime.model_parallel.expert import ExpertParallel
+from phalanx.runtime.model_parallel.sequence import Rows
+from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.spec.model.spec import ModelSpec, chunks, units
 from phalanx.spec.strategy.spec import Recompute
 
@@ -106,17 +107,17 @@ class Block(nn.Module):
         if self.residual == "serial":
             term = self.attention(normed, angles, mask, cache)
             del normed
-            x = x + tensor_parallel.summed(tp, self.unit, (term,), (o,))
+            x = x + tensor.summed(tp, self.unit, (term,), (o,))
             del term
             if isinstance(self.mlp, MoE):  # which puts the ranks' parts together itself
                 return recompute.add(x, self.mlp(self.norm2(x), made), made)
             down = self.mlp.down
-            other = tensor_parallel.summed(tp, self.unit, (self.mlp(self.norm2(x), made),), (down,), made)
+            other = tensor.summed(tp, self.unit, (self.mlp(self.norm2(x), made),), (down,), made)
             return recompute.add(x, other, made)
         term = self.attention(normed, angles, mask, cache, made)
         other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), made)
         layers = (o, self.mlp.down)
-        return recompute.add(x, tensor_parallel.summed(tp, self.unit, (term, other), layers, made), made)
+        return recompute.add(x, tensor.summed(tp, self.unit, (term, other), layers, made), made)
 
 
 class Embed(nn.Module):
@@ -135,7 +136,7 @@ class Embed(nn.Module):
         if hasattr(self, "position"):
             if self.tp is not None and self.tp.rows is not None:
                 return x + functions.embedding(_places(self.tp.rows, tokens, positions), self.position.weight)
-            if weight_gradients.owners(self.position.weight):
+            if deferred_weight_grads.owners(self.position.weight):
                 if positions is None:
                     positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
                 return x + functions.embedding(positions, self.position.weight)
@@ -169,7 +170,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         if self.tp is not None:
-            (logits,) = tensor_parallel.columns(self.tp, "head", self.norm(x), (self.linear,))
+            (logits,) = tensor.columns(self.tp, "head", self.norm(x), (self.linear,))
             if targets is None:
                 return logits
             return vocabulary.cross_entropy(self.tp, logits.view(-1, logits.shape[-1]), targets.reshape(-1))

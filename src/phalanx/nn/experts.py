@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from phalanx.nn import grouped, routing
 from phalanx.nn.mlp import MLP
 from phalanx.nn.routing import Losses
-from phalanx.runtime import expert_parallel, recompute, sequence_parallel, tensor_parallel
-from phalanx.runtime.expert_parallel import ExpertParallel, Route
-from phalanx.runtime.sequence_tokens import SequenceTokens, Shape
-from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.runtime.autograd import recompute
+from phalanx.runtime.model_parallel import expert, sequence, tensor
+from phalanx.runtime.model_parallel.expert import ExpertParallel, Route
+from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.runtime.model_parallel.token_sharding import SequenceTokens, Shape
 from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.model.spec import ModelSpec
 
@@ -84,7 +85,7 @@ class MoE(nn.Module):
             routed = routed.view(x.shape)
             return routed if shared is None else recompute.add(routed, shared, made)
         # All tp ranks have all tokens: each routes its part, and of shared experts has its part of the width.
-        x = tensor_parallel.copied(tp, self.unit, x)
+        x = tensor.copied(tp, self.unit, x)
         own = self.tokens.part(x.view(-1, hidden), tp)
         routed, term = self._routed(own, (batch, seq), self._shared(x, made), made)
         whole = self.tokens.placed(routed, (batch, seq), tp, made)
@@ -92,7 +93,7 @@ class MoE(nn.Module):
         term = whole if term is None else recompute.add(whole, term, made)
         del whole
         layers = (self.shared.down,) if hasattr(self, "shared") else ()
-        return tensor_parallel.summed(tp, self.unit, (term,), layers, made)
+        return tensor.summed(tp, self.unit, (term,), layers, made)
 
     def _own_rows(self, tp: TensorParallel, x: Tensor, made: bool) -> Tensor:
         assert tp.rows is not None
@@ -100,7 +101,7 @@ class MoE(nn.Module):
         routed, factors = self._routed(x, (tp.rows.batch, tp.rows.seq), shared, made)
         if factors is None:
             return routed
-        return recompute.add(routed, sequence_parallel.summed(tp.rows, self.unit, (factors,), made), made)
+        return recompute.add(routed, sequence.summed(tp.rows, self.unit, (factors,), made), made)
 
     def _shared(self, x: Tensor, made: bool = True) -> Callable[[], Tensor] | None:
         return (lambda: self.shared.term(x, made)) if hasattr(self, "shared") else None
@@ -111,13 +112,13 @@ class MoE(nn.Module):
         """What experts make of own tokens, x (tokens, hidden), of sequences of that (batch, seq) on this rank and
         those that share tp; and what the shared ones make, meanwhile."""
         weights, route = self._chosen(recompute.linear(self.router, x), shape)
-        rows = expert_parallel.leave(self.ep, self.unit, route, x)
+        rows = expert.leave(self.ep, self.unit, route, x)
         beside = None if shared is None else shared()
-        rows = expert_parallel.come(self.ep, self.unit, route, rows)
+        rows = expert.come(self.ep, self.unit, route, rows)
         bank = self.experts
         rows = grouped.swiglu(rows, route.held, bank.gate.weight, bank.up.weight, bank.down.weight)
-        rows = expert_parallel.give_back(self.ep, self.unit, route, rows)
-        return expert_parallel.combine(route, rows, weights, made), beside
+        rows = expert.give_back(self.ep, self.unit, route, rows)
+        return expert.combine(route, rows, weights, made), beside
 
     def _chosen(self, logits: Tensor, shape: Shape) -> tuple[Tensor, Route]:
         """The weights of own tokens' experts, and where their rows go."""
@@ -139,7 +140,7 @@ class MoE(nn.Module):
         def otherwise(rank: int | None) -> list[int]:
             return balanced(tokens if rank is None else self.tokens.of(shape, rank), x)
 
-        return weights, expert_parallel.route(self.ep, self.unit, slots, width, tokens, counts, otherwise, x)
+        return weights, expert.route(self.ep, self.unit, slots, width, tokens, counts, otherwise, x)
 
     def _by_tokens(self, p: Tensor, shape: Shape, losses: Losses) -> tuple[Tensor, Tensor]:
         """(The experts of own tokens, (tokens, top_k); the same flat, with `count` for those that are dropped.)"""

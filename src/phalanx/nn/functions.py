@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime import seam, weight_gradients
+from phalanx.runtime.autograd import deferred_weight_grads
+from phalanx.runtime.observe import host_values
 from phalanx.schedule.layers.head import LOGITS_AT_ONCE
 
 
@@ -28,7 +29,7 @@ class _RMSNorm(torch.autograd.Function):
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
         r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # (..., 1)
         ctx.save_for_backward(x, r, weight)
-        ctx.owners = weight_gradients.owners(weight)
+        ctx.owners = deferred_weight_grads.owners(weight)
         if x.dtype == wide:
             return (x * r).mul_(weight)
         return (x.to(wide) * r).to(x.dtype).mul_(weight)
@@ -46,7 +47,7 @@ class _RMSNorm(torch.autograd.Function):
         unit.mul_(mean)
         del g_unit
         d_x = unit.add_(g * weight).mul_(r).to(x.dtype)
-        put_off = weight_gradients.now(ctx.owners)
+        put_off = deferred_weight_grads.now(ctx.owners)
         if put_off is None:
             return d_x, d_weight, None
         put_off.made(*ctx.owners, d_weight)
@@ -63,7 +64,7 @@ class _LayerNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         out, mean, r = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
         ctx.save_for_backward(x, mean, r, weight, bias)
-        ctx.owners = weight_gradients.owners(weight, bias)
+        ctx.owners = deferred_weight_grads.owners(weight, bias)
         return out
 
     @staticmethod
@@ -74,7 +75,7 @@ class _LayerNorm(torch.autograd.Function):
         d_x, *d_given = torch.ops.aten.native_layer_norm_backward(
             g.contiguous(), x, x.shape[-1:], mean, r, weight, bias, wanted
         )
-        put_off = weight_gradients.now(ctx.owners)
+        put_off = deferred_weight_grads.now(ctx.owners)
         if put_off is None:
             return d_x, d_given[0], d_given[1], None
         for owner, d in zip(ctx.owners, d_given[: len(ctx.owners)], strict=True):
@@ -162,7 +163,7 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None]:
         (tokens,) = ctx.saved_tensors
         rows = g.reshape(-1, g.shape[-1])
-        put_off = weight_gradients.now(weight_gradients.owners(ctx.weight))
+        put_off = deferred_weight_grads.now(deferred_weight_grads.owners(ctx.weight))
         if put_off is not None:
             put_off.rows(ctx.weight, lambda: (tokens.reshape(-1), rows))
             return None, None
@@ -194,7 +195,7 @@ class _CrossEntropy(torch.autograd.Function):
         wide = accumulate_dtype(logits.dtype)
         loss = torch.zeros((), dtype=wide, device=logits.device)
         rows = rows_at_once(logits)
-        for low in seam.rounds(range(0, len(logits), rows)):
+        for low in host_values.rounds(range(0, len(logits), rows)):
             part, chosen = logits[low : low + rows], targets[low : low + rows].unsqueeze(-1)
             loss += _softmax_minus_onehot(part, chosen, wide, ctx.needs_input_grad[0])
         if ctx.needs_input_grad[0]:

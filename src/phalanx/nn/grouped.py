@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime import weight_gradients
-from phalanx.runtime.weight_gradients import Grouped, Owners
+from phalanx.runtime.autograd import deferred_weight_grads
+from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Owners
 
 
 def product(x: Tensor, weights: Tensor, held: Sequence[int], out: Tensor | None = None, add: bool = False) -> Tensor:
@@ -73,14 +73,14 @@ class _Given:
     """Gradients of weights, in the backward pass: made, or left for whoever takes them."""
 
     def __init__(self, owners: Owners, held: tuple[int, ...]) -> None:
-        self._owners, self._held, self._put_off = owners, held, weight_gradients.now(owners)
+        self._owners, self._held, self._put_off = owners, held, deferred_weight_grads.now(owners)
 
     def __call__(self, which: int, g: Tensor, x: Tensor) -> Tensor | None:
         gradient = Grouped(g, x.detach(), self._held)
         if self._put_off is not None:
             self._put_off.made(self._owners[which], gradient)
             return None
-        return weight_gradients.taken(self._owners[which:], gradient)
+        return deferred_weight_grads.taken(self._owners[which:], gradient)
 
 
 def swiglu(x: Tensor, held: Sequence[int], gate: nn.Parameter, up: nn.Parameter, down: nn.Parameter) -> Tensor:
@@ -88,4 +88,4 @@ def swiglu(x: Tensor, held: Sequence[int], gate: nn.Parameter, up: nn.Parameter,
     gate, up: (experts, ffn, hidden); down: (experts, hidden, ffn). Keeps x and two products of it."""
     # Through views, as in tensor_parallel.columns: gradients come in order.
     views = [p.view_as(p) for p in (gate, up, down)]
-    return _SwiGLU.apply(weight_gradients.owners(gate, up, down), tuple(held), x, *views)  # type: ignore[no-any-return]
+    return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(held), x, *views)  # type: ignore[no-any-return]

@@ -19,10 +19,10 @@ from phalanx.nn.decoder import Decoder
 from phalanx.nn.functions import accumulate_dtype
 from phalanx.nn.rotary import rotary_table
 from phalanx.nn.weights import Weights
-from phalanx.runtime.context_parallel import ContextParallel
-from phalanx.runtime.expert_parallel import ExpertParallel
-from phalanx.runtime.sequence_tokens import SequenceTokens
-from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.runtime.model_parallel.context import ContextParallel
+from phalanx.runtime.model_parallel.expert import ExpertParallel
+from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.spec.model.spec import ModelSpec, Parameter, buffers
 from phalanx.spec.strategy.split import Held, Split
 

@@ -41,9 +41,10 @@ from torch.autograd.function import once_differentiable
 from phalanx.nn import functions
 from phalanx.nn.attention import Angles, Cache, Core
 from phalanx.nn.norms import RMSNorm
-from phalanx.runtime import recompute, tensor_parallel
-from phalanx.runtime.context_parallel import ContextParallel
-from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.runtime.autograd import recompute
+from phalanx.runtime.model_parallel import tensor
+from phalanx.runtime.model_parallel.context import ContextParallel
+from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.spec.model.spec import ModelSpec
 
 _EPS = 1e-6
@@ -104,7 +105,7 @@ class LatentAttention(Core):
         assert angles is not None
         a = self.sizes
         first = self.q if a.q_rank is None else self.q_down
-        q, latent = tensor_parallel.columns(self.tp, self.unit, x, (first, self.kv_down))
+        q, latent = tensor.columns(self.tp, self.unit, x, (first, self.kv_down))
         if a.q_rank is not None:
             q = recompute.linear(self.q_up, self.q_norm(q))
         q = functions.rotary(q.view(*q.shape[:2], -1, self.head_dim), *angles, a.nope_dim, a.interleaved)

@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.nn import functions
-from phalanx.runtime import recompute, sequence_parallel, tensor_parallel
-from phalanx.runtime.sequence_parallel import Factors
-from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.runtime.autograd import recompute
+from phalanx.runtime.model_parallel import sequence, tensor
+from phalanx.runtime.model_parallel.sequence import Factors
+from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.spec.model.spec import ModelSpec
 
 
@@ -30,15 +31,15 @@ class MLP(nn.Module):
         if self.tp is None:
             return recompute.linear(self.down, x, made)
         if self.tp.rows is not None:
-            return sequence_parallel.factors(x, self.down)
-        return tensor_parallel.rows(x, self.down, made)
+            return sequence.factors(x, self.down)
+        return tensor.rows(x, self.down, made)
 
     def term(self, x: Tensor, made: bool = True) -> Tensor:
         """What it is without sequence parallelism, of an x whose gradient somebody else sums over the ranks."""
         x = self._activated(x, None)
-        return recompute.linear(self.down, x, made) if self.tp is None else tensor_parallel.rows(x, self.down, made)
+        return recompute.linear(self.down, x, made) if self.tp is None else tensor.rows(x, self.down, made)
 
     def _activated(self, x: Tensor, tp: TensorParallel | None) -> Tensor:
         layers = (self.gate, self.up) if self.gated else (self.up,)
-        into = tensor_parallel.columns(tp, f"blocks.{self.block}", x, layers)
+        into = tensor.columns(tp, f"blocks.{self.block}", x, layers)
         return functions.swiglu(*into) if self.gated else F.gelu(*into, approximate=self.approximate)

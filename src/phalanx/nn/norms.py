@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.nn import functions
-from phalanx.runtime import weight_gradients
+from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.spec.model.spec import ModelSpec
 
 
@@ -22,7 +22,7 @@ class RMSNorm(nn.Module):
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
-        if not weight_gradients.owners(self.weight):
+        if not deferred_weight_grads.owners(self.weight):
             return super().forward(x)
         return functions.layer_norm(x, self.weight, self.bias, self.eps)
 

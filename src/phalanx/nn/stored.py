@@ -15,14 +15,14 @@ from torch import Tensor
 from phalanx.nn.hugging_face import files
 from phalanx.nn.hugging_face.container import FIELD
 from phalanx.nn.weights import Weights
-from phalanx.runtime import checkpoint
+from phalanx.runtime.checkpoint import store
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.spec import MODEL_FIELDS, ModelSpec, parameters
 
 if TYPE_CHECKING:
-    from phalanx.runtime.container import Reader
+    from phalanx.runtime.checkpoint.container import Reader
 
 RUN = "RUN"
 
@@ -74,16 +74,16 @@ def open_weights(path: Path, spec: ModelSpec, step: int | None = None) -> Weight
 def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWeights:
     """The parameters in a run's checkpoint of a step. None: of the newest that is not damaged, for which it is read
     as a whole. Raises InputError, CheckpointError."""
-    from phalanx.runtime.container import Reader
+    from phalanx.runtime.checkpoint.container import Reader
 
     saved = run / "checkpoint"
-    done = checkpoint.steps(saved)
+    done = store.steps(saved)
     if not done:
         raise InputError(RUN, str(run), "holds no checkpoint yet")
     if step is not None and step not in done:
         raise InputError("--step", step, f"{run} has no such checkpoint", f"it has {', '.join(map(str, done))}")
     if step is None:
-        step = checkpoint.newest_good(saved)
+        step = store.newest_good(saved)
     reader = Reader(saved, step)
     for p in parameters(spec):
         there = reader.contents.get(f"parameters.{p.fqn}")

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.nn.functions import accumulate_dtype, rows_at_once
-from phalanx.runtime import seam, weight_gradients
-from phalanx.runtime.sequence_parallel import Rows
-from phalanx.runtime.tensor_parallel import TensorParallel
+from phalanx.runtime.autograd import deferred_weight_grads
+from phalanx.runtime.model_parallel.sequence import Rows
+from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.runtime.observe import host_values
 from phalanx.schedule.event import Phase
 
 
@@ -45,7 +46,7 @@ class _Embedding(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor | None]:
         (tokens,) = ctx.saved_tensors
-        put_off = weight_gradients.now(weight_gradients.owners(ctx.weight))
+        put_off = deferred_weight_grads.now(deferred_weight_grads.owners(ctx.weight))
         if put_off is not None:
             put_off.rows(ctx.weight, partial(_gradient, ctx.tp, ctx.rows, tokens, g, "W"))
             return None, None, None
@@ -99,14 +100,14 @@ class _CrossEntropy(torch.autograd.Function):
         sums = torch.empty(2, len(logits), dtype=wide, device=logits.device)  # of exponentials; the target's logit
         step = rows_at_once(logits)
         slices = [slice(low, low + step) for low in range(0, len(logits), step)]
-        for here in seam.rounds(slices):
+        for here in host_values.rounds(slices):
             _sums(logits[here], top[here], index[here].unsqueeze(-1), sums[:, here])
         sums[1].masked_fill_(elsewhere, 0)
         tp.all_reduce(sums, "head", "F").wait()
         total, chosen = sums
         if gradient:
             ones = elsewhere.logical_not_().to(logits.dtype).neg_()
-            for here in seam.rounds(slices):
+            for here in host_values.rounds(slices):
                 _softmax(logits[here], top[here], total[here])
                 logits[here].scatter_add_(-1, index[here].unsqueeze(-1), ones[here].unsqueeze(-1))
             ctx.save_for_backward(logits)

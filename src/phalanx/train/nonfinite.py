@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.data_parallel import DataParallel
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.data_parallel.engine import DataParallel
 
 Place = tuple[int, ...]
 """Where on a micro-batch's way through the model something is: less is earlier."""

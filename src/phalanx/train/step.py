@@ -28,20 +28,23 @@ from torch import Tensor
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.initial import create, fill_buffers, initial, of_rank
 from phalanx.nn.weights import Weights
-from phalanx.runtime import logical, manifest, seam, sync
-from phalanx.runtime.comm import DTYPES, Comm
-from phalanx.runtime.context_parallel import ContextParallel
-from phalanx.runtime.copies import Copies
-from phalanx.runtime.data_parallel import DataParallel
-from phalanx.runtime.expert_parallel import ExpertParallel
-from phalanx.runtime.inner import Inner
+from phalanx.runtime.autograd.deferred_weight_grads import PutOff
+from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.checkpoint import manifest
+from phalanx.runtime.checkpoint.boxes import Part
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.dtypes import DTYPES
+from phalanx.runtime.comm.recorder import Now
+from phalanx.runtime.data_parallel import logical_state, replica_check
+from phalanx.runtime.data_parallel.engine import DataParallel
+from phalanx.runtime.data_parallel.shared_gradients import Copies
+from phalanx.runtime.model_parallel.context import ContextParallel
+from phalanx.runtime.model_parallel.expert import ExpertParallel
+from phalanx.runtime.model_parallel.pipeline import Pipeline
+from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
+from phalanx.runtime.observe import host_values
 from phalanx.runtime.optimizers import SGD, AdamW
-from phalanx.runtime.part import Part
-from phalanx.runtime.pipeline_parallel import Pipeline
-from phalanx.runtime.record import Now
-from phalanx.runtime.sequence_tokens import SequenceTokens
-from phalanx.runtime.tensor_parallel import TensorParallel
-from phalanx.runtime.weight_gradients import PutOff
 from phalanx.schedule.gradients.buckets import buckets, lent, of_chunks
 from phalanx.schedule.layers.context import context
 from phalanx.schedule.layers.routing import looks_around
@@ -196,7 +199,7 @@ class Training:
         # The step's one read of device memory by the host.
         read = metrics if parts else torch.cat([metrics[:4], square_here[None], metrics[4:]])
         alike = [0.0, float(expected), 0.0, 0.0, 1.0, *[1.0] * counted]
-        loss, tokens, stops, faulty, square, *told_loads = seam.read(read, alike)
+        loss, tokens, stops, faulty, square, *told_loads = host_values.read(read, alike)
         # The loss was divided by something else than the true number of target tokens.
         factor = (expected if self.engine.compressor else divisor) / tokens
         norm = math.sqrt(square) * factor if square >= 0 else math.nan
@@ -306,15 +309,15 @@ class Training:
 
     def compare_replicas(self) -> None:
         """Raises ReplicasDiffer where ranks that must hold the same bits do not; all ranks together."""
-        sync.compare(self.engine, self.masters, self.split)
+        replica_check.compare(self.engine, self.masters, self.split)
 
     def owned(self) -> Iterator[Part]:
         """What this rank writes of a checkpoint; all ranks together (runtime/logical.py)."""
-        return logical.owned(self.engine, self.masters, self.optimizer, self.split)
+        return logical_state.owned(self.engine, self.masters, self.optimizer, self.split)
 
     def gradients(self) -> dict[str, Tensor]:
         """Every logical parameter's gradient; all ranks together."""
-        return logical.gradients(self.engine, self.split)
+        return logical_state.gradients(self.engine, self.split)
 
     def numerics(self) -> dict[str, Any]:
         """What a checkpoint says beside its tensors: steps skipped so far, and of an fp16 run its loss scale."""
@@ -327,8 +330,8 @@ class Training:
         self.skipped = about.get("skipped", 0)
         if self.loss_scale and about.get("loss_scale"):
             self.loss_scale = LossScale(**about["loss_scale"])
-        rest = logical.buffers(self.model)
-        logical.load(self.engine, self.masters, self.optimizer, folder, step, rest, split=self.split)
+        rest = logical_state.buffers(self.model)
+        logical_state.load(self.engine, self.masters, self.optimizer, folder, step, rest, split=self.split)
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.copy_(self.masters[name])

@@ -24,13 +24,14 @@ import torch
 from torch import Tensor
 
 from phalanx.nn.stored import is_run, open_weights
-from phalanx.runtime import sync, trace
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.instrument import instrument
-from phalanx.runtime.launch import StopFlag
-from phalanx.runtime.passes import passes
-from phalanx.runtime.saving import Saver, agree_on_newest
-from phalanx.runtime.timeline import StepTimes
+from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.timeline import StepTimes
+from phalanx.runtime.data_parallel import replica_check
+from phalanx.runtime.observe import perfetto
+from phalanx.runtime.observe.instrument import instrument
+from phalanx.runtime.observe.pass_times import passes
+from phalanx.runtime.process.launch import StopFlag
 from phalanx.schedule.event import Event
 from phalanx.spec.files.plan import Plan, write_json
 from phalanx.spec.job import Train
@@ -192,19 +193,19 @@ class Trainer:
         """One file of all ranks' timelines of the step that has just ended."""
         self.comm.status.now("writing the timeline")
         comm, rank = self.comm, self.comm.world.rank
-        mine = trace.of_rank(rank, comm.mesh.coordinates(rank), comm.timeline.spans())
+        mine = perfetto.of_rank(rank, comm.mesh.coordinates(rank), comm.timeline.spans())
         everyone = comm.gather_objects(mine, "world")
         if self.first:
             about = {"run": self.plan.train.name, "strategy": str(self.plan.strategy), "step": step + 1}
-            trace.write(self.folder / "trace.json", everyone, about)
+            perfetto.write(self.folder / "trace.json", everyone, about)
         self.trace_written = True
 
     def _compare_replicas(self, step: int) -> None:
         self.comm.status.now("comparison of the replicas")
         try:
             self.training.compare_replicas()
-        except sync.ReplicasDiffer as error:
-            raise sync.ReplicasDiffer(f"after step {step} {error}") from None
+        except replica_check.ReplicasDiffer as error:
+            raise replica_check.ReplicasDiffer(f"after step {step} {error}") from None
 
     def _inputs(self, step: int) -> list[Tensor]:
         """This rank's micro-batches of a step; on a device of its own the next ones are already on their way."""

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from phalanx.measure.local import cache_folder
-from phalanx.runtime import world as worlds
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.launch import StopFlag, restarted, run_rank
-from phalanx.runtime.world import World
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.cache import cache_folder
+from phalanx.runtime.process.launch import StopFlag, restarted, run_rank
+from phalanx.runtime.process.world import World
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.strategy.mesh import mesh

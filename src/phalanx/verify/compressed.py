@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from phalanx.runtime import logical
-from phalanx.runtime.comm import Comm
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.data_parallel import logical_state
 from phalanx.spec.job import Job, Precision, Train
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
@@ -58,7 +58,7 @@ def examine_compressed(
     c = strategy.compressor
     if c is None or not c.feedback:
         return Compressed(None, first, mean)
-    kept = logical.kept_back(ours.engine)
+    kept = logical_state.kept_back(ours.engine)
     both = {name: t + kept[name] for name, t in total.items()}
     errors = gradient_errors(both, {name: g * steps for name, g in truth.items()})
     return Compressed(max(error for _, error in errors), first, mean)

@@ -31,11 +31,11 @@ from torch.testing._internal.distributed import fake_pg  # its import makes the 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import phalanx
-from phalanx.runtime import seam
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.compression import sparse
-from phalanx.runtime.instrument import Tracker, instrument
-from phalanx.runtime.world import World
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.data_parallel.compression import sparse
+from phalanx.runtime.observe import host_values
+from phalanx.runtime.observe.instrument import Tracker, instrument
+from phalanx.runtime.process.world import World
 from phalanx.schedule.event import Event
 from phalanx.schedule.layers.context import Context
 from phalanx.spec.job import Job
@@ -174,8 +174,8 @@ def _without_content(first: int) -> Iterator[None]:
             stack.enter_context(patch.object(sys, "excepthook", sys.excepthook))  # which torch lays its own over
             dist.init_process_group(dist.Backend.FAKE, store=fake_pg.FakeStore(), rank=0, world_size=1)
             stack.callback(dist.destroy_process_group)
-        stack.enter_context(patch.object(seam, "read", _otherwise))
-        stack.enter_context(patch.object(seam, "rounds", _first_and_last))
+        stack.enter_context(patch.object(host_values, "read", _otherwise))
+        stack.enter_context(patch.object(host_values, "rounds", _first_and_last))
         stack.enter_context(patch.object(sparse, "_above", lambda size, bar, places: None))
         stack.enter_context(patch.object(step, "Pipeline", partial(Steady, first)))
         try:

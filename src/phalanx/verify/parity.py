@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from phalanx.nn.experts import MoE
-from phalanx.runtime.comm import Comm
-from phalanx.runtime.world import ALONE
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process.world import ALONE
 from phalanx.spec.job import Job, Optimizer, Precision, Train
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh

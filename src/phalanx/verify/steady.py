@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.runtime.instrument import Tracker
-from phalanx.runtime.pipeline_parallel import PASSES, Pipeline
+from phalanx.runtime.model_parallel.pipeline import PASSES, Pipeline
+from phalanx.runtime.observe.instrument import Tracker
 from phalanx.schedule.event import Event
 from phalanx.schedule.pipeline.schedules import Action
 

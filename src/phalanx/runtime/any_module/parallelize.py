@@ -1,0 +1,365 @@
+"""Data parallelism for any torch.nn.Module: the engine that `phalanx train` runs, in a few lines of your own loop.
+
+    model = phalanx.parallelize(module, "zero=2")
+    optimizer = model.attach(torch.optim.AdamW(model.parameters(), lr=3e-4))
+    for batch in loader:                                  # the micro-batches of a step, this rank's share
+        for i, (x, y) in enumerate(batch):
+            model.backward(loss(model(x), y), last=i == len(batch) - 1)
+        model.clip(1.0)
+        optimizer.step()
+
+Started by torchrun or srun, or alone. All ranks have the same module, and run its units alike and in one order.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from phalanx.runtime.any_module.units import common_dtype, cut_buckets, find_units, require_spreadable
+from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
+from phalanx.runtime.checkpoint.boxes import share, whole
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.dtypes import DTYPES
+from phalanx.runtime.data_parallel import logical_state
+from phalanx.runtime.data_parallel.engine import DataParallel
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.world import World
+from phalanx.spec.cluster.collective_choice import Choice
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import make_strategy
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy, parse
+
+_WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
+"""Optimizers of torch that look at more than one element at a time."""
+_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def parallelize(
+    module: nn.Module,
+    strategy: str | Strategy = "",
+    *,
+    precision: Precision | None = None,
+    units: Sequence[nn.Module] | None = None,
+    average: bool = True,
+    transport: Literal["native", "p2p", "shm"] = "native",
+    timeout_s: float = 300.0,
+) -> Parallel:
+    """Spread a module over the ranks of this run.
+
+    strategy    one line, as on the command line: "zero=3", "dp=8,zero=2,shard=4,compression=int8"; dp is the number
+                of ranks unless it is said
+    precision   number types; by default those that follow from the type of the module's parameters
+    units       what stage 3 gathers at once, and what stages 1 and 2 wait for, in forward order: by default the
+                members of the module's outermost ModuleLists and Sequentials. Units do not nest, and a unit's
+                parameters are used in its own forward pass alone; what several share is gathered for the whole pass
+    average     gradients are averages over the replicas, as DistributedDataParallel's are; else sums
+    transport   of all collectives: torch's own, sends and receives, or shared memory (ranks of one host)
+
+    Parameters and buffers become those of rank 0. Frozen parameters stay whole on every rank. A parameter without a
+    gradient counts as one of zeros, and is updated. At stage 3 there is no double backward, and activations are
+    checkpointed inside a unit, not around it. Raises InputError.
+    """
+    return spread(_world(timeout_s), module, strategy, precision, units, average, transport)
+
+
+def spread(
+    world: World,
+    module: nn.Module,
+    strategy: str | Strategy = "",
+    precision: Precision | None = None,
+    units: Sequence[nn.Module] | None = None,
+    average: bool = True,
+    transport: Literal["native", "p2p", "shm"] = "native",
+) -> Parallel:
+    """`parallelize` over ranks that have met."""
+    s = _strategy(strategy, world)
+    require_spreadable(module)
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    precision = precision or Precision(common_dtype(trained))  # type: ignore[arg-type]
+    if precision.compute == "float16":
+        raise InputError(
+            "precision.compute", "float16", "needs a loss scale, which `phalanx train` has", "use bfloat16"
+        )
+    require_runnable(s, Job(s.dp, 1, precision))
+    module.to(world.device)
+    choices = [Choice(op, world.size, 0, transport) for op in _OPS] if transport != "native" else []
+    comm = Comm(world, mesh(s), choices)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.data = tensor.data.contiguous()
+            comm.broadcast(tensor.data, "world")
+    return Parallel(module, trained, s, precision, comm, find_units(module, units), average)
+
+
+class Parallel:
+    """A module spread over ranks. Call it like the module; `module` is the module itself."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trained: dict[str, nn.Parameter],
+        strategy: Strategy,
+        precision: Precision,
+        comm: Comm,
+        units: dict[str, nn.Module],
+        average: bool,
+    ) -> None:
+        self.module, self.strategy, self.comm = module, strategy, comm
+        self._share = 1 / strategy.dp if average else 1.0
+        compute, master = DTYPES[precision.compute], DTYPES[precision.master_dtype]
+        given = {name: p.data for name, p in trained.items()}
+        for name, p in trained.items():
+            p.data = given[name].to(compute)
+        cut = cut_buckets(trained, units, strategy, precision)
+        self._engine = DataParallel(module, cut, precision, comm, strategy, units)
+        self._masters: dict[str, Tensor] = {}
+        if strategy.stage == 0:
+            separate = master != compute
+            self._masters = {n: given[n].to(master, copy=True) if separate else p for n, p in trained.items()}
+            self._gradients = dict(self._engine.gradients())
+        else:
+            self._engine.start(lambda piece: given[piece.parameter.fqn].view(-1)[piece.start : piece.stop])
+            self._gradients = {}
+            for piece, own, gradient in self._engine.pieces():
+                self._masters[piece.parameter.fqn], self._gradients[piece.parameter.fqn] = own, gradient
+        self._weights = {n: p for n, p in trained.items() if strategy.stage == 0 and self._masters[n] is not p}
+        # Other names of the same parameters, as tied weights have in a state_dict.
+        names = {id(p): n for n, p in trained.items()}
+        everything = module.named_parameters(remove_duplicate=False)
+        self._names = {n: names[id(p)] for n, p in everything if id(p) in names}
+        self._nothing = torch.zeros(0, dtype=master)  # to update, on a rank that holds no element
+        self._micro_batch = -1  # none of this step has been run
+        self._complete = self._failed = False
+        # The module's own state_dict reads weights that may still be on their way.
+        module.register_state_dict_pre_hook(lambda *_: self.synchronize())
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.comm.world.rank
+
+    @property
+    def replica(self) -> int:
+        """Which share of the data is this rank's, of dp."""
+        return self.comm.mesh.replica(self.rank)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """What this rank updates, by the module's names: the parameters themselves at stage 0, else this rank's piece
+        of each, flat, of the master type; a parameter of which it holds nothing is left out."""
+        yield from self._masters.items() or [("nothing", self._nothing)]
+
+    def parameters(self) -> list[Tensor]:
+        return [p for _, p in self.named_parameters()]
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer, made for `parameters()`: its steps take the reduced gradients and send the new weights
+        round. Any that treats every element by itself. Raises InputError."""
+        known = {id(p) for p in self.parameters()}
+        name = type(optimizer).__name__
+        if self.strategy.stage and name in _WHOLE_TENSORS:
+            raise InputError(
+                "optimizer", name, f"looks at whole tensors, and zero={self.strategy.zero} shards them", "use zero=0"
+            )
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if held != known:
+            what = "holds tensors that this model does not update" if held - known else "does not hold all parameters"
+            raise InputError("optimizer", name, what, "make it for model.parameters()")
+        if self._optimizer is not None:
+            raise InputError("optimizer", name, "is the second one for this model", "attach one")
+        optimizer.register_step_pre_hook(lambda *_: self._before_update())
+        optimizer.register_step_post_hook(lambda *_: self._after_update())
+        self._optimizer = optimizer
+        return optimizer
+
+    def backward(self, loss: Tensor, last: bool = True) -> None:
+        """The backward pass of a micro-batch; after the `last` of a step gradients are complete, reduced over the
+        replicas, for `clip` and the optimizer."""
+        if self._failed:
+            raise RuntimeError("an earlier backward pass failed half-way: ranks may have come apart; start again")
+        self._failed = True
+        engine = self._engine
+        if self._micro_batch < 0 or self._complete:
+            engine.begin()
+            self._micro_batch, self._complete = -1, False
+        self._micro_batch += 1
+        engine.backward(self._micro_batch, last)
+        self.comm.status.now(f"backward of micro-batch {self._micro_batch}")
+        (loss * self._share if self._share != 1 else loss).backward()
+        if last:
+            engine.finish()
+            self._complete = True
+        else:
+            engine.settle()
+        self._failed = False
+
+    @torch.no_grad()
+    def norm(self) -> float:
+        """The 2-norm of the whole gradient, over all ranks' shares."""
+        self._require_complete("the norm of the gradient")
+        square = self._engine.norm_square()
+        if self.strategy.stage:
+            self.comm.all_reduce(square, "world", unit="metrics", phase="opt").wait()
+        return float(square.sqrt())
+
+    @torch.no_grad()
+    def clip(self, most: float) -> float:
+        """Scale the gradient so that its norm is at most this; the norm before."""
+        norm = self.norm()
+        self._engine.scale(min(1.0, most / (norm + 1e-6)))
+        return norm
+
+    def _require_complete(self, what: str) -> None:
+        if not self._complete:
+            raise RuntimeError(f"{what} is wanted before backward(loss, last=True) has ended the step")
+
+    def synchronize(self) -> None:
+        """That the weights are here, for whoever reads them outside of a forward pass: at stages 1 and 2 they may be
+        on their way since the last update. (At stage 3 the module has none; see `state_dict`.)"""
+        if self.strategy.stage in (1, 2):
+            self._engine.wait_parameters(list(self._engine.parameters))
+
+    @torch.no_grad()
+    def _before_update(self) -> None:
+        self._require_complete("an update")
+        for name, p in self.module.named_parameters():
+            if p.requires_grad and name not in self._engine.parameters:
+                raise RuntimeError(f"{name} was frozen when the module was spread, and cannot be trained now")
+        for name, master in self._masters.items():
+            gradient = self._gradients[name]
+            master.grad = gradient if gradient.dtype == master.dtype else gradient.to(master.dtype)
+
+    @torch.no_grad()
+    def _after_update(self) -> None:
+        for master in self._masters.values():
+            master.grad = None
+        for name, weight in self._weights.items():
+            weight.copy_(self._masters[name])
+        self._engine.updated()
+        self._micro_batch, self._complete = -1, False
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Tensor]:
+        """The module's state_dict, whole, parameters in the master type. All ranks together."""
+        engine = self._engine
+        whole = self._masters if self.strategy.stage == 0 else {}
+        for b in engine.buckets if self.strategy.stage else ():
+            assert b.master is not None
+            whole |= b.views(engine.whole(b, b.master))
+        return {
+            name: (whole[self._names[name]] if name in self._names else t).detach().clone()
+            for name, t in self.module.state_dict().items()
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a whole state_dict of the module. Raises InputError where names or shapes are not the module's,
+        before anything is changed."""
+        own = self.module.state_dict()
+        for name in sorted(own.keys() ^ state.keys()):
+            raise InputError("state_dict", name, "is missing" if name in own else "is not in the module")
+        for name, t in own.items():
+            if state[name].shape != t.shape:
+                wanted, given = tuple(t.shape), tuple(state[name].shape)
+                raise InputError("state_dict", name, f"has the shape {given}, the module's is {wanted}")
+        for name in own.keys() - self._names.keys():
+            own[name].copy_(state[name])
+        if self.strategy.stage == 0:
+            for name, master in self._masters.items():
+                master.copy_(state[name])
+        for piece, master, _ in self._engine.pieces() if self.strategy.stage else ():
+            master.copy_(state[piece.parameter.fqn].reshape(-1)[piece.start : piece.stop])
+        for name, weight in self._weights.items():
+            weight.copy_(self._masters[name])
+        self._engine.updated()
+
+    def save(self, folder: str | Path, step: int, keep: int = 2) -> None:
+        """Write a checkpoint of parameters, optimizer and what compression keeps back; any strategy reads it. Frozen
+        parameters and buffers are in it too. All ranks together."""
+        assert self._optimizer is not None, "attach an optimizer first"
+        saver = Saver(Path(folder), self.comm, keep)
+        rest = (whole(name, t.contiguous()) for name, t in self._rest().items())
+        mine = logical_state.owned(self._engine, self._masters, self._optimizer)
+        saver.save(step, (*mine, *share(rest, self.rank, self.comm.world.size)), {})
+        saver.wait()
+
+    def load(self, folder: str | Path) -> int:
+        """Go on from the newest good checkpoint; the step that it is of, 0 where there is none. Raises
+        CheckpointError."""
+        assert self._optimizer is not None, "attach an optimizer first"
+        step = agree_on_newest(Path(folder), self.comm)
+        if step is None:
+            return 0
+        self._give_state()
+        logical_state.load(self._engine, self._masters, self._optimizer, Path(folder), step, self._rest())
+        with torch.no_grad():
+            for name, weight in self._weights.items():
+                weight.copy_(self._masters[name])
+        return step
+
+    def _rest(self) -> dict[str, Tensor]:
+        """What no optimizer changes."""
+        return {f"rest.{n}": t for n, t in self.module.state_dict().items() if n not in self._names}
+
+    def _give_state(self) -> None:
+        """Have the optimizer make its state, which most do in their first step: one that changes nothing."""
+        optimizer = self._optimizer
+        assert optimizer is not None
+        if optimizer.state:
+            return
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+        self._engine.begin()
+        self._complete = True
+        optimizer.step()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _world(timeout_s: float) -> World:
+    """The ranks of this run: joined here, unless the caller has done so."""
+    if not dist.is_initialized():
+        world = worlds.external() or worlds.ALONE
+        worlds.join(world, timeout_s)
+        if world.size > 1:
+            atexit.register(worlds.leave)
+        return world
+    found = worlds.external()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return found if found and found.size == size else World(rank, size, rank, size)
+
+
+def _strategy(given: str | Strategy, world: World) -> Strategy:
+    if isinstance(given, str):
+        table = {"dp": world.size, **parse(given)}
+        found = make_strategy(table)
+        assert found is not None
+    else:
+        found = given
+    for name, alone, why in (
+        ("tp", 1, "splits layers, which `phalanx train` has of its own"),
+        ("cp", 1, "splits sequences, which `phalanx train` does"),
+        ("ep", 1, "sends tokens to experts, which `phalanx train` has of its own"),
+        ("etp", 1, "splits experts, which `phalanx train` has of its own"),
+        ("recompute", "none", "repeats layers, which `phalanx train` has of its own"),
+    ):
+        if getattr(found, name) != alone:
+            raise InputError(f"strategy.{name}", getattr(found, name), why, "use dp alone")
+    if found.world != world.size:
+        raise InputError(
+            "strategy", str(found), f"is for {found.world} ranks, but there are {world.size}", "leave dp out"
+        )
+    return found

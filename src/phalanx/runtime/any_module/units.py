@@ -1,0 +1,92 @@
+"""How a module is cut for the engine: its units, its buckets, and what cannot be spread, refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from phalanx.runtime.comm.dtypes import DTYPE_NAMES
+from phalanx.runtime.data_parallel.zero3 import SHARED
+from phalanx.schedule.gradients.buckets import Bucket, fill
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import DTYPE_BYTES, Precision
+from phalanx.spec.model.spec import Parameter
+from phalanx.spec.strategy.spec import Strategy
+
+
+def require_spreadable(module: nn.Module) -> None:
+    """Refuse by name what the engine would get wrong."""
+    seen: dict[int, list[tuple[int, int, str]]] = {}
+    for name, p in module.named_parameters():
+        if p.is_meta:
+            raise InputError("module", name, "is on the meta device, and has no values", "use to_empty and fill it")
+        if hasattr(p, "rows_beside"):
+            raise InputError("module", name, "is spread over the ranks already", "make the module anew")
+        if not p.requires_grad:
+            continue
+        if not p.is_floating_point():
+            raise InputError("module", name, f"is of {p.dtype}", "only real numbers are reduced; freeze it")
+        low = p.storage_offset()
+        high = low + sum((n - 1) * stride for n, stride in zip(p.shape, p.stride(), strict=True)) + 1
+        for other_low, other_high, other in seen.setdefault(p.untyped_storage().data_ptr(), []):
+            if p.numel() and low < other_high and other_low < high:
+                raise InputError("module", name, f"shares memory with {other}", "use one parameter twice instead")
+        seen[p.untyped_storage().data_ptr()].append((low, high, name))
+
+
+def common_dtype(trained: dict[str, nn.Parameter]) -> str:
+    """The type that all trained parameters have."""
+    if not trained:
+        raise InputError("module", None, "has no parameter that requires a gradient")
+    found: dict[torch.dtype, str] = {}
+    for name, p in trained.items():
+        found.setdefault(p.dtype, name)
+    if len(found) > 1:
+        each = ", ".join(f"{name} is {DTYPE_NAMES.get(dtype, dtype)}" for dtype, name in found.items())
+        raise InputError("module", None, f"has parameters of several types ({each})", "say which by precision=")
+    return DTYPE_NAMES.get(next(iter(found)), str(next(iter(found))))
+
+
+def find_units(module: nn.Module, given: Sequence[nn.Module] | None) -> dict[str, nn.Module]:
+    """Units by their name in the module, in forward order. Raises InputError where one is not in it, or two nest."""
+    names = {id(m): name for name, m in module.named_modules()}
+    if given is None:
+        lists = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+        outermost = [m for n, m in lists if not any(n != o and (not o or n.startswith(f"{o}.")) for o, _ in lists)]
+        given = [child for m in outermost for child in m if next(child.parameters(), None) is not None]
+        given = list({id(m): m for m in given}.values())
+    units: dict[str, nn.Module] = {}
+    for unit in given:
+        name = names.get(id(unit))
+        if not name or name == SHARED:
+            reason = "is not a part of the module" if not name else "cannot be a unit's name"
+            raise InputError("units", name or type(unit).__name__, reason)
+        other = next((o for o in units if name.startswith(f"{o}.") or o.startswith(f"{name}.")), None)
+        if other is not None:
+            raise InputError("units", name, f"lies within, or around, {other}", "units do not nest")
+        units[name] = unit
+    return units
+
+
+def cut_buckets(
+    trained: dict[str, nn.Parameter], units: dict[str, nn.Module], s: Strategy, precision: Precision
+) -> tuple[Bucket, ...]:
+    """Parameters in the reverse of their order in the module, about that in which gradients become ready."""
+    users: dict[int, list[str]] = {}
+    for name, unit in units.items():
+        for p in unit.parameters():
+            users.setdefault(id(p), []).append(name)
+    order = []
+    for name, p in reversed(trained.items()):
+        mine = users.get(id(p), [])
+        order.append(Parameter(name, tuple(p.shape), "column", mine[0] if len(mine) == 1 else SHARED))
+    if s.stage < 3:
+        order = [replace(p, unit="") for p in order]
+        return fill(order, DTYPE_BYTES[precision.reduce_dtype], s.bucket_bytes)
+    found: dict[str, list[Parameter]] = {name: [] for name in (*reversed(units), SHARED)}
+    for p in order:
+        found[p.unit].append(p)
+    return tuple(Bucket(i, tuple(own), u) for i, (u, own) in enumerate((u, o) for u, o in found.items() if o))

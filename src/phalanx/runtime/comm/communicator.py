@@ -1,0 +1,389 @@
+"""Communication: every collective of a step goes through here, and is recorded above the transport.
+
+A collective is named by mesh axis; over an axis of one rank it is nothing, and no event. All ranks issue in one
+order over all groups together: that is the caller's duty, and what the recorder lets tests check.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from phalanx.runtime.comm import native, shm
+from phalanx.runtime.comm.dtypes import DTYPE_NAMES
+from phalanx.runtime.comm.p2p import P2P
+from phalanx.runtime.comm.recorder import Recorder
+from phalanx.runtime.comm.shm import Shm
+from phalanx.runtime.comm.timeline import Timeline
+from phalanx.runtime.comm.transport import DONE, Call, Handle, same_place
+from phalanx.runtime.process import status
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.world import World
+from phalanx.schedule.event import Event, Phase, Reduction
+from phalanx.spec.cluster.collective_choice import Choice, Transport, pick
+from phalanx.spec.strategy.mesh import Mesh
+
+
+class _InOrder:
+    """A handle that first does this rank's part of what was issued before over shared memory: a peer may need it
+    in order to get here."""
+
+    def __init__(self, handle: Handle, memory: Shm) -> None:
+        self._handle, self._memory, self._mark = handle, memory, memory.started
+
+    def wait(self) -> None:
+        self._memory.finish_before(self._mark)
+        self._handle.wait()
+
+
+class _LetGo:
+    """A handle of an instrumented step. Gloo's thread says that it is done before it lets go of the tensors: on a
+    busy machine long before, and memory that the step has freed would count."""
+
+    _PATIENCE = 1.0  # s
+
+    def __init__(self, call: Call, start: Callable[[], Handle]) -> None:
+        self._held = [(t, _uses(t)) for t in (call.source, call.target)]
+        self._handle = start()
+
+    def wait(self) -> None:
+        self._handle.wait()
+        self._handle, until = DONE, time.monotonic() + self._PATIENCE
+        while any(_uses(t) > before for t, before in self._held) and time.monotonic() < until:
+            time.sleep(0)
+        self._held = []
+
+
+def _uses(tensor: Tensor) -> int:
+    """How many hold a tensor, in any language."""
+    return int(tensor._use_count())  # type: ignore[attr-defined]
+
+
+class _NotIssued:
+    """A handle on a collective over the null transport."""
+
+    def __init__(self, unawaited: dict[int, _NotIssued], name: str) -> None:
+        self._unawaited, self.name = unawaited, name
+
+    def wait(self) -> None:
+        self._unawaited.pop(id(self), None)
+
+
+class Comm:
+    """The collectives of one rank of a mesh. `choices` say which transport serves what; without them native. `null`:
+    the other ranks are nowhere; everything is checked and recorded, and nothing is issued (verification)."""
+
+    def __init__(self, world: World, mesh: Mesh, choices: Sequence[Choice] = (), null: bool = False) -> None:
+        self.world, self.mesh, self.null = world, mesh, null
+        self.choices = tuple(choices) if world.size > 1 else ()
+        self.recorder = Recorder()
+        self.timeline = Timeline(possible=world.device.type == "cpu")
+        self.status = status.page(world.rank)
+        self.status.stand(mesh.coordinates(world.rank))
+        self._groups: dict[str, tuple[int, ...]] = {}
+        shared = any(c.transport == "shm" or c.algorithm == "hierarchical" for c in self.choices)
+        self._shm = shm.attach() if shared and world.device.type == "cpu" else None
+        self._p2p = P2P(world.local_size, self._shm.arena if self._shm is not None else None)
+        if not null and world.size > 1 and self.size("pp") > 1:
+            self._create_groups()
+        self.unawaited: dict[int, _NotIssued] = {}
+        """Over the null transport: collectives that nobody has waited for."""
+
+    def _create_groups(self) -> None:
+        """All groups of a pipeline, in one order. Made when they are first used, each rank would have its own order:
+        one begins with a message, another with what its layers send."""
+        m = self.mesh
+        every = m.name("dp_replicate", "dp_shard", "cp", "tp")
+        for axis in (
+            m.gradient_axis,
+            m.shard_axis,
+            "dp_replicate",
+            "cp",
+            "ring",
+            "ulysses",
+            "tp",
+            "pp",
+            "edp",
+            "ep",
+            "etp",
+            "ep+etp",
+            "tokens",
+            every,
+            "embed",
+        ):
+            ranks = self.ranks(axis)
+            # Ranks between the first and the last of a pipeline have no group of `embed`: one of their own instead.
+            if len(ranks) > 1 or axis == "embed":
+                worlds.group(ranks)
+
+    def ranks(self, axis: str) -> tuple[int, ...]:
+        """This rank's group along an axis; alone where the name is empty: an axis that dropped out."""
+        if axis not in self._groups:
+            self._groups[axis] = self.mesh.group_of(self.world.rank, axis) if axis else (self.world.rank,)
+        return self._groups[axis]
+
+    def index(self, axis: str) -> int:
+        """This rank's place in that group."""
+        return self.ranks(axis).index(self.world.rank)
+
+    def size(self, axis: str) -> int:
+        return len(self.ranks(axis))
+
+    def buffer(self, numel: int, dtype: torch.dtype, zeroed: bool = True) -> Tensor:
+        """Flat memory for communication, where the transports like it."""
+        if self._shm is not None and self._shm.arena is not None and numel:
+            try:
+                return self._shm.arena.buffer(numel, dtype, zeroed)
+            except OSError:
+                pass  # the arena is full: ordinary memory is copied when it is used
+        make = torch.zeros if zeroed else torch.empty
+        return make(numel, dtype=dtype, device=self.world.device)
+
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        axis: str,
+        *,
+        unit: str,
+        phase: Phase,
+        micro_batch: int | None = None,
+        reduction: Reduction = "sum",
+    ) -> Handle:
+        """Start reducing `tensor` in place over an axis."""
+        flat = tensor.view(-1)
+        return self._record("all_reduce", axis, flat, flat, tensor.nbytes, unit, phase, micro_batch, reduction)
+
+    def all_gather(
+        self, target: Tensor, source: Tensor, axis: str, *, unit: str, phase: Phase, micro_batch: int | None = None
+    ) -> Handle:
+        """Start gathering every rank's `source`, (n,), into `target`, (ranks n,); source may be its part of it."""
+        return self._record("all_gather", axis, source, target, target.nbytes, unit, phase, micro_batch)
+
+    def reduce_scatter(
+        self,
+        target: Tensor,
+        source: Tensor,
+        axis: str,
+        *,
+        unit: str,
+        phase: Phase,
+        micro_batch: int | None = None,
+        reduction: Reduction = "sum",
+    ) -> Handle:
+        """Start reducing `source`, (ranks n,), to this rank's part of the result, `target`, (n,), which may be that
+        part of source. The rest of source is undefined afterwards."""
+        return self._record(
+            "reduce_scatter", axis, source, target, source.nbytes, unit, phase, micro_batch, reduction
+        )
+
+    def all_to_all(
+        self,
+        target: Tensor,
+        source: Tensor,
+        axis: str,
+        *,
+        unit: str,
+        phase: Phase,
+        micro_batch: int | None = None,
+        sends: Sequence[int] = (),
+        receives: Sequence[int] = (),
+    ) -> Handle:
+        """Start sending part j of `source` to rank j, into `target`; equal parts, or `sends` and `receives`
+        elements."""
+        parts = tuple(sends), tuple(receives)
+        return self._record("all_to_all", axis, source, target, source.nbytes, unit, phase, micro_batch, parts=parts)
+
+    def exchange(
+        self,
+        target: Tensor,
+        source: Tensor,
+        axis: str,
+        *,
+        unit: str,
+        phase: Phase,
+        micro_batch: int | None = None,
+    ) -> Handle:
+        """Start sending `source` to the next rank of an axis, which is a ring, and receiving in `target` what the
+        one before sends: two events. Always over torch's own sends."""
+        ranks = self.ranks(axis)
+        p, me = len(ranks), ranks.index(self.world.rank)
+        if p == 1:
+            target.copy_(source)
+            return DONE
+        to, of = (me + 1) % p, (me - 1) % p
+        dtype = DTYPE_NAMES[source.dtype]
+        sends, receives = (
+            Event("p2p", op, phase, unit, axis, p, ranks[peer], dtype, micro_batch=micro_batch, bytes=source.nbytes)
+            for op, peer in (("send", to), ("recv", of))
+        )
+        self.recorder.collective(sends)
+        self.recorder.collective(receives)
+        label = f"{unit} over {axis}"
+        what = f"exchange of {label} ({source.nbytes} bytes, to rank {ranks[to]}, from rank {ranks[of]})"
+        self.status.arrive(what, axis, ranks)
+        flight = self.timeline.issue(receives)
+        if self.null:
+            return self._await(label, "exchange")
+        handle: Handle = native.exchange(ranks, to, of, source.detach(), target.detach(), flight)
+        return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))
+
+    def send(self, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
+        """Start sending what a pass through a chunk has made to the rank at a place of the pipeline. Always over
+        torch's own sends."""
+        return self._message("send", tensor, peer, phase, chunk, micro_batch)
+
+    def receive(self, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
+        """Start receiving what a pass through a chunk needs."""
+        return self._message("recv", tensor, peer, phase, chunk, micro_batch)
+
+    def _message(self, op: str, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
+        ranks, sends = self.ranks("pp"), op == "send"
+        event = Event(
+            "p2p",
+            op,
+            phase,
+            f"chunk.{chunk}",
+            "pp",
+            len(ranks),
+            ranks[peer],
+            DTYPE_NAMES[tensor.dtype],
+            chunk=chunk,
+            micro_batch=micro_batch,
+            bytes=tensor.nbytes,
+        )
+        self.recorder.collective(event)
+        # A message's two ends name the same one: what the forward pass of a chunk needs is what the one before made.
+        source = chunk + (not sends) * (-1 if phase == "F" else 1)
+        label = f"{phase} of chunk {source}, micro-batch {micro_batch}"
+        ends = (self.world.rank, ranks[peer]) if sends else (ranks[peer], self.world.rank)
+        what = f"message {label} ({tensor.nbytes} bytes, rank {ends[0]} to rank {ends[1]})"
+        self.status.arrive(what, "pp", sorted(ends))
+        flight = self.timeline.issue(event)
+        if self.null:
+            return self._await(label, op)
+        tag = native.FREE_TAG + 2 * (micro_batch * 2**10 + source) + (phase == "F")
+        handle = native.message(ranks, peer, tensor.detach(), sends, tag, flight)
+        return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))
+
+    def _record(
+        self,
+        op: str,
+        axis: str,
+        source: Tensor,
+        target: Tensor,
+        size: int,
+        unit: str,
+        phase: Phase,
+        micro_batch: int | None,
+        reduction: Reduction = "sum",
+        parts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
+    ) -> Handle:
+        ranks = self.ranks(axis)
+        if len(ranks) == 1:
+            if not same_place(target, source):
+                target.copy_(source)
+            return DONE
+        dtype = DTYPE_NAMES[source.dtype]
+        event = Event(
+            "collective", op, phase, unit, axis, len(ranks), dtype=dtype, micro_batch=micro_batch, bytes=size
+        )
+        self.recorder.collective(event)
+        label = f"{unit} over {axis}"
+        self.status.arrive(f"{op} of {label} ({size} bytes)", axis, ranks)
+        me = ranks.index(self.world.rank)
+        flight = self.timeline.issue(event)
+        call = Call(op, ranks, me, source.detach(), target.detach(), reduction, *parts, label=label, watch=flight)
+        if self.null:
+            return self._await(label, op)
+        # Of uneven parts no rank knows another's size: all take what serves the largest.
+        chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size, self.hosts(ranks))
+        start = partial(self.start, call, chosen.transport, chosen.algorithm)
+        return self.timeline.issued(flight, _LetGo(call, start) if self.recorder.keeping else start())
+
+    def start(self, call: Call, transport: Transport = "native", algorithm: str = "") -> Handle:
+        """Issue a call over a transport, unrecorded: what measuring does. Shared memory, where it cannot serve the
+        group because its ranks are on several hosts, gives way to native: on every rank alike."""
+        if self.null:
+            self._unrecorded(str(call))
+            return DONE
+        if transport == "shm":
+            if (
+                self.hosts(call.ranks) == 1
+                and self._shm is not None
+                and self._shm.reaches(call.ranks, self.world.rank, _say)
+            ):
+                return self._shm.start(call)
+            transport = "native"
+        handle = self._p2p.start(call, algorithm) if transport == "p2p" else native.start(call)
+        return handle if self._shm is None else _InOrder(handle, self._shm)
+
+    def shares(self, ranks: tuple[int, ...]) -> bool:
+        """Whether shared memory serves this group; collective when asked first."""
+        return self._shm is not None and self.hosts(ranks) == 1 and self._shm.reaches(ranks, self.world.rank, _say)
+
+    def hosts(self, ranks: tuple[int, ...]) -> int:
+        """On how many hosts these ranks are."""
+        return len({rank // self.world.local_size for rank in ranks})
+
+    def broadcast(self, tensor: Tensor, axis: str) -> None:
+        """Give every rank of an axis its first rank's tensor. Outside of a step: not recorded."""
+        ranks = self.ranks(axis)
+        if self.null:
+            self._unrecorded(f"broadcast over {axis}")
+        elif len(ranks) > 1:
+            self._settle()
+            self.status.arrive(f"broadcast over {axis} ({tensor.nbytes} bytes)", axis, ranks)
+            native.start(
+                Call("broadcast", ranks, ranks.index(self.world.rank), tensor.view(-1), tensor.view(-1))
+            ).wait()
+
+    def gather_objects(self, mine: Any, axis: str) -> list[Any]:
+        """What every rank of an axis has to say, in their order. Outside of a step: not recorded."""
+        ranks = self.ranks(axis)
+        if self.null:
+            self._unrecorded(f"gather_objects over {axis}")
+        if len(ranks) == 1 or self.null:
+            return [mine] * len(ranks)
+        self._settle()
+        self.status.arrive(f"what all say after {self.status.work}", axis, ranks)
+        told: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(told, mine, group=worlds.group(ranks))
+        return told
+
+    def barrier(self) -> None:
+        """Wait for every rank of the world. Outside of a step: not recorded."""
+        if self.null:
+            self._unrecorded("barrier")
+        elif self.world.size > 1:
+            self._settle()
+            # A tensor of the host: Gloo keeps the host waiting, where NCCL would only queue.
+            word = torch.zeros(1)
+            ranks = tuple(range(self.world.size))
+            self.status.arrive(f"the barrier after {self.status.work}", "world", ranks)
+            native.start(Call("all_reduce", ranks, self.world.rank, word, word)).wait()
+
+    def _await(self, label: str, op: str) -> Handle:
+        """A handle over the null transport: until somebody waits, it is not waited for."""
+        handle = _NotIssued(self.unawaited, f"{op} of {label}")
+        self.unawaited[id(handle)] = handle
+        return handle
+
+    def _unrecorded(self, what: str) -> None:
+        """A step communicates through what is recorded, and through nothing else."""
+        if self.recorder.keeping:
+            raise RuntimeError(f"{what} is part of a step, and not recorded")
+
+    def _settle(self) -> None:
+        if self._shm is not None:
+            self._shm.settle()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,18 @@
+"""The names of data types, and torch's types by name."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPE_NAMES = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.uint8: "uint8",
+}
+
+
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}

@@ -1,0 +1,116 @@
+"""Transport native: torch.distributed's own collectives (Gloo, NCCL)."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from phalanx.runtime.comm.transport import Call, Handle, Watch
+from phalanx.runtime.process.world import group
+from phalanx.schedule.event import Reduction
+
+_REDUCE: dict[Reduction, dist.ReduceOp.RedOpType] = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.AVG,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "product": dist.ReduceOp.PRODUCT,
+}
+# torch 2.13 renamed them.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class _OwnPart:
+    """An all-reduce of which one part is wanted."""
+
+    def __init__(self, work: dist.Work, part: Tensor, target: Tensor) -> None:
+        self._work, self._part, self._target = work, part, target
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._part.data_ptr() != self._target.data_ptr():
+            self._target.copy_(self._part)
+
+
+_TAG = 8  # of exchanges; those of a pair of ranks arrive in the order in which they were sent
+FREE_TAG = 16  # and above: of single messages
+
+
+class _Exchange:
+    """A message that leaves and one that arrives."""
+
+    def __init__(self, works: list[dist.Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works = []  # what was sent is free to die
+
+
+def exchange(ranks: tuple[int, ...], to: int, of: int, source: Tensor, target: Tensor, watch: Watch | None) -> Handle:
+    """Issue a send to one rank of a group and a receive from another; `to`, `of` are places in the group."""
+    if watch is not None:
+        watch.begins("native")
+    over = group(ranks)
+    if not source.is_cuda:
+        # Gloo wants receives posted before sends.
+        receive = over.recv([target], of, _TAG)
+        return _Exchange([receive, over.send([source], to, _TAG)])
+    return _Exchange(
+        dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.irecv, target, group=over, group_peer=of),
+                dist.P2POp(dist.isend, source, group=over, group_peer=to),
+            ]
+        )
+    )
+
+
+def message(ranks: tuple[int, ...], peer: int, tensor: Tensor, sends: bool, tag: int, watch: Watch | None) -> Handle:
+    """Issue one send or receive; `peer` is a place in the group. On CUDA there are no tags: those of a pair of ranks
+    must be issued in one order at both ends."""
+    if watch is not None:
+        watch.begins("native")
+    over = group(ranks)
+    if not tensor.is_cuda:
+        return _Exchange([(over.send if sends else over.recv)([tensor], peer, tag)])
+    issue = dist.isend if sends else dist.irecv
+    work = issue(tensor, group=over, group_dst=peer) if sends else issue(tensor, group=over, group_src=peer)
+    return _Exchange([work])
+
+
+def start(call: Call) -> Handle:
+    """Issue a collective; `wait` on CUDA keeps the stream waiting, not the host."""
+    if call.watch is not None:
+        call.watch.begins("native")
+    work = _issue(call)
+    if call.watch is not None:
+        over = call.watch.over
+        work.get_future().add_done_callback(lambda _: over())
+    if call.op == "reduce_scatter" and not call.source.is_cuda:
+        n = call.target.numel()
+        return _OwnPart(work, call.source[call.me * n : (call.me + 1) * n], call.target)
+    return work
+
+
+def _issue(call: Call) -> dist.Work:
+    over, reduction = group(call.ranks), _REDUCE[call.reduction]
+    work: dist.Work
+    if call.op == "all_reduce":
+        work = dist.all_reduce(call.target, reduction, group=over, async_op=True)
+    elif call.op == "all_gather":
+        work = _all_gather(call.target, call.source, group=over, async_op=True)
+    elif call.op == "reduce_scatter" and not call.source.is_cuda:
+        # Gloo has none. torch's all-reduces a copy of the source, and cannot say when it is done; here the source
+        # itself may be spoilt.
+        work = dist.all_reduce(call.source, reduction, group=over, async_op=True)
+    elif call.op == "reduce_scatter":
+        work = _reduce_scatter(call.target, call.source, reduction, group=over, async_op=True)
+    elif call.op == "all_to_all":
+        sends, receives = list(call.sends) or None, list(call.receives) or None
+        work = dist.all_to_all_single(call.target, call.source, receives, sends, group=over, async_op=True)
+    else:
+        work = dist.broadcast(call.target, group=over, group_src=0, async_op=True)
+    return work

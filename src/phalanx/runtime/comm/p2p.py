@@ -1,0 +1,206 @@
+"""Transport p2p: collectives by our schedules, which one executor (executor.py) runs over sends and receives.
+
+On CPU the calls are served by one thread, in the order of issue; on CUDA they are queued on the current stream.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import lru_cache, partial
+from itertools import pairwise
+from queue import SimpleQueue
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.runtime.comm.hierarchical import Hierarchical
+from phalanx.runtime.comm.schedule_executor import SEGMENT, Executor
+from phalanx.runtime.comm.shm_arena import Arena
+from phalanx.runtime.comm.transport import DONE, Call, Handle, conclude
+from phalanx.runtime.process.world import group
+from phalanx.schedule.collectives.ir import staggered
+from phalanx.schedule.collectives.rank_program import Step, program
+from phalanx.schedule.collectives.registry import build
+
+
+def _build(
+    op: str,
+    algorithm: str,
+    ranks: int,
+    size: int,
+    me: int,
+    segments: int,
+    splits: tuple[tuple[int, ...], ...] = (),
+    tiers: tuple[int, ...] = (),
+    long: int | None = None,
+) -> tuple[Step, ...]:
+    """What a rank does, round by round; a hierarchy over tiers goes in `segments` parts, one behind the other."""
+    given = np.array(splits, dtype=np.int64) if splits else None
+    whole = partial(build, op, algorithm, ranks, tiers=tiers or None, splits=given, segments=segments)
+    if len(tiers) < 2 or algorithm != "hierarchical":
+        return program(whole(size), me, long)
+    edges = [size * i // segments for i in range(segments + 1)]
+    return program(staggered([whole(high - low) for low, high in pairwise(edges)]), me, long)
+
+
+_program = lru_cache(maxsize=512)(_build)
+_Work = Callable[[], None]
+
+
+def _serve_all(calls: SimpleQueue[tuple[_Work, Future[None]] | None]) -> None:
+    """The communication thread: one call after the other, until there is None."""
+    while (item := calls.get()) is not None:
+        work, future = item
+        error = None
+        try:
+            with torch.no_grad():
+                work()
+        except Exception as problem:
+            error = problem
+        del item, work  # nothing of a call outlives it, for whoever waits may be quick
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+
+def tiers(ranks: tuple[int, ...], local: int) -> tuple[int, ...]:
+    """(Ranks of a group on each host, hosts), of hosts with `local` ranks; as if on one where they are not alike."""
+    hosts = [rank // local for rank in ranks]
+    inside = hosts.count(hosts[0])
+    alike = all(hosts.count(host) == inside for host in hosts)
+    return (inside, len(ranks) // inside) if alike and 1 < inside < len(ranks) else (len(ranks),)
+
+
+class P2P:
+    """Serves the calls of one rank, on a host with `local` ranks, which share memory if there is an arena."""
+
+    def __init__(self, local: int = 1, arena: Arena | None = None) -> None:
+        self._local = local
+        self._hierarchical = Hierarchical(arena) if arena is not None else None
+        self._executors: dict[tuple[int, ...], Executor] = {}
+        self._calls: SimpleQueue[tuple[_Work, Future[None]] | None] | None = None
+
+    def start(self, call: Call, algorithm: str) -> Handle:
+        """Issue a collective; it is served after those issued before it."""
+        self._executor(call.ranks, call.source.is_cuda)
+        if call.source.is_cuda:
+            self._serve(call, algorithm)
+            return DONE
+        shared, over = self._hierarchical, tiers(call.ranks, self._local)
+        if algorithm == "hierarchical" and len(over) > 1 and shared is not None and not shared.knows(call.ranks):
+            self._put(lambda: None).result()  # nothing is under way then
+            shared.meet(call.ranks, call.ranks[call.me], over[0], _say)
+        future = self._put(partial(self._serve, call, algorithm))
+        return _Served(future, f"{algorithm} {call}")
+
+    def _put(self, work: _Work) -> Future[None]:
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            threading.Thread(target=_serve_all, args=(self._calls,), name="phalanx-p2p", daemon=True).start()
+            weakref.finalize(self, self._calls.put, None)
+        future: Future[None] = Future()
+        self._calls.put((work, future))
+        return future
+
+    def _executor(self, ranks: tuple[int, ...], grouped: bool) -> Executor:
+        if ranks not in self._executors:
+            self._executors[ranks] = Executor(group(ranks), grouped)
+        return self._executors[ranks]
+
+    def _serve(self, call: Call, algorithm: str) -> None:
+        if call.watch is not None:
+            call.watch.begins("p2p")
+        self._execute(call, algorithm)
+        if call.watch is not None:
+            call.watch.over()
+
+    def _execute(self, call: Call, algorithm: str) -> None:
+        if algorithm == "hierarchical" and self._hierarchical is not None and self._hierarchical.serves(call):
+            # Between hosts: as few rounds as there can be for the fewest bytes.
+            hosts = len(call.ranks) // tiers(call.ranks, self._local)[0]
+            across = "ring" if hosts & (hosts - 1) else "rabenseifner"
+            self._hierarchical.all_reduce(call, partial(self._execute, algorithm=across))
+            conclude(call.reduction, call.target, len(call.ranks))
+            return
+        ranks, me, executor = len(call.ranks), call.me, self._executor(call.ranks, call.source.is_cuda)
+        if call.op == "all_to_all":
+            self._all_to_all(call, algorithm, executor)
+            return
+        if call.op == "all_gather":
+            n = call.source.numel()
+            own = call.target[me * n : (me + 1) * n]
+            if own.data_ptr() != call.source.data_ptr():
+                own.copy_(call.source)
+        buffer = call.source if call.op == "reduce_scatter" else call.target
+        size, segments = buffer.numel(), _segments(algorithm, ranks, buffer.nbytes)
+        over, long = tiers(call.ranks, self._local), SEGMENT // buffer.itemsize
+        steps = _program(call.op, algorithm, ranks, size, me, segments, tiers=over, long=long)
+        executor.run(steps, lambda low, high: buffer[low:high], call.reduction, buffer)
+        if call.op == "reduce_scatter":
+            n = call.target.numel()
+            own = buffer[me * n : (me + 1) * n]
+            if own.data_ptr() != call.target.data_ptr():
+                call.target.copy_(own)
+        if call.op in ("all_reduce", "reduce_scatter"):
+            conclude(call.reduction, call.target, ranks)
+
+    def _all_to_all(self, call: Call, algorithm: str, executor: Executor) -> None:
+        """Blocks that pass through on their way to others are kept in memory of their own."""
+        ranks, me = len(call.ranks), call.me
+        splits = self._splits(call, executor)
+        sizes = np.array(splits or [call.sent] * ranks, dtype=np.int64)
+        begins = np.concatenate([[0], np.cumsum(sizes.ravel())])
+        sends, receives = call.source.split(call.sent), call.target.split(call.received)
+        receives[me].copy_(sends[me])
+        homes = {int(begins[me * ranks + j]): part for j, part in enumerate(sends) if part.numel()}
+        homes |= {int(begins[j * ranks + me]): part for j, part in enumerate(receives) if part.numel() and j != me}
+        starts = begins[:-1]
+
+        def memory(low: int, high: int) -> Tensor:
+            block = int(np.searchsorted(starts, low, side="right")) - 1
+            begin = int(starts[block])
+            if begin not in homes:
+                homes[begin] = call.source.new_empty(int(sizes.flat[block]))
+            return homes[begin][low - begin : high - begin]
+
+        built = _build if splits else _program  # nearly every call of experts has splits of its own
+        executor.run(built(call.op, algorithm, ranks, call.source.numel(), me, 1, splits), memory, "sum", call.source)
+
+    def _splits(self, call: Call, executor: Executor) -> tuple[tuple[int, ...], ...]:
+        """Who sends how much to whom: everybody tells, where parts are not equal."""
+        p = len(call.ranks)
+        if not call.sends:
+            return ()
+        own = torch.tensor(call.sends, dtype=torch.int64, device=call.source.device)
+        everyone = own.new_empty(p * p)
+        steps = _program("all_gather", "bruck", p, p * p, call.me, 1)
+        everyone[call.me * p : (call.me + 1) * p] = own
+        executor.run(steps, lambda low, high: everyone[low:high], "sum", everyone)
+        return tuple(tuple(row) for row in everyone.view(p, p).tolist())
+
+
+def _segments(algorithm: str, ranks: int, size: int) -> int:
+    """In how many a buffer of `size` bytes is sent by algorithms that do so; a hierarchy's messages are the ranks'
+    parts of one."""
+    return max(1, min(64, size // (SEGMENT * ranks if algorithm == "hierarchical" else SEGMENT)))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Served:
+    def __init__(self, future: Future[None], what: str) -> None:
+        self._future, self._what = future, what
+
+    def wait(self) -> None:
+        try:
+            self._future.result()
+        except Exception as error:
+            raise RuntimeError(f"{self._what}: {error}") from None

@@ -1,0 +1,328 @@
+"""Transport shm: ranks of one host reduce each other's buffers where they lie.
+
+Every rank keeps its buffers in its arena, which the others map. A collective is three steps for each rank:
+    start   publish in the group's control block where the buffer is, and count `arrived` up
+    wait    when all have arrived, do one's own part, reading and writing the others' memory; count `finished` up
+            when all have finished, return
+Nothing runs beside the caller. With two ranks an all-reduce of S bytes reads 2 S and writes 2 S.
+
+A buffer from `comm.buffer` lies in the arena; any other pays a copy into it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from phalanx.runtime.comm.shm_arena import Address, Arena, Neighbour
+from phalanx.runtime.comm.shm_kernels import Source, Step, copy, copy_others, work
+from phalanx.runtime.comm.transport import Call, described
+from phalanx.runtime.process import world as worlds
+
+_KNOWN = 512  # operations on the same buffers that are remembered
+_RING = 32  # operations that may be published and not yet finished
+_LINE = 8  # words of a cache line
+_SPINS = 300  # looks at a flag, yielding the core between them, before the first sleep
+_NAP_S = 50e-6
+_LOOK_S = 0.02  # how often a sleeper looks whether its peer is alive
+_OPS = {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 3, "all_to_all": 4}
+_DTYPES = {
+    dtype: i
+    for i, dtype in enumerate(
+        (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
+    )
+}
+_REDUCTIONS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "product": 4}
+
+_ARRIVED, _FINISHED = 0, _LINE  # words of a control block; then _RING entries
+
+
+@dataclass
+class _Group:
+    """A group of ranks whose arenas are mapped: where everybody's control block is, and how far we are."""
+
+    ranks: tuple[int, ...]
+    me: int
+    own: int  # word at which our control block begins
+    peers: list[tuple[int, Neighbour, int]]  # (index in the group, arena, word of its control block)
+    issued: int = 0
+    done: int = 0
+    known: dict[tuple[int, ...], list[Step]] = field(default_factory=dict)
+
+    def entry(self, number: int) -> int:
+        """Words from the control block's beginning to the entry of an operation: code, bytes, offset, then where
+        the parts of an all-to-all begin."""
+        return 2 * _LINE + number % _RING * _entry_words(len(self.ranks))
+
+
+def _entry_words(ranks: int) -> int:
+    return -(-(3 + ranks + 1) // _LINE) * _LINE
+
+
+@dataclass
+class _Operation:
+    """A published operation. `place`: where in the arena its source is, or, if `staged`, a copy of it."""
+
+    group: _Group
+    number: int
+    call: Call
+    code: int
+    place: int
+    staged: bool
+    serial: int  # over all groups
+    over: bool = False
+
+
+class Waiting:
+    """The handle of an operation."""
+
+    def __init__(self, shm: Shm, operation: _Operation) -> None:
+        self._shm, self._operation = shm, operation
+
+    def wait(self) -> None:
+        self._shm.finish(self._operation)
+
+
+class Shm:
+    """This process's arena, and the groups that share theirs with it. `arena` is None where there can be none, for
+    `reason`."""
+
+    def __init__(self, timeout_s: float, arena: Arena | None = None) -> None:
+        self.timeout_s = timeout_s
+        self.arena = arena
+        self.reason = ""
+        self.started = 0
+        if platform.machine() not in ("x86_64", "AMD64"):
+            self.reason = f"on {platform.machine()} stores may overtake each other, and flags would lie"
+        elif arena is None:
+            try:
+                self.arena = Arena()
+            except OSError as error:
+                self.reason = str(error)
+        self._neighbours: dict[int, Neighbour] = {}
+        self._groups: dict[tuple[int, ...], _Group | None] = {}
+        # In the order of issue, over all groups: done in any other order, two ranks could wait for each other.
+        self._pending: deque[_Operation] = deque()
+
+    def reaches(self, ranks: tuple[int, ...], rank: int, say: Callable[[str], None]) -> bool:
+        """Whether all these ranks can map each other; collective when asked first, and the answer is everybody's.
+        The first rank says why not."""
+        if ranks not in self._groups:
+            self.settle()
+            self._groups[ranks] = self._meet(ranks, rank, say)
+        return self._groups[ranks] is not None
+
+    def _meet(self, ranks: tuple[int, ...], rank: int, say: Callable[[str], None]) -> _Group | None:
+        group = worlds.group(ranks)
+        address, own = self._control_block(len(ranks))
+        told: list[tuple[Address | None, int]] = [(None, 0)] * len(ranks)
+        dist.all_gather_object(told, (address, own), group=group)
+        peers = []
+        problem = f"rank {rank} has no memory to share ({self.reason})" if address is None else ""
+        for i, (other, (where, control)) in enumerate(zip(ranks, told, strict=True)):
+            if other == rank or where is None:
+                continue
+            try:
+                if other not in self._neighbours:
+                    self._neighbours[other] = Neighbour(other, where)
+                peers.append((i, self._neighbours[other], control))
+            except OSError as error:
+                problem = f"rank {rank} cannot map the memory of rank {other} ({error})"
+        problems = [""] * len(ranks)
+        dist.all_gather_object(problems, problem, group=group)
+        problem = next((p for p in problems if p), "")
+        if problem:
+            if rank == ranks[0]:
+                say(f"note: {problem}; {len(ranks)} ranks use torch.distributed's own collectives instead")
+            return None
+        return _Group(ranks, ranks.index(rank), own, peers)
+
+    def _control_block(self, ranks: int) -> tuple[Address | None, int]:
+        """Our arena's address, and the word at which a new control block begins."""
+        if self.arena is None:
+            return None, 0
+        try:
+            own = self.arena.allocate(8 * (2 * _LINE + _RING * _entry_words(ranks))) // 8
+        except OSError as error:
+            self.reason = str(error)
+            return None, 0
+        self.arena.words[own + _ARRIVED] = self.arena.words[own + _FINISHED] = 0
+        return self.arena.address, own
+
+    def maps(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a view of a whole arena; buffers have storage of their own."""
+        storage = tensor.untyped_storage().data_ptr()
+        own = self.arena is not None and storage == self.arena.base
+        return own or any(storage == peer.base for peer in self._neighbours.values())
+
+    def start(self, call: Call) -> Waiting:
+        """Publish an operation over a group that `reaches`; its buffers belong to it until `wait` returns."""
+        group, arena = self._groups[call.ranks], self.arena
+        assert group is not None
+        assert arena is not None
+        if group.issued - group.done == _RING:
+            self.finish(next(o for o in self._pending if o.group is group))
+        number, source = group.issued, call.source
+        place, staged = arena.offset(source), False
+        if place is None:
+            place, staged = (_stage(call, arena), True) if source.numel() else (0, False)
+        code = _code(call)
+        words, at = arena.words, group.own + group.entry(number)
+        words[at], words[at + 1], words[at + 2] = code, source.nbytes, place
+        if call.sends:
+            for j, begins in enumerate(accumulate(call.sends, initial=0)):
+                words[at + 3 + j] = begins
+        operation = _Operation(group, number, call, code, place, staged, self.started)
+        group.issued = number + 1
+        self.started += 1
+        words[group.own + _ARRIVED] = number + 1
+        self._pending.append(operation)
+        return Waiting(self, operation)
+
+    def settle(self) -> None:
+        """Finish everything that was started."""
+        while self._pending:
+            self._finish_first()
+
+    def finish_before(self, serial: int) -> None:
+        """Finish what was started before the operation of that serial number."""
+        while self._pending and self._pending[0].serial < serial:
+            self._finish_first()
+
+    def finish(self, operation: _Operation) -> None:
+        """Do this rank's part of every operation up to this one, in the order of issue."""
+        while not operation.over:
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        operation, arena = self._pending[0], self.arena
+        assert arena is not None
+        group, number, call, place = operation.group, operation.number, operation.call, operation.place
+        if call.watch is not None:
+            call.watch.begins("shm")
+        entry = group.entry(number)
+        key = [operation.code, call.source.nbytes, place, call.target.data_ptr()]
+        for _, peer, control in group.peers:
+            words = peer.words
+            if words[control + _ARRIVED] <= number:
+                self._until(peer, control + _ARRIVED, number, call)
+            at = control + entry
+            if words[at] != key[0] or (words[at + 1] != key[1] and not call.sends):
+                raise RuntimeError(_another(call, peer, at))
+            key.append(words[at + 2])
+        # Between arenas the same buffers are always the same addresses: what to do is known from the last time.
+        known = None if operation.staged else group.known.get(tuple(key))
+        with np.errstate(all="ignore"):  # infinities are for whoever looks at the result
+            for function, arguments in known or self._steps(operation, key, arena):
+                function(*arguments)
+        arena.words[group.own + _FINISHED] = number + 1
+        for _, peer, control in group.peers:
+            if peer.words[control + _FINISHED] <= number:
+                self._until(peer, control + _FINISHED, number, call)
+        if operation.staged:
+            if call.op == "all_reduce":
+                result = arena.tensor(place, call.source.numel(), call.source.dtype)
+                for function, arguments in copy_others(call, call.target, result):
+                    function(*arguments)
+            arena.release(place, call.source.nbytes)
+        group.done = number + 1
+        operation.over = True
+        if call.watch is not None:
+            call.watch.over()
+        self._pending.popleft()
+
+    def _steps(self, operation: _Operation, key: list[int], arena: Arena) -> list[Step]:
+        """This rank's part; kept under its key where it is all between arenas."""
+        group, call = operation.group, operation.call
+        entry = group.entry(operation.number) + 3
+        sources: dict[int, Source] = {
+            i: (peer, offset, control + entry)
+            for (i, peer, control), offset in zip(group.peers, key[4:], strict=True)
+        }
+        target = arena.offset(call.target)
+        if operation.staged or target is None or call.sends:
+            return work(call, sources)
+        if len(group.known) >= _KNOWN:
+            group.known.clear()
+        # On views of our own: the caller's tensors must be free to die.
+        source = arena.tensor(key[2], call.source.numel(), call.source.dtype)
+        target_view = arena.tensor(target, call.target.numel(), call.target.dtype)
+        steps = work(replace(call, source=source, target=target_view, watch=None), sources)
+        group.known[tuple(key)] = steps
+        return steps
+
+    def _until(self, peer: Neighbour, word: int, number: int, call: Call) -> None:
+        """Wait until a peer's counter is past `number`: awake first, then asleep, looking whether it lives."""
+        words = peer.words
+        for _ in range(_SPINS):
+            if words[word] > number:
+                return
+            os.sched_yield()
+        deadline = time.monotonic() + self.timeout_s
+        look = time.monotonic() + _LOOK_S
+        while words[word] <= number:
+            time.sleep(_NAP_S)
+            now = time.monotonic()
+            if now < look:
+                continue
+            look = now + _LOOK_S
+            if not peer.alive() and words[word] <= number:
+                raise RuntimeError(f"rank {peer.rank} is gone; waited for it in {call}")
+            if now > deadline:
+                raise RuntimeError(f"timed out after {self.timeout_s:g} s waiting for rank {peer.rank} in {call}")
+
+
+def _stage(call: Call, arena: Arena) -> int:
+    """Copy what others read or write of a source that lies elsewhere into the arena. Raises RuntimeError where that
+    is full."""
+    source = call.source
+    try:
+        place = arena.allocate(source.nbytes)
+    except OSError as error:
+        raise RuntimeError(f"no shared memory left for {call} ({error})") from None
+    into = arena.tensor(place, source.numel(), source.dtype)
+    some = call.op in ("all_reduce", "reduce_scatter")
+    steps = copy_others(call, into, source) if some else copy(into.data_ptr(), source.data_ptr(), source.nbytes)
+    for function, arguments in steps:
+        function(*arguments)
+    return place
+
+
+def _code(call: Call) -> int:
+    """What must be the same on all ranks, beside the size."""
+    kind = _OPS[call.op] + 8 * _REDUCTIONS[call.reduction] + (128 if call.sends else 0)
+    return kind + 256 * _DTYPES[call.source.dtype]
+
+
+def _another(call: Call, peer: Neighbour, at: int) -> str:
+    code, size = peer.words[at], peer.words[at + 1]
+    op, reduction, dtype = (
+        list(names)[i] for names, i in ((_OPS, code % 8 - 1), (_REDUCTIONS, code // 8 % 16), (_DTYPES, code // 256))
+    )
+    theirs = described(op, size, dtype, reduction, bool(code & 128))
+    return f"rank {peer.rank} issued another operation, {theirs}, where this rank issued {call}"
+
+
+_here: list[Shm] = []
+
+
+def attach() -> Shm:
+    """This process's one Shm: like the process group, it is made once."""
+    if not _here:
+        _here.append(Shm(worlds.timeout_s()))
+    return _here[0]
+
+
+def foreign(tensor: Tensor) -> bool:
+    """Whether a tensor is a view of a whole arena, ours or another rank's: no memory of its own."""
+    return bool(_here) and _here[0].maps(tensor)

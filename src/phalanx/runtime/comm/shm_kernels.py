@@ -1,0 +1,149 @@
+"""What one rank does in a collective over shared memory: a list of copies and additions between addresses.
+
+    all_reduce       slice i of everybody's buffer is added up by rank i and written into everybody's buffer
+    reduce_scatter   rank i adds up part i of everybody's source
+    all_gather, all_to_all   everybody copies what is for it
+
+Reductions go block by block, so that what is passed on is still in the core's own cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.runtime.comm.shm_arena import Neighbour
+from phalanx.runtime.comm.transport import Call
+from phalanx.schedule.event import Reduction
+
+Step = tuple[Callable[..., object], tuple[Any, ...]]
+"""A function and what to call it with."""
+Source = tuple[Neighbour, int, int]
+"""A peer's arena, its buffer's offset in it, and the word at which its entry in the control block begins."""
+
+_BLOCK = 1 << 18  # bytes
+_ADD: dict[Reduction, Callable[..., object]] = {
+    "sum": np.add,
+    "avg": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "product": np.multiply,
+}
+
+
+def work(call: Call, sources: dict[int, Source]) -> list[Step]:
+    """This rank's part. `sources`: by index in the group, without our own."""
+    return _WORK[call.op](call, sources)
+
+
+def own_part(call: Call) -> tuple[int, int]:
+    """The elements [low, high) of the source that this rank reduces. Slices of an all-reduce begin at cache lines, so
+    that two ranks never share one."""
+    if call.op == "reduce_scatter":
+        n = call.target.numel()
+        return call.me * n, (call.me + 1) * n
+    p, n, line = len(call.ranks), call.source.numel(), 64 // call.source.dtype.itemsize
+    lines = -(-n // line)
+    return min(n, lines * call.me // p * line), min(n, lines * (call.me + 1) // p * line)
+
+
+def copy(target: int, source: int, size: int) -> Iterator[Step]:
+    """Copy bytes between addresses. The C library's copy does not read what it overwrites: up to 1.5 times as fast
+    as a tensor's own where that is not in the cache."""
+    if size:
+        yield ctypes.memmove, (target, source, size)
+
+
+def copy_others(call: Call, target: Tensor, source: Tensor) -> Iterator[Step]:
+    """Copy all but the part that this rank reduces: nobody else reads that."""
+    low, high = own_part(call)
+    e = source.dtype.itemsize
+    yield from copy(target.data_ptr(), source.data_ptr(), low * e)
+    yield from copy(target.data_ptr() + high * e, source.data_ptr() + high * e, (source.numel() - high) * e)
+
+
+def _add(reduction: Reduction, out: Tensor, a: Tensor, b: Tensor) -> Step:
+    """out = a (+) b: by NumPy, which starts three times as fast, where it knows the type."""
+    if a.dtype not in (torch.bfloat16, torch.float16):
+        return _ADD[reduction], (a.numpy(), b.numpy(), out.numpy())
+    functions = {"min": torch.minimum, "max": torch.maximum, "product": torch.mul}
+    return partial(functions.get(reduction, torch.add), a, b, out=out), ()
+
+
+def _reduce(call: Call, out: Tensor, own: Tensor, theirs: list[Tensor], passed_on: list[Tensor]) -> list[Step]:
+    steps: list[Step] = []
+    size = max(1, _BLOCK // own.dtype.itemsize)
+    for low in range(0, own.numel(), size):
+        into, first = out[low : low + size], own[low : low + size]
+        for other in theirs:
+            steps.append(_add(call.reduction, into, first, other[low : low + size]))
+            first = into
+        if call.reduction == "avg":
+            steps.append((into.div_, (len(call.ranks),)))
+        for other in passed_on:
+            steps += copy(other.data_ptr() + low * own.dtype.itemsize, into.data_ptr(), into.nbytes)
+    return steps
+
+
+def _parts(call: Call, sources: dict[int, Source]) -> tuple[Tensor, list[Tensor]]:
+    """What this rank reduces: of its own source, and of the others'."""
+    low, high = own_part(call)
+    e = call.source.dtype.itemsize
+    theirs = [peer.tensor(at + low * e, high - low, call.source.dtype) for peer, at, _ in sources.values()]
+    return call.source[low:high], theirs
+
+
+def _all_reduce(call: Call, sources: dict[int, Source]) -> list[Step]:
+    own, theirs = _parts(call, sources)
+    return _reduce(call, own, own, theirs, passed_on=theirs)
+
+
+def _reduce_scatter(call: Call, sources: dict[int, Source]) -> list[Step]:
+    own, theirs = _parts(call, sources)
+    return _reduce(call, call.target, own, theirs, passed_on=[])
+
+
+def _all_gather(call: Call, sources: dict[int, Source]) -> list[Step]:
+    out, size = call.target.data_ptr(), call.source.nbytes
+    own = out + call.me * size
+    steps = [] if own == call.source.data_ptr() else [*copy(own, call.source.data_ptr(), size)]
+    for i in _from_next(call):
+        peer, at, _ = sources[i]
+        steps += copy(out + i * size, peer.base + at, size)
+    return steps
+
+
+def _all_to_all(call: Call, sources: dict[int, Source]) -> list[Step]:
+    e, me, sent, received = call.source.dtype.itemsize, call.me, call.sent, call.received
+    into = [call.target.data_ptr() + begins * e for begins in accumulate(received, initial=0)]
+    steps = [*copy(into[me], call.source.data_ptr() + sum(sent[:me]) * e, received[me] * e)]
+    for i in _from_next(call):
+        peer, at, entry = sources[i]
+        low, high = (
+            (peer.words[entry + k] for k in (me, me + 1)) if call.sends else (me * sent[i], (me + 1) * sent[i])
+        )
+        if high - low != received[i]:
+            raise RuntimeError(f"rank {peer.rank} sends {high - low} elements, not {received[i]}, in {call}")
+        steps += copy(into[i], peer.base + at + low * e, received[i] * e)
+    return steps
+
+
+def _from_next(call: Call) -> Iterator[int]:
+    """The other members, beginning with the next: not all read one rank's memory at once."""
+    p = len(call.ranks)
+    return ((call.me + s) % p for s in range(1, p))
+
+
+_WORK: dict[str, Callable[[Call, dict[int, Source]], list[Step]]] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+}

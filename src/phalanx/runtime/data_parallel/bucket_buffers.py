@@ -1,0 +1,122 @@
+"""A bucket's memory on one rank: flat buffers in which parameters are views, and this rank's part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Product
+from phalanx.runtime.comm.transport import Handle, same_place
+from phalanx.schedule.gradients.buckets import Bucket
+from phalanx.spec.model.spec import Parameter
+from phalanx.spec.strategy.spec import Strategy
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The elements [start, stop) of a flattened parameter, which lie in this rank's shard of its bucket from `at`."""
+
+    parameter: Parameter
+    start: int
+    stop: int
+    at: int
+
+    def of(self, shard: Tensor) -> Tensor:
+        return shard[self.at : self.at + self.stop - self.start]
+
+
+class Flat:
+    """The bucket in the equal parts of a strategy, of which number `index` is this rank's. Gradients are reduced over
+    `axis`, and `across` replicas of the parts, where there are such. Tensors are there as the stage needs them.
+
+    weights   (padded,) of the compute type, the parameters' own memory        stages 1, 2
+    whole     (padded,) of the accumulate type, gradients of all parameters    stages 0, 1
+    sent      (padded,) of the reduce type, what is reduced: `whole` itself where the types agree; at stages 2 and 3
+              memory that is lent while the bucket fills and travels
+    shard     (part,) of the accumulate type, this rank's gradients            stages 1 (in `whole`), 2, 3
+    master    (part,) of the master type                                       stages 1, 2 (in `weights` if it can), 3
+    """
+
+    def __init__(self, bucket: Bucket, strategy: Strategy, index: int) -> None:
+        self.bucket, self.name = bucket, bucket.name
+        self.padded = bucket.padded(strategy)
+        self.axis, self.across_replicas = bucket.axis(strategy), bucket.across(strategy)
+        parts = bucket.parts(strategy)
+        self.part = self.padded // parts
+        self.low = index % parts * self.part
+        self.weights: Tensor | None = None
+        self.whole: Tensor | None = None
+        self.sent: Tensor | None = None
+        self.shard: Tensor | None = None
+        self.master: Tensor | None = None
+        self.places: dict[str, Tensor] = {}  # the parameters' gradients in `sent`, where that is lent
+        self.missing = 0
+        self.left = 0  # reductions until its gradients are complete: one, or of a bucket of several chunks more
+        self.arrived: set[str] = set()  # parameters with a gradient in this micro-batch
+        self.touched: set[str] = set()  # in this step
+        self.handle: Handle | None = None  # of the reduction under way
+        self.gathering: Handle | None = None  # of the parameters on their way
+        self.across: Handle | None = None  # of the shard's reduction over replicas
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The bucket's parameters in a flat buffer of it."""
+        sizes = [p.numel for p in self.bucket.parameters]
+        parts = flat[: self.bucket.numel].split(sizes)
+        return {p.fqn: part.view(p.shape) for p, part in zip(self.bucket.parameters, parts, strict=True)}
+
+    def lend(self, memory: Tensor) -> None:
+        """Fill `memory`, (padded,), from now on."""
+        if not self.places or not same_place(next(iter(self.places.values())), memory):
+            self.places = self.views(memory)
+        self.sent = memory
+        if self.bucket.numel < self.padded:
+            memory[self.bucket.numel :].zero_()
+
+    def own(self, flat: Tensor) -> Tensor:
+        """This rank's part of a flat buffer of the bucket."""
+        return flat[self.low : self.low + self.part]
+
+    def pieces(self) -> Iterator[Piece]:
+        """What this rank's part holds of each parameter."""
+        begins = 0
+        for p in self.bucket.parameters:
+            low, high = max(begins, self.low), min(begins + p.numel, self.low + self.part)
+            if low < high:
+                yield Piece(p, low - begins, high - begins, low - self.low)
+            begins += p.numel
+
+
+def placeholder(parameter: Tensor) -> Tensor:
+    """A tensor of the same shape that takes one element, and is no number: used by mistake, it shows."""
+    return torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+
+
+_AT_ONCE = 2**20  # elements
+
+
+def put(place: Tensor, grad: Tensor | Product | Grouped | None, rows: list[tuple[Tensor, Tensor]], add: bool) -> None:
+    """A gradient to where it is reduced: the dense part, if there is one, and rows of it."""
+    if isinstance(grad, Product | Grouped):
+        grad.put(place, add)
+        grad = None
+    elif grad is None or grad.is_sparse:
+        if not add:
+            place.zero_()
+    else:
+        place.add_(grad) if add else place.copy_(grad)
+    if grad is not None and grad.is_sparse:  # of a module that is not ours
+        rows = [*rows, (grad._indices()[0], grad._values())]
+    for index, values in rows:
+        place.index_add_(0, index, values.to(place.dtype))
+
+
+def square(flat: Tensor) -> Tensor:
+    """The square of the 2-norm, (), fp64. In pieces: over millions of elements torch's own norm on the CPU, which
+    adds one after the other in fp32, is off by 1e-4 to 1e-3 of itself."""
+    if flat.dtype in (torch.float32, torch.float64):
+        return torch.stack([torch.dot(piece, piece) for piece in flat.split(_AT_ONCE)]).double().sum()
+    norms = [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in flat.split(_AT_ONCE // 16)]
+    return torch.stack(norms).double().square_().sum()

@@ -1,0 +1,107 @@
+"""Codes: how a run of elements is written in fewer bits, and read again.
+
+    fp16    x / s as fp16                      s: the largest magnitude of its block
+    int8    x / s, rounded to -127 ... 127     s: that over 127
+    int4    the same to -7 ... 7, two in a byte
+    bf16    the first 16 bits
+
+A message is the scales of all blocks in fp32, then the codes. Work goes piece by piece through scratch memory that
+stays in a core's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from phalanx.runtime.observe import host_values
+from phalanx.schedule.gradients.compression import PIECE, SCALE_BYTES, coded
+from phalanx.spec.strategy.compression import BLOCK, Compression
+
+_LEVELS = {"fp16": 1.0, "int8": 127.0, "int4": 7.0}
+_TINY = 1e-38  # scale of a block of zeros
+
+
+class Code:
+    """Writes and reads messages of one kind on one device. Stochastic rounding draws from `generator`."""
+
+    def __init__(self, c: Compression, dtype: torch.dtype, device: torch.device) -> None:
+        self.c, self.dtype = c, dtype
+        self.generator = torch.Generator(device)
+        self._x = torch.empty(PIECE, dtype=dtype, device=device)
+        self._largest = torch.empty(PIECE // BLOCK, 1, dtype=dtype, device=device)
+        self._drawn = torch.empty(PIECE if c.stochastic else 0, dtype=dtype, device=device)
+
+    def bytes(self, numel: int) -> int:
+        return coded(self.c, numel)
+
+    def write(self, x: Tensor, message: Tensor, kept: Tensor | None) -> None:
+        """`x`, (n,), into a message, (bytes(n),); what the message lacks of it into `kept`, (n,)."""
+        for low, high, scales, codes in self._pieces(x.numel(), message):
+            piece, y = x[low:high], self._x[: high - low]
+            if self.c.scaled:
+                rows, by_block = piece.view(-1, BLOCK), y.view(-1, BLOCK)
+                largest = self._largest[: len(rows)]
+                torch.amax(torch.abs(rows, out=by_block), 1, keepdim=True, out=largest)
+                scales.copy_(largest.div_(_LEVELS[self.c.name]).clamp_(min=_TINY))
+                largest.copy_(scales)  # as it will be read
+                torch.div(rows, largest, out=by_block)
+                self._round(y)
+            else:
+                y.copy_(piece)
+            self._pack(y, codes)
+            if kept is not None:
+                self._read(y, scales, codes)
+                torch.sub(piece, y, out=kept[low:high])
+
+    def add(self, message: Tensor, into: Tensor) -> None:
+        """The message's elements to `into`, (n,)."""
+        for low, high, scales, codes in self._pieces(into.numel(), message):
+            y = self._x[: high - low]
+            self._read(y, scales, codes)
+            into[low:high].add_(y)
+
+    def read(self, message: Tensor, into: Tensor) -> None:
+        """The message's elements, (n,)."""
+        for low, high, scales, codes in self._pieces(into.numel(), message):
+            self._read(into[low:high], scales, codes)
+
+    def _pieces(self, numel: int, message: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        """(from, to, scales, codes) of every piece of a message."""
+        begins = numel // BLOCK * SCALE_BYTES * self.c.scaled
+        scales, codes = message[:begins].view(torch.float32).view(-1, 1), message[begins:]
+        for low in host_values.rounds(range(0, numel, PIECE)):
+            high = min(numel, low + PIECE)
+            own = codes[low * self.c.bits // 8 : high * self.c.bits // 8]
+            yield low, high, scales[low // BLOCK : high // BLOCK], own
+
+    def _round(self, y: Tensor) -> None:
+        if self.c.stochastic:
+            drawn, most = self._drawn[: y.numel()], _LEVELS[self.c.name]
+            torch.rand(drawn.shape, generator=self.generator, out=drawn)
+            y.add_(drawn).floor_().clamp_(-most, most)
+        elif self.c.bits < 16:
+            y.round_()
+
+    def _pack(self, y: Tensor, codes: Tensor) -> None:
+        if self.c.name == "int4":  # 0 to 14; the first of a pair in the low bits
+            pairs = y.add_(8).view(-1, 2)
+            codes.copy_(torch.add(pairs[:, 0], pairs[:, 1], alpha=16))
+        else:
+            codes.view(_TYPES[self.c.name]).copy_(y)
+
+    def _read(self, y: Tensor, scales: Tensor, codes: Tensor) -> None:
+        if self.c.name == "int4":
+            pairs = y.view(-1, 2)
+            pairs[:, 0].copy_(codes & 15)
+            pairs[:, 1].copy_(codes >> 4)
+            y.sub_(8)
+        else:
+            y.copy_(codes.view(_TYPES[self.c.name]))
+        if self.c.scaled:
+            y.view(-1, BLOCK).mul_(scales)
+
+
+_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}

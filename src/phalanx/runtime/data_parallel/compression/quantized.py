@@ -1,0 +1,139 @@
+"""Every element in fewer bits: an all-to-all of codes, summed in full precision, and where the whole is wanted an
+all-gather of the sums' codes. Each element is rounded twice at most, however many ranks there are.
+
+Reference: Wang et al. 2023, "ZeRO++", section 3.3 (qgZ); Tang et al. 2021, "1-bit Adam", for the two residuals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.transport import Handle
+from phalanx.runtime.data_parallel.bucket_buffers import Flat
+from phalanx.runtime.data_parallel.compression.codec import Code
+from phalanx.runtime.observe import host_values
+from phalanx.schedule.gradients.buckets import slot_sizes, slots
+from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.spec import Strategy
+
+
+class _Exchange:
+    """A tensor's reduction in codes over an axis of p ranks. `gathers`: the sum is wanted everywhere.
+
+    first     (n,), what the codes of this rank's contribution lacked
+    second    (n / p,), what the codes of its part of the sum lacked, where that is gathered
+    """
+
+    def __init__(
+        self, code: Code, numel: int, comm: Comm, axis: str, gathers: bool, memory: tuple[Tensor, Tensor]
+    ) -> None:
+        self.code, self.comm, self.axis, self.gathers = code, comm, axis, gathers
+        self.p, self.me = comm.size(axis), comm.ranks(axis).index(comm.world.rank)
+        self.part = numel // self.p
+        size = self.p * code.bytes(self.part)
+        self.send, self.receive = (m[:size] for m in memory)
+        dtype, device, feedback = code.dtype, comm.world.device, code.c.feedback
+        self.first = torch.zeros(numel if feedback else 0, dtype=dtype, device=device)
+        self.second = torch.zeros(self.part if feedback and gathers else 0, dtype=dtype, device=device)
+
+    def own(self, x: Tensor) -> Tensor:
+        return x[self.me * self.part : (self.me + 1) * self.part]
+
+    def run(self, x: Tensor, unit: str, micro_batch: int | None) -> Iterator[Handle]:
+        feedback, comm, code = self.code.c.feedback, self.comm, self.code
+        parts, own = x.split(self.part), self.own(x)
+        kept = self.first.split(self.part) if feedback else [None] * self.p
+        if feedback:
+            x.add_(self.first)
+        for part, message, lacks in host_values.rounds(list(zip(parts, self.send.chunk(self.p), kept, strict=True))):
+            code.write(part, message, lacks)
+        yield comm.all_to_all(self.receive, self.send, self.axis, unit=unit, phase="B", micro_batch=micro_batch)
+        own.zero_()
+        for message in host_values.rounds(self.receive.chunk(self.p)):
+            code.add(message, own)
+        if not self.gathers:
+            return
+        if feedback:
+            own.add_(self.second)
+        mine = self.send.chunk(self.p)[self.me]
+        code.write(own, mine, self.second if feedback else None)
+        yield comm.all_gather(self.send, mine, self.axis, unit=unit, phase="B", micro_batch=micro_batch)
+        for part, message in host_values.rounds(list(zip(parts, self.send.chunk(self.p), strict=True))):
+            code.read(message, part)
+
+    def kept_back(self) -> Tensor:
+        kept = self.first.clone()
+        if self.gathers:
+            self.own(kept).add_(self.second)
+        return kept
+
+    def put_back(self, kept: Tensor) -> None:
+        self.first.copy_(kept)
+        self.second.zero_()
+
+
+class Quantised:
+    """fp16, bf16, int8, int4. At stages 1 to 3 a rank gets its part of the sum; replicas then do the same with it."""
+
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype
+    ) -> None:
+        self.c, self.draws = c, 0
+        self.code = Code(c, dtype, comm.world.device)
+        self._rank = comm.world.rank
+        stage, grid = strategy.stage, comm.mesh
+        axis = grid.shard_axis if stage else grid.gradient_axis
+        p = comm.size(axis)
+        sizes = [p * self.code.bytes(b.padded // p) for b in buckets]
+        # Two neighbouring buckets are under way at most.
+        memory = [(comm.buffer(n, torch.uint8), comm.buffer(n, torch.uint8)) for n in slot_sizes(sizes)]
+        self._reduces = {
+            b.name: _Exchange(self.code, b.padded, comm, axis, stage == 0, memory[slot])
+            for b, slot in zip(buckets, slots(sizes), strict=True)
+        }
+        self._across: dict[str, _Exchange] = {}
+        if stage and strategy.dp_replicate > 1:
+            for b in buckets:  # all of them are under way at the end of the step
+                n = strategy.dp_replicate * self.code.bytes(b.part // strategy.dp_replicate)
+                buffers = comm.buffer(n, torch.uint8), comm.buffer(n, torch.uint8)
+                self._across[b.name] = _Exchange(self.code, b.part, comm, "dp_replicate", True, buffers)
+
+    def _seed(self) -> None:
+        if self.c.stochastic:
+            self.code.generator.manual_seed(self.draws << 20 | self._rank)
+        self.draws += 1
+
+    def reduce(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
+        assert b.sent is not None
+        self._seed()
+        return self._reduces[b.name].run(b.sent, b.name, micro_batch)
+
+    def across(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
+        assert b.shard is not None
+        self._seed()
+        return self._across[b.name].run(b.shard, b.name, micro_batch)
+
+    def kept_back(self, b: Flat) -> Tensor | None:
+        if not self.c.feedback:
+            return None
+        kept = self._reduces[b.name].kept_back()
+        if b.name in self._across:
+            b.own(kept).add_(self._across[b.name].kept_back())
+        return kept
+
+    def put_back(self, b: Flat, kept: Tensor) -> None:
+        self._reduces[b.name].put_back(kept)
+        if b.name in self._across:
+            self._across[b.name].put_back(torch.zeros_like(self._across[b.name].first))
+
+    def forget(self) -> None:
+        for exchange in (*self._reduces.values(), *self._across.values()):
+            exchange.first.zero_()
+            exchange.second.zero_()
+
+    def factors(self, b: Flat) -> dict[str, Tensor]:
+        return {}

@@ -1,0 +1,208 @@
+"""Some elements only: the largest (topk), some drawn alike on all ranks (randk), those of a magnitude (threshold).
+
+Elements travel as their values, then their places in the bucket (int32). Contributions are added in the order of the
+ranks, so that all replicas get the same bits.
+References: Aji & Heafield 2017; Lin et al. 2018, "Deep Gradient Compression"; Stich et al. 2018, "Sparsified SGD with
+Memory".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.transport import Handle
+from phalanx.runtime.data_parallel.bucket_buffers import Flat
+from phalanx.runtime.data_parallel.compression.whole_bucket import Whole
+from phalanx.runtime.observe import host_values
+from phalanx.schedule.gradients.buckets import slot_sizes, slots
+from phalanx.schedule.gradients.compression import PLACE_BYTES, kept, most
+from phalanx.spec.strategy.compression import Compression
+
+_PIECE = 1 << 14  # elements that are compared with a bar at a time
+_SAMPLE = 1 << 15  # elements that tell where the bar lies
+
+
+class _Sparse(Whole):
+    """What the three have in common beside: memory that neighbouring buckets take turns in."""
+
+    def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
+        super().__init__(c, buckets, comm, dtype)
+        self.p, self.me = comm.size(self.axis), comm.ranks(self.axis).index(comm.world.rank)
+        sizes = [b.padded for b in buckets]
+        self._slot = dict(zip((b.name for b in buckets), slots(sizes), strict=True))
+        self._sizes = slot_sizes(sizes)
+
+    def _keep(self, b: Flat, x: Tensor, places: Tensor) -> None:
+        """All of `x` but what stands at `places` is kept back."""
+        if self.c.feedback:
+            x.index_fill_(0, places, 0)
+            self._kept[b.name].copy_(x)
+        x.zero_()
+
+    def _fields(self, messages: Tensor, rank: int, count: int) -> tuple[Tensor, Tensor]:
+        """(values, places) of a rank's message, `count` elements each."""
+        size = count * (self.dtype.itemsize + PLACE_BYTES)
+        message = messages[rank * size : (rank + 1) * size]
+        values, places = message[: count * self.dtype.itemsize], message[count * self.dtype.itemsize :]
+        return values.view(self.dtype), places.view(torch.int32)
+
+    def _message_bytes(self, count: int) -> int:
+        return self.p * count * (self.dtype.itemsize + PLACE_BYTES)
+
+
+class Largest(_Sparse):
+    """topk: the share of the bucket with the largest magnitudes, exactly.
+
+    On the CPU a sample says above which magnitude they must lie; selecting among the few above it is several times as
+    fast as among all.
+    """
+
+    def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
+        super().__init__(c, buckets, comm, dtype)
+        device = comm.world.device
+        self._messages = [comm.buffer(self._message_bytes(kept(c, n)), torch.uint8) for n in self._sizes]
+        largest = max(b.padded for b in buckets)
+        count = kept(c, largest)
+        self._magnitude = torch.empty(largest, dtype=dtype, device=device)
+        self._found = torch.empty(count, dtype=dtype, device=device)
+        self._places = torch.empty(count, dtype=torch.int64, device=device)
+        self._sampled = device.type == "cpu"
+        self._above = torch.empty(2 * count, dtype=torch.int64, device=device)
+        self._above_values = torch.empty(2 * count, dtype=dtype, device=device)
+
+    def _find(self, x: Tensor, k: int) -> Tensor:
+        """The places of the k largest magnitudes."""
+        n, found, places = x.numel(), self._found[:k], self._places[:k]
+        size = torch.abs(x, out=self._magnitude[:n])
+        sample = size[:: n // _SAMPLE | 1]
+        expected = k * len(sample) / n
+        rank = int(1.2 * expected + 3 * expected**0.5) + 1  # the bar lies below the k largest, as good as always
+        if self._sampled and n >= 4 * _SAMPLE and 3 * rank < len(sample):
+            (bar,) = host_values.read(torch.topk(sample, rank).values[-1:], [0.0])
+            count = _above(size, bar, self._above)
+            if count is not None and count >= k:
+                above, values = self._above[:count], self._above_values[:count]
+                torch.topk(torch.index_select(size, 0, above, out=values), k, sorted=False, out=(found, places))
+                return places.copy_(above[places])
+        torch.topk(size, k, sorted=False, out=(found, places))
+        return places
+
+    def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
+        count = kept(self.c, b.padded)
+        k = min(count, b.padded)
+        messages = self._messages[self._slot[b.name]][: self._message_bytes(count)]
+        values, places = self._fields(messages, self.me, count)
+        at = self._find(x, k)
+        torch.index_select(x, 0, at, out=values[:k])
+        values[k:], places[k:] = 0, 0
+        places[:k].copy_(at)
+        self._keep(b, x, at)
+        own = messages.chunk(self.p)[self.me]
+        yield self.comm.all_gather(messages, own, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
+        for rank in host_values.rounds(range(self.p)):
+            values, places = self._fields(messages, rank, count)
+            x.index_add_(0, places, values)
+
+
+class Drawn(_Sparse):
+    """randk: one element of each of k runs of neighbours. Without error feedback it stands for its run, so that the
+    result is right on average."""
+
+    def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
+        super().__init__(c, buckets, comm, dtype)
+        device, counts = comm.world.device, [kept(c, n) for n in self._sizes]
+        self._values = [comm.buffer(n, dtype) for n in counts]
+        self._places = [torch.empty(n, dtype=torch.int64, device=device) for n in counts]
+        self._drawn = torch.empty(max(counts), dtype=torch.float64, device=device)
+        self._generator = torch.Generator(device)
+
+    def _draw(self, at: Tensor, numel: int) -> None:
+        """Distinct places below `numel`, ascending, drawn alike on all ranks: one in each of k runs, the first of
+        which are longer by one where the lengths cannot be equal."""
+        k, drawn = len(at), self._drawn[: len(at)]
+        length, longer = divmod(numel, k)
+        edge = longer * (length + 1)
+        torch.arange(0, edge, length + 1, out=at[:longer])
+        torch.arange(edge, numel, length, out=at[longer:])
+        self._generator.manual_seed(self.draws)
+        torch.rand(k, generator=self._generator, out=drawn)
+        drawn[:longer].mul_(length + 1)
+        drawn[longer:].mul_(length)
+        at.copy_(drawn.floor_().add_(at))
+
+    def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
+        slot, count = self._slot[b.name], kept(self.c, b.padded)
+        k = min(count, b.padded)
+        at, values = self._places[slot][:k], self._values[slot][:count]
+        self._draw(at, b.padded)
+        torch.index_select(x, 0, at, out=values[:k])
+        values[k:] = 0
+        values[:1].add_(x.sum().mul_(0))  # what is no number shows at once, and not when it is drawn some day
+        if not self.c.feedback:
+            values.mul_(b.padded / k)
+        self._keep(b, x, at)
+        yield self.comm.all_reduce(values, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
+        x.index_copy_(0, at, values[:k])
+
+
+class Above(_Sparse):
+    """threshold: all elements of at least a magnitude, or the largest where they are too many. Their number is read
+    by the host, which on CUDA waits for it."""
+
+    def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
+        super().__init__(c, buckets, comm, dtype)
+        device, limits = comm.world.device, [most(n, self.p) for n in self._sizes]
+        self._messages = [comm.buffer(self._message_bytes(n), torch.uint8) for n in limits]
+        self._counts = [comm.buffer(self.p if n else 0, torch.int64) for n in limits]
+        self._values = [torch.empty(n, dtype=dtype, device=device) for n in limits]
+        self._places = [torch.empty(n, dtype=torch.int64, device=device) for n in limits]
+        self._magnitude = torch.empty(max(b.padded for b in buckets), dtype=dtype, device=device)
+
+    def _find(self, x: Tensor, slot: int) -> tuple[Tensor, Tensor]:
+        """(places, values) of what is sent. What is no number is."""
+        size = torch.abs(x, out=self._magnitude[: x.numel()])
+        limit = most(x.numel(), self.p)
+        values, places = self._values[slot][:limit], self._places[slot][:limit]
+        n = _above(size, self.c.value, places)
+        if n is None:
+            torch.topk(size, limit, sorted=False, out=(values, places))
+            n = limit
+        torch.index_select(x, 0, places[:n], out=values[:n])
+        return places[:n], values[:n]
+
+    def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
+        slot = self._slot[b.name]
+        at, found = self._find(x, slot)
+        self._keep(b, x, at)
+        counts = self._counts[slot]
+        counts[self.me] = len(at)
+        own = counts[self.me : self.me + 1]
+        yield self.comm.all_gather(counts, own, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
+        number = host_values.read(counts, [len(at)] * self.p)
+        longest = max(2, max(number) + max(number) % 2)  # an even number, so that what lies behind it is aligned
+        messages = self._messages[slot][: self._message_bytes(longest)]
+        values, places = self._fields(messages, self.me, longest)
+        values[: len(at)].copy_(found)
+        places[: len(at)].copy_(at)
+        own = messages.chunk(self.p)[self.me]
+        yield self.comm.all_gather(messages, own, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
+        for rank, n in host_values.rounds(list(enumerate(number))):
+            values, places = self._fields(messages, rank, longest)
+            x.index_add_(0, places[:n], values[:n])
+
+
+def _above(size: Tensor, bar: float, places: Tensor) -> int | None:
+    """Write where elements are not below a bar, what is no number among them; how many, or None where there is no
+    place for all (verification says so always)."""
+    n = 0
+    for low, piece in zip(range(0, size.numel(), _PIECE), size.split(_PIECE), strict=True):
+        found = torch.nonzero(torch.logical_not(piece < bar)).view(-1)
+        if n + len(found) > len(places):
+            return None
+        torch.add(found, low, out=places[n : n + len(found)])
+        n += len(found)
+    return n

@@ -1,0 +1,52 @@
+"""What topk, randk, threshold and powersgd have in common: they reduce a bucket whole, over all replicas, and keep
+back one residual for each bucket."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.transport import Handle
+from phalanx.runtime.data_parallel.bucket_buffers import Flat
+from phalanx.spec.strategy.compression import Compression
+
+
+class Whole:
+    def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
+        self.c, self.comm, self.dtype, self.draws = c, comm, dtype, 0
+        self.axis = comm.mesh.gradient_axis
+        self._device = comm.world.device
+        sizes = {b.name: b.padded if c.feedback else 0 for b in buckets}
+        self._kept = {name: torch.zeros(n, dtype=dtype, device=self._device) for name, n in sizes.items()}
+
+    def reduce(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
+        assert b.sent is not None
+        self.draws += 1
+        if self.c.feedback:
+            b.sent.add_(self._kept[b.name])
+        return self._run(b, b.sent, micro_batch)
+
+    @abstractmethod
+    def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
+        """Sum `x`, (padded,), over the ranks, and keep back what is not sent of it."""
+        ...
+
+    def across(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
+        return iter(())  # `reduce` has spanned all replicas
+
+    def kept_back(self, b: Flat) -> Tensor | None:
+        return self._kept[b.name].clone() if self.c.feedback else None
+
+    def put_back(self, b: Flat, kept: Tensor) -> None:
+        self._kept[b.name].copy_(kept)
+
+    def forget(self) -> None:
+        for kept in self._kept.values():
+            kept.zero_()
+
+    def factors(self, b: Flat) -> dict[str, Tensor]:
+        return {}

@@ -1,0 +1,244 @@
+"""ZeRO-3: a unit's parameters are whole only while its forward or backward pass runs.
+
+    forward of unit u    wait for u, start gathering u+1; afterwards u is let go (the last unit stays: its backward
+                         pass is next)
+    backward of unit u   wait for u, start gathering u-1; u is let go when its gradients are complete
+    what units share     (`model`) is gathered before the module's forward pass and let go like any unit
+
+A unit's experts have a bucket of their own where they are sharded over other ranks; they come and go with the unit.
+Neighbouring units' memory takes turns, and so does that of their experts. What autograd saves of a unit's parameters
+is not kept: it is noted which part it was, and looked up again in the unit's memory of the backward pass
+(saved_tensors_hooks).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.transport import same_place
+from phalanx.runtime.data_parallel.bucket_buffers import Flat, placeholder
+from phalanx.schedule.event import Phase
+from phalanx.schedule.gradients.buckets import slot_sizes, slots
+
+SHARED = "model"
+
+
+class _Unit:
+    """One unit's parameters, or its experts': at home in shards, and `memory` where they are whole."""
+
+    def __init__(self, flat: Flat, parameters: dict[str, nn.Parameter], memory: Tensor) -> None:
+        self.flat, self.memory = flat, memory
+        self.parameters = parameters
+        self.views = flat.views(memory)
+        self.away = {name: placeholder(p) for name, p in parameters.items()}
+        self.whole = False
+        for name, p in parameters.items():
+            p.data = self.away[name]
+
+
+class Gathered:
+    """The parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`: for a whole step.
+    `begins` is told which unit's backward pass begins, before anything is gathered for it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        units: dict[str, nn.Module],
+        buckets: list[Flat],
+        comm: Comm,
+        prefetch: int,
+        keep: bool,
+        begins: weakref.WeakMethod[Callable[[str], None]],
+    ) -> None:
+        self.comm, self.prefetch, self.keep, self._begins = comm, prefetch, keep, begins
+        self.order = [name for name in units if any(b.bucket.unit == name for b in buckets)]
+        parameters = dict(module.named_parameters())
+        dtype = parameters[buckets[0].bucket.parameters[0].fqn].dtype
+        self._names: dict[str, list[str]] = {}  # of a unit's buckets, in the order in which they are gathered
+        for b in sorted(buckets, key=lambda b: b.bucket.experts):
+            self._names.setdefault(b.bucket.unit, []).append(b.name)
+        memories: list[tuple[Flat, Tensor]] = []
+        for experts in (False, True):
+            kind = {b.bucket.unit: b for b in buckets if b.bucket.experts == experts}
+            turns = [kind[name] for name in self.order if name in kind]
+            sizes = [b.padded for b in turns]
+            if keep:
+                memories += [(b, comm.buffer(b.padded, dtype)) for b in turns]
+            else:
+                shared = [comm.buffer(n, dtype) for n in slot_sizes(sizes)]
+                memories += [(b, shared[slot]) for b, slot in zip(turns, slots(sizes), strict=True)]
+            if SHARED in kind:
+                memories.append((kind[SHARED], comm.buffer(kind[SHARED].padded, dtype)))
+        self.units: dict[str, _Unit] = {}  # by the name of the bucket
+        for b, memory in memories:
+            own = {p.fqn: parameters[p.fqn] for p in b.bucket.parameters}
+            self.units[b.name] = _Unit(b, own, memory[: b.padded])
+        self._micro_batch: int | None = None
+        self._watch(module, units)
+
+    def _watch(self, module: nn.Module, units: dict[str, nn.Module]) -> None:
+        this = weakref.ref(self)
+
+        def before(name: str) -> Any:
+            saved: list[saved_tensors_hooks] = []
+
+            def enter(_: nn.Module, args: object) -> None:
+                gathered = this()
+                if gathered is not None:
+                    gathered.forward_begins(name)
+                    saved.append(gathered.noting(name))
+                    saved[-1].__enter__()
+
+            def leave(_: nn.Module, args: object, out: Any) -> None:
+                if saved:
+                    saved.pop().__exit__(None, None, None)
+                gathered = this()
+                if gathered is not None:
+                    gathered.forward_ends(name, out)
+
+            return enter, leave
+
+        for name in self.order:
+            enter, leave = before(name)
+            units[name].register_forward_pre_hook(enter)
+            units[name].register_forward_hook(leave, always_call=True)
+
+        def all_begins(_: nn.Module, args: object) -> None:
+            gathered = this()
+            if gathered is not None and SHARED in gathered.units:
+                gathered.need(SHARED, "F")
+
+        def all_ends(_: nn.Module, args: object, out: object) -> None:
+            gathered = this()
+            if gathered is not None and SHARED in gathered.units and not torch.is_grad_enabled():
+                gathered._leave(SHARED)
+
+        module.register_forward_pre_hook(all_begins)
+        module.register_forward_hook(all_ends)
+
+    def micro_batch(self, index: int | None) -> None:
+        """Which micro-batch the passes belong to; None outside of a step."""
+        self._micro_batch = index
+
+    def start(self, name: str, phase: Phase) -> None:
+        """Start gathering a unit."""
+        for bucket in self._names[name]:
+            self._start(bucket, phase)
+
+    def _start(self, name: str, phase: Phase) -> None:
+        unit = self.units[name]
+        if unit.whole or unit.flat.gathering is not None:
+            return
+        for other in self.units.values():  # whoever has the memory now is done with it, or will ask again
+            if other is not unit and same_place(other.memory, unit.memory):
+                self._arrive(other)
+                self._let_go(other)
+        flat = unit.flat
+        assert flat.master is not None
+        own = flat.own(unit.memory)
+        own.copy_(flat.master)
+        flat.gathering = self.comm.all_gather(
+            unit.memory, own, flat.axis, unit=name, phase=phase, micro_batch=self._micro_batch
+        )
+
+    def need(self, name: str, phase: Phase) -> None:
+        """That a unit is whole now."""
+        self.start(name, phase)
+        for bucket in self._names[name]:
+            self._need(bucket, phase)
+
+    def _need(self, bucket: str, phase: Phase) -> None:
+        self._start(bucket, phase)
+        unit = self.units[bucket]
+        self._arrive(unit)
+        if not unit.whole:
+            for fqn, view in unit.views.items():
+                unit.parameters[fqn].data = view
+            unit.whole = True
+
+    def _arrive(self, unit: _Unit) -> None:
+        if unit.flat.gathering is not None:
+            unit.flat.gathering.wait()
+            unit.flat.gathering = None
+
+    def forward_begins(self, name: str) -> None:
+        self.need(name, "F")
+        after = self.order.index(name) + 1
+        if self.prefetch and after < len(self.order):
+            self.start(self.order[after], "F")
+
+    def forward_ends(self, name: str, out: Any) -> None:
+        if not torch.is_grad_enabled():
+            self._leave(name)
+            return
+        if name != self.order[-1] and not self.keep:
+            self._leave(name)
+        this = weakref.ref(self)
+
+        def begins(_: Tensor) -> None:
+            gathered = this()
+            if gathered is not None:
+                gathered.backward_begins(name)
+
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(begins)
+
+    def backward_begins(self, name: str) -> None:
+        tell = self._begins()
+        if tell is not None:
+            tell(name)
+        self.need(name, "B")
+        before = self.order.index(name) - 1
+        if self.prefetch and before >= 0:
+            self.start(self.order[before], "B")
+
+    def release(self, name: str) -> None:
+        """The gradients of a bucket are complete."""
+        if not self.keep:
+            self._let_go(self.units[name])
+
+    def end_of_step(self) -> None:
+        """Nothing stays whole, nor on its way: the weights are about to change."""
+        for unit in self.units.values():
+            self._arrive(unit)
+            self._let_go(unit)
+        self._micro_batch = None
+
+    def _leave(self, name: str) -> None:
+        for bucket in self._names[name]:
+            self._let_go(self.units[bucket])
+
+    def _let_go(self, unit: _Unit) -> None:
+        if unit.whole:
+            for name, p in unit.parameters.items():
+                p.data = unit.away[name]
+            unit.whole = False
+
+    def noting(self, name: str) -> saved_tensors_hooks:
+        """What autograd saves of the unit's parameters is noted, not kept."""
+        own = {self.units[b].memory.untyped_storage()._cdata: self.units[b] for b in self._names[name]}
+
+        def pack(tensor: Tensor) -> Any:
+            unit = own.get(tensor.untyped_storage()._cdata)
+            if unit is None or not unit.whole:
+                return tensor
+            return (unit, tensor.size(), tensor.stride(), tensor.storage_offset())
+
+        def unpack(noted: Any) -> Tensor:
+            if isinstance(noted, Tensor):
+                return noted
+            unit, size, stride, offset = noted
+            # Another may have got the memory, where units do not run in their order; experts may be done already.
+            self._need(unit.flat.name, "B")
+            return torch.as_strided(unit.memory, size, stride, offset)
+
+        return saved_tensors_hooks(pack, unpack)

@@ -1,0 +1,279 @@
+"""Context parallelism: attention over sequences of which each rank holds a part (schedule/context_parallel.py).
+
+Ulysses   an all-to-all gives each rank all tokens of its group and a part of the heads; another one gives the
+          result back (Jacobs et al. 2023). Backward the same way round
+ring      keys and values travel round, the next block while this one computes; results over blocks are merged by
+          their log-sum-exp (Liu et al. 2023). Backward they travel again, and their gradients follow them: they
+          set out empty after the own block, and the last hop brings them home
+
+q, out  (batch, tokens, heads, head_dim) as the layers have them; (batch, heads, tokens, head_dim) within the core
+lowest  (batch or 1, tokens of the group): the first position that a query sees, where a window or the beginning of
+        its document hides what comes before; None where nothing does
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from phalanx.runtime.autograd import attention_core
+from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.comm.transport import Handle
+from phalanx.schedule.event import Phase
+from phalanx.schedule.layers.context import Context
+
+Lowest = Tensor | None
+
+
+class ContextParallel:
+    """A rank's place among those that share its sequences, given to its layers. `packed`: positions do not depend on
+    the batch."""
+
+    def __init__(self, inner: Inner, context: Context, packed: bool) -> None:
+        self.inner, self.context, self.packed = inner, context, packed
+        device = inner.comm.world.device
+        self.own = torch.tensor(context.own, device=device)  # (tokens,)
+        everyone = [context.of_ring(rank) for rank in range(context.ring)]
+        self.of_ring = [torch.tensor(part, device=device) for part in everyone]
+        self._kept: dict[int | None, Tensor] = {}
+
+    def places(self, positions: Tensor | None) -> Tensor:
+        """Where this rank's tokens are: (tokens,), in the sequence; or in their documents, (batch, tokens), of what
+        all of the group have, (ulysses, batch, tokens)."""
+        return self.own if positions is None else positions[self.context.index % self.context.ulysses]
+
+    def lowest(self, windows: Collection[int | None], positions: Tensor | None) -> dict[int | None, Lowest]:
+        """By the window of a block. What windows alone say is made once and kept."""
+        short = {w: w if w is not None and w < self.context.seq else None for w in windows}
+        if positions is None and not any(short.values()):
+            return dict.fromkeys(short)
+        if positions is None:  # if any block has a window all read masks: blocks are alike
+            for w in short.values():
+                if w not in self._kept:
+                    self._kept[w] = (self._here + (1 - (w or self.context.seq))).unsqueeze(0)
+            return {w: self._kept[cut] for w, cut in short.items()}
+        begins = self._here - positions.transpose(0, 1).flatten(1)  # (batch, tokens of the group)
+        made = {w: begins if w is None else begins.maximum(self._here + (1 - w)) for w in set(short.values())}
+        return {w: made[cut] for w, cut in short.items()}
+
+    @property
+    def _here(self) -> Tensor:
+        return self.of_ring[self.context.ring_index]
+
+    def mask(self, lowest: Lowest, source: int, rows: slice, keys: slice, dtype: torch.dtype) -> Tensor | None:
+        """Added to the logits of some of the group's queries and keys of a rank of the ring, (batch or 1, 1, queries,
+        keys)."""
+        if lowest is None:
+            return None
+        query, key = self._here[rows].unsqueeze(-1), self.of_ring[source][keys]
+        hidden = (key < lowest[:, rows].unsqueeze(-1)).logical_or_(key > query).unsqueeze(1)
+        # Not infinite: a query may see nothing of a rectangle, whose share of the result is then nothing.
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
+            hidden, max(-1e30, torch.finfo(dtype).min / 2)
+        )
+
+    def pass_on(self, tensor: Tensor, unit: str, phase: Phase) -> tuple[Tensor, Handle]:
+        """Start sending a tensor to the next rank of the ring: what the one before it sends comes into new memory."""
+        arriving = torch.empty_like(tensor)
+        return arriving, self.inner.exchange(arriving, tensor, "ring", unit, phase)
+
+
+def _rectangle(cp: ContextParallel, source: int, tokens: int) -> tuple[slice, slice]:
+    """Which queries see which keys of a rank of the ring: none of the others does."""
+    own, half = cp.context.ring_index, tokens // 2
+    if source == own:
+        return slice(0, tokens), slice(0, tokens)
+    return (slice(0, tokens), slice(0, half)) if source < own else (slice(half, tokens), slice(0, tokens))
+
+
+def _ring_forward(
+    cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) over the keys of all ranks of the ring."""
+    ring, own, tokens = cp.context.ring, cp.context.ring_index, q.shape[2]
+    block = torch.stack([k, v]) if ring > 1 else None
+    rows, keys = _rectangle(cp, own, tokens)
+    out = lse = q  # until there are any
+    for step in range(ring):
+        if step + 1 < ring:
+            assert block is not None
+            arriving, underway = cp.pass_on(block, unit, "F")
+        source = (own - step) % ring
+        if step == 0:
+            mask = cp.mask(lowest, own, rows, keys, q.dtype)
+            out, lse = attention_core.forward(q, k, v, mask, lowest is None, scale)
+            del mask
+            if ring > 1:
+                out = out.to(lse.dtype)  # sums are not rounded
+        else:
+            assert block is not None
+            rows, keys = _rectangle(cp, source, tokens)
+            mask = cp.mask(lowest, source, rows, keys, q.dtype)
+            merge(
+                out[:, :, rows],
+                lse[:, :, rows],
+                *attention_core.forward(q[:, :, rows], block[0][:, :, keys], block[1][:, :, keys], mask, scale=scale),
+            )
+            del mask
+        if step + 1 < ring:
+            underway.wait()
+            block = arriving
+            del arriving, underway
+    return out.to(q.dtype), lse
+
+
+def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Results over some keys become, in place, those over them and others: each weighs as its exponentials sum."""
+    share = torch.sigmoid(other_lse - lse)
+    out.lerp_(other.to(out.dtype), share.unsqueeze(-1))
+    torch.logaddexp(lse, other_lse, out=lse)
+
+
+def _ring_backward(
+    cp: ContextParallel,
+    unit: str,
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    lowest: Lowest,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    ring, own, tokens = cp.context.ring, cp.context.ring_index, q.shape[2]
+    if ring > 1:
+        block = torch.stack([k, v])
+        arriving, underway = cp.pass_on(block, unit, "B")
+    rows, keys = _rectangle(cp, own, tokens)
+    mask = cp.mask(lowest, own, rows, keys, q.dtype)
+    d_q, d_k, d_v = attention_core.backward(g, q, k, v, out, lse, mask, lowest is None, scale)
+    del mask
+    if ring == 1:
+        return d_q, d_k, d_v
+    coming, on_their_way = torch.zeros_like(block), None  # gradients of the block that is looked at
+    for step in range(1, ring):
+        underway.wait()
+        block = arriving
+        if step + 1 < ring:
+            arriving, underway = cp.pass_on(block, unit, "B")
+        source = (own - step) % ring
+        rows, keys = _rectangle(cp, source, tokens)
+        mask = cp.mask(lowest, source, rows, keys, q.dtype)
+        part, *others = attention_core.backward(
+            g[:, :, rows],
+            q[:, :, rows],
+            block[0][:, :, keys],
+            block[1][:, :, keys],
+            out[:, :, rows],
+            lse[:, :, rows],
+            mask,
+            scale=scale,
+        )
+        d_q[:, :, rows] += part
+        del mask, part
+        if on_their_way is not None:
+            on_their_way.wait()
+            leaving = None
+        for gradient, own_part in zip(coming, others, strict=True):
+            gradient[:, :, keys] += own_part
+        del gradient, own_part, others
+        leaving = coming  # until it has left
+        coming, on_their_way = cp.pass_on(leaving, unit, "B")
+    assert on_their_way is not None
+    on_their_way.wait()
+    del leaving
+    return d_q, d_k.add_(coming[0]), d_v.add_(coming[1])
+
+
+def _exchanged(cp: ContextParallel, unit: str, phase: Phase, sent: Tensor) -> Tensor:
+    """(ulysses, ...): part j goes to rank j of the group, and comes from it."""
+    received = torch.empty_like(sent)
+    cp.inner.all_to_all(received.view(-1), sent.view(-1), "ulysses", unit, phase).wait()
+    return received
+
+
+def _apart(cp: ContextParallel, unit: str, phase: Phase, *given: Tensor) -> list[Tensor]:
+    """Tensors (batch, tokens, heads, head_dim) of all heads as (batch, heads / ulysses, ulysses tokens, head_dim): in
+    one all-to-all heads go apart and tokens come together. What has fewer heads than there are ranks goes to each as
+    the one head that it needs."""
+    u = cp.context.ulysses
+    if u == 1:
+        return [x.transpose(1, 2) for x in given]
+    b, n, _, d = given[0].shape
+    heads = [max(1, x.shape[2] // u) for x in given]
+    sent = given[0].new_empty(u, b, n, sum(heads), d)
+    for place, x in zip(sent.split(heads, 3), given, strict=True):
+        alike = max(1, u // x.shape[2])  # ranks that need the same head
+        into = place.view(u // alike, alike, b, n, -1, d)
+        into.copy_(x.view(b, n, u // alike, 1, -1, d).permute(2, 3, 0, 1, 4, 5).expand(into.shape))
+    received = _exchanged(cp, unit, phase, sent)
+    del sent, into, place
+    return [
+        part.permute(1, 3, 0, 2, 4).contiguous().view(b, h, u * n, d)
+        for part, h in zip(received.split(heads, 3), heads, strict=True)
+    ]
+
+
+def _together(cp: ContextParallel, unit: str, phase: Phase, given: list[tuple[Tensor, int]]) -> list[Tensor]:
+    """The way back, of tensors and how many heads each has of all ranks together. Of what several ranks had the same
+    head, the sum over them."""
+    u = cp.context.ulysses
+    if u == 1:
+        return [x.transpose(1, 2) for x, _ in given]
+    b, _, tokens, d = given[0][0].shape
+    heads = [x.shape[1] for x, _ in given]
+    sent = given[0][0].new_empty(u, b, tokens // u, sum(heads), d)
+    for place, (x, _) in zip(sent.split(heads, 3), given, strict=True):
+        place.copy_(x.unflatten(2, (u, -1)).permute(2, 0, 3, 1, 4))
+    received = _exchanged(cp, unit, phase, sent)
+    del sent, place
+    found = []
+    for part, (_, whole) in zip(received.split(heads, 3), given, strict=True):
+        if part.shape[3] * u > whole:
+            part = part.unflatten(0, (whole, -1)).sum(1)
+        found.append(part.permute(1, 2, 0, 3, 4).reshape(b, -1, whole, d))
+    return found
+
+
+class _Core(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest, scale: float | None
+    ) -> Tensor:
+        here = _apart(cp, unit, "F", q, k, v)
+        out, lse = _ring_forward(cp, unit, *here, lowest, scale)
+        (result,) = _together(cp, unit, "F", [(out, q.shape[2])])
+        ctx.cp, ctx.unit, ctx.heads, ctx.kv_heads = cp, unit, q.shape[2], k.shape[2]
+        ctx.scale = scale
+        ctx.save_for_backward(*here, out, lse, lowest)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        cp, unit, heads, kv_heads = ctx.cp, ctx.unit, ctx.heads, ctx.kv_heads
+        (g,) = _apart(cp, unit, "B", g)
+        d_q, d_k, d_v = _ring_backward(cp, unit, g, *ctx.saved_tensors, ctx.scale)
+        del g
+        d_q, d_k, d_v = _together(cp, unit, "B", [(d_q, heads), (d_k, kv_heads), (d_v, kv_heads)])
+        return None, None, d_q, d_k, d_v, None, None
+
+
+def core(
+    cp: ContextParallel,
+    unit: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lowest: Lowest,
+    scale: float | None = None,
+) -> Tensor:
+    """Causal attention of this rank's tokens to those of all, all of one head_dim. Keeps q, k, v, the result and its
+    log-sum-exp."""
+    return _Core.apply(cp, unit, q, k, v, lowest, scale)  # type: ignore[no-any-return]

@@ -1,0 +1,146 @@
+"""An instrumented step: FLOPs by unit and live tensor bytes, seen from under autograd.
+
+A dispatch mode sees every operation of the step, forward and backward. It counts FLOPs by torch's own formulas
+(attention by ours: torch counts none on the CPU) and follows every storage from the operation that returns it to
+the moment when its last reference dies. Slow, so it is one step of a run; memory on CUDA is the allocator's own.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from phalanx.runtime.comm import shm
+from phalanx.runtime.comm.dtypes import DTYPE_NAMES
+from phalanx.runtime.comm.recorder import Now, Recorder
+
+_ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
+
+
+def _attention_flops(name: str, args: tuple[Any, ...]) -> int:
+    """4 b h s² d forward (two products over the full square), twice that backward: model FLOPs."""
+    backward = "backward" in name
+    query, key = (args[1], args[2]) if backward else (args[0], args[1])
+    b, h, s, d = query.shape
+    return (2 if backward else 1) * 4 * int(b) * int(h) * int(s) * int(key.shape[-2]) * int(d)
+
+
+class Tracker(TorchDispatchMode):
+    """Counts FLOPs into a recorder and follows live bytes. `peak` starts from what is live already, which is `start`;
+    `highest` is the most since somebody set it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.live = self.peak = self.highest = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+        for found in gc.get_objects():
+            # type(), for isinstance asks lazy objects for a __class__ and wakes them
+            if issubclass(type(found), Tensor) and self.owns(found):
+                self._follow(found)
+        self.start = self.live
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would wrap every call in what keeps its compiler away; nothing is compiled here."""
+        return False
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether a tensor that is there when the step begins has memory that counts."""
+        return tensor.device.type != "meta"
+
+    def _follow(self, tensor: Tensor) -> None:
+        if tensor.is_sparse:
+            self._follow(tensor._indices())
+            self._follow(tensor._values())
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known or shm.foreign(tensor):
+            return
+        size = storage.nbytes()
+
+        def gone(_: Any) -> None:
+            self.live -= size
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.live += size
+        self.peak, self.highest = max(self.peak, self.live), max(self.highest, self.live)
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation."""
+        return func(*args, **kwargs)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = self.call(func, args, kwargs or {})
+        for found in (*args, *(out if isinstance(out, tuple | list) else (out,))):
+            if isinstance(found, Tensor):
+                self._follow(found)
+            elif isinstance(found, list | tuple):
+                for tensor in found:
+                    if isinstance(tensor, Tensor):
+                        self._follow(tensor)
+        packet = func._overloadpacket
+        name = packet.__name__
+        if name.startswith(_ATTENTION):
+            self.recorder.flops(_attention_flops(name, args))
+        elif packet in flop_registry:
+            self.recorder.flops(flop_registry[packet](*args, **(kwargs or {}), out_val=out))
+        return out
+
+
+@contextmanager
+def instrument(
+    units: dict[str, nn.Module],
+    recorder: Recorder,
+    now: Callable[[], Now],
+    tracker: Callable[[Recorder], Tracker] = Tracker,
+) -> Iterator[Tracker]:
+    """Record a step: collectives and each unit's forward and backward pass with its FLOPs; track live bytes.
+
+    A unit's backward pass begins when the gradient of its output is there.
+    """
+    recorder.clear()
+    hooks = []
+
+    def watch(unit: str, module: nn.Module) -> None:
+        def before(_: nn.Module, args: tuple[Any, ...]) -> None:
+            recorder.compute("forward", "F", unit, now().micro_batch, _dtype(module))
+
+        def back(_: Tensor) -> None:
+            m, phase = now()
+            recorder.compute("input_grad" if phase == "I" else "backward", phase, unit, m, _dtype(module))
+
+        def after(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+            if out.requires_grad:
+                out.register_hook(back)
+
+        hooks.append(module.register_forward_pre_hook(before))
+        hooks.append(module.register_forward_hook(after))
+
+    for unit, module in units.items():
+        watch(unit, module)
+    gc.collect()
+    try:
+        with tracker(recorder) as follows:
+            recorder.keeping, recorder.meter = True, follows
+            yield follows
+            recorder.over()
+    finally:
+        recorder.keeping, recorder.meter = False, None
+        for hook in hooks:
+            hook.remove()
+
+
+def _dtype(module: nn.Module) -> str:
+    return DTYPE_NAMES[next(module.parameters()).dtype]

@@ -1,0 +1,251 @@
+"""Local ranks, started and watched through torch's elastic agent (runtime/agent.py), and a rank's own life.
+
+Ctrl-C reaches only the launcher: it asks every rank to stop after its step, by a signal that sets a flag. When a
+rank fails, its status page and its own last words say who, where and during what; the others are stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from phalanx.runtime.process import status
+from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.failure import cut_off, reason, timed_out
+from phalanx.runtime.process.world import World
+from phalanx.spec.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+    from phalanx.runtime.process.agent import Agent
+
+LAUNCHER_VARIABLE = "PHALANX_LAUNCHER"
+RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"  # torch's agent sets it
+# Copies of more than a core's cache write around it: what transport shm copies is read by others, or much later.
+_STREAMING = "glibc.cpu.x86_non_temporal_threshold=0x200000"
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class RankFailure(RuntimeError):
+    """A rank died; the message names it, its coordinates and its event. `wrong_input`: that is what it found."""
+
+    wrong_input = False
+
+
+def launch(
+    module: str,
+    argument: str,
+    ranks: int,
+    threads: int,
+    on_interrupt: Callable[[], None] | None = None,
+    timeout_s: float = 300.0,
+    max_restarts: int = 0,
+    on_restart: Callable[[int, str], None] = lambda number, failure: None,
+) -> None:
+    """Run `python -m module argument` as local ranks and wait.
+
+    With `on_interrupt` the first Ctrl-C asks the ranks to stop by themselves, in order (they hold a StopFlag);
+    without it Ctrl-C ends them and raises KeyboardInterrupt. A rank that keeps others waiting for `timeout_s` has
+    failed. After a failure all ranks are started again, `max_restarts` times at most; `on_restart` is told the
+    number of the restart and the failure. Raises RankFailure.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    folder = Path(tempfile.mkdtemp(prefix="phalanx-"))
+    environment = {
+        status.FOLDER_VARIABLE: str(folder),  # the agent names one for each attempt
+        LAUNCHER_VARIABLE: str(os.getpid()),
+        "OMP_NUM_THREADS": str(threads),
+        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _STREAMING),
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are ours
+    }
+    made: list[Agent] = []
+    try:
+        with _environment(environment), _forwarding_interrupts(made, on_interrupt):
+            from phalanx.runtime.process.agent import Agent
+
+            spec = _spec(module, argument, ranks, max_restarts, folder)
+            try:
+                made.append(Agent(spec, folder, timeout_s, on_restart))
+                failed = made[0].run().is_failed()
+            finally:
+                spec.rdzv_handler.shutdown()
+    except SignalException as error:
+        raise RankFailure(f"the launcher was stopped by {signal.Signals(error.sigval).name}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if failed:
+        failure = RankFailure(made[0].failure)
+        failure.wrong_input = made[0].wrong_input
+        raise failure
+
+
+def _spec(module: str, argument: str, ranks: int, max_restarts: int, folder: Path) -> WorkerSpec:
+    """What torch's agent is to start here: one node, that meets with nobody."""
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from phalanx.runtime.process.agent import MONITOR_S
+
+    meeting = {"backend": "c10d", "endpoint": "localhost:0", "run_id": uuid.uuid4().hex, "local_addr": "localhost"}
+    return WorkerSpec(
+        role="rank",
+        local_world_size=ranks,
+        entrypoint=sys.executable,
+        args=("-m", module, argument),
+        rdzv_handler=get_rendezvous_handler(RendezvousParameters(min_nodes=1, max_nodes=1, **meeting)),
+        max_restarts=max_restarts,
+        monitor_interval=MONITOR_S,
+        local_addr="localhost",
+        # Where each rank has a GPU of its own, on the cores beside it.
+        numa_options=LaunchConfig(1, 1, ranks, DefaultLogsSpecs(str(folder / "logs"))).numa_options,
+    )
+
+
+@contextmanager
+def _environment(extra: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in extra}
+    os.environ.update(extra)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _forwarding_interrupts(made: list[Agent], on_interrupt: Callable[[], None] | None) -> Iterator[None]:
+    """First Ctrl-C (or SIGTERM, SIGHUP): ask the ranks to stop after their step. Second: end them now. `made` holds
+    the agent once there is one."""
+    asked = False
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked or on_interrupt is None or not made or not made[0].pages():
+            for agent in made:
+                agent.kill()
+            raise KeyboardInterrupt
+        asked = True
+        on_interrupt()
+        made[0].ask_to_stop()
+
+    # Under nohup a hangup means nothing.
+    heeded = [n for n in _STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, handle) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class StopFlag:
+    """Set by SIGUSR1, SIGTERM, SIGINT or SIGHUP, or when the launcher is gone; the ranks agree on it once a step."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._parent = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
+        for number in (signal.SIGUSR1, *_STOPS):
+            signal.signal(number, self._ask)
+
+    def _ask(self, signum: int, frame: FrameType | None) -> None:
+        self._asked = True
+
+    def __bool__(self) -> bool:
+        return self._asked or os.getppid() != self._parent
+
+
+def restarted() -> bool:
+    """Whether this rank was started in place of one that failed."""
+    return int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0
+
+
+def run_rank(world: World, timeout_s: float, work: Callable[[], object], orderly: bool = False) -> NoReturn:
+    """The whole life of a rank that the launcher started: join, work, part, end.
+
+    A failure leaves its reason where the launcher finds it. When the launcher is gone the rank ends too; `orderly`
+    work, which holds a StopFlag, has `timeout_s` for it. The process ends without Python's and C++'s own tidying up:
+    after a failure other threads may hang in a collective that will never end, and after success torch's background
+    threads, taken apart in no fixed order, now and then abort the process.
+    """
+    parent = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
+    following = threading.Thread(target=_follow, args=(parent, timeout_s if orderly else 0.0), daemon=True)
+    following.start()
+    code = 0
+    try:
+        page = status.page(world.rank)
+        page.now(status.START_UP)
+        page.arrive(status.MEETING, "world", range(world.size))
+        worlds.join(world, timeout_s)
+        work()
+        worlds.leave()
+    except Exception as error:
+        _last_words(world.rank, error)
+        code = 2 if isinstance(error, InputError) else 1
+    _end(code, parent)
+
+
+@contextmanager
+def named(world: World) -> Iterator[None]:
+    """Where torchrun or srun started this rank, and no launcher of ours reads its page, it names itself: what ends
+    its work is raised as RankFailure. Wrong input stays what it is."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if os.environ.get("PHALANX_TRACEBACK"):
+            traceback.print_exception(error)
+        page, why = status.page(world.rank), reason(error)
+        late = worlds.absent(world, page.among) if timed_out(why) or cut_off(why) else ()
+        if late:
+            why += f"; {worlds.described(late)} did not arrive"
+        raise RankFailure(f"{page} failed during {page.doing or 'start-up'}: {why}") from None
+
+
+def _follow(parent: int, grace_s: float) -> None:
+    """End this process when the launcher is gone, and what it was told to do then is not done in time."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    time.sleep(grace_s)
+    _end(1, parent)
+
+
+def _end(code: int, parent: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
+    folder = os.environ.get(status.FOLDER_VARIABLE)
+    if folder and os.getppid() != parent:  # nobody is left to clear the status pages away
+        shutil.rmtree(Path(folder).parent, ignore_errors=True)
+    os._exit(code)
+
+
+def _last_words(rank: int, error: BaseException) -> None:
+    folder = os.environ.get(status.FOLDER_VARIABLE)
+    if folder:
+        status.words_file(Path(folder), rank).write_text(reason(error))
+    if not folder or os.environ.get("PHALANX_TRACEBACK"):
+        traceback.print_exception(error)
