@@ -290,7 +290,7 @@ def bench_memory() -> Iterator[Result]:
     """The peak memory of real steps: predicted, of the program without content, and measured."""
     from benchmarks.memory import CASES, PRECISIONS, job_of, model, strategy_of
     from phalanx.cost.step.expand import expand
-    from phalanx.verify.imagined import imagine
+    from phalanx.verify.fake_step import imagine
 
     precisions = {p.compute: p for p in PRECISIONS}
     for ranks in CASES:
@@ -334,8 +334,8 @@ def bench_verify() -> Iterator[Result]:
 def bench_collectives() -> Iterator[Result]:
     """Shared memory against Gloo, what `auto` takes against what is best, and the limit of the memory."""
     from benchmarks.collectives import LARGE, ORDINARY, SIZES
-    from phalanx.measure.links import OPS
-    from phalanx.measure.local import local_cluster
+    from phalanx.measure.collectives import OPS
+    from phalanx.measure.this_machine import local_cluster
     from phalanx.plan.auto.transport import choose
     from phalanx.spec.cluster.collective_choice import pick
 
@@ -419,7 +419,7 @@ def bench_suite() -> Iterator[Result]:
 def bench_scaling() -> Iterator[Result]:
     """Strong and weak scaling of the quickstart's model beside the predicted one, and where the loss goes."""
     from benchmarks.scaling import RANKS
-    from phalanx.measure.local import local_cluster
+    from phalanx.measure.this_machine import local_cluster
 
     local_cluster(max(RANKS), "float32", 1)
     for ranks in RANKS:

@@ -22,7 +22,7 @@ from phalanx.cost.analytic.chips import CHIPS, chain, system
 from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import gather, take
-from phalanx.validate.cases import Case
+from phalanx.validate.from_row import Case
 from phalanx.validate.systems import benched, description, measured
 
 Floats = npt.NDArray[np.float64]

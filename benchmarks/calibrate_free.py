@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks.calibrate import Data, Free, order
-from phalanx.validate.cases import Case
+from phalanx.validate.from_row import Case
 
 # family: every how many of its rows are fitted on, so that a fit takes a minute; the errors are over all rows.
 THINNED = {

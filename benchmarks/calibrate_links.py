@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from phalanx.cost.analytic.chips import _DEFAULTS
-from phalanx.validate.links import points, predicted_s
+from phalanx.validate.collectives import points, predicted_s
 from phalanx.validate.records import COLLECTIVES, load
 
 KEYS = (

@@ -11,8 +11,8 @@ from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import gather, take
-from phalanx.validate.cases import Case, cases
-from phalanx.validate.compare import memory_kind
+from phalanx.validate.from_row import Case, cases
+from phalanx.validate.prediction_error import memory_kind
 from phalanx.validate.records import GIB, RUNS, SMALL_RUNS, load
 
 FITTED: dict[str, tuple[str, ...]] = {

@@ -22,7 +22,7 @@ from benchmarks.calibrate_free import LEFT_OUT, family, fitted, free, timed
 from benchmarks.calibrate_write import write
 from phalanx.cost.analytic.fitted_constants import CONSTANTS
 from phalanx.spec.errors import InputError, nearest
-from phalanx.validate.cases import Case, cases
+from phalanx.validate.from_row import Case, cases
 from phalanx.validate.records import RUNS, load
 from phalanx.validate.scores import errors
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from phalanx.measure.links import OPS, SHARED, Way, rounds, tensors, ways
+from phalanx.measure.collectives import OPS, SHARED, Way, rounds, tensors, ways
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.process import world as worlds

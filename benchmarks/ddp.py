@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.interleaved import Step, rounds
 from benchmarks.programs import initialise
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.initial import create
+from phalanx.nn.init import create
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.launch import run_rank
@@ -26,7 +26,7 @@ from phalanx.spec.files import job_file
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.step import Training, make_optimizer
+from phalanx.train.training_step import Training, make_optimizer
 
 ROUNDS, STEPS = 9, 6
 

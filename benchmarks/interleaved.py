@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from phalanx.measure.stolen import stolen_s, stolen_share
+from phalanx.measure.steal_time import stolen_s, stolen_share
 from phalanx.runtime.comm.communicator import Comm
 
 Step = Callable[[Tensor], object]

@@ -18,9 +18,9 @@ import torch
 
 from benchmarks.interleaved import Figures, Step, rounds
 from phalanx import cli
-from phalanx.measure import links
-from phalanx.measure.links import SHARED, Way
-from phalanx.measure.stolen import NOTED
+from phalanx.measure import collectives
+from phalanx.measure.collectives import SHARED, Way
+from phalanx.measure.steal_time import NOTED
 from phalanx.plan.auto import transport
 from phalanx.plan.search.best_first import price
 from phalanx.runtime.comm.communicator import Comm
@@ -36,7 +36,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.step import Training
+from phalanx.train.training_step import Training
 
 ROUNDS = 9
 SERIAL = ("binomial", "naive")  # their crossings wait for each other
@@ -74,10 +74,10 @@ def _reduce(world: World, given: dict[str, Any]) -> dict[str, list[float]]:
     tried = {"native": (Call("all_reduce", ranks, world.rank, ordinary, ordinary), Way("native"))}
     for name in ALGORITHMS["all_reduce"]:
         tried[name] = (tried["native"][0], Way("p2p", name))
-    found = links.rounds(plain, tried, ROUNDS)
+    found = collectives.rounds(plain, tried, ROUNDS)
     call = Call("all_reduce", ranks, world.rank, own, own)
     both = {SHM: (call, Way("p2p", "hierarchical")), "native again": (call, Way("native"))}
-    found |= links.rounds(shared, both, ROUNDS)
+    found |= collectives.rounds(shared, both, ROUNDS)
     return {name: timed.quiet for name, timed in found.items()}
 
 

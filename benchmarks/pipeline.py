@@ -25,9 +25,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torchs
 
 from benchmarks.interleaved import Step, rounds
-from phalanx.nn import functions
+from phalanx.nn import functional
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.initial import create, draw
+from phalanx.nn.init import create, draw
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.model_parallel.pipeline import Pipeline
@@ -46,7 +46,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec, StageSpec, parameters
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.step import Training
+from phalanx.train.training_step import Training
 
 ROUNDS, STEPS = 5, 2
 WATCHED = 5
@@ -131,7 +131,7 @@ class Theirs:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-3, weight_decay=0.1, fused=True)
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        summed = functions.cross_entropy(logits.flatten(0, 1), targets.reshape(-1))
+        summed = functional.cross_entropy(logits.flatten(0, 1), targets.reshape(-1))
         return summed / (self.job.global_batch * SEQ)
 
     def step(self, batch: Tensor) -> float:

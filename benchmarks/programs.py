@@ -11,9 +11,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.interleaved import Step
-from phalanx.measure.links import OPS
+from phalanx.measure.collectives import OPS
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.initial import create, draw
+from phalanx.nn.init import create, draw
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.world import World
 from phalanx.spec.cluster.collective_choice import Choice
@@ -21,7 +21,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.step import Training
+from phalanx.train.training_step import Training
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.interleaved import Step, rounds
 from benchmarks.zero import BATCH, SEQ, SIZES
-from phalanx.measure.links import OPS
+from phalanx.measure.collectives import OPS
 from phalanx.runtime.checkpoint.async_saver import Saver
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
@@ -28,7 +28,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.step import Training
+from phalanx.train.training_step import Training
 
 ROUNDS, STEPS = 7, 8
 

@@ -14,7 +14,7 @@ from benchmarks.lab import COMPRESSED, HSDP, QUIET, SERIAL, SHARDED, SHM, WHOLE,
 from benchmarks.result import Result
 from phalanx.measure import lab
 from phalanx.measure.lab import Lab
-from phalanx.measure.stolen import NOTED
+from phalanx.measure.steal_time import NOTED
 from phalanx.schedule.collectives.registry import ALGORITHMS
 from phalanx.spec.files.job_file import cluster_from_toml
 

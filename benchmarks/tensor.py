@@ -30,7 +30,7 @@ from torch.nn.utils import get_total_norm
 from benchmarks.interleaved import Step, rounds
 from benchmarks.programs import initialise, our_step
 from benchmarks.zero import BATCH, SEQ, SIZES
-from phalanx.nn.initial import create
+from phalanx.nn.init import create
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.launch import run_rank
@@ -42,7 +42,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.step import Training
+from phalanx.train.training_step import Training
 
 ROUNDS, STEPS = 5, 2
 

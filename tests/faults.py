@@ -25,7 +25,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.loss_scale import LossScale
-from phalanx.train.step import StepResult, Training
+from phalanx.train.training_step import StepResult, Training
 
 VICTIM = "blocks.1.mlp.up.weight"
 

@@ -35,7 +35,7 @@ class Hosts:
     def torchrun(self, host: int, here: Path, *words: str, **options: str) -> Launcher:
         """`phalanx words` on one host, under torchrun that meets with the others."""
         start = self.lab.torchrun(host, self.ranks, [], {k.replace("_", "-"): v for k, v in options.items()})
-        at = start.index("phalanx.measure.host") + 1
+        at = start.index("phalanx.measure.lab_torchrun") + 1
         instead = {"phalanx": "phalanx.cli"}
         return Launcher(here, *words, torchrun=start[at:], namespace=self.lab.namespace(host), instead=instead)
 

@@ -4,14 +4,18 @@ Who trains by its rates in a test asks what is done with them, not how good they
 
 from __future__ import annotations
 
-from phalanx.measure import coding, figures, kernels, links, messages, worker
+from phalanx.measure import collectives, compressors, kernels, microbenchmarks, worker
+from phalanx.measure import links as messages
 
 
 def main() -> None:
     kernels._FULL = kernels._SMALL
-    coding._SIZES, coding._ROUNDS = coding._SIZES | {"vocab": 64, "hidden": 32, "ffn": 32, "layers": 1}, 2
-    links._SIZES, links._ROUNDS = tuple(2**k for k in (10, 14, 18)), 2
-    messages.SIZES, figures._ROUNDS, figures._COPIED = links._SIZES, 1, 2**16
+    compressors._SIZES, compressors._ROUNDS = (
+        compressors._SIZES | {"vocab": 64, "hidden": 32, "ffn": 32, "layers": 1},
+        2,
+    )
+    collectives._SIZES, collectives._ROUNDS = tuple(2**k for k in (10, 14, 18)), 2
+    messages.SIZES, microbenchmarks._ROUNDS, microbenchmarks._COPIED = collectives._SIZES, 1, 2**16
     worker.main()
 
 

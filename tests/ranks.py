@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from phalanx.cost.step.expand import expand
 from phalanx.infer.generate import Sampling, generate
-from phalanx.nn.stored import open_weights
+from phalanx.nn.weight_files import open_weights
 from phalanx.runtime.checkpoint import store
 from phalanx.runtime.checkpoint.async_saver import Saver
 from phalanx.runtime.checkpoint.boxes import share, whole
@@ -49,11 +49,11 @@ from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.data import Batches
 from phalanx.train.loss_scale import LossScale
-from phalanx.train.step import Training
 from phalanx.train.trainer import learning_rate
+from phalanx.train.training_step import Training
 from phalanx.verify import parity
-from phalanx.verify.compare import differences
-from phalanx.verify.compressed import examine_compressed
+from phalanx.verify.compression_error import examine_compressed
+from phalanx.verify.diff import differences
 
 
 def instrumented_step(

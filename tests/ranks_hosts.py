@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from phalanx.measure import cluster, figures, kernels, links, messages, wire
-from phalanx.measure.links import SHARED
+from phalanx.measure import all_hosts, collectives, kernels, microbenchmarks, ping_pong
+from phalanx.measure import links as messages
+from phalanx.measure.collectives import SHARED
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.schedule_executor import Executor
 from phalanx.runtime.comm.transport import Call
@@ -18,7 +19,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.step import Training
+from phalanx.train.training_step import Training
 
 LONG = 2**18  # elements, of float32
 
@@ -60,8 +61,8 @@ def losses(world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: i
 def measure(world: World) -> ClusterSpec | None:
     """The cluster, briefly: few sizes and rounds."""
     kernels._FULL = kernels._SMALL
-    links._SIZES = links._SIZES_BETWEEN = tuple(2**k for k in (10, 14))
-    links._ROUNDS = links._ROUNDS_BETWEEN = 1
+    collectives._SIZES = collectives._SIZES_BETWEEN = tuple(2**k for k in (10, 14))
+    collectives._ROUNDS = collectives._ROUNDS_BETWEEN = 1
     messages.SIZES = (2**10, 2**14)
-    wire._ROUNDS, figures._ROUNDS, figures._COPIED = (1, 1), 1, 2**16
-    return cluster.measure(world, "float32", 1)
+    ping_pong._ROUNDS, microbenchmarks._ROUNDS, microbenchmarks._COPIED = (1, 1), 1, 2**16
+    return all_hosts.measure(world, "float32", 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.initial import create, initial, of_rank
+from phalanx.nn.init import create, initial, of_rank
 from phalanx.runtime.autograd.deferred_weight_grads import Left, Product, PutOff
 from phalanx.runtime.autograd.layer_comm import Inner
 from phalanx.runtime.comm.communicator import Comm

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from phalanx.train import step, worker
+from phalanx.train import training_step, worker
 
-update = step.Training._update
+update = training_step.Training._update
 
 
-def and_spoil(self: step.Training, lr: float) -> None:
+def and_spoil(self: training_step.Training, lr: float) -> None:
     update(self, lr)
     self.done = getattr(self, "done", 0) + 1  # type: ignore[attr-defined]
     if self.done == 3 and self.comm.world.rank == 1:  # type: ignore[attr-defined]
@@ -18,7 +18,7 @@ def and_spoil(self: step.Training, lr: float) -> None:
 
 
 def main() -> None:
-    step.Training._update = and_spoil  # type: ignore[method-assign]
+    training_step.Training._update = and_spoil  # type: ignore[method-assign]
     worker.main()
 
 

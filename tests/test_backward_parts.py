@@ -37,8 +37,8 @@ from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import local
-from phalanx.verify.compare import SLACK_BYTES
-from phalanx.verify.imagined import Imagined
+from phalanx.verify.diff import SLACK_BYTES
+from phalanx.verify.fake_step import Imagined
 
 PLACED: DType = "float32"
 Key = tuple[str, str]

@@ -30,10 +30,10 @@ from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.compare import SLACK_BYTES
+from phalanx.verify.diff import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
-from phalanx.verify.proof import verify
-from phalanx.verify.ranks import classes
+from phalanx.verify.rank_classes import classes
+from phalanx.verify.verify import verify
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.booleans(), st.booleans())

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pool import Pool
 
 from phalanx.cost.step.expand import expand
-from phalanx.nn.initial import initial, of_rank
+from phalanx.nn.init import initial, of_rank
 from phalanx.runtime.data_parallel.bucket_buffers import Flat
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.gradients.buckets import Bucket, buckets, lent
@@ -31,9 +31,9 @@ from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, divisors
 from phalanx.spec.strategy.split import Split, local
-from phalanx.verify.imagined import imagine
+from phalanx.verify.fake_step import imagine
 from phalanx.verify.parity import BOUNDS
-from phalanx.verify.ranks import classes
+from phalanx.verify.rank_classes import classes
 
 EXPERTS: dict[str, Any] = {"count": 4, "top_k": 2, "ffn": 12, "shared_ffn": 24}
 SIZES: dict[str, Any] = {

@@ -25,8 +25,8 @@ from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec, expert_layers
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import local
-from phalanx.verify.compare import differences, exactly, memory_differences
-from phalanx.verify.imagined import imagine
+from phalanx.verify.diff import differences, exactly, memory_differences
+from phalanx.verify.fake_step import imagine
 
 BF16 = Precision("bfloat16")
 MIXTRAL, _ = make_model({"preset": "mixtral-8x7b"}, Path())

@@ -255,7 +255,7 @@ def test_a_host_that_is_told_to_end_does_so_without_a_traceback(monkeypatch: pyt
 
     monkeypatch.setattr("torch.distributed.run.main", told)
     with pytest.raises(SystemExit, match="143"):
-        runpy.run_module("phalanx.measure.host", run_name="__main__")
+        runpy.run_module("phalanx.measure.lab_torchrun", run_name="__main__")
 
 
 def test_lab_run_starts_torchrun_on_every_host_and_counts(hosts: Hosts, tmp_path: Path) -> None:

@@ -16,17 +16,17 @@ from ranks_split import all_apart, apart
 from test_weight_gradients import live
 from toy import model, order_of_gradients
 
-from phalanx.nn import latent
+from phalanx.nn import mla
 from phalanx.nn.decoder import Cache, Decoder
-from phalanx.nn.initial import initial
+from phalanx.nn.init import initial
 from phalanx.runtime.process.world import ALONE
 from phalanx.schedule.gradients.buckets import backward_order
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.compare import SLACK_BYTES
+from phalanx.verify.diff import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
-from phalanx.verify.proof import verify
+from phalanx.verify.verify import verify
 
 FP64 = Precision("float64")
 EXACT = 1e-12
@@ -56,7 +56,7 @@ def test_gradients_of_keys_and_values() -> None:
     torch.manual_seed(0)
     up, rope = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 4, 9), (2, 3, 1, 2)))
     for width in (7, 8):
-        assert torch.autograd.gradcheck(lambda *given, w=width: latent.keys_and_values(*given, 5, w), (up, rope))
+        assert torch.autograd.gradcheck(lambda *given, w=width: mla.keys_and_values(*given, 5, w), (up, rope))
 
 
 @settings(max_examples=12)

@@ -20,11 +20,11 @@ from phalanx.cost.collectives import measured as collective
 from phalanx.cost.collectives.critical_path import costs
 from phalanx.cost.step.predict import predict
 from phalanx.cost.step.terms import terms
-from phalanx.measure import nccl_tests, stolen
+from phalanx.measure import nccl_tests, steal_time
 from phalanx.measure.fit import robust_line
-from phalanx.measure.messages import SIZES, measure_gamma, measure_tier
-from phalanx.measure.stolen import Rounds
-from phalanx.measure.wire import BETWEEN, INSIDE, partner
+from phalanx.measure.links import SIZES, measure_gamma, measure_tier
+from phalanx.measure.ping_pong import BETWEEN, INSIDE, partner
+from phalanx.measure.steal_time import Rounds
 from phalanx.plan.auto.transport import choose
 from phalanx.report.measured import plot, svg, title
 from phalanx.runtime.comm.p2p import tiers
@@ -171,9 +171,9 @@ def test_processors_that_others_had_are_spoken_of(monkeypatch: pytest.MonkeyPatc
     for share in (0.0, 0.5):
         ticks = iter((0.0, share * 10 * (os.cpu_count() or 1)))
         clock = iter((0.0, 10.0))
-        monkeypatch.setattr(stolen, "stolen_s", lambda ticks=ticks: next(ticks))
-        monkeypatch.setattr("phalanx.measure.stolen.time.monotonic", lambda clock=clock: next(clock))
-        with stolen.noted(said.append):
+        monkeypatch.setattr(steal_time, "stolen_s", lambda ticks=ticks: next(ticks))
+        monkeypatch.setattr("phalanx.measure.steal_time.time.monotonic", lambda clock=clock: next(clock))
+        with steal_time.noted(said.append):
             pass
     assert len(said) == 1
     assert "50% of its processors" in said[0]

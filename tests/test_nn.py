@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from phalanx.nn import functions
+from phalanx.nn import functional
 from phalanx.nn.decoder import Cache, Decoder
-from phalanx.nn.initial import BLOCK, create, draw
+from phalanx.nn.init import BLOCK, create, draw
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.from_hugging_face import from_hugging_face
@@ -158,12 +158,12 @@ def _rand(*shape: int) -> Tensor:
 def test_gradients_of_our_functions() -> None:
     torch.manual_seed(0)
     check = torch.autograd.gradcheck
-    assert check(lambda x, w: functions.rms_norm(x, w, 1e-5), (_rand(3, 4, 6), _rand(6)))
-    assert check(functions.swiglu, (_rand(5, 7), _rand(5, 7)))
+    assert check(lambda x, w: functional.rms_norm(x, w, 1e-5), (_rand(3, 4, 6), _rand(6)))
+    assert check(functional.swiglu, (_rand(5, 7), _rand(5, 7)))
     angles = torch.randn(4, 1, 3, dtype=torch.float64)
     for width in (6, 10):
         for which in ((0, False), (width - 6, True)):
-            turn = partial(functions.rotary, cos=angles.cos(), sin=angles.sin())
+            turn = partial(functional.rotary, cos=angles.cos(), sin=angles.sin())
             assert check(lambda x, w=which, turn=turn: turn(x, start=w[0], neighbours=w[1]), (_rand(2, 4, 3, width),))
 
 
@@ -171,7 +171,7 @@ def test_gradients_of_our_functions() -> None:
 def test_cross_entropy_is_torchs(rows: int) -> None:
     logits = torch.randn(rows, 700, requires_grad=True)
     targets = torch.randint(700, (rows,))
-    ours = functions.cross_entropy(logits * 1.0, targets)
+    ours = functional.cross_entropy(logits * 1.0, targets)
     (ours_gradient,) = torch.autograd.grad(ours, logits)
     theirs = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
     (theirs_gradient,) = torch.autograd.grad(theirs, logits)
@@ -181,7 +181,7 @@ def test_cross_entropy_is_torchs(rows: int) -> None:
 
 def test_a_second_backward_through_the_overwritten_logits_is_refused() -> None:
     logits = torch.randn(4, 9, requires_grad=True)
-    loss = functions.cross_entropy(logits * 1.0, torch.zeros(4, dtype=torch.int64))
+    loss = functional.cross_entropy(logits * 1.0, torch.zeros(4, dtype=torch.int64))
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="inplace"):
         loss.backward()

@@ -32,8 +32,8 @@ from phalanx.spec.strategy.spec import Strategy, parse
 from phalanx.train.data import TokenSet
 from phalanx.train.data.tokens import Stretch
 from phalanx.train.loss_scale import GOOD_STEPS, LossScale
-from phalanx.train.step import SKIPS_IN_A_ROW, StepResult, Training
 from phalanx.train.trainer import Trainer
+from phalanx.train.training_step import SKIPS_IN_A_ROW, StepResult, Training
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "kv_heads": 1, "ffn": 40}
 SPEC = build(ModelSpec, complete({**SIZES, "max_seq": 16}), "model")

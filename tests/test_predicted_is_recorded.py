@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pool import Pool
 
 from phalanx.runtime.process.world import ALONE
-from phalanx.verify.compare import SLACK_BYTES
-from phalanx.verify.imagined import imagine
+from phalanx.verify.diff import SLACK_BYTES
+from phalanx.verify.fake_step import imagine
 
 
 @pytest.fixture(scope="module", autouse=True)

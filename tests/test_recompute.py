@@ -26,11 +26,11 @@ from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.step import Training
-from phalanx.verify.compare import SLACK_BYTES
-from phalanx.verify.imagined import imagine
+from phalanx.train.training_step import Training
+from phalanx.verify.diff import SLACK_BYTES
+from phalanx.verify.fake_step import imagine
 from phalanx.verify.parity import BOUNDS
-from phalanx.verify.proof import verify
+from phalanx.verify.verify import verify
 
 MODES = ["selective", "full", "every:2"]
 model = partial(toy.model, layers=3)

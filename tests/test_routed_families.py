@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from saved_models import ROUTED, logits, spec_of
 from test_models import configs
 
-from phalanx.nn.initial import create, fill_buffers
-from phalanx.nn.stored import open_weights
+from phalanx.nn.init import create, fill_buffers
+from phalanx.nn.weight_files import open_weights
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.presets import PRESETS
 from phalanx.spec.model.to_hugging_face import to_hugging_face

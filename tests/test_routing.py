@@ -16,8 +16,8 @@ from phalanx.nn.routing import Losses
 from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts
-from phalanx.train.loads import OVER, LayerLoad, Watch, summary
-from phalanx.verify.near_ties import first_flip, tied
+from phalanx.train.expert_load import OVER, LayerLoad, Watch, summary
+from phalanx.verify.router_ties import first_flip, tied
 
 
 @st.composite

@@ -37,10 +37,10 @@ from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import local
-from phalanx.train.step import Training
-from phalanx.verify.compare import SLACK_BYTES
+from phalanx.train.training_step import Training
+from phalanx.verify.diff import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
-from phalanx.verify.proof import verify
+from phalanx.verify.verify import verify
 
 
 @given(st.integers(2, 8), st.integers(1, 4), st.integers(1, 24))

@@ -18,7 +18,7 @@ from pool import Pool
 from toy import model, order_of_gradients
 
 from phalanx.cost.step.expand import expand
-from phalanx.nn.initial import initial, of_rank
+from phalanx.nn.init import initial, of_rank
 from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.process.world import World
 from phalanx.spec.errors import InputError
@@ -27,9 +27,9 @@ from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.legality import check, require_runnable
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import Split
-from phalanx.verify.compare import SLACK_BYTES
+from phalanx.verify.diff import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
-from phalanx.verify.proof import verify
+from phalanx.verify.verify import verify
 
 
 @settings(max_examples=15)

@@ -17,9 +17,9 @@ from phalanx.cost.analytic.kernels import product_s
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.spec.errors import InputError
 from phalanx.validate import records
-from phalanx.validate.cases import cases
-from phalanx.validate.compare import compare, scores
-from phalanx.validate.links import link_scores
+from phalanx.validate.collectives import link_scores
+from phalanx.validate.from_row import cases
+from phalanx.validate.prediction_error import compare, scores
 from phalanx.validate.scores import errors, fit
 from phalanx.validate.systems import Benched, measured
 

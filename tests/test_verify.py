@@ -29,11 +29,11 @@ from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train import step
-from phalanx.verify import imagined, quick
-from phalanx.verify.compare import memory_differences
-from phalanx.verify.imagined import imagine
-from phalanx.verify.proof import Verified, verify
+from phalanx.train import training_step
+from phalanx.verify import fake_step, meta_ops
+from phalanx.verify.diff import memory_differences
+from phalanx.verify.fake_step import imagine
+from phalanx.verify.verify import Verified, verify
 
 SIZES = {
     "family": "llama",
@@ -77,7 +77,7 @@ def test_a_cut_accumulation_is_the_whole_one(strategy: str) -> None:
     job = replace(JOB, global_batch=s.dp * 9)
     cut = imagine(MODEL, job, s, 1)
     assert cut.ran < 9
-    whole = imagined._imagine(MODEL, job, s, 1, first=9)
+    whole = fake_step._imagine(MODEL, job, s, 1, first=9)
     assert whole.ran == 9
     assert len(cut.events) == len(whole.events)
     for a, b in zip(cut.events, whole.events, strict=True):
@@ -93,7 +93,7 @@ def test_a_cut_accumulation_is_the_whole_one(strategy: str) -> None:
 def test_the_quick_way_is_torchs_own(case: tuple[ModelSpec, Job, Strategy]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         ours = imagine(*case, rank=0)
-        patch.setattr(quick, "run", lambda *_: None)
+        patch.setattr(meta_ops, "run", lambda *_: None)
         assert imagine(*case, rank=0) == ours
 
 
@@ -204,7 +204,7 @@ def test_other_flops_are_named() -> None:
 
         return passes
 
-    found = _broken("dp=64", step.Training, "_passes", mend)
+    found = _broken("dp=64", training_step.Training, "_passes", mend)
     assert [d.what for d in found.differences] == ["FLOPs of B embed"]
     assert found.differences[0].recorded == f"{2 * 8**3:,}"
 
@@ -354,13 +354,13 @@ def test_memory_outside_of_the_passes_is_seen(strategy: str, name: str, what: st
         return more
 
     with pytest.MonkeyPatch.context() as patch:
-        training = step.Training.__init__
+        training = training_step.Training.__init__
 
         def begin(self: Any, *args: Any, **more: Any) -> None:
             training(self, *args, **more)
             patch.setattr(engine.DataParallel, name, mend(getattr(engine.DataParallel, name)))
 
-        patch.setattr(step.Training, "__init__", begin)
+        patch.setattr(training_step.Training, "__init__", begin)
         found = verify(MODEL, JOB, _strategy(strategy))[0]
     assert [d.what for d in found.differences] == [what]
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from phalanx.nn.hugging_face import container, files
 from phalanx.nn.hugging_face.names import is_buffer, plain, sources
-from phalanx.nn.initial import create, fill_buffers, initial, of_rank
-from phalanx.nn.stored import open_weights
+from phalanx.nn.init import create, fill_buffers, initial, of_rank
+from phalanx.nn.weight_files import open_weights
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import parameters
 from phalanx.spec.strategy.spec import Strategy

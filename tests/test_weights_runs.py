@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from phalanx import session
 from phalanx.cli import app
 from phalanx.infer.generate import Sampling, generate
-from phalanx.nn.initial import create, fill_buffers
-from phalanx.nn.stored import introduce, open_weights
+from phalanx.nn.init import create, fill_buffers
+from phalanx.nn.weight_files import introduce, open_weights
 from phalanx.resume import resumed
 from phalanx.spec.cluster.presets import preset as cluster
 from phalanx.spec.errors import InputError

@@ -13,7 +13,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.imagined import imagine
+from phalanx.verify.fake_step import imagine
 
 SIZES: dict[str, Any] = {
     "family": "llama",

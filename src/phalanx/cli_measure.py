@@ -44,7 +44,7 @@ def measure(
             cluster = measurement.from_nccl_tests(nccl_tests, preset, op)
         else:
             require_torch()
-            from phalanx.measure.stolen import noted
+            from phalanx.measure.steal_time import noted
             from phalanx.runtime.process import world as worlds
 
             world = worlds.external()

@@ -26,8 +26,8 @@ def validate(
 ) -> None:
     """Predict every published run that is specified enough, and say how far off the predictions are."""
     with mistakes():
-        from phalanx.validate.compare import compare, scores
-        from phalanx.validate.links import link_scores
+        from phalanx.validate.collectives import link_scores
+        from phalanx.validate.prediction_error import compare, scores
         from phalanx.validate.records import COLLECTIVES, RUNS, SMALL_RUNS, load
 
         given = load(runs) if runs is not None else load(RUNS) + load(SMALL_RUNS)

@@ -11,7 +11,7 @@ from phalanx.terminal import FAILED, Json, announce, console, mistakes, print_js
 
 if TYPE_CHECKING:
     from phalanx.verification import Verification
-    from phalanx.verify.proof import Verified
+    from phalanx.verify.verify import Verified
 
 
 def verify(
@@ -95,7 +95,7 @@ def _show_class(v: Verification, found: Verified) -> None:
 
 def _show_verdict(found: Verified) -> None:
     from phalanx.report.verified import context
-    from phalanx.verify.compare import slack
+    from phalanx.verify.diff import slack
 
     events = found.program.events
     for d in found.differences:

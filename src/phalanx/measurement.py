@@ -21,7 +21,7 @@ def measure_ranks(world: World, dtype: str, threads: int) -> ClusterSpec | None:
     InputError, RankFailure."""
     import torch
 
-    from phalanx.measure.cluster import measure as measure_all
+    from phalanx.measure.all_hosts import measure as measure_all
     from phalanx.runtime.process import world as worlds
     from phalanx.runtime.process.launch import named
 

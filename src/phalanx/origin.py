@@ -34,7 +34,7 @@ def beside(folder: Path) -> list[Path]:
 def begun(file: JobFile, announce: Callable[[str], None]) -> JobFile:
     """The job with the tokenizer of its train.weights, where it names none and has texts to encode. Raises InputError
     where the weights are not the model's, or lie where the run will."""
-    from phalanx.nn.stored import introduce
+    from phalanx.nn.weight_files import introduce
     from phalanx.train.data import holds_ids
 
     train = file.train

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cost.step.expand import expand
-from phalanx.measure.local import default_ranks, fingerprint, local_cluster
+from phalanx.measure.this_machine import default_ranks, fingerprint, local_cluster
 from phalanx.origin import begun, come_along
 from phalanx.plan.auto import stage_split, transport
 from phalanx.plan.auto.bucket_size import GIVEN, has_buckets
@@ -37,7 +37,7 @@ from phalanx.spec.job import compute_type
 from phalanx.spec.model import spec as models
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.compare import differences
+from phalanx.verify.diff import differences
 
 if TYPE_CHECKING:
     from phalanx.runtime.process.world import World

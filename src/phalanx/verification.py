@@ -32,8 +32,8 @@ from phalanx.spec.model import spec as models
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.compare import Difference, slack
-from phalanx.verify.proof import Verified, verify
+from phalanx.verify.diff import Difference, slack
+from phalanx.verify.verify import Verified, verify
 
 Announce = Callable[[str], None]
 

@@ -28,7 +28,7 @@ from phalanx.spec.model.spec import ModelSpec, buffers, parameters, require_runn
 from phalanx.spec.model.to_hugging_face import to_hugging_face
 
 if TYPE_CHECKING:
-    from phalanx.nn.weights import Weights
+    from phalanx.nn.weight_source import Weights
     from phalanx.runtime.checkpoint.manifest import Chunk
 
 TYPES = ("float32", "bfloat16", "float16", "float64")
@@ -39,7 +39,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
     tensor. Raises InputError.
     """
     from phalanx.nn.hugging_face import files
-    from phalanx.nn.stored import describe, said_of
+    from phalanx.nn.weight_files import describe, said_of
     from phalanx.runtime.checkpoint import store
 
     if not source.is_dir():
@@ -108,7 +108,7 @@ def export_weights(
     `dtype`: empty keeps the type of the checkpoint. Raises InputError, CheckpointError.
     """
     from phalanx.nn.hugging_face import files
-    from phalanx.nn.stored import describe, of_run, widest
+    from phalanx.nn.weight_files import describe, of_run, widest
     from phalanx.runtime.comm.dtypes import DTYPE_NAMES, DTYPES
 
     if dtype and dtype not in TYPES:

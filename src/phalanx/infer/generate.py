@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from phalanx.nn import vocabulary
+from phalanx.nn import vocab_parallel
 from phalanx.nn.decoder import Cache, Decoder
-from phalanx.nn.initial import create, fill_buffers, initial, of_rank
-from phalanx.nn.stored import of_run, widest
+from phalanx.nn.init import create, fill_buffers, initial, of_rank
+from phalanx.nn.weight_files import of_run, widest
 from phalanx.runtime.autograd.layer_comm import Inner
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.model_parallel.tensor import TensorParallel
@@ -57,7 +57,7 @@ def sample(model: Decoder, prompt: list[int], how: Sampling) -> list[int]:
             cache, new = Cache(), ids[-(model.spec.max_seq // 2) :]
         logits = model(torch.tensor([new], device=device), cache=cache)[0, -1]
         if model.tp is not None:
-            logits = vocabulary.gathered(model.tp, logits)
+            logits = vocab_parallel.gathered(model.tp, logits)
         logits = logits.float()  # (vocab,)
         if how.temperature == 0:
             chosen = int(logits.argmax())

@@ -22,12 +22,12 @@ from phalanx.cost.compute import unit_work
 from phalanx.cost.compute.unit_work import Work
 from phalanx.measure.fit import nonnegative_fit
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.initial import create
+from phalanx.nn.init import create
+from phalanx.nn.optimizers import AdamW
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.bucket_buffers import put
 from phalanx.runtime.data_parallel.engine import DataParallel
-from phalanx.runtime.optimizers import AdamW
 from phalanx.schedule.gradients.buckets import gradient_buckets
 from phalanx.spec.cluster.spec import CollectiveFit, Rates
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Optimizer, Precision

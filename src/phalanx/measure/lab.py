@@ -239,7 +239,7 @@ class Lab:
         conf = f"is_host={int(host == 0)}"
         given["rdzv-conf"] = f"{conf},{given['rdzv-conf']}" if "rdzv-conf" in given else conf
         words = [word for name, value in given.items() for word in (f"--{name}", value)]
-        return [sys.executable, "-m", "phalanx.measure.host", *words, *command]
+        return [sys.executable, "-m", "phalanx.measure.lab_torchrun", *words, *command]
 
     def lose(self, host: int) -> None:
         """A host disappears: its cable is out, then all that runs on it is gone."""

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.measure import figures, kernels, links
-from phalanx.measure.coding import measure_coding
-from phalanx.measure.messages import measure_gamma
-from phalanx.measure.wire import RealWire
+from phalanx.measure import collectives, kernels, microbenchmarks
+from phalanx.measure.compressors import measure_coding
+from phalanx.measure.links import measure_gamma
+from phalanx.measure.ping_pong import RealWire
 from phalanx.plan.auto.transport import choose
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
@@ -51,7 +51,7 @@ def measure_host(comm: Comm, dtype: DType, threads: int, at_once: Sequence[int])
         together = Comm(world, mesh(Strategy(dp=concurrent)))
         if concurrent > 1:
             comm.status.now(f"measuring collectives of {concurrent} ranks")
-            fits += links.measure_collectives(Comm(world, together.mesh, links.SHARED), "world")
+            fits += collectives.measure_collectives(Comm(world, together.mesh, collectives.SHARED), "world")
             # Passes are timed with the collectives that a run on these ranks will use: decided by rank 0.
             together = Comm(world, together.mesh, agreed(fits, together))
         comm.status.now(f"measuring kernels, {concurrent} at once")
@@ -88,7 +88,7 @@ def kernel_rates(
 
 def measure_figures(comm: Comm, dtype: DType) -> list[Figure]:
     comm.status.now("measuring products, attention and memory")
-    return [*figures.measure_figures(dtype, comm.world.device, comm.barrier), measure_gamma(RealWire(comm))]
+    return [*microbenchmarks.measure_figures(dtype, comm.world.device, comm.barrier), measure_gamma(RealWire(comm))]
 
 
 def written(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.nn import functions
+from phalanx.nn import functional
 from phalanx.nn.norms import RMSNorm
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.autograd.layer_comm import Inner
@@ -141,7 +141,7 @@ class Attention(Core):
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
         if angles is not None:
-            q, k = functions.rotary(q, *angles), functions.rotary(k, *angles)
+            q, k = functional.rotary(q, *angles), functional.rotary(k, *angles)
         if cache is not None:
             k, v = cache.extend(self.block, k, v)
         return q, k, v

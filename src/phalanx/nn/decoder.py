@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from phalanx.nn import functions, vocabulary
+from phalanx.nn import functional, vocab_parallel
 from phalanx.nn.attention import Attention, Cache
-from phalanx.nn.experts import MoE
-from phalanx.nn.latent import LatentAttention
+from phalanx.nn.mla import LatentAttention
 from phalanx.nn.mlp import MLP
+from phalanx.nn.moe import MoE
 from phalanx.nn.norms import make_norm
 from phalanx.nn.rotary import rotary_table
 from phalanx.runtime.autograd import deferred_weight_grads, recompute
@@ -130,16 +130,16 @@ class Embed(nn.Module):
 
     def forward(self, tokens: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
         if self.tp is None:
-            x = functions.embedding(tokens, self.token.weight)  # (batch, seq, hidden)
+            x = functional.embedding(tokens, self.token.weight)  # (batch, seq, hidden)
         else:
-            x = vocabulary.embedding(self.tp, tokens, self.token.weight)
+            x = vocab_parallel.embedding(self.tp, tokens, self.token.weight)
         if hasattr(self, "position"):
             if self.tp is not None and self.tp.rows is not None:
-                return x + functions.embedding(_places(self.tp.rows, tokens, positions), self.position.weight)
+                return x + functional.embedding(_places(self.tp.rows, tokens, positions), self.position.weight)
             if deferred_weight_grads.owners(self.position.weight):
                 if positions is None:
                     positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-                return x + functions.embedding(positions, self.position.weight)
+                return x + functional.embedding(positions, self.position.weight)
             here = self.position.weight[start : start + tokens.shape[1]] if positions is None else None
             x = x + (self.position(positions) if here is None else here)
         return x
@@ -173,11 +173,11 @@ class Head(nn.Module):
             (logits,) = tensor.columns(self.tp, "head", self.norm(x), (self.linear,))
             if targets is None:
                 return logits
-            return vocabulary.cross_entropy(self.tp, logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+            return vocab_parallel.cross_entropy(self.tp, logits.view(-1, logits.shape[-1]), targets.reshape(-1))
         logits = recompute.linear(self.linear, self.norm(x))  # (batch, seq, vocab)
         if targets is None:
             return logits
-        return functions.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
 
 
 class Decoder(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.nn import functions
+from phalanx.nn import functional
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.model_parallel import sequence, tensor
 from phalanx.runtime.model_parallel.sequence import Factors
@@ -42,4 +42,4 @@ class MLP(nn.Module):
     def _activated(self, x: Tensor, tp: TensorParallel | None) -> Tensor:
         layers = (self.gate, self.up) if self.gated else (self.up,)
         into = tensor.columns(tp, f"blocks.{self.block}", x, layers)
-        return functions.swiglu(*into) if self.gated else F.gelu(*into, approximate=self.approximate)
+        return functional.swiglu(*into) if self.gated else F.gelu(*into, approximate=self.approximate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from phalanx.nn import functions
+from phalanx.nn import functional
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.spec.model.spec import ModelSpec
 
@@ -17,14 +17,14 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return functions.rms_norm(x, self.weight, self.eps)
+        return functional.rms_norm(x, self.weight, self.eps)
 
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not deferred_weight_grads.owners(self.weight):
             return super().forward(x)
-        return functions.layer_norm(x, self.weight, self.bias, self.eps)
+        return functional.layer_norm(x, self.weight, self.bias, self.eps)
 
 
 def make_norm(spec: ModelSpec) -> nn.Module:

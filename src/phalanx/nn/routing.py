@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from phalanx.nn.functions import accumulate_dtype
+from phalanx.nn.functional import accumulate_dtype
 from phalanx.schedule.layers.routing import most
 from phalanx.spec.model.mechanisms import Experts
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from phalanx.validate.compare import Comparison
+from phalanx.validate.prediction_error import Comparison
 
 _PLACES = {
     "time": "step time",

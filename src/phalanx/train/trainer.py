@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from phalanx.nn.stored import is_run, open_weights
+from phalanx.nn.weight_files import is_run, open_weights
 from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.timeline import StepTimes
@@ -36,10 +36,10 @@ from phalanx.schedule.event import Event
 from phalanx.spec.files.plan import Plan, write_json
 from phalanx.spec.job import Train
 from phalanx.train.data import Batches, TokenSet, take, validation_windows
-from phalanx.train.loads import Watch, summary
+from phalanx.train.expert_load import Watch, summary
 from phalanx.train.progress import Progress
-from phalanx.train.step import StepResult, Training
 from phalanx.train.tensorboard import scalars
+from phalanx.train.training_step import StepResult, Training
 
 
 def learning_rate(train: Train, peak: float, step: int) -> float:

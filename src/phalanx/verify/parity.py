@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.nn.experts import MoE
+from phalanx.nn.moe import MoE
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.world import ALONE
 from phalanx.spec.job import Job, Optimizer, Precision, Train
@@ -23,9 +23,9 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.data import Batches
-from phalanx.train.step import StepResult, Training
 from phalanx.train.trainer import learning_rate
-from phalanx.verify.near_ties import first_flip
+from phalanx.train.training_step import StepResult, Training
+from phalanx.verify.router_ties import first_flip
 
 BOUNDS: dict[str, float] = {"float64": 1e-9, "float32": 1e-5}
 _ORACLE_TOKENS = 4096  # per micro-batch of the oracle: another split than the strategy's, where it can be

@@ -16,7 +16,7 @@ from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.files import job_file
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
-from phalanx.verify.compressed import examine_compressed
+from phalanx.verify.compression_error import examine_compressed
 from phalanx.verify.parity import examine
 
 

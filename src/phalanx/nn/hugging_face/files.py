@@ -20,7 +20,7 @@ from torch import Tensor
 from phalanx.nn.hugging_face import container
 from phalanx.nn.hugging_face.container import FIELD, Outgoing, Stored
 from phalanx.nn.hugging_face.names import Source, is_buffer, plain, sources
-from phalanx.nn.weights import Weights
+from phalanx.nn.weight_source import Weights
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec, buffers

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from phalanx.nn import grouped, routing
+from phalanx.nn import grouped_mlp, routing
 from phalanx.nn.mlp import MLP
 from phalanx.nn.routing import Losses
 from phalanx.runtime.autograd import recompute
@@ -116,7 +116,7 @@ class MoE(nn.Module):
         beside = None if shared is None else shared()
         rows = expert.come(self.ep, self.unit, route, rows)
         bank = self.experts
-        rows = grouped.swiglu(rows, route.held, bank.gate.weight, bank.up.weight, bank.down.weight)
+        rows = grouped_mlp.swiglu(rows, route.held, bank.gate.weight, bank.up.weight, bank.down.weight)
         rows = expert.give_back(self.ep, self.unit, route, rows)
         return expert.combine(route, rows, weights, made), beside
 

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.initial import create, fill_buffers, initial, of_rank
-from phalanx.nn.weights import Weights
+from phalanx.nn.init import create, fill_buffers, initial, of_rank
+from phalanx.nn.optimizers import SGD, AdamW
+from phalanx.nn.weight_source import Weights
 from phalanx.runtime.autograd.deferred_weight_grads import PutOff
 from phalanx.runtime.autograd.layer_comm import Inner
 from phalanx.runtime.checkpoint import manifest
@@ -44,7 +45,6 @@ from phalanx.runtime.model_parallel.pipeline import Pipeline
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.runtime.observe import host_values
-from phalanx.runtime.optimizers import SGD, AdamW
 from phalanx.schedule.gradients.buckets import buckets, lent, of_chunks
 from phalanx.schedule.layers.context import context
 from phalanx.schedule.layers.routing import looks_around
@@ -54,7 +54,7 @@ from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model.spec import ModelSpec, parameters, units
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import Split
-from phalanx.train.loads import LayerLoad, Loads
+from phalanx.train.expert_load import LayerLoad, Loads
 from phalanx.train.loss_scale import LossScale
 from phalanx.train.nonfinite import origin
 

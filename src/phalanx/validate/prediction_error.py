@@ -15,7 +15,7 @@ from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import Column, gather, take
-from phalanx.validate.cases import Case, cases
+from phalanx.validate.from_row import Case, cases
 from phalanx.validate.records import GIB, Row
 from phalanx.validate.scores import errors, fit
 from phalanx.validate.systems import benched, description, measured

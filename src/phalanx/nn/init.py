@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.functions import accumulate_dtype
+from phalanx.nn.functional import accumulate_dtype
 from phalanx.nn.rotary import rotary_table
-from phalanx.nn.weights import Weights
+from phalanx.nn.weight_source import Weights
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.expert import ExpertParallel
 from phalanx.runtime.model_parallel.tensor import TensorParallel

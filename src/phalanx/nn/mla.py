@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from phalanx.nn import functions
+from phalanx.nn import functional
 from phalanx.nn.attention import Angles, Cache, Core
 from phalanx.nn.norms import RMSNorm
 from phalanx.runtime.autograd import recompute
@@ -108,11 +108,11 @@ class LatentAttention(Core):
         q, latent = tensor.columns(self.tp, self.unit, x, (first, self.kv_down))
         if a.q_rank is not None:
             q = recompute.linear(self.q_up, self.q_norm(q))
-        q = functions.rotary(q.view(*q.shape[:2], -1, self.head_dim), *angles, a.nope_dim, a.interleaved)
+        q = functional.rotary(q.view(*q.shape[:2], -1, self.head_dim), *angles, a.nope_dim, a.interleaved)
         if self.width > self.head_dim:
             q = F.pad(q, (0, self.width - self.head_dim))
         latent, rope = latent.split([a.kv_rank, a.rope_dim], -1)
-        latent, rope = self.kv_norm(latent), functions.rotary(rope.unsqueeze(2), *angles, 0, a.interleaved)
+        latent, rope = self.kv_norm(latent), functional.rotary(rope.unsqueeze(2), *angles, 0, a.interleaved)
         if cache is not None:
             latent, rope = cache.extend(self.block, latent, rope)
         up = recompute.linear(self.kv_up, latent)

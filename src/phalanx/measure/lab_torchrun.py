@@ -1,6 +1,6 @@
 """One host of the lab: torchrun, which ends without torch's traceback when it is told to end or a rank has failed.
 
-python -m phalanx.measure.host TORCHRUN'S WORDS
+python -m phalanx.measure.lab_torchrun TORCHRUN'S WORDS
 """
 
 from __future__ import annotations

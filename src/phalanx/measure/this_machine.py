@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from phalanx.measure.stolen import noted
+from phalanx.measure.steal_time import noted
 from phalanx.runtime.process.cache import cache_folder
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError

@@ -42,11 +42,11 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train import step
-from phalanx.train.step import Training
-from phalanx.verify import quick
-from phalanx.verify.compare import Held
-from phalanx.verify.steady import Steady, Unsteady
+from phalanx.train import training_step
+from phalanx.train.training_step import Training
+from phalanx.verify import meta_ops
+from phalanx.verify.diff import Held
+from phalanx.verify.steady_state import Steady, Unsteady
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class _Guard(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         _refuse_past_comm(func)
-        out = quick.run(func, args, kwargs or {})
+        out = meta_ops.run(func, args, kwargs or {})
         return func(*args, **(kwargs or {})) if out is None else out
 
 
@@ -111,7 +111,7 @@ class _Watch(Tracker):
         return isinstance(tensor, FakeTensor) and super().owns(tensor)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        out = quick.run(func, args, kwargs)
+        out = meta_ops.run(func, args, kwargs)
         if out is not None:
             return out
         try:
@@ -177,7 +177,7 @@ def _without_content(first: int) -> Iterator[None]:
         stack.enter_context(patch.object(host_values, "read", _otherwise))
         stack.enter_context(patch.object(host_values, "rounds", _first_and_last))
         stack.enter_context(patch.object(sparse, "_above", lambda size, bar, places: None))
-        stack.enter_context(patch.object(step, "Pipeline", partial(Steady, first)))
+        stack.enter_context(patch.object(training_step, "Pipeline", partial(Steady, first)))
         try:
             stack.enter_context(FakeTensorMode())
             yield

@@ -14,7 +14,7 @@ import torch
 
 from phalanx.cost.compute import compression
 from phalanx.measure.kernels import synchronize
-from phalanx.measure.stolen import Rounds, stolen_s, stolen_share
+from phalanx.measure.steal_time import Rounds, stolen_s, stolen_share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.bucket_buffers import Flat

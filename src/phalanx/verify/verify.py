@@ -11,16 +11,9 @@ from phalanx.cost.step.program import StepProgram
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.verify.compare import (
-    PASSES,
-    Difference,
-    differences,
-    exactly,
-    largest_deviation,
-    memory_differences,
-)
-from phalanx.verify.imagined import Recorded, Unverifiable, imagine, place_of
-from phalanx.verify.ranks import RankClass, classes
+from phalanx.verify.diff import PASSES, Difference, differences, exactly, largest_deviation, memory_differences
+from phalanx.verify.fake_step import Recorded, Unverifiable, imagine, place_of
+from phalanx.verify.rank_classes import RankClass, classes
 
 
 @dataclass(frozen=True)

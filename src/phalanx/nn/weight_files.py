@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phalanx.nn.hugging_face import files
 from phalanx.nn.hugging_face.container import FIELD
-from phalanx.nn.weights import Weights
+from phalanx.nn.weight_source import Weights
 from phalanx.runtime.checkpoint import store
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from phalanx.measure import links
-from phalanx.measure.local import describe, fingerprint
-from phalanx.measure.messages import TierLines, measure_tier
-from phalanx.measure.wire import BETWEEN, INSIDE, RealWire, partner
+from phalanx.measure import collectives
+from phalanx.measure.links import TierLines, measure_tier
+from phalanx.measure.ping_pong import BETWEEN, INSIDE, RealWire, partner
+from phalanx.measure.this_machine import describe, fingerprint
 from phalanx.measure.worker import agreed, kernel_rates, levels, measure_figures, measure_host, written
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
@@ -29,7 +29,7 @@ def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
     if hosts * local != world.size:
         raise InputError("torchrun", f"{world.size} ranks", f"are not {local} on every host", "start as many on each")
     grid = _grid(hosts, local)
-    comm = Comm(world, grid, links.SHARED)
+    comm = Comm(world, grid, collectives.SHARED)
     _make_groups(comm)
     wire = RealWire(comm)
     tiers: list[TierLines] = []
@@ -42,7 +42,7 @@ def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
         tiers.append(measure_tier(wire, BETWEEN, local))
         comm.status.now("measuring collectives")
         for axis in ("dp_shard", "dp_replicate", "world") if local > 1 else ("world",):
-            fits += links.measure_collectives(comm, axis)
+            fits += collectives.measure_collectives(comm, axis)
         everyone = mesh(Strategy(dp=world.size))
         together = Comm(world, everyone, agreed(fits, Comm(world, everyone)))
         over = [fit for fit in fits if (fit.op, fit.group_size) == ("all_reduce", world.size)]

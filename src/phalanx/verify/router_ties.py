@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phalanx.nn import routing
 from phalanx.spec.model.mechanisms import Experts
-from phalanx.train.loads import LayerLoad
+from phalanx.train.expert_load import LayerLoad
 
 BOUND = 1e-5
 """Relative: that of gradients in fp32."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from phalanx.nn.functions import accumulate_dtype, rows_at_once
+from phalanx.nn.functional import accumulate_dtype, rows_at_once
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.model_parallel.sequence import Rows
 from phalanx.runtime.model_parallel.tensor import TensorParallel

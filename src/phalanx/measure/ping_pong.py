@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from phalanx.measure.stolen import Rounds, stolen_s, stolen_share
+from phalanx.measure.steal_time import Rounds, stolen_s, stolen_share
 from phalanx.runtime.comm import native
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import combine
