@@ -15,8 +15,8 @@ from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.step.predict import predict
 from phalanx.plan.auto.bucket_size import best_bytes, has_buckets, resolve
 from phalanx.plan.search.best_first import price, search
-from phalanx.report.tables import alternatives
-from phalanx.resume import _as_before
+from phalanx.report.plan import alternatives
+from phalanx.runs.resume import _as_before
 from phalanx.schedule.gradients.buckets import buckets
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.spec import ClusterSpec

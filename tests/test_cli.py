@@ -17,7 +17,7 @@ from forked import Launcher
 from forked import phalanx as forked
 
 from phalanx import session
-from phalanx.resume import resumed
+from phalanx.runs.resume import resumed
 from phalanx.runtime.process import status
 from phalanx.spec.errors import InputError
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from command import phalanx
 
-from phalanx import runs
 from phalanx.report.experts import balance, stretches
+from phalanx.runs import folder as runs
 from phalanx.spec.errors import InputError
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pool import Pool
 from test_cli import JOB, TEXT, at_work, rows, wait_for_step
 
-from phalanx.resume import on_ranks
+from phalanx.runs.resume import on_ranks
 from phalanx.runtime.checkpoint.store import steps
 from phalanx.runtime.process import status, watchdog
 from phalanx.runtime.process.status import StatusPage

@@ -26,7 +26,7 @@ from phalanx.measure.links import SIZES, measure_gamma, measure_tier
 from phalanx.measure.ping_pong import BETWEEN, INSIDE, partner
 from phalanx.measure.steal_time import Rounds
 from phalanx.plan.auto.transport import choose
-from phalanx.report.measured import plot, svg, title
+from phalanx.report.measure import plot, svg, title
 from phalanx.runtime.comm.p2p import tiers
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.collective_choice import pick

@@ -18,7 +18,7 @@ from test_cli import rows, wait_for_step
 from test_failures import Stroke, begin, folder_of_runs, nothing_is_left, train, words
 from torch.distributed.pipelining import schedules as torchs
 
-from phalanx.report.pipeline_measured import of_run
+from phalanx.report.pipeline import of_run
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.proof import prove
 from phalanx.schedule.pipeline.schedules import SCHEDULES, Action, build, held

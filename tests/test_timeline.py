@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pool import Pool
 
-from phalanx.report.tables import step_times
+from phalanx.report.train import step_times
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.comm.timeline import COMPUTE, WAITING, Span, common, length

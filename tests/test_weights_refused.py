@@ -17,7 +17,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from phalanx.cli import app
-from phalanx.runs import claim
+from phalanx.runs.folder import claim
 
 
 def without(name: str) -> Callable[[Path], None]:

@@ -20,7 +20,7 @@ from phalanx.cli import app
 from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.init import create, fill_buffers
 from phalanx.nn.weight_files import introduce, open_weights
-from phalanx.resume import resumed
+from phalanx.runs.resume import resumed
 from phalanx.spec.cluster.presets import preset as cluster
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan

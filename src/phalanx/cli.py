@@ -97,7 +97,6 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-@app.command()
 def plan(
     job: OptionalJob = None,
     strategy: StrategyLine = None,
@@ -159,7 +158,6 @@ def plan(
                 show_choices(decision)
 
 
-@app.command()
 def train(
     job: JobOrPlan = None,
     strategy: StrategyLine = None,
@@ -179,7 +177,7 @@ def train(
     with mistakes():
         overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
         require_torch()
-        from phalanx.resume import resumed
+        from phalanx.runs.resume import resumed
         from phalanx.runtime.process import world as worlds
 
         world = worlds.external()
@@ -237,7 +235,6 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
-@app.command()
 def generate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/quickstart.")],
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "It is a truth",
@@ -265,7 +262,6 @@ def generate(
             print(text)
 
 
-@app.command()
 def parity(
     job: Job,
     strategy: StrategyLine = None,
@@ -289,6 +285,10 @@ def parity(
             show_parity(result)
         if not result["passed"]:
             raise typer.Exit(FAILED)
+
+
+for _command in (plan, train, generate, parity):
+    app.command()(_command)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ experts = typer.Typer(no_args_is_help=True, help="Mixtures of experts: how a run
 def show(run: Annotated[Path, typer.Argument(help="A run's folder, runs/NAME.")], as_json: Json = False) -> None:
     """The busiest expert's load over the mean, layer by layer, in the course of a run."""
     from phalanx.report.experts import balance, busiest, stretches
-    from phalanx.runs import metrics
+    from phalanx.runs.folder import metrics
     from phalanx.spec.errors import InputError
 
     with mistakes():

@@ -53,8 +53,8 @@ def explain(
             print_json(everything(x))
             return
 
-        from phalanx.report.explained import tables
-        from phalanx.report.tables import seconds
+        from phalanx.report.explain import tables
+        from phalanx.report.style import seconds
 
         out = console()
         out.print(f"{x.strategy}: {seconds(x.seconds)} a step, MFU {x.mfu:.1%}", highlight=False, soft_wrap=True)
@@ -64,8 +64,8 @@ def explain(
 
 def _explain_own(found: Own, as_json: bool) -> None:
     from phalanx.plan.explain.exact import as_json as everything
-    from phalanx.report.explained import of_our_own
-    from phalanx.report.tables import seconds
+    from phalanx.report.explain import of_our_own
+    from phalanx.report.style import seconds
 
     if as_json:
         print_json(everything(found))

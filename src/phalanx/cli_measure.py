@@ -63,7 +63,7 @@ def measure(
             out.write_text(to_toml(cluster, f"{cluster.name}, as measured; [cluster] file = {str(out)!r} uses it"))
             announce(f"wrote {out}")
         if plot is not None:
-            from phalanx.report.measured import svg
+            from phalanx.report.measure import svg
 
             plot.write_text(svg(cluster.collectives))
             announce(f"wrote {plot}")
@@ -74,18 +74,18 @@ def measure(
 
 
 def _show(cluster: ClusterSpec) -> None:
-    from phalanx.report import measured
-    from phalanx.report.tables import rates
+    from phalanx.report import measure
+    from phalanx.report.measure import rates
 
     out = console()
     for table in rates(cluster):
         out.print(table)
-    out.print(measured.links(cluster))
+    out.print(measure.links(cluster))
     if cluster.figures:
-        out.print(measured.figures(cluster))
+        out.print(measure.figures(cluster))
     drawn = [fit for fit in cluster.collectives if fit.op == "all_reduce" and len(fit.points) > 1]
     if drawn:
         widest = max(drawn, key=lambda fit: (fit.group_size, fit.hosts, -float(fit.seconds(2**24))))
-        print(measured.title(widest))
-        for line in measured.plot(widest):
+        print(measure.title(widest))
+        for line in measure.plot(widest):
             print(line)

@@ -67,7 +67,7 @@ def _priced(s: PipelineSchedule, costs: str, transfer: float) -> Priced:
 
 
 def _of_run(name: str) -> tuple[Priced, Priced]:
-    from phalanx.report.pipeline_measured import of_run
+    from phalanx.report.pipeline import of_run
 
     return of_run(Path(name))
 

@@ -74,7 +74,7 @@ def ask(
 
 
 def _show(a: Answer, goal: Goal | None) -> None:
-    from phalanx.report.planned import lines, ranked, rejected, training
+    from phalanx.report.plan import lines, ranked, rejected, training
 
     screen = console()
     for line in lines(a):

@@ -36,7 +36,7 @@ def predict(
             print_json(_as_json(found, line))
             return
 
-        from phalanx.report.predicted import bars, explained, figures
+        from phalanx.report.predict import bars, explained, figures
 
         out = console()
         out.print(figures(found, line))

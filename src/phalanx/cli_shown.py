@@ -66,7 +66,7 @@ def show_notes(notes: tuple[str, ...]) -> None:
 
 def show_decision(decision: Decision, rows: int) -> None:
     from phalanx.plan.auto.bucket_size import GIVEN
-    from phalanx.report.tables import alternatives, searched
+    from phalanx.report.plan import alternatives, searched
     from phalanx.spec.byte_sizes import write_bytes
 
     out = console()
@@ -133,7 +133,7 @@ def outcome_json(outcome: Outcome, sample: str) -> dict[str, Any]:
 
 
 def show_outcome(outcome: Outcome) -> None:
-    from phalanx.report.tables import comparison, step_times
+    from phalanx.report.train import comparison, step_times
 
     out = console()
     loss, entropy = outcome.recorded["eval_loss"], outcome.unigram_entropy

@@ -41,7 +41,7 @@ def validate(
             print_json(told)
             return
 
-        from phalanx.report.validated import families, overall, reasons, side_by_side
+        from phalanx.report.validate import families, overall, reasons, side_by_side
 
         out = console()
         if rows is not None:

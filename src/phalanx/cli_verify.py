@@ -65,7 +65,7 @@ def _show(v: Verification) -> None:
 
 
 def _show_class(v: Verification, found: Verified) -> None:
-    from phalanx.report.verified import memory, traffic
+    from phalanx.report.verify import memory, traffic
     from phalanx.verification import collectives
 
     out, ranks, world = console(), found.ranks, v.target.strategy.world
@@ -94,7 +94,7 @@ def _show_class(v: Verification, found: Verified) -> None:
 
 
 def _show_verdict(found: Verified) -> None:
-    from phalanx.report.verified import context
+    from phalanx.report.verify import context
     from phalanx.verify.diff import slack
 
     events = found.program.events

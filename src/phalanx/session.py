@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.cost.step.expand import expand
 from phalanx.measure.this_machine import default_ranks, fingerprint, local_cluster
-from phalanx.origin import begun, come_along
 from phalanx.plan.auto import stage_split, transport
 from phalanx.plan.auto.bucket_size import GIVEN, has_buckets
 from phalanx.plan.auto.transport import allowed
 from phalanx.plan.search.best_first import Candidate, Searched, price, search
-from phalanx.report.tables import Comparison
-from phalanx.resume import begun_by, goes_on, taken_up_by_others
-from phalanx.runs import RUNS, open_run
+from phalanx.report.train import Comparison
+from phalanx.runs.folder import RUNS, open_run
+from phalanx.runs.initial_weights import begun, come_along
+from phalanx.runs.resume import begun_by, goes_on, taken_up_by_others
 from phalanx.runtime.process.cache import cache_folder
 from phalanx.schedule.event import Event
 from phalanx.schedule.pipeline.stages import check

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich import box
 from rich.table import Table
 
-from phalanx.report.tables import size
+from phalanx.report.style import size
 from phalanx.spec.cluster.spec import ClusterSpec, Tier
 
 

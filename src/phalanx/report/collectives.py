@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from phalanx.plan.tables.collectives import Comparison
-from phalanx.report.tables import seconds
+from phalanx.report.style import seconds
 from phalanx.schedule.collectives.ir import Ints, Schedule, atoms
 from phalanx.schedule.collectives.proof import Counts, Run, run
 from phalanx.spec.cluster.collective_choice import Choice

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from phalanx.plan.tables.table import Sheet
-from phalanx.report.tables import seconds, size
+from phalanx.report.style import seconds, size
 
 
 def drawn(sheet: Sheet) -> Table:

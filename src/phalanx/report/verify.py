@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich import box
 from rich.table import Table
 
-from phalanx.report.tables import size
+from phalanx.report.style import size
 
 
 def _table(*names: str) -> Table:

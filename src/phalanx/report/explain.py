@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rich import box
 from rich.table import Table
 
 from phalanx.plan.explain import explanation, operators
 from phalanx.plan.explain.analytic import Subject
 from phalanx.plan.explain.exact import Own
 from phalanx.plan.search.why_not import SAID
-from phalanx.report.tables import seconds, size
-
-
-def table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
-    """In the style of all tables; columns are right-aligned unless named in `left`."""
-    made = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        made.add_column(name, justify="left" if name in left else "right", overflow="fold")
-    return made
+from phalanx.report.style import seconds, size, table
 
 
 def tables(x: Subject) -> Iterable[Table]:

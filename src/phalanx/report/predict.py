@@ -9,7 +9,7 @@ from rich.text import Text
 from phalanx.cost.analytic.compression import MOST, Payment
 from phalanx.cost.analytic.estimate import Estimate, paid
 from phalanx.cost.analytic.step import FORMULAS
-from phalanx.report.tables import seconds, size
+from phalanx.report.style import seconds, size
 
 _SHOWN = 0.002
 """Terms below this share of the step are not drawn."""

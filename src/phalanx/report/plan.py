@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
@@ -10,7 +11,11 @@ from rich.table import Table
 from phalanx.plan.budget import Goal
 from phalanx.plan.search.planner import Answer
 from phalanx.plan.search.refine import Ranked
-from phalanx.report.tables import seconds, size
+from phalanx.report.style import _table, seconds, size
+from phalanx.spec.job import Job
+
+if TYPE_CHECKING:  # a table needs none of what prices a strategy
+    from phalanx.plan.search.best_first import Candidate, Searched
 
 
 def ranked(rows: Sequence[Ranked], title: str, marked: Ranked | None = None) -> Table:
@@ -64,3 +69,47 @@ def lines(a: Answer) -> Iterable[str]:
     if a.fewer:
         few, step = a.fewer.gpus, seconds(a.fewer.seconds)
         yield f"{few} GPUs would be as fast, with {a.fewer.strategy}: {step}; {a.gpus - few} might stand idle"
+
+
+def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: int) -> Table:
+    """The fastest candidates, the chosen one marked, and the first that splits anything else."""
+    table = _table("strategies, predicted")
+    for name in ("", "strategy", "accum.", "step", "tokens/s", "exposed", "memory"):
+        table.add_column(name, justify="left" if name in ("", "strategy") else "right", no_wrap=True)
+    piped = any(c.strategy.pp > 1 for c in found)
+    if piped:
+        table.add_column("bubble", justify="right", no_wrap=True)
+    if any(c.reason for c in found):
+        table.add_column("rejected")
+    split = {id(c): tuple(getattr(c.strategy, axis) > 1 for axis in ("tp", "cp", "ep", "pp")) for c in found}
+    first = {split[id(c)]: c for c in reversed(found)}
+    shown = [c for i, c in enumerate(found) if i < rows or c is chosen or first[split[id(c)]] is c]
+    for c in shown:
+        p = c.prediction
+        exposed = p.exposed_communication_s
+        table.add_row(
+            "→" if c is chosen else "",
+            str(c.asked),
+            str(c.strategy.accumulation(job)),
+            seconds(p.step_time_s),
+            f"{job.global_batch * job.seq / p.step_time_s:,.0f}",
+            seconds(exposed) if exposed else "none",
+            size(p.memory_bytes),
+            *([f"{p.bubble_fraction:.0%}"] if piped else []),
+            *([c.reason] if c.reason else []),
+            style="bold" if c is chosen else ("dim" if c.reason else ""),
+        )
+    left = len(found) - len(shown)
+    table.caption = "exposed: communication that nothing hides" + (f"; {left} more not shown" if left else "")
+    table.caption_justify = "left"
+    return table
+
+
+def searched(found: Searched) -> str:
+    """One line on what was chosen from."""
+    *some, most = found.worlds
+    over = " or ".join(filter(None, [", ".join(map(str, some)), str(most)])) + (" rank" if most == 1 else " ranks")
+    others = (
+        "no other promises to be faster" if found.settled else "the others are slower, or do not fit, by estimate"
+    )
+    return f"{found.legal:,} legal strategies over {over}: {len(found.candidates)} priced one by one, {others}"

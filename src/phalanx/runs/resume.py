@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx.plan.auto.bucket_size import has_buckets
-from phalanx.runs import RUNS, latest_run
+from phalanx.runs.folder import RUNS, latest_run
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan
 from phalanx.spec.files.job_file import JobFile

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from phalanx.runs import RUNS
+from phalanx.runs.folder import RUNS
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import JobFile
 from phalanx.spec.job import Train

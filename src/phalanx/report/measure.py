@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from phalanx.report.tables import _table, seconds, size
+from phalanx.report.style import _table, seconds, size
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
+
+if TYPE_CHECKING:  # a table needs none of what prices a strategy
+    pass
 
 _WIDTH, _HEIGHT = 64, 14
 
@@ -153,3 +157,54 @@ def svg(fits: Sequence[CollectiveFit]) -> str:
         for text, at in ((seconds(2**scale.low_t), top + h), (seconds(2**scale.high_t), top + 8)):
             out.append(f'<text x="{left - 4}" y="{at}" text-anchor="end">{text}</text>')
     return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def rates(cluster: ClusterSpec) -> list[Table]:
+    """What was measured of a cluster."""
+    kernels = _table(f"kernels of {cluster.device.name}; peak and matrix products in TFLOP/s")
+    for name in (
+        "type",
+        "at once",
+        "peak",
+        "forward",
+        "backward",
+        "bandwidth",
+        "per kernel",
+        "whole",
+        "fit error",
+    ):
+        kernels.add_column(name, justify="right")
+    for k in cluster.kernels:
+        kernels.add_row(
+            k.dtype,
+            str(k.concurrent),
+            _tera(k.peak_flops_per_s),
+            _tera(1 / k.forward.per_gemm_flop) if k.forward.per_gemm_flop else "-",
+            _tera(1 / k.backward.per_gemm_flop) if k.backward.per_gemm_flop else "-",
+            f"{1e-9 / k.backward.per_byte:.1f} GB/s" if k.backward.per_byte else "-",
+            seconds(k.forward.per_kernel),
+            f"x {k.whole:.2f}",
+            f"{k.residual:.0%}" + (" (not to be trusted)" if k.residual > 0.2 else ""),
+        )
+    links = _table("collectives: time of n bytes as alpha + n beta, crossover n* = alpha / beta")
+    for name in ("operation", "ranks", "over", "alpha", "ns/B", "n*", "16 MiB", "error"):
+        links.add_column(name, justify="left" if name in ("operation", "over") else "right", no_wrap=True)
+    for fit in cluster.collectives:
+        links.add_row(
+            fit.op,
+            f"{fit.group_size} on {fit.hosts} hosts" if fit.hosts > 1 else str(fit.group_size),
+            fit.way,
+            seconds(fit.alpha_s),
+            f"{fit.beta_s_per_byte * 1e9:.3f}",
+            size(fit.alpha_s / fit.beta_s_per_byte) if fit.beta_s_per_byte else "-",
+            seconds(fit.seconds(2**24)),
+            f"{fit.residual:.0%}" + ("!" if fit.residual > 0.2 else ""),
+        )
+    if any(fit.residual > 0.2 for fit in cluster.collectives):
+        links.caption = "!: the line is not to be trusted; times between the measured sizes are"
+        links.caption_justify = "left"
+    return [kernels, links] if cluster.collectives else [kernels]
+
+
+def _tera(flops_per_s: float) -> str:
+    return f"{flops_per_s / 1e12:.3f}"

@@ -1,0 +1,62 @@
+"""Terminal tables: the alternatives of a plan, predicted against measured, where a step's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from phalanx.report.style import _table, seconds, size
+
+if TYPE_CHECKING:  # a table needs none of what prices a strategy
+    pass
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One quantity, predicted and measured. `text`: how to write its values."""
+
+    name: str
+    predicted: float
+    measured: float | None
+    text: str
+
+    @property
+    def error(self) -> float | None:
+        """Relative, of the prediction; None where nothing was measured."""
+        if self.measured is None:
+            return None
+        if self.measured == 0:
+            return 0.0 if self.predicted == 0 else float("inf")
+        return self.predicted / self.measured - 1
+
+    def write(self, value: float | None) -> str:
+        if value is None:
+            return "not measured"
+        return {"s": seconds(value), "memory": size(value), "bytes": f"{value:,.0f} B"}[self.text]
+
+
+def comparison(rows: Sequence[Comparison]) -> Table:
+    table = _table("predicted against measured")
+    for name in ("", "predicted", "measured", "error"):
+        table.add_column(name, justify="left" if not name else "right")
+    for row in rows:
+        error = row.error
+        exact = row.text == "bytes" and error == 0
+        shown = "" if error is None else ("exact" if exact else f"{error:+.1%}")
+        table.add_row(row.name, row.write(row.predicted), row.write(row.measured), shown)
+    return table
+
+
+def step_times(step_time_s: float, timeline: dict[str, Any], trace: str) -> str:
+    """One line on where a step's time goes. `trace`: the file that shows it, if there is one."""
+    exposed, hidden = timeline["exposed_communication_s"], timeline["hidden_communication_s"]
+    line = f"a step of {seconds(step_time_s)}: "
+    if exposed + hidden:
+        line += f"compute {seconds(timeline['compute_s'])}, exposed communication {seconds(exposed)}, "
+        line += f"hidden communication {seconds(hidden)} (overlap {timeline['overlap']:.0%})"
+    else:
+        line += "compute, no communication"
+    return line + (f"; timeline in {trace}" if trace else "")
