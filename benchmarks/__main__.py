@@ -2,7 +2,6 @@
 
 python -m benchmarks            all of them, about a quarter of an hour
 python -m benchmarks ddp help   some of them
-python -m benchmarks calibrate  fits the constants of predictions (benchmarks/calibrate_run.py)
 """
 
 from __future__ import annotations
@@ -470,10 +469,6 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["calibrate"]:
-        from benchmarks.calibrate_run import main as calibrate
-
-        return calibrate(sys.argv[2:])
     names = sys.argv[1:] or list(BENCHES)
     unknown = [n for n in names if n not in BENCHES]
     if unknown:

@@ -1,6 +1,6 @@
 """What was measured of stacks and chips: fitted on the published runs that ship with Phalanx.
 
-Written by `python -m benchmarks calibrate --write`; what each field means stands with its class (Profile,
+Written by `python -m calibration --write`; what each field means stands with its class (Profile,
 Generation), from whose defaults the fit starts.
 """
 

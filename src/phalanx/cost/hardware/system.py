@@ -1,7 +1,7 @@
 """Hardware as a step meets it: a chip's rates for each kind of work, and tiers of links with what is lost on them.
 
 Peaks come from a ClusterSpec (datasheets); the shares of them that kernels and NCCL reach are constants of a
-generation of chips and links, fitted on published runs (`python -m benchmarks calibrate`).
+generation of chips and links, fitted on published runs (`python -m calibration`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Constants of stacks and chips, fitted on the published runs: `python -m benchmarks calibrate`.
+"""Constants of stacks and chips, fitted on the published runs: `python -m calibration`.
 
 The residuals are log(predicted / measured), each family with the same weight; constants move on a log scale (shares
 on a logit scale) against a prior that pulls a release to the one that it comes from, and a root to its default. The

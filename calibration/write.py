@@ -1,11 +1,11 @@
-"""The file of constants, as `python -m benchmarks calibrate --write` leaves it."""
+"""The file of constants, as `python -m calibration --write` leaves it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.calibrate_links import KEYS
+from calibration.links import KEYS
 from phalanx.cost.analytic import fitted_constants as module
 
 # Which published runs say something of an owner's constants.

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks calibrate` fits, on which families, and what of it is left out in turn.
+"""What `python -m calibration` fits, on which families, and what of it is left out in turn.
 
 A constant is `owner.field`: of a generation of chips (or `nvidia`, all of them), or of a software stack (or one that
 others come from). Its spread is how far, in logs (shares: in logits), it may well be from its parent's value.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.calibrate import Data, Free, order
+from calibration.fit import Data, Free, order
 from phalanx.validate.from_row import Case
 
 # family: every how many of its rows are fitted on, so that a fit takes a minute; the errors are over all rows.

@@ -1,4 +1,4 @@
-"""`python -m benchmarks calibrate [--further [OWNER ...]] [--leave-out [FAMILY ...]] [--write]`: fit all constants,
+"""`python -m calibration [--further [OWNER ...]] [--leave-out [FAMILY ...]] [--write]`: fit all constants,
 and print how well.
 
 Without options: links, step times, memory, in some minutes. --further: step times and memory alone, from the
@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import calibrate_links, calibrate_memory
-from benchmarks.calibrate import Data, Free, descend, fit, offsets_of
-from benchmarks.calibrate_free import LEFT_OUT, family, fitted, free, timed
-from benchmarks.calibrate_write import write
+from calibration import links as link_constants
+from calibration import memory
+from calibration.fit import Data, Free, descend, fit, offsets_of
+from calibration.free_constants import LEFT_OUT, family, fitted, free, timed
+from calibration.write import write
 from phalanx.cost.analytic.fitted_constants import CONSTANTS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.validate.from_row import Case, cases
@@ -50,7 +51,7 @@ def further(
     """Constants of step times and of links, the former moved on from where they stand: all, or `only` some."""
     every = free()
     moved = [f for f in every if not only or f.owner in only or f.key in only]
-    links = {key: whole[key] for key in calibrate_links.KEYS}
+    links = {key: whole[key] for key in link_constants.KEYS}
     fixed = links | {f.key: whole[f.key] for f in every if f not in moved and f.key in whole}
     reached = fit(fitted(found), moved, fixed, start=offsets_of(moved, whole), rounds=10, say=say)[1]
     return links | {f.key: reached[f.key] for f in every if f.key in reached}
@@ -68,7 +69,7 @@ def without_family(found: Sequence[Case], whole: Mapping[str, float], left: Sequ
     for j, f in enumerate(moved):
         if not data.rows(f):
             x[j] = 0.0
-    links = {key: whole[key] for key in calibrate_links.KEYS}
+    links = {key: whole[key] for key in link_constants.KEYS}
     return fit(data, moved, links, start=x, rounds=3)[1]
 
 
@@ -106,11 +107,12 @@ def _names(arguments: Sequence[str]) -> list[str]:
     for name in given:
         if name not in known:
             hint = nearest(name, sorted(known)) if known else "names go with --further or --leave-out"
-            sys.exit(f"error: {InputError('calibrate', name, 'is nothing to calibrate', hint)}")
+            sys.exit(f"error: {InputError('calibration', name, 'is nothing to calibrate', hint)}")
     return given
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Fit what the arguments ask for, show the errors of predictions, and write the constants with `--write`."""
     found = timed(cases(load(RUNS))[0])
     named = _names(arguments)
     if "--leave-out" in arguments:
@@ -126,12 +128,16 @@ def main(arguments: Sequence[str]) -> None:
     if "--further" in arguments:
         constants = further(found, CONSTANTS, named, say=_tell)
     else:
-        links = calibrate_links.fitted()
+        links = link_constants.fitted()
         constants = {**links, **times(found, links, say=_tell)}
     if named:
         constants |= {key: value for key, value in CONSTANTS.items() if key not in constants}
     else:
-        constants |= calibrate_memory.fitted(constants)
+        constants |= memory.fitted(constants)
     show(table(found, constants))
     if "--write" in arguments:
         write(constants)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from benchmarks.calibrate import Data, chain_of
+from calibration.fit import Data, chain_of
 from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.analytic.step import step
