@@ -16,7 +16,7 @@ from command import phalanx
 from forked import Launcher
 from forked import phalanx as forked
 
-from phalanx import session
+from phalanx.commands.train import outcome
 from phalanx.runs.resume import resumed
 from phalanx.runtime.process import status
 from phalanx.spec.errors import InputError
@@ -132,9 +132,9 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
     assert bucket["reason"].startswith("G = ")
 
     recorded = json.loads((run / "recorded.json").read_text())
-    assert session.outcome(run, 1.0).comparisons
+    assert outcome(run, 1.0).comparisons
     (run / "recorded.json").write_text(json.dumps({**recorded, "events": []}))  # as of ranks with no step left to do
-    nothing = session.outcome(run, 1.0)
+    nothing = outcome(run, 1.0)
     assert (nothing.comparisons, nothing.differences) == ((), ())
 
     words = ("generate", "runs/whole", "--prompt", "the quick", "--tokens", "8")

@@ -14,7 +14,8 @@ import torch
 from faults import VICTIM, batches, held, poison
 from pool import Pool
 
-from phalanx import session
+from phalanx.commands import train
+from phalanx.commands.plan import decide
 from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.checkpoint import store
 from phalanx.runtime.comm.communicator import Comm
@@ -222,7 +223,7 @@ class Folders:
                 "nonfinite": "skip",
             },
         }
-        decision = session.decide(job_file.from_tables(tables, Path()))
+        decision = decide(job_file.from_tables(tables, Path()))
         run = self.folder / name
         run.mkdir(exist_ok=True)
         plan.write(decision.plan, run / "plan.json")
@@ -231,7 +232,7 @@ class Folders:
             trainer.training.loss_scale = LossScale(2.0**20)
         trainer.run(_After(steps - trainer.start))  # type: ignore[arg-type]
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return lines, session.outcome(run, 4.0)
+        return lines, train.outcome(run, 4.0)
 
 
 class _After:

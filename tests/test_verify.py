@@ -18,7 +18,7 @@ from drawn import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx import session
+from phalanx.commands.plan import decide
 from phalanx.cost.step.expand import expand
 from phalanx.runtime.data_parallel import engine, zero3
 from phalanx.runtime.observe import host_values
@@ -432,7 +432,7 @@ def test_a_plan_whose_figures_are_not_its_own_is_not_proved(tmp_path: Path) -> N
     prediction = json.loads(out)["best"]
     assert prediction.pop("strategy")
     file = job_file.load(job, ["job.seq=32", "strategy=dp=8,zero=2"])
-    decision = session.decide(file)
+    decision = decide(file)
     plans.write(decision.plan, tmp_path / "plan.json")
     (tmp_path / "recorded.json").write_text('{"interr')
     code, out, err = phalanx(tmp_path, "verify", str(tmp_path / "plan.json"))

@@ -15,8 +15,8 @@ from saved_models import ROUTED, TINY, logits, save, spec_of, tensors, tokenizer
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from phalanx import session
 from phalanx.cli import app
+from phalanx.commands import measure
 from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.init import create, fill_buffers
 from phalanx.nn.weight_files import introduce, open_weights
@@ -161,12 +161,12 @@ def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside
         shutil.copytree("runs/hf/checkpoint", Path(json.loads(argument)["folder"]) / "checkpoint")
 
     monkeypatch.setattr("phalanx.runtime.process.launch.launch", ranks)
-    monkeypatch.setattr(session, "resolve_cluster", lambda *_: cluster("dgx-h100", 1))
-    monkeypatch.setattr(session, "outcome", lambda *_: None)
+    monkeypatch.setattr(measure, "resolve_cluster", lambda *_: cluster("dgx-h100", 1))
+    monkeypatch.setattr(measure, "outcome", lambda *_: None)
 
     def train(*overrides: str) -> list[str]:
         said: list[str] = []
-        session.train(job_file.load(Path("job.toml"), overrides), False, None, lambda _: None, said.append)
+        train.train(job_file.load(Path("job.toml"), overrides), False, None, lambda _: None, said.append)
         return said
 
     def exported(run: str) -> dict[str, str]:

@@ -12,9 +12,9 @@ import ranks_pipeline
 import torch._dynamo  # torch's optimizers ask for it, when they are made
 
 import phalanx.cli
+import phalanx.commands.measure
 import phalanx.runtime.checkpoint.container
 import phalanx.runtime.process.agent
-import phalanx.session
 import phalanx.verify.worker
 
 __all__ = ["awkward", "faults", "forked", "learning", "phalanx", "poison", "ranks", "ranks_pipeline", "torch"]

@@ -49,7 +49,7 @@ from phalanx.terminal import (
 )
 
 if TYPE_CHECKING:
-    from phalanx.session import Decision
+    from phalanx.commands.plan import Decision
 
 app = typer.Typer(
     help="Plan, prove, run and measure the parallel training of large models.",
@@ -136,7 +136,7 @@ def plan(
             ask(model, cluster, gpus, batch, seq, tokens, price, objective, profile, front, out, as_json)
             return
 
-        from phalanx import session
+        from phalanx.commands.plan import decide, with_overrides
         from phalanx.spec.errors import InputError
         from phalanx.spec.files import job_file
         from phalanx.spec.files import plan as plans
@@ -144,9 +144,9 @@ def plan(
         if job is None:
             raise InputError("JOB.toml", None, "is missing", "name a job file, or --model, --cluster, --gpus, ...")
         require_writable("--out", out)
-        file = session.with_overrides(job_file.load(job, overrides or ()), strategy)
+        file = with_overrides(job_file.load(job, overrides or ()), strategy)
         show_notes(file.notes)
-        decision = session.decide(file, announce=announce)
+        decision = decide(file, announce=announce)
         if not decision.chosen.reason:
             plans.write(decision.plan, out)
             announce(f"plan: {out}")
@@ -170,7 +170,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Plan a job, or take a plan, train it, and hold the run against it. --resume alone: the run active last."""
-    from phalanx import session
+    from phalanx.commands import train
     from phalanx.spec.errors import InputError
     from phalanx.spec.files import plan as plans
 
@@ -194,7 +194,7 @@ def train(
         else:
             file = plans.job_of(job, overrides)
         if world is not None and world.rank:
-            session.train(file, resume, world, lambda _: None, lambda _: None)
+            train.train(file, resume, world, lambda _: None, lambda _: None)
             _end(DONE)
         show_notes(file.notes)
 
@@ -203,7 +203,7 @@ def train(
                 show_decision(decision, rows=10)
                 show_batch(decision)
 
-        outcome = session.train(file, resume, world, show, announce, max_restarts)
+        outcome = train.train(file, resume, world, show, announce, max_restarts)
         assert outcome is not None
         interrupted = outcome.recorded["interrupted"]
         sample = ""
@@ -211,7 +211,7 @@ def train(
             show_outcome(outcome)
         if not interrupted:
             try:
-                sample = session.sample(outcome.folder)
+                sample = train.sample(outcome.folder)
             except InputError as error:
                 announce(f"note: no sample of text, {error}")
         if as_json:
@@ -248,12 +248,12 @@ def generate(
     """Continue a text with the newest checkpoint of a run."""
     with mistakes():
         require_torch()
-        from phalanx import session
+        from phalanx.commands.this_machine import require_local
         from phalanx.infer.generate import Sampling
         from phalanx.infer.generate import generate as alone
         from phalanx.infer.worker import over_ranks
 
-        session.require_local(tp, "--tp")
+        require_local(tp, "--tp")
         how = Sampling(tokens, temperature, top_k, seed)
         text = alone(run, prompt, how) if tp == 1 else over_ranks(run, prompt, how, tp)
         if as_json:
@@ -271,14 +271,15 @@ def parity(
     as_json: Json = False,
 ) -> None:
     """Hold a strategy against one process: losses, gradients and gradient norms, under SGD and AdamW."""
-    from phalanx import session
+    from phalanx.commands import parity
+    from phalanx.commands.plan import with_overrides
     from phalanx.spec.files import job_file
 
     with mistakes():
         require_torch()
-        file = session.with_overrides(job_file.load(job, overrides or ()), strategy)
+        file = with_overrides(job_file.load(job, overrides or ()), strategy)
         show_notes(file.notes)
-        result = session.parity(file, steps, dtype, announce)
+        result = parity.parity(file, steps, dtype, announce)
         if as_json:
             print_json(result)
         else:

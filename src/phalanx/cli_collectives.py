@@ -109,11 +109,11 @@ def collectives_table(
 
 def _measured(op: str, size: int, ranks: int, as_json: bool) -> None:
     """What was measured between local ranks: every transport and algorithm, and which serves which size."""
-    from phalanx import session
+    from phalanx.commands import measure
     from phalanx.report.collectives import choices, measured
     from phalanx.terminal import announce
 
-    fits, chosen = session.local_collectives(op, ranks, announce)
+    fits, chosen = measure.local_collectives(op, ranks, announce)
     if as_json:
         from dataclasses import asdict
 

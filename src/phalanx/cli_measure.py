@@ -35,13 +35,14 @@ def measure(
     `train` and `plan` use the result: on this machine by themselves, elsewhere as cluster.file."""
     from dataclasses import asdict
 
-    from phalanx import measurement, session
+    from phalanx.commands.measure import measure as measure_machine
+    from phalanx.commands.measure import from_nccl_tests, measure_ranks
 
     with mistakes():
         require_writable("--out", out)
         require_writable("--plot", plot)
         if nccl_tests:
-            cluster = measurement.from_nccl_tests(nccl_tests, preset, op)
+            cluster = from_nccl_tests(nccl_tests, preset, op)
         else:
             require_torch()
             from phalanx.measure.steal_time import noted
@@ -49,10 +50,10 @@ def measure(
 
             world = worlds.external()
             if world is None:
-                cluster = session.measure(ranks, dtype, threads, announce)
+                cluster = measure_machine(ranks, dtype, threads, announce)
             else:
                 with noted(announce if world.rank == 0 else lambda _: None):
-                    found = measurement.measure_ranks(world, dtype, threads)
+                    found = measure_ranks(world, dtype, threads)
                 if found is None:
                     sys.stdout.flush()
                     return

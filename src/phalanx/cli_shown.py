@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from phalanx.terminal import announce, console
 
 if TYPE_CHECKING:
-    from phalanx.session import Decision, Outcome
+    from phalanx.commands.plan import Decision
+    from phalanx.commands.train import Outcome
 
 
 def decision_json(decision: Decision) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 from phalanx.terminal import FAILED, Json, announce, console, mistakes, print_json, require_torch
 
 if TYPE_CHECKING:
-    from phalanx.verification import Verification
+    from phalanx.commands.verify import Verification
     from phalanx.verify.verify import Verified
 
 
@@ -33,14 +33,14 @@ def verify(
     """Run the real step of one rank of each kind, without tensors' content, and hold it against the plan."""
     with mistakes():
         require_torch()
-        from phalanx import verification
+        from phalanx.commands import verify
 
-        given = verification.target(path, strategy, cluster, overrides or (), announce)
+        given = verify.target(path, strategy, cluster, overrides or (), announce)
         for note in given.notes:
             announce(f"note: {note}")
-        found = verification.run(given, announce)
+        found = verify.run(given, announce)
         if as_json:
-            print_json(verification.as_json(found))
+            print_json(verify.as_json(found))
         else:
             _show(found)
         if not found.proved:
@@ -65,8 +65,8 @@ def _show(v: Verification) -> None:
 
 
 def _show_class(v: Verification, found: Verified) -> None:
+    from phalanx.commands.verify import collectives
     from phalanx.report.verify import memory, traffic
-    from phalanx.verification import collectives
 
     out, ranks, world = console(), found.ranks, v.target.strategy.world
     stands = f"stands for all {world} ranks" if ranks.count == world else f"stands for {ranks.count}: {ranks.are}"

@@ -21,7 +21,7 @@ def import_weights(
     """Bring Hugging Face weights into a run's folder: `generate`, `export-weights` and train.weights take it."""
     with mistakes():
         require_torch()
-        from phalanx import weights
+        from phalanx.commands import weights
 
         folder = weights.import_weights(source, name, announce)
         if as_json:
@@ -41,7 +41,7 @@ def export_weights(
     """Write a checkpoint as a folder that Hugging Face's transformers loads."""
     with mistakes():
         require_torch()
-        from phalanx import weights
+        from phalanx.commands import weights
         from phalanx.spec.byte_sizes import parse_bytes
 
         files = weights.export_weights(run, out, dtype, step, parse_bytes(shard_size, "--shard-size"), announce)

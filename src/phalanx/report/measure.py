@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from phalanx.report.style import _table, seconds, size
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
-
-if TYPE_CHECKING:  # a table needs none of what prices a strategy
-    pass
 
 _WIDTH, _HEIGHT = 64, 14
 

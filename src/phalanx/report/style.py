@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich import box
 from rich.table import Table
 
 from phalanx.spec.cluster.spec import GIB
-
-if TYPE_CHECKING:  # a table needs none of what prices a strategy
-    pass
 
 
 def seconds(value: float) -> str:

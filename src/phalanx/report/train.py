@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
 from phalanx.report.style import _table, seconds, size
-
-if TYPE_CHECKING:  # a table needs none of what prices a strategy
-    pass
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx import session
+from phalanx.commands.plan import decide, with_overrides
 from phalanx.cost.step.predict_pipeline import programs
 from phalanx.plan.auto.bucket_size import has_buckets
 from phalanx.plan.auto.transport import allowed
@@ -74,7 +74,7 @@ def target(
             if given:
                 raise InputError(name, str(given), "a plan is verified as it is", "give the job file instead")
         return _of_plan(path)
-    file = session.with_overrides(job_file.load(path, overrides), strategy)
+    file = with_overrides(job_file.load(path, overrides), strategy)
     if cluster is not None:
         file = replace(file, cluster=_chosen(cluster))
     models.require_runnable(file.model)
@@ -152,7 +152,7 @@ def _chosen(cluster: str) -> ClusterChoice:
 
 def _decided(file: JobFile, announce: Announce) -> Target:
     """The plan of a job whose strategy is "auto"."""
-    decision = session.decide(file, announce=announce)
+    decision = decide(file, announce=announce)
     return Target(file.model, file.job, decision.plan.strategy, None, file.notes)
 
 

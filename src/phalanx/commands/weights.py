@@ -17,9 +17,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phalanx.commands.this_machine import Announce
 from phalanx.runs.folder import RUNS, claim, move_aside
 from phalanx.runs.initial_weights import TOKENIZER, beside
-from phalanx.session import Announce
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan

@@ -1,0 +1,80 @@
+"""What each command does, composed from the rooms: measure, plan, launch, compare.
+
+The command line parses and renders; this file decides the order. It resolves strategy = "auto".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.commands.this_machine import Announce, require_local
+from phalanx.measure.this_machine import default_ranks, local_cluster
+from phalanx.plan.auto import transport
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.collective_choice import Choice
+from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.job import compute_type
+
+if TYPE_CHECKING:
+    from phalanx.runtime.process.world import World
+
+
+def local_collectives(
+    op: str, ranks: int, announce: Announce
+) -> tuple[tuple[CollectiveFit, ...], tuple[Choice, ...]]:
+    """What was measured of a collective between this machine's ranks, and which way serves which size. Raises
+    InputError."""
+    if ranks < 2:
+        raise InputError("--ranks", ranks, "leaves nobody to talk to", "use 2 or more")
+    require_local(ranks)
+    cluster = local_cluster(ranks, "float32", 1, announce=announce)
+    fits = tuple(cluster.fits(op, ranks))
+    if not fits:
+        ops = sorted({f.op for f in cluster.collectives})
+        raise InputError("--op", op, "is not measured between local ranks", nearest(op, ops))
+    return fits, transport.choose(fits)
+
+
+def measure(ranks: int | None, dtype: str, threads: int, announce: Announce) -> ClusterSpec:
+    """This machine, measured anew. Raises InputError, RankFailure."""
+    kind = compute_type(dtype, "--dtype")
+    count = ranks if ranks is not None else default_ranks()
+    if count < 1 or threads < 1:
+        raise InputError("--ranks" if count < 1 else "--threads", min(count, threads), "must be at least 1")
+    require_local(count, "--ranks")
+    return local_cluster(count, kind, threads, anew=True, announce=announce)
+
+
+def measure_ranks(world: World, dtype: str, threads: int) -> ClusterSpec | None:
+    """The cluster whose ranks somebody else has started, measured by all of them; None but on rank 0. Raises
+    InputError, RankFailure."""
+    import torch
+
+    from phalanx.measure.all_hosts import measure as measure_all
+    from phalanx.runtime.process import world as worlds
+    from phalanx.runtime.process.launch import named
+
+    kind = compute_type(dtype, "--dtype")
+    torch.set_num_threads(threads)
+    with named(world):
+        worlds.join(world, 600)
+        found = measure_all(world, kind, threads)
+        worlds.leave()
+    return found
+
+
+def from_nccl_tests(files: Sequence[Path], preset: str, op: str) -> ClusterSpec:
+    """A preset with what nccl-tests measured on it. Raises InputError."""
+    from phalanx.measure.nccl_tests import read
+
+    fits = []
+    for file in files:
+        try:
+            fits.append(read(file.read_text(), str(file), op))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError("--nccl-tests", str(file), f"cannot be read ({error})") from None
+    return replace(clusters.preset(preset, max(fit.hosts for fit in fits)), collectives=tuple(fits))

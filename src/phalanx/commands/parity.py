@@ -1,0 +1,63 @@
+"""What `phalanx parity` does: hold a strategy against one process."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from phalanx.commands.this_machine import Announce, require_local
+from phalanx.measure.this_machine import local_cluster
+from phalanx.plan.auto import transport
+from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.cluster.collective_choice import Choice
+from phalanx.spec.errors import InputError
+from phalanx.spec.files import job_file
+from phalanx.spec.files.job_file import JobFile
+from phalanx.spec.model import spec as models
+from phalanx.spec.strategy.legality import require_runnable
+
+
+def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[str, Any]:
+    """Hold a strategy against one process; the result as `phalanx parity --json` prints it. Raises InputError,
+    RankFailure."""
+    from phalanx.runtime.process.launch import launch
+    from phalanx.verify.parity import BOUNDS
+
+    if dtype not in BOUNDS:
+        raise InputError("--dtype", dtype, "parity has no bound for it", f"use {' or '.join(BOUNDS)}")
+    if steps < 1:
+        raise InputError("--steps", steps, "must be at least 1")
+    if file.strategy is None:
+        raise InputError("strategy", "auto", "parity examines one strategy", "name it, e.g. --strategy dp=2")
+    models.require_runnable(file.model)
+    require_runnable(file.strategy, file.job)
+    check(file.strategy, file.model, file.job, None)
+    require_local(file.strategy.world)
+    train = file.train
+    collectives: tuple[Choice, ...] = ()
+    if file.strategy.world > 1 and train.transport != "native":  # what `train` would use on this machine
+        here = local_cluster(file.strategy.world, file.job.precision.compute, train.threads, announce=announce)
+        collectives = transport.decide(here, train.transport)
+    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
+        out = Path(folder) / "parity.json"
+        given = {"tables": job_file.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
+        given["collectives"] = [asdict(c) for c in collectives]
+        launch("phalanx.verify.worker", json.dumps(given), file.strategy.world, train.threads, None, train.timeout_s)
+        found = json.loads(out.read_text())
+    optimizers, compression = found["optimizers"], found["compression"]
+    loss, grad = (max(d[key] for d in optimizers) for key in ("loss_rel_max", "grad_rel_max"))
+    lost = (compression or {}).get("lost_rel_max") or 0.0
+    return {
+        "strategy": str(file.strategy),
+        "dtype": dtype,
+        "steps": steps,
+        "bound": BOUNDS[dtype],
+        "loss_rel_max": loss,
+        "grad_rel_max": grad,
+        "passed": max(loss, grad, lost) <= BOUNDS[dtype] and all(d["steps"] for d in optimizers),
+        "optimizers": optimizers,
+        "compression": compression,
+    }

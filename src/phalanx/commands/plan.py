@@ -1,0 +1,141 @@
+"""What `phalanx plan` does with a job: its cluster, its strategy, the plan."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.commands.this_machine import Announce, require_local
+from phalanx.measure.this_machine import default_ranks, local_cluster
+from phalanx.plan.auto import stage_split, transport
+from phalanx.plan.auto.bucket_size import GIVEN, has_buckets
+from phalanx.plan.auto.transport import allowed
+from phalanx.plan.search.best_first import Candidate, Searched, price, search
+from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.files import job_file
+from phalanx.spec.files.job_file import JobFile
+from phalanx.spec.files.plan import Plan
+from phalanx.spec.model import spec as models
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.spec import Strategy
+
+if TYPE_CHECKING:
+    from phalanx.runtime.process.world import World
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A plan with the alternatives that it was chosen from, fastest first; `searched`: how, where it was."""
+
+    plan: Plan
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    searched: Searched | None = None
+
+
+def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> ClusterSpec:
+    """The cluster that a job file names; `local` is measured, or read from the cache."""
+    choice = file.cluster
+    if choice.file:
+        return job_file.cluster_from_toml(Path(choice.file))
+    if choice.preset == "local":
+        if world is not None:  # the ranks of this host, under the load that they will make; hosts alike
+            host = local_cluster(world.local_size, file.job.precision.compute, file.train.threads, announce=announce)
+            hosts = -(-world.size // world.local_size)
+            if hosts > 1:
+                announce(
+                    f"note: links between these {hosts} hosts are not measured, and priced like those inside of one; "
+                    "under the same torchrun: -m phalanx measure --out FILE, and [cluster] file = FILE"
+                )
+            return replace(host, nodes=hosts)
+        count = choice.ranks or (file.strategy.world if file.strategy else default_ranks())
+        require_local(count)
+        return local_cluster(count, file.job.precision.compute, file.train.threads, announce=announce)
+    return clusters.preset(str(choice.preset), choice.nodes)
+
+
+def decide(
+    file: JobFile, world: World | None = None, tokens: str = "", announce: Announce = lambda _: None
+) -> Decision:
+    """Choose (or price) the strategy. `world`: the ranks, where somebody else has started them; `tokens`: the
+    digest of the text that will be trained on. Raises InputError."""
+    strategy, size = file.strategy, world.size if world else None
+    models.require_runnable(file.model)
+    if strategy is not None:
+        require_runnable(strategy, file.job)
+        limit = file.cluster.ranks if file.cluster.preset == "local" else None
+        if world is None and limit is not None and strategy.world > limit:
+            raise InputError(
+                "strategy", str(strategy), f"needs {strategy.world} ranks, cluster.ranks is {limit}", "use fewer"
+            )
+        check(strategy, file.model, file.job, size)
+    else:
+        require_runnable(Strategy(), file.job)
+    cluster = allowed(resolve_cluster(file, world, announce), file.train.transport)
+    if file.train.transport == "shm" and cluster.device.kind != "cpu":
+        raise InputError("train.transport", "shm", "is for CPU ranks", "use auto")
+    needed = size or (strategy.world if strategy else 1)
+    if needed > cluster.ranks:
+        raise InputError(
+            "cluster", cluster.name, f"has {cluster.ranks} ranks, {needed} are needed", "add nodes, or lower dp"
+        )
+    if strategy is not None:
+        chosen = price(file.model, cluster, file.job, strategy)
+        return Decision(_plan(file, cluster, chosen, tokens), chosen, (chosen,))
+    found = search(file.model, cluster, file.job, _worlds(file, cluster, size))
+    return Decision(_plan(file, cluster, found.best, tokens), found.best, found.candidates, found)
+
+
+def _worlds(file: JobFile, cluster: ClusterSpec, started: int | None) -> list[int]:
+    """How many ranks a search may take: those that were started, all of a cluster; of this machine fewer too, where
+    they would be faster: as many as were at work together when it was measured."""
+    if started is not None:
+        return [started]
+    if file.cluster.preset != "local":
+        return [cluster.ranks]
+    measured = {k.concurrent for k in cluster.kernels if k.dtype == file.job.precision.compute}
+    return sorted({n for n in measured if n < cluster.ranks} | {cluster.ranks})
+
+
+def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -> Plan:
+    p = chosen.prediction
+    rates = cluster.rates(file.job.precision.compute, min(chosen.strategy.world, cluster.ranks_per_node))
+    prediction = {
+        "step_time_s": float(p.step_time_s),
+        "forward_s": float(p.forward_s),
+        "backward_s": float(p.backward_s),
+        "optimizer_s": float(p.optimizer_s),
+        "communication_s": float(p.communication_s),
+        "exposed_communication_s": float(p.exposed_communication_s),
+        "bubble_fraction": float(p.bubble_fraction),
+        "flops": int(p.flops),
+        "model_flops": int(p.model_flops),
+        "memory_bytes": int(p.memory_bytes),
+        "state_bytes": int(p.state_bytes),
+        "activation_bytes": int(p.activation_bytes),
+        "bytes_per_axis": {axis: int(n) for axis, n in p.bytes_per_axis.items()},
+    }
+    choices = {
+        "transport": file.train.transport,
+        "collectives": [asdict(c) for c in transport.decide(cluster, file.train.transport)],
+        "bucket": {"bytes": chosen.strategy.bucket_bytes, "reason": chosen.bucket_reason or GIVEN}
+        if has_buckets(chosen.strategy)
+        else None,
+        "chunks": stage_split.explained(
+            file.model, cluster, file.job, chosen.strategy, chosen.layers_reason or GIVEN
+        ),
+        "peak_flops_per_s": rates.peak_flops_per_s,
+        "rates_origin": rates.origin,
+        "tokens": tokens,
+        "cluster": asdict(file.cluster),
+    }
+    return Plan(file.model, cluster, file.job, chosen.strategy, file.train, choices, prediction)
+
+
+def with_overrides(file: JobFile, strategy: str | None) -> JobFile:
+    """A job file with another strategy, given as a line."""
+    return replace(file, strategy=job_file.make_strategy(strategy)) if strategy else file

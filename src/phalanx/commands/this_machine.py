@@ -1,0 +1,40 @@
+"""What this machine can stand for: how many ranks it holds, and whose cluster it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from phalanx.measure.this_machine import fingerprint
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import JobFile
+
+_RANKS_PER_CORE = 16
+
+
+def require_local(ranks: int, field: str = "cluster.ranks") -> None:
+    """That this machine can hold so many ranks: one per GPU, or a few per core. Raises InputError."""
+    if ranks < 1:
+        raise InputError(field, ranks, "must be at least 1")
+    machine = fingerprint()
+    gpus = len(machine["gpus"])
+    most = gpus or _RANKS_PER_CORE * machine["cores"]
+    if ranks > most:
+        have = f"{gpus} GPUs" if gpus else f"{machine['cores']} cores ({_RANKS_PER_CORE} ranks each at most)"
+        raise InputError(field, ranks, f"is too many for this machine with {have}", f"use at most {most}")
+
+
+Announce = Callable[[str], None]
+
+
+def require_this_machine(file: JobFile) -> None:
+    """That local ranks can stand for the job's cluster. Raises InputError."""
+    if file.cluster.preset != "local":
+        if file.cluster.preset:
+            clusters.preset(file.cluster.preset, file.cluster.nodes)
+        raise InputError(
+            "cluster",
+            file.cluster.preset or file.cluster.file,
+            "is not this machine",
+            "start under torchrun or srun there, or use preset = 'local'",
+        )

@@ -1,0 +1,193 @@
+"""What `phalanx train` does: prepare, plan, launch, and hold the run against its plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.commands.plan import Decision, decide
+from phalanx.commands.this_machine import Announce, require_this_machine
+from phalanx.cost.step.expand import expand
+from phalanx.report.train import Comparison
+from phalanx.runs.folder import RUNS, open_run
+from phalanx.runs.initial_weights import begun, come_along
+from phalanx.runs.resume import begun_by, goes_on, taken_up_by_others
+from phalanx.runtime.process.cache import cache_folder
+from phalanx.schedule.event import Event
+from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.errors import InputError
+from phalanx.spec.files import plan
+from phalanx.spec.files.job_file import JobFile
+from phalanx.spec.model import spec as models
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.verify.diff import differences
+
+if TYPE_CHECKING:
+    from phalanx.runtime.process.world import World
+    from phalanx.train.data import TokenSet
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `comparisons` and `differences` hold it against its plan, which where it is `routed` says what
+    experts would send and compute if the load were even."""
+
+    folder: Path
+    recorded: dict[str, Any]
+    unigram_entropy: float
+    comparisons: tuple[Comparison, ...]
+    differences: tuple[str, ...]
+    routed: bool = False
+
+
+def prepare_data(file: JobFile, announce: Announce) -> TokenSet:
+    """The tokens of a job: read, encoded and cached before any rank starts. Raises InputError."""
+    from phalanx.train import tensorboard
+    from phalanx.train.data import Batches, prepare, require_documents
+
+    if file.train.tensorboard:
+        tensorboard.require()
+    tokens = prepare(file.train, file.model.vocab, cache_folder(), announce)
+    if file.job.documents == "separate":
+        require_documents(tokens)
+    Batches(tokens.training(), file.job.seq, file.job.global_batch, file.train.seed)
+    return tokens
+
+
+def train(
+    file: JobFile,
+    resume: bool,
+    world: World | None,
+    show: Callable[[Decision], None],
+    announce: Announce,
+    max_restarts: int = 0,
+) -> Outcome | None:
+    """Plan a job, run it, and hold it against the plan: on ranks that we launch here, and start again
+    `max_restarts` times, or as one rank of a `world` that torchrun or srun has started (then the outcome is rank 0's
+    alone). Raises InputError, RankFailure."""
+    if world is not None:
+        return _train_rank(file, resume, world, show, announce)
+    from phalanx.runtime.checkpoint.store import sweep
+    from phalanx.runtime.process.launch import launch
+
+    require_this_machine(file)
+    decision, tokens = _begin(file, resume, None, announce)
+    show(decision)
+    with open_run(decision.plan, tokens.tokenizer, resume, come_along(decision.plan.train)) as folder:
+        argument = json.dumps({"folder": str(folder), "resume": resume})
+        try:
+            launch(
+                "phalanx.train.worker",
+                argument,
+                decision.plan.strategy.world,
+                decision.plan.train.threads,
+                lambda: announce("stopping after this step; Ctrl-C again to end at once"),
+                decision.plan.train.timeout_s,
+                max_restarts,
+                lambda number, failure: announce(f"restart {number} of {max_restarts}: {failure}; {goes_on(folder)}"),
+            )
+        finally:
+            sweep(folder / "checkpoint")
+        return outcome(folder, tokens.unigram_entropy)
+
+
+def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce) -> tuple[Decision, TokenSet]:
+    """Everything that can go wrong before the first rank works."""
+    models.require_runnable(file.model)
+    if file.strategy is not None:
+        require_runnable(file.strategy, file.job)
+        check(file.strategy, file.model, file.job, world.size if world else None)
+    if file.train.weights and not resume:
+        file = begun(file, announce)
+    tokens = prepare_data(file, announce)
+    decision = decide(file, world, tokens.digest, announce)
+    if decision.chosen.reason:
+        raise InputError("strategy", str(decision.plan.strategy), decision.chosen.reason, "use a smaller micro_batch")
+    if resume:
+        old = plan.read(RUNS / file.train.name / "plan.json")
+        if old.choices["tokens"] != tokens.digest:
+            raise InputError("train.data", file.train.data, "has changed since the run began", "start a new run")
+        if old.choices["transport"] == file.train.transport and old.cluster.ranks == decision.plan.cluster.ranks:
+            # On the same ranks the same transports: losses stay equal to the bit, whatever a new measurement says.
+            decision.plan.choices["collectives"] = old.choices.get("collectives", [])
+        if decision.plan.strategy == old.strategy and old.choices.get("bucket"):
+            decision.plan.choices["bucket"] = old.choices["bucket"]  # the size is the old one, and so is its reason
+    return decision, tokens
+
+
+def _train_rank(
+    file: JobFile, resume: bool, world: World, show: Callable[[Decision], None], announce: Announce
+) -> Outcome | None:
+    """Be one rank. Rank 0 decides and tells the others; the run folder is on a file system that all share."""
+    from phalanx.runtime.checkpoint.store import steps
+    from phalanx.runtime.process import world as worlds
+    from phalanx.runtime.process.launch import StopFlag, named
+    from phalanx.train import worker
+
+    with named(world):
+        worlds.join(world, file.train.timeout_s)
+        launchers = worlds.launchers()
+    if world.rank:
+        told = worlds.tell([None, None, None])
+        if told[0] != "folder":
+            raise InputError("rank 0", None, f"gave up: {told[1]}")
+        with named(world):
+            worker.train_rank(world, Path(str(told[1])), bool(told[2]), StopFlag())
+        return None
+    with ExitStack() as stack:
+        try:
+            ours = begun_by(launchers, file.train.name)
+            if ours and steps(RUNS / file.train.name / "checkpoint"):
+                file, resume = taken_up_by_others(file, world.size), True
+                announce(f"note: the ranks were started again; the run goes on with {world.size}: {file.strategy}")
+            decision, tokens = _begin(file, resume, world, announce)
+            decision.plan.choices["launchers"] = launchers
+            show(decision)
+            small = come_along(decision.plan.train)
+            folder = stack.enter_context(open_run(decision.plan, tokens.tokenizer, resume or ours, small))
+        except Exception as error:
+            worlds.tell(["error", str(error), None])
+            raise
+        worlds.tell(["folder", str(folder), "resume" if resume else ""])
+        with named(world):
+            worker.train_rank(world, folder, resume, StopFlag())
+        return outcome(folder, tokens.unigram_entropy)
+
+
+def outcome(folder: Path, unigram_entropy: float) -> Outcome:
+    """What a finished run recorded, held against its plan."""
+    given = plan.read(folder / "plan.json")
+    recorded = json.loads((folder / "recorded.json").read_text())
+    events = tuple(Event(**event) for event in recorded["events"])
+    if not events:  # ranks that were started again after the last step, say
+        return Outcome(folder, recorded, unigram_entropy, (), ())
+    predicted = given.prediction
+    measured_bytes: dict[str, int] = {}
+    for event in events:
+        if event.axis:
+            measured_bytes[event.axis] = measured_bytes.get(event.axis, 0) + event.bytes
+    rows = [
+        Comparison("step time (median)", predicted["step_time_s"], recorded["step_time_s"], "s"),
+        *(
+            Comparison(
+                f"bytes over {axis}", predicted["bytes_per_axis"].get(axis, 0), measured_bytes.get(axis, 0), "bytes"
+            )
+            for axis in dict.fromkeys((*predicted["bytes_per_axis"], *measured_bytes))
+        ),
+        Comparison("peak memory", predicted["memory_bytes"], recorded["memory_bytes"], "memory"),
+    ]
+    program = expand(given.model, given.job, given.strategy)
+    found = tuple(map(str, differences(program.events, events)))
+    return Outcome(folder, recorded, unigram_entropy, tuple(rows), found, any(e.routed for e in program.events))
+
+
+def sample(folder: Path) -> str:
+    """A few lines that the trained model writes; empty where none are wanted. Raises InputError."""
+    from phalanx.infer.generate import Sampling, generate
+
+    train = plan.read(folder / "plan.json").train
+    return generate(folder, train.prompt, Sampling(tokens=train.sample_tokens)) if train.sample_tokens else ""
