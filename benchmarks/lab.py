@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.interleaved import Figures, Step, rounds
-from phalanx import cli
+from phalanx.cli import app
 from phalanx.measure import collectives
 from phalanx.measure.collectives import SHARED, Way
 from phalanx.measure.steal_time import NOTED
@@ -84,7 +84,7 @@ def _reduce(world: World, given: dict[str, Any]) -> dict[str, list[float]]:
 def _measure(given: dict[str, Any]) -> None:
     """`phalanx measure`, without its words."""
     with redirect_stdout(io.StringIO()):
-        cli.app(["measure", "--out", given["cluster"]], standalone_mode=False)
+        app.app(["measure", "--out", given["cluster"]], standalone_mode=False)
 
 
 def model() -> ModelSpec:

@@ -10,7 +10,7 @@ from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import IO
 
-from phalanx.cli import app
+from phalanx.cli.app import app
 
 
 def phalanx(here: Path, *words: str) -> tuple[int, str, str]:

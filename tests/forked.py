@@ -111,7 +111,7 @@ def _launcher(
 
             main([*torchrun, *words] if words[0].endswith(".py") else [*torchrun, "-m", "phalanx", *words])
             return
-        from phalanx.cli import app
+        from phalanx.cli.app import app
 
         app(words)
 

@@ -36,7 +36,7 @@ class Hosts:
         """`phalanx words` on one host, under torchrun that meets with the others."""
         start = self.lab.torchrun(host, self.ranks, [], {k.replace("_", "-"): v for k, v in options.items()})
         at = start.index("phalanx.measure.lab_torchrun") + 1
-        instead = {"phalanx": "phalanx.cli"}
+        instead = {"phalanx": "phalanx.cli.app"}
         return Launcher(here, *words, torchrun=start[at:], namespace=self.lab.namespace(host), instead=instead)
 
 

@@ -318,7 +318,7 @@ import json, sys
 sys.modules["torch"] = sys.modules["tokenizers"] = None
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
-from phalanx.cli import main
+from phalanx.cli.app import main
 for name in ("8b", "70b", "xl"):
     sys.argv[1:] = ["plan", name + ".toml", "--json"]
     out, err, code = StringIO(), StringIO(), 0
@@ -446,7 +446,7 @@ WRONG = [
 def test_without_tensorboard_one_line_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
-    from phalanx.cli import app
+    from phalanx.cli.app import app
 
     monkeypatch.chdir(here)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
@@ -476,7 +476,7 @@ def test_wrong_input_gets_one_line(
 ) -> None:
     from typer.testing import CliRunner
 
-    from phalanx.cli import app
+    from phalanx.cli.app import app
 
     monkeypatch.chdir(spoiled)
     before = {p.name for p in spoiled.glob("runs/*")}
@@ -510,6 +510,8 @@ def test_resume_with_nothing_to_resume(tmp_path: Path) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys; import phalanx.cli; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    code = (
+        "import sys; import phalanx.cli.app; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

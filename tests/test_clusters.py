@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from phalanx.cli import app
+from phalanx.cli.app import app
 from phalanx.cost.collectives.link import link
 from phalanx.plan.search.best_first import price
 from phalanx.spec.cluster.presets import PRESETS, preset

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from phalanx.cli_collectives import collectives
+from phalanx.cli.collectives import collectives
 from phalanx.schedule.collectives.registry import ALGORITHMS
 
 NAMES = [(op, algorithm) for op, names in ALGORITHMS.items() for algorithm in names]

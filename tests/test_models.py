@@ -220,7 +220,7 @@ def test_a_published_config_is_the_preset(name: str, config: dict[str, Any], tmp
 def _phalanx(*words: str) -> Any:
     from typer.testing import CliRunner
 
-    from phalanx.cli import app
+    from phalanx.cli.app import app
 
     return CliRunner().invoke(app, words)
 

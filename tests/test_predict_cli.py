@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from phalanx.cli import app
+from phalanx.cli.app import app
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.toml import to_toml
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from phalanx.cli import app
+from phalanx.cli.app import app
 from phalanx.cost.analytic.chips import system
 from phalanx.cost.analytic.kernels import product_s
 from phalanx.cost.collectives.nccl_model import collective_s

@@ -16,7 +16,7 @@ from saved_models import save, tensors
 from torch import Tensor
 from typer.testing import CliRunner
 
-from phalanx.cli import app
+from phalanx.cli.app import app
 from phalanx.runs.folder import claim
 
 

@@ -15,7 +15,7 @@ from saved_models import ROUTED, TINY, logits, save, spec_of, tensors, tokenizer
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from phalanx.cli import app
+from phalanx.cli.app import app
 from phalanx.commands import measure
 from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.init import create, fill_buffers

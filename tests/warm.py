@@ -11,7 +11,7 @@ import ranks
 import ranks_pipeline
 import torch._dynamo  # torch's optimizers ask for it, when they are made
 
-import phalanx.cli
+import phalanx.cli.app
 import phalanx.commands.measure
 import phalanx.runtime.checkpoint.container
 import phalanx.runtime.process.agent

@@ -1,5 +1,5 @@
 """`python -m phalanx` is `phalanx`; so `torchrun -m phalanx train job.toml` works too."""
 
-from phalanx.cli import main
+from phalanx.cli.app import main
 
 main()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.terminal import Json, console, mistakes, print_json
+from phalanx.cli.terminal import Json, console, mistakes, print_json
 
 experts = typer.Typer(no_args_is_help=True, help="Mixtures of experts: how a run's tokens were spread over them.")
 

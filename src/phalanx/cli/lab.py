@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.terminal import announce, console, mistakes, require_writable
+from phalanx.cli.terminal import announce, console, mistakes, require_writable
 
 lab = typer.Typer(help="Hosts with shaped links on this machine; needs root and iproute2.", no_args_is_help=True)
 

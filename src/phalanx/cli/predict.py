@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.terminal import Json, announce, console, mistakes, print_json
+from phalanx.cli.terminal import Json, announce, console, mistakes, print_json
 
 if TYPE_CHECKING:
     from phalanx.cost.analytic.estimate import Estimate

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from phalanx.terminal import FAILED, Json, console, mistakes, print_json
+from phalanx.cli.options import Batch, Cluster, Gpus, Line, Model, Plan, Profile, Seq
+from phalanx.cli.terminal import FAILED, Json, console, mistakes, print_json
 
 if TYPE_CHECKING:
     from phalanx.plan.explain.analytic import Subject
     from phalanx.plan.explain.exact import Examined, Own
     from phalanx.plan.explain.lint import Examined as Whatever
-
-Plan = Annotated[Path | None, typer.Argument(metavar="PLAN.json", help="As `phalanx plan` wrote it.")]
-Model = Annotated[str | None, typer.Option("--model", metavar="NAME|config.json", help="Without a plan: a model,")]
-Cluster = Annotated[str | None, typer.Option("--cluster", metavar="NAME|FILE.toml", help="a cluster,")]
-Gpus = Annotated[int | None, typer.Option("--gpus", help="how many GPUs,")]
-Batch = Annotated[int | None, typer.Option("--batch", help="sequences in a step,")]
-Seq = Annotated[int | None, typer.Option("--seq", help="tokens of each.")]
-Line = Annotated[str | None, typer.Option("--strategy", metavar="LINE", help="A strategy; of a plan, another one.")]
-Profile = Annotated[str | None, typer.Option("--profile", metavar="STACK", help="The software stack.")]
 
 
 def explain(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from phalanx.terminal import announce, console, print_json, require_writable
+import typer
+
+from phalanx.cli.options import OptionalJob, Set, StrategyLine
+from phalanx.cli.show import decision_json, show_choices, show_decision, show_notes
+from phalanx.cli.terminal import Json, announce, console, mistakes, print_json, require_writable
 
 if TYPE_CHECKING:
     from phalanx.plan.budget import Goal
@@ -181,3 +185,64 @@ def _plan(a: Answer, cluster: str) -> Plan:
         "memory_terms": best.priced.held,
     }
     return Plan(p.model, p.cluster, p.job, best.strategy, Train(), choices, prediction)
+
+
+def plan(
+    job: OptionalJob = None,
+    strategy: StrategyLine = None,
+    overrides: Set = None,
+    choices: Annotated[bool, typer.Option("--choices", help="Say which transport serves which collective.")] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME|config.json", help="Instead of a job: search for a model,")
+    ] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", metavar="NAME|FILE.toml", help="on a cluster,")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="over so many of its GPUs,")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="with so many sequences in a step")] = None,
+    seq: Annotated[int | None, typer.Option("--seq", help="of so many tokens.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="300B|optimal", help="What the whole training takes.")
+    ] = None,
+    price: Annotated[float | None, typer.Option("--price", help="Of a GPU-hour, for --tokens.")] = None,
+    objective: Annotated[
+        str,
+        typer.Option(
+            "--objective",
+            help="throughput, days; gpu-hours, money: over as many GPUs or half, a quarter ...; "
+            "memory: the most of it left, within 10 % of the fastest.",
+        ),
+    ] = "throughput",
+    profile: Annotated[str, typer.Option("--profile", metavar="STACK", help="The software stack.")] = "megatron-core",
+    front: Annotated[
+        bool, typer.Option("--front", help="All of the front of time and memory, up to 1.5 times the shortest step.")
+    ] = False,
+    out: Annotated[Path, typer.Option("--out", help="Where the plan goes.")] = Path("plan.json"),
+    as_json: Json = False,
+) -> None:
+    """Price the strategies of a job on its cluster; or find the best of all legal ones for a model on a cluster."""
+    with mistakes():
+        if model is not None:
+            pass
+
+            ask(model, cluster, gpus, batch, seq, tokens, price, objective, profile, front, out, as_json)
+            return
+
+        from phalanx.commands.plan import decide, with_overrides
+        from phalanx.spec.errors import InputError
+        from phalanx.spec.files import job_file
+        from phalanx.spec.files import plan as plans
+
+        if job is None:
+            raise InputError("JOB.toml", None, "is missing", "name a job file, or --model, --cluster, --gpus, ...")
+        require_writable("--out", out)
+        file = with_overrides(job_file.load(job, overrides or ()), strategy)
+        show_notes(file.notes)
+        decision = decide(file, announce=announce)
+        if not decision.chosen.reason:
+            plans.write(decision.plan, out)
+            announce(f"plan: {out}")
+        if as_json:
+            print_json(decision_json(decision))
+        else:
+            show_decision(decision, rows=10)
+            if choices:
+                show_choices(decision)

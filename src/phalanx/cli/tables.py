@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli_explain import Batch, Cluster, Gpus, Line, Model, Plan, Profile, Seq, subject
-from phalanx.terminal import Json, announce, console, mistakes, print_json, require_writable
+from phalanx.cli.explain import subject
+from phalanx.cli.options import Batch, Cluster, Csv, Gpus, Line, Model, Params, Plan, Plot, Profile, Seq
+from phalanx.cli.terminal import Json, announce, console, mistakes, print_json, require_writable
 
 if TYPE_CHECKING:
     from phalanx.plan.tables.table import Sheet
 
-Csv = Annotated[bool, typer.Option("--csv", help="Print the tables as CSV, one after the other.")]
-Params = Annotated[
-    str | None, typer.Option("--params", metavar="25M", help="Where a number of parameters alone is known.")
-]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the tables as well.")]
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.terminal import Json, console, mistakes, print_json
+from phalanx.cli.terminal import Json, console, mistakes, print_json
 
 if TYPE_CHECKING:
     from phalanx.validate.records import Row

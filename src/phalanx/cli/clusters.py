@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.terminal import Json, console, mistakes, print_json
+from phalanx.cli.terminal import Json, console, mistakes, print_json
 
 
 def clusters(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.terminal import FAILED, Json, console, mistakes, print_json
+from phalanx.cli.terminal import FAILED, Json, console, mistakes, print_json
 
 collectives = typer.Typer(no_args_is_help=True, help="Collective algorithms: shown step by step, proved, compared.")
 Operation = Annotated[str, typer.Option("--op", help="all_reduce, all_gather, reduce_scatter, broadcast, ...")]
@@ -109,9 +109,9 @@ def collectives_table(
 
 def _measured(op: str, size: int, ranks: int, as_json: bool) -> None:
     """What was measured between local ranks: every transport and algorithm, and which serves which size."""
+    from phalanx.cli.terminal import announce
     from phalanx.commands import measure
     from phalanx.report.collectives import choices, measured
-    from phalanx.terminal import announce
 
     fits, chosen = measure.local_collectives(op, ranks, announce)
     if as_json:

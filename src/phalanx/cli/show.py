@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from phalanx.terminal import announce, console
+from phalanx.cli.terminal import announce, console
 
 if TYPE_CHECKING:
     from phalanx.commands.plan import Decision
@@ -32,32 +32,6 @@ def decision_json(decision: Decision) -> dict[str, Any]:
             for c in decision.candidates
         ],
     }
-
-
-def show_parity(result: dict[str, Any]) -> None:
-    for found in result["optimizers"]:
-        worst = f"  ({found['worst']})" if found["worst"] else ""
-        print(
-            f"{found['optimizer']:5}  loss {found['loss_rel_max']:.1e}  gradients {found['grad_rel_max']:.1e}{worst}"
-        )
-        if found["near_tie"]:
-            compared = f"compared are the {found['steps']} steps before it"
-            print(f"{'':7}a router's near-tie in {found['near_tie']}; {compared} (float64 has none)")
-    if result["compression"]:
-        _show_compression(result)
-    verdict = "holds" if result["passed"] else "DOES NOT HOLD"
-    figures = ", ".join(f"{key} {result[key]:.1e}" for key in ("loss_rel_max", "grad_rel_max", "bound"))
-    print(f"parity of {result['strategy']} in {result['dtype']} over {result['steps']} steps {verdict}: {figures}")
-
-
-def _show_compression(result: dict[str, Any]) -> None:
-    found, steps = result["compression"], result["steps"]
-    lost = found["lost_rel_max"]
-    kept = "nothing is kept back" if lost is None else f"sent + kept back = gradient to {lost:.1e}"
-    print(
-        f"compressed, lr = 0: {kept}; the first step is off by {found['first_error']:.2%}, the mean of {steps} by "
-        f"{found['mean_error']:.2%}; sgd and adamw above are without compression"
-    )
 
 
 def show_notes(notes: tuple[str, ...]) -> None:

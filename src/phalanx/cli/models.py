@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.terminal import Json, console, mistakes, print_json
+from phalanx.cli.terminal import Json, console, mistakes, print_json
 
 
 def models(
@@ -20,9 +20,9 @@ def models(
     from dataclasses import asdict
     from pathlib import Path
 
+    from phalanx.cli.terminal import announce
     from phalanx.spec.files.job_file import make_model
     from phalanx.spec.model.presets import PRESETS
-    from phalanx.terminal import announce
 
     with mistakes():
         if name is None:

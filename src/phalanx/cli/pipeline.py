@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.terminal import FAILED, Json, announce, console, mistakes, print_json
+from phalanx.cli.terminal import FAILED, Json, announce, console, mistakes, print_json
 
 if TYPE_CHECKING:
     from phalanx.cost.pipeline_time import Priced

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.terminal import Json, announce, mistakes, print_json, require_torch
+from phalanx.cli.terminal import Json, announce, mistakes, print_json, require_torch
 
 
 def import_weights(

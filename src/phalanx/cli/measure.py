@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.terminal import Json, announce, console, mistakes, print_json, require_torch, require_writable
+from phalanx.cli.terminal import Json, announce, console, mistakes, print_json, require_torch, require_writable
 
 if TYPE_CHECKING:
     from phalanx.spec.cluster.spec import ClusterSpec
@@ -35,8 +35,8 @@ def measure(
     `train` and `plan` use the result: on this machine by themselves, elsewhere as cluster.file."""
     from dataclasses import asdict
 
-    from phalanx.commands.measure import measure as measure_machine
     from phalanx.commands.measure import from_nccl_tests, measure_ranks
+    from phalanx.commands.measure import measure as measure_machine
 
     with mistakes():
         require_writable("--out", out)

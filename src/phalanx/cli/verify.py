@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.terminal import FAILED, Json, announce, console, mistakes, print_json, require_torch
+from phalanx.cli.terminal import FAILED, Json, announce, console, mistakes, print_json, require_torch
 
 if TYPE_CHECKING:
     from phalanx.commands.verify import Verification

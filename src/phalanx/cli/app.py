@@ -1,0 +1,73 @@
+"""The command line: parses, calls session, renders. Nothing heavy is imported before a command runs.
+
+Exit codes: 0 done; 1 a check or a rank failed; 2 the input was wrong; 130 interrupted, state saved.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.clusters import clusters
+from phalanx.cli.collectives import collectives
+from phalanx.cli.experts import experts
+from phalanx.cli.explain import explain, lint
+from phalanx.cli.generate import generate
+from phalanx.cli.lab import lab
+from phalanx.cli.measure import measure
+from phalanx.cli.models import models
+from phalanx.cli.parity import parity
+from phalanx.cli.pipeline import pipeline
+from phalanx.cli.plan import plan
+from phalanx.cli.predict import predict
+from phalanx.cli.tables import cases, comm, memory, roofline, scaling
+from phalanx.cli.train import train
+from phalanx.cli.validate import validate
+from phalanx.cli.verify import verify
+from phalanx.cli.weights import export_weights, import_weights
+
+app = typer.Typer(
+    help="Plan, prove, run and measure the parallel training of large models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+app.add_typer(collectives, name="collectives")
+app.add_typer(pipeline, name="pipeline")
+app.add_typer(experts, name="experts")
+app.add_typer(lab, name="lab")
+app.command()(models)
+app.command()(clusters)
+app.command()(predict)
+app.command()(validate)
+app.command()(explain)
+app.command()(lint)
+for _sheets in (scaling, memory, comm, roofline, cases):
+    app.command()(_sheets)
+app.command()(verify)
+app.command()(measure)
+app.command("import")(import_weights)
+app.command("export-weights")(export_weights)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from phalanx import __version__
+
+        print(f"phalanx {__version__}")
+        raise typer.Exit
+
+
+for _command in (plan, train, generate, parity):
+    app.command()(_command)
+
+
+def main() -> None:
+    # What is imported lives to the end: to look through it time and again takes a fifth of a quick command.
+    gc.set_threshold(50_000)
+    app()

@@ -1,0 +1,72 @@
+"""`phalanx parity`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from phalanx.cli.options import Job, Set, StrategyLine
+from phalanx.cli.show import (
+    show_notes,
+)
+from phalanx.cli.terminal import (
+    FAILED,
+    Json,
+    announce,
+    mistakes,
+    print_json,
+    require_torch,
+)
+
+
+def parity(
+    job: Job,
+    strategy: StrategyLine = None,
+    steps: Annotated[int, typer.Option(help="Steps to compare.")] = 10,
+    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Hold a strategy against one process: losses, gradients and gradient norms, under SGD and AdamW."""
+    from phalanx.commands import parity
+    from phalanx.commands.plan import with_overrides
+    from phalanx.spec.files import job_file
+
+    with mistakes():
+        require_torch()
+        file = with_overrides(job_file.load(job, overrides or ()), strategy)
+        show_notes(file.notes)
+        result = parity.parity(file, steps, dtype, announce)
+        if as_json:
+            print_json(result)
+        else:
+            show_parity(result)
+        if not result["passed"]:
+            raise typer.Exit(FAILED)
+
+
+def show_parity(result: dict[str, Any]) -> None:
+    for found in result["optimizers"]:
+        worst = f"  ({found['worst']})" if found["worst"] else ""
+        print(
+            f"{found['optimizer']:5}  loss {found['loss_rel_max']:.1e}  gradients {found['grad_rel_max']:.1e}{worst}"
+        )
+        if found["near_tie"]:
+            compared = f"compared are the {found['steps']} steps before it"
+            print(f"{'':7}a router's near-tie in {found['near_tie']}; {compared} (float64 has none)")
+    if result["compression"]:
+        _show_compression(result)
+    verdict = "holds" if result["passed"] else "DOES NOT HOLD"
+    figures = ", ".join(f"{key} {result[key]:.1e}" for key in ("loss_rel_max", "grad_rel_max", "bound"))
+    print(f"parity of {result['strategy']} in {result['dtype']} over {result['steps']} steps {verdict}: {figures}")
+
+
+def _show_compression(result: dict[str, Any]) -> None:
+    found, steps = result["compression"], result["steps"]
+    lost = found["lost_rel_max"]
+    kept = "nothing is kept back" if lost is None else f"sent + kept back = gradient to {lost:.1e}"
+    print(
+        f"compressed, lr = 0: {kept}; the first step is off by {found['first_error']:.2%}, the mean of {steps} by "
+        f"{found['mean_error']:.2%}; sgd and adamw above are without compression"
+    )

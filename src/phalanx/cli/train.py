@@ -1,0 +1,108 @@
+"""`phalanx train`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from phalanx.cli.options import JobOrPlan, Set, StrategyLine
+from phalanx.cli.show import (
+    outcome_json,
+    show_batch,
+    show_decision,
+    show_notes,
+    show_outcome,
+)
+from phalanx.cli.terminal import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    Json,
+    announce,
+    mistakes,
+    print_json,
+    require_torch,
+)
+
+if TYPE_CHECKING:
+    from phalanx.commands.plan import Decision
+
+
+def train(
+    job: JobOrPlan = None,
+    strategy: StrategyLine = None,
+    overrides: Set = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint of the run.")] = False,
+    max_restarts: Annotated[
+        int,
+        typer.Option("--max-restarts", metavar="N", help="After a failure start the ranks again, N times at most."),
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Plan a job, or take a plan, train it, and hold the run against it. --resume alone: the run active last."""
+    from phalanx.commands import train
+    from phalanx.spec.errors import InputError
+    from phalanx.spec.files import plan as plans
+
+    with mistakes():
+        overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
+        require_torch()
+        from phalanx.runs.resume import resumed
+        from phalanx.runtime.process import world as worlds
+
+        world = worlds.external()
+        if max_restarts < 0:
+            raise InputError("--max-restarts", max_restarts, "must not be negative", "0 starts nothing again")
+        if max_restarts and world is not None:
+            raise InputError(
+                "--max-restarts", max_restarts, "is for ranks that are started here", "give it to torchrun"
+            )
+        if resume:
+            file = resumed(job, overrides)
+        elif job is None:
+            raise InputError("JOB.toml", None, "is missing", "name a job file or a plan, or give --resume")
+        else:
+            file = plans.job_of(job, overrides)
+        if world is not None and world.rank:
+            train.train(file, resume, world, lambda _: None, lambda _: None)
+            _end(DONE)
+        show_notes(file.notes)
+
+        def show(decision: Decision) -> None:
+            if not as_json:
+                show_decision(decision, rows=10)
+                show_batch(decision)
+
+        outcome = train.train(file, resume, world, show, announce, max_restarts)
+        assert outcome is not None
+        interrupted = outcome.recorded["interrupted"]
+        sample = ""
+        if not as_json:
+            show_outcome(outcome)
+        if not interrupted:
+            try:
+                sample = train.sample(outcome.folder)
+            except InputError as error:
+                announce(f"note: no sample of text, {error}")
+        if as_json:
+            print_json(outcome_json(outcome, sample))
+        elif sample:
+            print(f"\n{sample}\n")
+        code = FAILED if outcome.differences else DONE
+        if interrupted:
+            step = outcome.recorded["last_step"]
+            announce(f"interrupted after step {step}, state saved; continue with: phalanx train --resume")
+            code = INTERRUPTED
+        if world is not None:
+            _end(code)
+        raise typer.Exit(code)
+
+
+def _end(code: int) -> NoReturn:
+    """End a rank that torchrun or srun started without torch's teardown, which now and then aborts."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
