@@ -12,8 +12,8 @@ import pytest
 # Tensors here are small: a second thread computes nothing faster, and on a busy machine both wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
-from forked import phalanx
-from pool import Pool
+from support.forked_cli import phalanx
+from support.rank_pool import Pool
 
 # Time limits belong to benchmarks: this machine may be busy.
 # CI says what failed and leaves it to a person to find the smallest such case.
@@ -50,8 +50,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def measured(cache: Path) -> None:
-    """This machine with two ranks is in the cache: measured by real ranks, but briefly (little.py)."""
-    code, _, err = phalanx(cache, "measure", "--ranks", "2", instead={"phalanx.measure.worker": "little"})
+    """This machine with two ranks is in the cache: measured by real ranks, but briefly."""
+    code, _, err = phalanx(
+        cache, "measure", "--ranks", "2", instead={"phalanx.measure.worker": "support.tiny_measurement"}
+    )
     assert code == 0, err
     assert err.startswith("measuring this machine (2 ranks, float32, 1 thread each) ...\n")
 
@@ -59,6 +61,6 @@ def measured(cache: Path) -> None:
 @pytest.fixture(scope="session")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Folders of random models that transformers has saved, by family, type and size of a shard."""
-    from saved_models import maker
+    from support.saved_models import maker
 
     return maker(lambda: tmp_path_factory.mktemp("theirs"))

@@ -1,0 +1,303 @@
+"""What `measure` makes of times: lines, links, files, drawings; and what planning makes of that."""
+
+from __future__ import annotations
+
+import os
+import xml.etree.ElementTree as xml
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import lab_cases
+from support.in_process_cli import phalanx
+from support.lab_hosts import Hosts, shaped
+
+from phalanx.cost.collectives import measured as collective
+from phalanx.cost.collectives.critical_path import costs
+from phalanx.cost.step.predict import predict
+from phalanx.cost.step.terms import terms
+from phalanx.measure import nccl_tests, steal_time
+from phalanx.measure.fit import robust_line
+from phalanx.measure.links import SIZES, measure_gamma, measure_tier
+from phalanx.measure.ping_pong import BETWEEN, INSIDE, partner
+from phalanx.measure.steal_time import Rounds
+from phalanx.plan.auto.transport import choose
+from phalanx.report.measure import plot, svg, title
+from phalanx.runtime.comm.p2p import tiers
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.collective_choice import pick
+from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit, Figure
+from phalanx.spec.cluster.toml import to_toml
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import cluster_from_toml
+from phalanx.spec.job import Job
+from phalanx.spec.model import presets
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.compression import BITS
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+
+
+class Synthetic:
+    """A wire with an α, a β and a γ, on which each round is disturbed but the last."""
+
+    def __init__(self, alpha: float, beta: float, gamma: float, shared: float) -> None:
+        self.alpha, self.beta, self.gamma, self.shared = alpha, beta, gamma, shared
+
+    def exchange(self, tier: str, size: int, together: bool) -> list[float]:
+        t = self.alpha + self.beta * size * (self.shared if together else 1)
+        return [t, t, t] if together else [3 * t, 1.5 * t, t]
+
+    def add(self, size: int) -> list[float]:
+        return [9 * self.gamma * size, self.gamma * size]
+
+
+@given(st.floats(1e-7, 1e-3), st.floats(1e-12, 1e-8), st.floats(1e-12, 1e-9), st.sampled_from([1.0, 2.0, 4.0]))
+def test_a_synthetic_wire_is_recovered(alpha: float, beta: float, gamma: float, shared: float) -> None:
+    wire = Synthetic(alpha, beta, gamma, shared)
+    found = measure_tier(wire, "network", 4)
+    assert (found.alone.alpha, found.alone.beta) == pytest.approx((alpha, beta), rel=1e-6)
+    assert found.alone.residual < 1e-9
+    assert measure_gamma(wire).value == pytest.approx(gamma, rel=1e-6)
+    tier = found.tier(8)
+    assert tier.bandwidth_bytes_per_s_per_gpu_per_direction == pytest.approx(1 / beta, rel=1e-6)
+    uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
+    assert uplink == (None if shared == 1 else pytest.approx(4 / (beta * shared), rel=1e-6))
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_wild_points_do_not_move_the_line(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = np.array(SIZES, dtype=float)
+    seconds = 1e-4 + 1e-9 * sizes
+    wild = rng.choice(len(sizes), 3, replace=False)
+    seconds[wild] *= rng.uniform(2, 100, 3)
+    found = robust_line(sizes, seconds)
+    assert (found.alpha, found.beta) == pytest.approx((1e-4, 1e-9), rel=1e-6)
+    assert found.alpha_range[0] <= found.alpha <= found.alpha_range[1] * (1 + 1e-9)
+    assert found.beta_range[0] <= found.beta <= found.beta_range[1] * (1 + 1e-9)
+
+
+def test_no_line_has_a_negative_price() -> None:
+    for seconds in ([3.0, 2.0, 1.0], [1e-9, 1.0, 5.0]):
+        found = robust_line([1, 2, 3], seconds)
+        assert min(found.alpha, found.beta, *found.alpha_range, *found.beta_range) >= 0
+
+
+def fit(way: str, alpha: float, beta: float, residual: float = 0.05, hosts: int = 2, ranks: int = 4) -> CollectiveFit:
+    points = tuple((n, alpha + beta * n) for n in (2**10, 2**14, 2**18, 2**22))
+    transport, _, algorithm = way.partition(" ")
+    spread = (0.9 * alpha, 1.1 * alpha), (0.9 * beta, 1.1 * beta)
+    return CollectiveFit("all_reduce", ranks, alpha, beta, residual, transport, algorithm, points, hosts, *spread)  # type: ignore[arg-type]
+
+
+def measured_cluster(*fits: CollectiveFit) -> ClusterSpec:
+    base = clusters.dgx_h100(2)
+    device = replace(base.device, gamma_s_per_byte=2e-12, name='a "quoted" GPU, µ')
+    figures = (Figure("gamma", 2e-12, "s/B", 1e-12, 3e-12, "note"), Figure("100 launches", 4e-4, "s", 4e-4, 5e-4))
+    return replace(base, device=device, ranks_per_node=2, collectives=fits, figures=figures)
+
+
+def test_a_cluster_is_read_back_from_its_toml(tmp_path: Path) -> None:
+    for spec in (measured_cluster(fit("native", 1e-4, 1e-9), fit("p2p ring", 1e-5, 2e-9)), clusters.dgx_h100(2)):
+        file = tmp_path / "cluster.toml"
+        file.write_text(to_toml(spec, "of a test\nof two lines"))
+        assert cluster_from_toml(file) == spec
+    assert costs(measured_cluster()).gamma_s_per_byte == 2e-12
+
+
+def test_what_was_measured_between_hosts_prices_and_chooses_there_alone() -> None:
+    inside = fit("shm", 1e-6, 1e-10, hosts=1, ranks=2)
+    slow, fast = fit("native", 1e-4, 1e-8), fit("p2p hierarchical", 1e-3, 5e-9)
+    column = fit("p2p ring", 1e-4, 7e-9, ranks=2)
+    spec = measured_cluster(inside, slow, fast, column)
+    grid = mesh(Strategy(dp=4, zero=3, shard=2))
+
+    def seconds(axis: str, n: float) -> float:
+        return float(collective.seconds(spec, grid, "all_reduce", axis, 1, n))
+
+    assert seconds("dp_shard", 2**22) == pytest.approx(inside.seconds(2**22))
+    assert seconds("dp_replicate", 2**22) == pytest.approx(column.seconds(2**22))
+    assert seconds("dp_replicate+dp_shard", 2**22) == pytest.approx(fast.seconds(2**22))
+    assert seconds("dp_replicate+dp_shard", 2**10) == pytest.approx(slow.seconds(2**10))
+    chosen = choose(spec.collectives)
+    assert pick(chosen, "all_reduce", 4, 2**22, hosts=2).way == "p2p hierarchical"
+    assert pick(chosen, "all_reduce", 4, 2**10, hosts=2).way == "native"
+    assert pick(chosen, "all_reduce", 2, 2**22, hosts=2).way == "p2p ring"
+    assert pick(chosen, "all_reduce", 2, 2**22).way == "shm"
+    assert pick(chosen, "all_reduce", 3, 2**22, hosts=3).way == "native"  # never measured
+
+
+def test_beyond_what_was_measured_a_line_goes_on_through_the_last_point() -> None:
+    """Whatever β says: that of a line through small messages may promise more than the link has."""
+    measured = replace(fit("native", 1e-3, 1e-8), beta_s_per_byte=5e-9)
+    assert measured.seconds(2**24) == pytest.approx(1e-3 + 1e-8 * 2**24)
+    assert measured.seconds(2**22) == pytest.approx(1e-3 + 1e-8 * 2**22)
+
+
+def test_compressors_cost_what_was_measured_of_them() -> None:
+    spec, job = ModelSpec(**complete(presets.preset("llama3-8b"))), Job(global_batch=16, seq=512)
+    base = measured_cluster()
+    coded = replace(base, kernels=tuple(replace(k, coding={"int8": 1e-9}) for k in base.kernels))
+    for text, measured in (("int8", True), ("bf16", False)):
+        for s in (Strategy(dp=16, compression=text), Strategy(dp=8, pp=2, compression=text)):
+            plain, other = predict(spec, base, job, s), predict(spec, coded, job, s)
+            by = [t for t in terms(spec, job, s) if t.code]
+            assert [t.code for t in by] == [text]
+            rates = base.rates("bfloat16", 2)
+            memory = by[0].coding.seconds(rates.backward) * rates.whole
+            more = by[0].coding.traffic_bytes * 1e-9 - memory if measured else 0.0
+            assert other.step_time_s - plain.step_time_s == pytest.approx(more, abs=1e-9), s
+
+
+def test_disturbed_rounds_are_left_out_while_there_are_others() -> None:
+    timed = Rounds((1.0, 9.0, 2.0), (0.0, 0.5, 0.01))
+    assert not timed.settled
+    assert timed.quiet == [1.0, 9.0, 2.0]  # three at least
+    timed += Rounds((8.0, 3.0), (0.4, 0.0))
+    assert timed.settled
+    assert timed.quiet == [1.0, 2.0, 3.0]
+    few = Rounds((4.0, 5.0, 6.0, 7.0), (0.3, 0.0, 0.9, 0.1))
+    assert few.quiet == [4.0, 5.0, 7.0]  # the least disturbed
+
+
+def test_processors_that_others_had_are_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for share in (0.0, 0.5):
+        ticks = iter((0.0, share * 10 * (os.cpu_count() or 1)))
+        clock = iter((0.0, 10.0))
+        monkeypatch.setattr(steal_time, "stolen_s", lambda ticks=ticks: next(ticks))
+        monkeypatch.setattr("phalanx.measure.steal_time.time.monotonic", lambda clock=clock: next(clock))
+        with steal_time.noted(said.append):
+            pass
+    assert len(said) == 1
+    assert "50% of its processors" in said[0]
+
+
+def test_who_exchanges_messages_with_whom() -> None:
+    assert [partner(INSIDE, r, 3, 6) for r in range(6)] == [1, 0, None, 4, 3, None]
+    assert [partner(BETWEEN, r, 2, 6) for r in range(6)] == [2, 3, 0, 1, None, None]
+
+
+def test_how_a_group_lies_on_hosts() -> None:
+    assert tiers((0, 1, 2, 3), 4) == (4,)
+    assert tiers((0, 1, 2, 3), 2) == (2, 2)
+    assert tiers((0, 2, 4, 6), 4) == (2, 2)
+    assert tiers((0, 2), 2) == (2,)  # a rank of each host: nobody inside
+    assert tiers((0, 1, 2), 2) == (3,)  # not as many on each
+    grid = mesh(Strategy(dp=4, zero=3, shard=2, tp=2))
+    assert [grid.hosts(axis, 4) for axis in ("tp", "dp_shard", "dp_replicate", "world")] == [1, 1, 2, 2]
+    assert mesh(Strategy(dp=3)).hosts("dp_replicate", 2) == 0
+
+
+NCCL = """# nccl-tests version 2.16.9 nccl-headers=22707 nccl-library=22707
+# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 2 minBytes 1024 maxBytes 268435456 step: 16(factor) warmup iters: 5 iters: 20 agg iters: 1
+#
+# Using devices
+#  Rank  0 Group  0 Pid  31614 on     node01 device  0 [0000:07:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid  31614 on     node01 device  1 [0000:0a:00] NVIDIA H100 80GB HBM3
+#  Rank  2 Group  0 Pid  31700 on     node02 device  0 [0000:07:00] NVIDIA H100 80GB HBM3
+#  Rank  3 Group  0 Pid  31700 on     node02 device  1 [0000:0a:00] NVIDIA H100 80GB HBM3
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+        1024           256     float     sum      -1    99.99    0.01    0.01      0    20.10    0.05    0.09      0
+       16384          4096     float     sum      -1    99.99    0.01    0.01      0    21.64    0.76    1.33      0
+      262144         65536     float     sum      -1    99.99    0.01    0.01    N/A    46.21    5.67    9.93    N/A
+     4194304       1048576     float     sum      -1    99.99    0.01    0.01      0    439.4    9.55   16.70      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 7.01
+"""
+
+
+def test_nccl_tests_are_read() -> None:
+    found = nccl_tests.read(NCCL, "a.txt")
+    assert (found.op, found.group_size, found.hosts, found.transport) == ("all_reduce", 4, 2, "native")
+    assert found.points[-1] == (4194304, pytest.approx(439.4e-6))
+    assert (found.alpha_s, found.beta_s_per_byte) == pytest.approx((20e-6, 1e-10), rel=0.01)
+    unsaid = NCCL.replace("# Collective test starting: all_reduce_perf\n", "")
+    assert nccl_tests.read(unsaid, "a.txt", "reduce_scatter").op == "reduce_scatter"
+
+
+def test_nccl_tests_that_say_too_little_are_refused(tmp_path: Path) -> None:
+    for text, why in (
+        (NCCL.replace("# Collective", "#"), "does not say which collective"),
+        (NCCL.replace("all_reduce_perf", "sendrecv_perf"), "phalanx has no such collective"),
+        (NCCL.replace("Rank", "rank"), "names 0 ranks"),
+        ("\n".join(NCCL.splitlines()[:14]), "has 1 lines of times"),
+    ):
+        (tmp_path / "n.txt").write_text(text)
+        code, _, err = phalanx(tmp_path, "measure", "--nccl-tests", "n.txt")
+        assert code == 2
+        assert why in err
+
+
+def test_nccl_tests_become_a_cluster_that_plans(tmp_path: Path) -> None:
+    (tmp_path / "n.txt").write_text(NCCL)
+    words = ("measure", "--nccl-tests", "n.txt", "--preset", "dgx-h100", "--out", "c.toml", "--plot", "c.svg")
+    code, out, err = phalanx(tmp_path, *words)
+    assert (code, err) == (0, "wrote c.toml\nwrote c.svg\n")
+    assert "all_reduce of 4 ranks on 2 hosts over native: 20 µs + 0.09999 ns/B, n* = 195.3 KiB, error 0%" in out
+    spec = cluster_from_toml(tmp_path / "c.toml")
+    assert (spec.nodes, len(spec.collectives)) == (2, 1)
+
+
+def test_what_is_drawn() -> None:
+    good, bad = fit("native", 1e-4, 1e-9), fit("p2p ring", 1e-4, 1e-9, residual=0.3)
+    lines = plot(good)
+    assert sum(line.count("o") for line in lines[:-1]) == len(good.points)
+    assert "n* 97.7 KiB" in lines[-1]
+    assert "TRUSTED" not in title(good)
+    assert title(bad).endswith("error 30%: NOT TO BE TRUSTED")
+    drawn = xml.fromstring(svg([good, bad, replace(good, points=())]))
+    assert len(drawn.findall("{*}circle")) == 2 * len(good.points)
+    assert len(drawn.findall("{*}polyline")) == 2
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with shaped(2, 2, "2gbit") as found:
+        yield found
+
+
+def test_hosts_are_measured_together(hosts: Hosts, tmp_path: Path) -> None:
+    """By ranks of both, into a file that planning reads."""
+    told = hosts.run(lab_cases.measure, timeout_s=120)
+    assert told[1:] == [None] * 3
+    spec = told[0]
+    assert (spec.nodes, spec.ranks_per_node) == (2, 2)
+    assert [(t.name, t.ranks) for t in spec.tiers] == [("host", 2), ("network", 4)]
+    groups = {(f.op, f.group_size, f.hosts) for f in spec.collectives}
+    assert groups == {(op, *group) for op, _, _ in groups for group in ((2, 1), (2, 2), (4, 2))}
+    assert "p2p hierarchical" in {f.way for f in spec.fits("all_reduce", 4, 2)}
+    assert spec.device.gamma_s_per_byte is not None
+    assert {f.name for f in spec.figures} >= {"gamma", "memory, read and written", "100 launches"}
+    assert set(spec.kernels[-1].coding) == {*BITS, "topk", "randk", "threshold", "powersgd"}
+    (tmp_path / "c.toml").write_text(to_toml(spec))
+    assert cluster_from_toml(tmp_path / "c.toml") == spec
+
+
+def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        cluster_from_toml(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--out", "no/x.toml"), "--out = 'no/x.toml': cannot be written; make its folder first"),
+        (("--plot", "."), "--plot = '.': is a folder; name a file in it"),
+        (("--dtype", "float33"), "--dtype = 'float33': is no type to compute in; did you mean float32 or float64?"),
+        (("--ranks", "0"), "--ranks = 0: must be at least 1"),
+        (("--threads", "0"), "--threads = 0: must be at least 1"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_measured(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    assert phalanx(tmp_path, "measure", *words) == (2, "", f"error: {said}\n")

@@ -1,0 +1,228 @@
+"""`phalanx plan --model`: what is said of the best strategy and of the others, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import phalanx
+
+from phalanx.plan.explain.analytic import Subject
+from phalanx.plan.question import asked, cluster_named, model_named
+from phalanx.plan.search import refine, why_not
+from phalanx.plan.search.neighbours import neighbours
+from phalanx.plan.search.planner import answer
+from phalanx.plan.search.priced import price
+from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.files import plan as plans
+from phalanx.spec.strategy.spec import Strategy, parse
+
+_GPT3 = ("--model", "gpt3-175b", "--cluster", "dgx-a100", "--gpus", "1024", "--batch", "1536", "--seq", "2048")
+_LLAMA = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "8192")
+
+
+def _ask(model: str, cluster: str, gpus: int, batch: int, seq: int, **more):
+    return answer(asked(model_named(model)[0], cluster_named(cluster), batch, seq, "megatron-core"), gpus, **more)
+
+
+@pytest.fixture(scope="module")
+def gpt3() -> tuple[dict, Path, str]:
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp())
+    code, out, err = phalanx(folder, "plan", *_GPT3, "--tokens", "300B", "--price", "2", "--json")
+    assert code == 0, err
+    return json.loads(out), folder, err
+
+
+def test_the_answer_has_the_stated_keys(gpt3):
+    found, _, _ = gpt3
+    assert found["strategies_evaluated"] > 1e7
+    assert found["seconds"] > 0
+    assert {"strategy", "step_time_s"} <= set(found["best"])
+    assert len(found["alternatives"]) == 9
+    assert all(a["step_time_s"] >= found["best"]["step_time_s"] for a in found["alternatives"])
+    assert found["rejected"]
+
+
+def test_the_best_is_legal_fits_and_is_no_wonder(gpt3):
+    found, folder, _ = gpt3
+    plan = plans.read(folder / "plan.json")
+    assert str(plan.strategy) == found["best"]["strategy"]
+    check(plan.strategy, plan.model, plan.job, 1024)
+    assert found["best"]["memory_bytes"] <= found["best"]["usable_bytes"]
+    assert 0.3 < found["best"]["mfu"] < 0.7
+    assert plan.strategy.tp <= 8  # in the node
+
+
+def test_days_hours_and_money_follow_from_the_step(gpt3):
+    best = gpt3[0]["best"]
+    steps = 300e9 / (1536 * 2048)
+    assert best["training"]["steps"] == pytest.approx(steps)
+    assert best["training"]["days"] == pytest.approx(steps * best["step_time_s"] / 86400)
+    assert best["training"]["gpu_hours"] == pytest.approx(24 * 1024 * best["training"]["days"])
+    assert best["training"]["cost"] == pytest.approx(2 * best["training"]["gpu_hours"])
+
+
+def test_front_is_a_front(gpt3):
+    front = [(f["step_time_s"], f["memory_bytes"]) for f in gpt3[0]["front"]]
+    assert len(front) > 2
+    assert [m for _, m in front] == sorted((m for _, m in front), reverse=True)
+
+
+def test_reasons_have_their_numbers(gpt3):
+    """Each rejected strategy does not fit, or is slower, and says by how much of what."""
+    found = gpt3[0]
+    kinds = set()
+    for r in found["rejected"]:
+        kinds.add(r["fits"])
+        if r["fits"]:
+            assert r["step_time_s"] >= found["best"]["step_time_s"] * 0.999
+            assert "%" in r["reason"]
+        else:
+            assert (
+                f"needs {r['memory_bytes'] / 2**30:.1f} of {found['best']['usable_bytes'] / 2**30:.1f} GiB"
+                in r["reason"]
+            )
+    assert kinds == {True, False}
+
+
+def test_a_wide_tensor_group_is_said_to_leave_the_node():
+    question = asked(model_named("gpt3-175b")[0], cluster_named("dgx-a100"), 1536, 2048, "megatron-core")(1024)
+    lines = [parse(f"dp={d},zero=1,tp={t},sp=1,pp=8") for d, t in ((16, 8), (8, 16))]
+    eight, sixteen = price(question, [Strategy(**line | {"sp": True}) for line in lines])
+    assert "tp=16 leaves the node" in why_not.why_not(sixteen, eight, question)
+
+
+def test_memory_as_objective_takes_less_of_it_and_at_most_ten_percent_more_time():
+    fast, small = (_ask("llama3-8b", "dgx-h100", 16, 64, 8192, objective=o) for o in ("throughput", "memory"))
+    assert small.ranked[0].priced.bytes_ < fast.ranked[0].priced.bytes_
+    assert small.ranked[0].priced.seconds <= 1.1 * fast.ranked[0].priced.seconds * (1 + 1e-9)
+
+
+def test_a_stack_gets_the_schedules_that_it_has():
+    ours = answer(asked(model_named("llama3-8b")[0], cluster_named("dgx-h100"), 64, 8192, "torchtitan-compiled"), 16)
+    assert ours.evaluated > _ask("llama3-8b", "dgx-h100", 16, 64, 8192).evaluated
+
+
+def test_the_fewest_gpu_hours(tmp_path):
+    words = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--batch", "64", "--seq", "4096", "--tokens", "1T")
+    spent = {}
+    for n in (64, 32, 16, 8):
+        found = json.loads(phalanx(tmp_path, "plan", *words, "--gpus", str(n), "--json")[1])
+        spent[n] = found["best"]["training"]["gpu_hours"]
+    out, err = phalanx(tmp_path, "plan", *words, "--gpus", "64", "--objective", "gpu-hours", "--json")[1:]
+    found = json.loads(out)
+    assert found["best"]["training"]["gpu_hours"] == pytest.approx(min(spent.values()), rel=0.01)
+    assert f"{found['gpus']} GPUs take the fewest GPU-hours, of 64 and its halves" in err
+
+
+def test_idle_gpus_are_said():
+    """A tiny model on many GPUs waits for links; one that fills them does not."""
+    found = _ask("gpt2-xl", "ethernet-h100", 32, 32, 1024)
+    assert found.fewer is not None
+    assert found.fewer.gpus < 32
+    assert found.fewer.seconds <= found.best.seconds
+    alone = _ask("gpt2-xl", "ethernet-h100", found.fewer.gpus, 32, 1024)
+    assert alone.best.seconds <= found.fewer.seconds * (1 + 1e-9)
+    assert _ask("llama3-8b", "dgx-h100", 16, 64, 8192).fewer is None
+
+
+def test_nothing_that_is_shown_beats_the_best():
+    """Few micro-batches on a stack with zero-bubble schedules: there the first pass errs most."""
+    found = answer(asked(model_named("llama3-8b")[0], cluster_named("dgx-a100"), 16, 512, "phalanx"), 16)
+    best = found.best
+    near = refine.refined(found.pricing, [s for _, s in neighbours(best.strategy, found.pricing)])
+    assert len(near) > 10
+    others = [*found.ranked, *found.families, *found.front]
+    assert best.seconds == min([r.seconds for r in others] + [p.seconds for p, _ in near if p.fits])
+    assert all(r.priced.fits for r in others)
+    assert {r.family: r.seconds for r in found.families}[best.family] == best.seconds
+    bytes_ = [r.priced.bytes_ for r in found.front]
+    assert found.front[0] == best
+    assert bytes_ == sorted(bytes_, reverse=True)
+    # What takes the time sums to it, and `explain` says the same, of the best and of its neighbours.
+    x = Subject(lambda gpus: found.pricing, best.strategy, 16)
+    assert x.seconds == best.seconds == pytest.approx(sum(best.priced.terms.values()), rel=1e-9)
+    assert min(best.priced.terms.values()) >= 0
+    assert {p.strategy: p.seconds for _, p in x.neighbours} == {p.strategy: p.seconds for p, _ in near}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"--gpus": "8"}, "48 of them would do"),
+        ({"--gpus": "1021"}, "no split of 1021 ranks divides global_batch = 1536 and the model's sizes; use 1020,"),
+        ({"--model": "gpt4"}, "did you mean gpt2"),
+        ({"--cluster": "dgx-a10"}, "did you mean dgx-a100"),
+        ({"--seq": "4096"}, "longer than model.max_seq = 2048"),
+        ({"--batch": "0"}, "--batch = 0"),
+        ({"--tokens": "many"}, "write 300B"),
+        ({"--objective": "speed"}, "known: days, gpu-hours, memory, money, throughput"),
+        ({"--out": "no/where.json"}, "make its folder first"),
+        ({"--gpus": "9" * 21}, "is more than anybody has; at most 10,000,000"),
+        ({"--batch": "9" * 21}, "is more than anybody has; at most 1,000,000,000"),
+        ({"--cluster": "local"}, "plan a job on it, phalanx plan JOB.toml"),
+        ({"--price": "-2", "--tokens": "300B"}, "--price = -2.0: is not a price"),
+        ({"--price": "nan", "--tokens": "300B"}, "is not a price"),
+        ({"--price": "2"}, "say how long it is: --tokens 300B"),
+        ({"--objective": "days"}, "--tokens: is missing"),
+        ({"--objective": "money", "--tokens": "300B"}, "--price: is missing"),
+        ({"--profile": "megatron"}, "did you mean"),
+    ],
+)
+def test_bad_questions_get_one_line(tmp_path, changes, said):
+    words = dict(zip(_GPT3[::2], _GPT3[1::2], strict=True)) | changes
+    code, out, err = phalanx(tmp_path, "plan", *(word for pair in words.items() for word in pair))
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+_CLUSTER = """
+name = "ours"
+ranks_per_node = 8
+nodes = 2
+kernels = []
+[device]
+name = "H100-SXM5-80GB"
+kind = "cuda"
+memory_bytes = 85000000000
+usable_bytes = 83000000000
+memory_bandwidth_bytes_per_s = 3.35e12
+dense_flops_per_s = {{ bfloat16 = 989.4e12 }}
+own_communication_engine = true
+origin = "published"
+source = "datasheet"
+[[tiers]]
+name = "nvlink"
+ranks = 8
+latency_s = 5e-6
+bandwidth_bytes_per_s_per_gpu_per_direction = {inside}
+origin = "published"
+source = "datasheet"
+[[tiers]]
+name = "network"
+ranks = 16
+latency_s = 1.5e-5
+bandwidth_bytes_per_s_per_gpu_per_direction = {outside}
+origin = "published"
+source = "datasheet"
+"""
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "said"),
+    [
+        ("450e9", "50e9", ""),
+        ("900e9", "50e9", "does it count both directions? halve it"),
+        ("450e9", "400e9", "is it in bits? divide by 8"),
+        ("450e9", "0.0", "positive bandwidth"),
+    ],
+)
+def test_links_that_no_device_has_are_refused(tmp_path, inside, outside, said):
+    (tmp_path / "ours.toml").write_text(_CLUSTER.format(inside=inside, outside=outside))
+    words = dict(zip(_LLAMA[::2], _LLAMA[1::2], strict=True)) | {"--cluster": "ours.toml"}
+    code, _, err = phalanx(tmp_path, "plan", *(word for pair in words.items() for word in pair), "--json")
+    assert (code, said in err) == (2 if said else 0, True), err

@@ -1,0 +1,211 @@
+"""Any module, any strategy: the same as one process by torch alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import awkward_module, fault_injection, forked_cli
+from support.rank_pool import Pool
+from torch import nn
+
+import phalanx
+from phalanx.spec.errors import InputError
+
+
+def _equal(found: dict[str, Any], truth: dict[str, Any]) -> None:
+    np.testing.assert_allclose(found["norms"], truth["norms"], rtol=1e-9)
+    assert found["state"].keys() == truth["state"].keys()
+    for name, value in truth["state"].items():
+        np.testing.assert_allclose(found["state"][name], value, rtol=1e-7, atol=1e-9, err_msg=name)
+    np.testing.assert_allclose(found["out"], truth["out"], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
+def test_an_awkward_module_equals_one_process(pool: Pool, world: int) -> None:
+    shards = [d for d in range(1, world + 1) if world % d == 0]
+
+    @settings(max_examples=8)
+    @given(
+        st.sampled_from([0, 1, 2, 3]),
+        st.sampled_from(shards),
+        st.sampled_from(["", ",bucket=0.0002", ",prefetch=0"]),
+        st.sampled_from(list(awkward_module.OPTIMIZERS)),
+        st.sampled_from([1, 3]),
+        st.sampled_from([0.1, 100.0]),
+        st.booleans(),
+    )
+    def holds(  # type: ignore[no-untyped-def]
+        zero, shard, more, optimizer, accumulation, clip, named
+    ) -> None:
+        line = f"zero={zero}{f',shard={shard}' if zero else ''}{more}"
+        args = (optimizer, clip, (0, 4), accumulation)
+        truth = awkward_module.oracle(world, *args)
+        for found in pool.run(world, awkward_module.parallelized, line, *args, None, named):
+            _equal(found, truth)
+
+    holds()
+
+
+def test_a_module_goes_on_over_any_layout(pool: Pool, tmp_path: Path) -> None:
+    """The replicas' share of the batch is theirs by their number, so dp stays; stage and shards change."""
+    truth = awkward_module.oracle(4, "adamw", 1.0, (0, 6), 1)
+    for line, steps in (("zero=3", (0, 2)), ("zero=0", (2, 3)), ("zero=2,shard=2", (3, 5)), ("zero=1", (5, 6))):
+        found = pool.run(4, awkward_module.parallelized, line, "adamw", 1.0, steps, 1, tmp_path)
+    np.testing.assert_allclose(found[0]["norms"], truth["norms"][-1:], rtol=1e-9)
+    for name, value in truth["state"].items():
+        np.testing.assert_allclose(found[3]["state"][name], value, rtol=1e-7, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_weights_are_never_those_of_before(pool: Pool, depth: int) -> None:
+    truth = pool.run(2, awkward_module.odd_passes, "zero=0", depth)[0]
+    for line in ("zero=1", "zero=2", "zero=3", "zero=3,reshard=step", "zero=3,prefetch=0"):
+        for found in pool.run(2, awkward_module.odd_passes, line, depth):
+            for name, value in truth.items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=f"{line} {name}")
+
+
+@pytest.mark.parametrize("line", ["zero=1", "zero=2"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_weights_that_come_late_do_not_meet_the_next_ones(pool: Pool, line: str, depth: int) -> None:
+    """A pass that skips all layers of a bucket waits for none of its weights, and then they are updated."""
+    truth = pool.run(2, awkward_module.odd_passes, "zero=0", depth)[0]
+    for found in pool.run(2, fault_injection.odd_passes_while_weights_travel, line, depth):
+        for name, value in truth.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def test_a_state_dict_of_another_module_is_refused() -> None:
+    model = phalanx.parallelize(nn.Linear(4, 6))
+    for state, words in (
+        ({"weight": torch.zeros(8, 4), "bias": torch.zeros(6)}, "has the shape"),
+        ({"weight": torch.zeros(6, 4)}, "is missing"),
+        ({"weight": torch.zeros(6, 4), "bias": torch.zeros(6), "more": torch.zeros(1)}, "is not in the module"),
+    ):
+        with pytest.raises(InputError, match=words):
+            model.load_state_dict(state)
+
+
+def test_a_failed_step_is_not_gone_on_from() -> None:
+    model = phalanx.parallelize(nn.Linear(2, 2))
+    x = torch.ones(1, 2, requires_grad=True)
+    x.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.backward(model(x).sum())
+    with pytest.raises(RuntimeError, match="start again"):
+        model.backward(model(torch.ones(1, 2)).sum())
+
+
+def test_what_the_engine_would_get_wrong_is_refused() -> None:
+    def module(**parameters: nn.Parameter) -> nn.Module:
+        found = nn.Module()
+        for name, p in parameters.items():
+            found.register_parameter(name, p)
+        return found
+
+    memory = torch.zeros(4)
+    shared = module(a=nn.Parameter(memory[:3]), b=nn.Parameter(memory[2:]))
+    with pytest.raises(InputError, match="shares memory with a"):
+        phalanx.parallelize(shared)
+    phalanx.parallelize(module(a=nn.Parameter(memory[:2]), b=nn.Parameter(memory[2:])))
+    with pytest.raises(InputError, match="complex64"):
+        phalanx.parallelize(module(a=nn.Parameter(torch.zeros(2, dtype=torch.complex64))))
+    with pytest.raises(InputError, match="meta"):
+        phalanx.parallelize(nn.Linear(2, 2, device="meta"))
+    twice = nn.Linear(2, 2)
+    model = phalanx.parallelize(twice)
+    with pytest.raises(InputError, match="already"):
+        phalanx.parallelize(twice)
+    with pytest.raises(RuntimeError, match="not told of"):
+        model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(InputError, match="does not hold all"):
+        model.attach(torch.optim.SGD(model.parameters()[:1], lr=0.1))
+    model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(InputError, match="second one"):
+        model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    twice.register_parameter("late", nn.Parameter(torch.zeros(1)))
+    model.backward(model(torch.ones(1, 2)).sum())
+    with pytest.raises(RuntimeError, match="cannot be trained now"):
+        model._optimizer.step()  # type: ignore[union-attr]
+
+
+def test_a_state_dict_comes_back() -> None:
+    module = awkward_module.seeded(3)
+    model = phalanx.parallelize(module)
+    state = model.state_dict()
+    assert state.keys() == module.state_dict().keys()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.zero_()
+    model.load_state_dict(state)
+    assert all(torch.equal(t, state[name]) for name, t in module.state_dict().items())
+
+
+def test_masters_are_finer_than_weights() -> None:
+    """bf16 weights, fp32 masters: steps too small for bf16 add up."""
+    model = phalanx.parallelize(nn.Linear(4, 4).bfloat16())
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=2**-12))
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    before = model.module.weight.detach().clone()
+    for _ in range(64):
+        model.backward(model(torch.ones(1, 4, dtype=torch.bfloat16)).sum())
+        optimizer.step()
+    assert not torch.equal(before, model.module.weight)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("zero=5", "strategy.zero"),
+        ("dp=2", "there are 1"),
+        ("zerro=1", "did you mean"),
+        ("tp=2", "splits layers"),
+    ],
+)
+def test_wrong_strategies_are_one_line(line: str, words: str) -> None:
+    with pytest.raises(InputError, match="strategy") as error:
+        phalanx.parallelize(nn.Linear(2, 2), line)
+    assert words in str(error.value)
+
+
+def test_misuse_is_said() -> None:
+    model = phalanx.parallelize(nn.Linear(2, 2))
+    with pytest.raises(InputError, match=r"make it for model\.parameters"):
+        model.attach(torch.optim.SGD([torch.zeros(2)], lr=0.1))
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match="before backward"):
+        optimizer.step()
+    model.backward(model(torch.ones(1, 2)).sum(), last=False)
+    with pytest.raises(RuntimeError, match="before backward"):
+        model.clip(1.0)
+    mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    with pytest.raises(InputError, match="several types"):
+        phalanx.parallelize(mixed)
+    with pytest.raises(InputError, match="no parameter"):
+        phalanx.parallelize(nn.ReLU())
+    nested = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(InputError, match="do not nest"):
+        phalanx.parallelize(nested, units=[nested[0], nested[0][0]])
+    with pytest.raises(InputError, match="not a part"):
+        phalanx.parallelize(nn.Linear(2, 2), units=[nn.Linear(2, 2)])
+
+
+def test_planning_needs_no_torch_for_the_package() -> None:
+    with pytest.raises(AttributeError, match="parallelise"):
+        phalanx.parallelise  # noqa: B018
+
+
+def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "any_module.py"
+    options = ("--nproc-per-node", "2", "--standalone")
+    code, out, err = forked_cli.phalanx(tmp_path, str(example), "zero=3", torchrun=options)
+    assert code == 0, err
+    losses = [float(line.split()[3]) for line in out.splitlines() if line.startswith("step")]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]

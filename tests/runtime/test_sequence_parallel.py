@@ -1,0 +1,240 @@
+"""Sequence parallelism: which tokens each rank has, what it sends and keeps, and which bugs parity does not let
+through.
+
+Parity, predicted = recorded and checkpoints of random strategies, sp among them, are in the tests of those names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from support import rank_cases
+from support.rank_pool import Pool
+from support.toy_model import model, order_of_gradients
+
+from phalanx.cost.memory import footprint
+from phalanx.cost.step.expand import expand
+from phalanx.cost.step.predict import predict, predict_all
+from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.data_parallel import shared_gradients
+from phalanx.runtime.model_parallel import sequence
+from phalanx.runtime.model_parallel.sequence import Rows
+from phalanx.runtime.process.world import ALONE, World
+from phalanx.schedule.layers.tensor import chunks
+from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.legality import check
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import local
+from phalanx.train.training_step import Training
+from phalanx.verify.diff import SLACK_BYTES
+from phalanx.verify.parity import BOUNDS
+from phalanx.verify.verify import verify
+
+
+@given(st.integers(2, 8), st.integers(1, 4), st.integers(1, 24))
+def test_parts_of_a_chunk_lie_side_by_side_in_rank_order(tp: int, batch: int, seq: int) -> None:
+    assume(batch * seq % tp == 0)
+    inner = Inner(Comm(ALONE, mesh(Strategy())))
+    everyone = [Rows(inner, tp, index, batch, seq) for index in range(tp)]
+    tokens = torch.arange(batch * seq)
+    for whole, *parts in everyone[0].per_chunk(tokens, *(rows.of(tokens) for rows in everyone)):
+        assert torch.cat(parts).equal(whole)
+    assert {rows.chunks for rows in everyone} == {2 if batch * seq % (2 * tp) == 0 else 1}
+    assert chunks(np.array([batch * seq]), tp).tolist() == [everyone[0].chunks]
+
+
+@pytest.mark.parametrize(
+    ("tp", "micro_batch", "seq", "sizes"),
+    [
+        (4, 3, 4, {"tied": True, "kv_heads": 1}),  # three tokens a rank: one chunk
+        (4, 2, 8, {"family": "gpt2", "vocab": 5}),  # the last rank has no token of the vocabulary
+        (3, 3, 8, {"family": "qwen3", "heads": 12, "kv_heads": 3}),
+        (2, 2, 8, {"family": "gpt2", "residual": "parallel", "tied": False}),
+    ],
+)
+def test_the_axis_alone_equals_one_process(pool: Pool, tp: int, micro_batch: int, seq: int, sizes: Any) -> None:
+    spec = model(**{"heads": 12, "kv_heads": 2, "ffn": 48} | sizes)
+    strategy = Strategy(tp=tp, sp=True, micro_batch=micro_batch)
+    for found in pool.run(tp, rank_cases.examine, spec, Job(2 * micro_batch, seq), strategy, "float64", 3)[0]:
+        assert found.loss_rel_max <= BOUNDS["float64"], found
+        assert found.grad_rel_max <= BOUNDS["float64"], found
+
+
+def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
+    """The examination with a layer that takes its rows for all there are."""
+    summed, scatter = sequence.summed, Rows.scatter
+
+    def bias_before_the_sum(rows: Rows, unit: str, terms: Any, made: bool) -> torch.Tensor:
+        bare = [replace(term, bias=None) for term in terms]
+        out = summed(rows, unit, bare, made)
+        for term in terms:  # as if every rank had added it to its term
+            out = out if term.bias is None else out + world.size * term.bias
+        return out
+
+    def keeps_its_own_term(self: Rows, into: torch.Tensor, chunk: torch.Tensor, unit: str, phase: Any) -> Any:
+        if phase == "B" and unit == "blocks.0":
+            own = chunk.clone().view(world.size, -1)[self.index].view_as(into)
+            scatter(self, into, chunk, unit, phase).wait()
+            into.copy_(own)
+            return rank_cases.DONE
+        return scatter(self, into, chunk, unit, phase)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if how == "norms are not summed":
+            patch.setattr(shared_gradients.Copies, "add_up", lambda self: None)
+        elif how == "bias on every rank":
+            patch.setattr(sequence, "summed", bias_before_the_sum)
+        else:
+            patch.setattr(Rows, "scatter", keeps_its_own_term)
+        return rank_cases.examine(world, *case)
+
+
+@pytest.mark.parametrize("how", ["norms are not summed", "bias on every rank", "no backward reduce-scatter"])
+def test_textbook_bugs_are_caught(pool: Pool, how: str) -> None:
+    case = (model(family="gpt2", tied=False), Job(global_batch=4, seq=8), Strategy(tp=2, sp=True))
+    assert all(d.grad_rel_max > 1e-2 for d in pool.run(2, examine_broken, how, *case, "float64", 2)[0])
+
+
+@pytest.mark.parametrize("residual", ["serial", "parallel", "parallel_one_norm"])
+def test_an_all_reduce_becomes_a_reduce_scatter_and_an_all_gather(residual: str) -> None:
+    """Of the same bytes, in two chunks each; and the gathers of the backward pass, of what was not kept."""
+    spec, job = model(residual=residual), Job(4, 8)
+    events = expand(spec, job, Strategy(tp=2, sp=True, micro_batch=2)).events
+    tensor = [e for e in events if e.axis == "tp" and e.phase in "FB"]
+    sent = Counter((e.op, e.phase, e.unit) for e in tensor if e.op != "all_reduce")
+    serial = residual == "serial"
+    micro_batches, parts = 2, 2
+    times = micro_batches * parts
+    blocks = {
+        ("all_gather", "F"): 2,
+        ("reduce_scatter", "F"): 2 if serial else 1,
+        ("all_gather", "B"): 4 if serial else 3,
+        ("reduce_scatter", "B"): 2,
+    }
+    assert sent == {
+        ("reduce_scatter", "F", "embed"): times,
+        ("all_gather", "B", "embed"): times,
+        **{(*key, f"blocks.{i}"): n * times for key, n in blocks.items() for i in range(2)},
+        ("all_gather", "F", "head"): times,
+        ("all_gather", "B", "head"): times,
+        ("reduce_scatter", "B", "head"): times,
+    }
+    assert {e.unit for e in tensor if e.op == "all_reduce"} == {"head"}
+    assert {e.bytes for e in tensor if e.op != "all_reduce"} == {2 * 8 * spec.hidden * 4 // parts}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "palm"])
+def test_a_block_keeps_its_share_and_no_more(family: str) -> None:
+    """Of every byte that one process keeps for the backward pass, each rank has one of tp: without sp it does not."""
+    spec = model(family=family, hidden=128, heads=8, kv_heads=4 if family != "gpt2" else 8, head_dim=16, ffn=256)
+
+    def kept(tp: int, sp: bool) -> int:
+        return int(
+            footprint.footprint(local(spec, Strategy(tp=tp)), "blocks", 512, 256, Job(2, 256), "float32", tp, sp).kept
+        )
+
+    for tp in (2, 4):
+        assert kept(tp, True) * tp == kept(1, False)
+        assert kept(tp, False) * tp > 1.15 * kept(1, False)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(tp=2, sp=True),
+        Strategy(tp=4, sp=True, dp=2, zero=3),
+        Strategy(tp=2, sp=True, dp=4, zero=2, shard=2, micro_batch=3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "palm"])
+def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: Strategy, family: str) -> None:
+    spec = model(family=family, vocab=1021, hidden=96, heads=8, kv_heads=2, head_dim=16, ffn=256, max_seq=256)
+    job = Job(strategy.dp * strategy.micro_batch * 2, 128)
+    for found in verify(spec, job, strategy):
+        assert not found.failed
+        assert found.differences == ()
+        assert found.deviation is not None
+        assert found.deviation < SLACK_BYTES
+
+
+def test_prices_of_columns_are_those_of_their_rows() -> None:
+    """Among them micro-batches that fall into two chunks, and such that do not."""
+    spec, job, cluster = model(heads=8, kv_heads=4), Job(12, 12), clusters.dgx_a100(nodes=1)
+    rows = [Strategy(tp=4, sp=True, micro_batch=m) for m in (1, 2, 3, 6)]
+    together = predict_all(spec, cluster, job, rows)
+    for i, row in enumerate(rows):
+        alone = predict(spec, cluster, job, row)
+        assert float(together.step_time_s[i]) == float(alone.step_time_s)
+        assert int(together.memory_bytes[i]) == int(alone.memory_bytes)
+        assert int(together.bytes_per_axis["tp"][i]) == alone.bytes_per_axis["tp"]
+
+
+def test_tokens_that_do_not_fall_into_equal_parts_are_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"strategy\.sp = 1: tp = 4 does not divide .* = 2 x 7; use another micro_ba"
+    ):
+        check(Strategy(tp=4, sp=True, micro_batch=2), model(), Job(4, 7), None)
+    check(Strategy(tp=4, sp=True, micro_batch=4), model(), Job(4, 7), None)
+
+
+def evaluated(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> tuple[float, int]:
+    """Of three sequences, the last one alone; one more pass than there are batches, in which others may have one."""
+    comm = Comm(world, mesh(strategy))
+    training = Training(spec, job, strategy, comm, seed=0)
+    tokens = torch.randint(spec.vocab, (3, job.seq + 1), generator=torch.Generator().manual_seed(1))
+    found = training.evaluate([tokens[:2], tokens[2:]], passes=3)
+    training.engine.wait_parameters(list(training.engine.parameters))
+    comm.barrier()
+    return found
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_an_evaluation_ends_with_any_number_of_tokens(pool: Pool, zero: int) -> None:
+    """Here 7, of which two ranks cannot have as many each."""
+    spec, job = model(), Job(2, 7)
+    strategy = Strategy(tp=2, sp=True, micro_batch=2)
+    alone = pool.run(1, evaluated, spec, job, Strategy(micro_batch=2))[0]
+    if zero:
+        strategy = Strategy(tp=2, sp=True, micro_batch=1, dp=2, zero=3)
+        job = Job(2, 8)
+        alone = pool.run(1, evaluated, spec, job, Strategy(micro_batch=2))[0]
+    loss, tokens = pool.run(strategy.world, evaluated, spec, job, strategy)[0]
+    assert (loss / tokens, tokens) == pytest.approx((alone[0] / alone[1], alone[1] * strategy.dp), rel=1e-5)
+
+
+def test_a_run_goes_on_without_it_and_back(pool: Pool, tmp_path: Path) -> None:
+    spec, job = model(family="gpt2"), Job(4, 8)
+    layouts = [
+        Strategy(tp=2, sp=True, micro_batch=2),
+        Strategy(micro_batch=2),
+        Strategy(tp=4, sp=True, micro_batch=4),
+    ]
+    straight = pool.run(1, rank_cases.continue_run, spec, job, layouts[1], tmp_path / "one", (0, 6), "native")[0]
+    losses: list[float] = []
+    for i, strategy in enumerate(layouts):
+        run = (spec, job, strategy, tmp_path / "many", (2 * i, 2 * i + 2), "native")
+        losses += pool.run(strategy.world, rank_cases.continue_run, *run)[0]
+    assert losses == pytest.approx(straight, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{}, {"family": "gpt2"}, {"family": "qwen3"}, {"family": "gpt_neox", "qkv_bias": True}]
+)
+def test_gradients_come_in_the_order_of_one_process(sizes: dict[str, Any]) -> None:
+    """Those of one sum over the ranks are made together; buckets fill in one order all the same."""
+    strategies = Strategy(dp=2, zero=2), Strategy(dp=2, tp=2, sp=True, zero=2)
+    alone, split = (order_of_gradients(model(**sizes), strategy) for strategy in strategies)
+    assert alone == split

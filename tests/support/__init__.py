@@ -1,0 +1,1 @@
+"""What tests share: drawn strategies, ranks that live on, commands in this process or a forked one."""

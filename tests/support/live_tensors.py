@@ -1,0 +1,32 @@
+"""Counts tensors that are alive."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.recorder import Recorder
+from phalanx.runtime.observe.instrument import Tracker
+from phalanx.runtime.process.world import ALONE
+from phalanx.spec.job import Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from support.split_backward_cases import Part, batches
+
+
+def live(spec: ModelSpec, job: Job, s: Strategy, after: Callable[[Part, torch.Tensor], Any]) -> int:
+    """Bytes that a forward pass and what comes `after` it leave."""
+    part = Part(spec, job, s, Comm(ALONE, mesh(s)))
+    part.splits()
+    (batch,) = batches(spec, job, s, part, 1)
+    gc.collect()
+    with Tracker(Recorder()) as tracker:
+        kept = after(part, part.forward(batch))
+        found = tracker.live - tracker.start
+        del kept
+    return found

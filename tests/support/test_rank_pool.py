@@ -1,0 +1,21 @@
+import pytest
+
+from support import rank_cases
+from support.rank_pool import CaseFailed, Pool
+
+
+def test_results_come_by_rank(pool: Pool) -> None:
+    assert pool.run(3, rank_cases.rank_and_sum) == [(0, 3.0), (1, 3.0), (2, 3.0)]
+    assert pool.run(2, rank_cases.rank_and_sum) == [(0, 1.0), (1, 1.0)]
+
+
+def test_a_failure_names_the_rank_and_the_pool_lives_on(pool: Pool) -> None:
+    with pytest.raises(CaseFailed, match=r"rank 1: [\s\S]*ValueError: on purpose"):
+        pool.run(2, rank_cases.raise_on, 1)
+    assert len(pool.run(2, rank_cases.rank_and_sum)) == 2
+
+
+def test_a_hung_rank_is_named_with_what_it_was_doing(pool: Pool) -> None:
+    with pytest.raises(CaseFailed, match=r"rank 1: no answer, last seen during a nap"):
+        pool.run(2, rank_cases.sleep_on, 1, timeout_s=2.0)
+    assert len(pool.run(2, rank_cases.rank_and_sum)) == 2

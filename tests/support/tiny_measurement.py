@@ -1,0 +1,24 @@
+"""A measuring rank with small sizes and few rounds: `python -m support.tiny_measurement ARGUMENT`.
+
+Tests that train by its rates check what is done with them, not how good they are.
+"""
+
+from __future__ import annotations
+
+from phalanx.measure import collectives, compressors, kernels, microbenchmarks, worker
+from phalanx.measure import links as messages
+
+
+def main() -> None:
+    kernels._FULL = kernels._SMALL
+    compressors._SIZES, compressors._ROUNDS = (
+        compressors._SIZES | {"vocab": 64, "hidden": 32, "ffn": 32, "layers": 1},
+        2,
+    )
+    collectives._SIZES, collectives._ROUNDS = tuple(2**k for k in (10, 14, 18)), 2
+    messages.SIZES, microbenchmarks._ROUNDS, microbenchmarks._COPIED = collectives._SIZES, 1, 2**16
+    worker.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The recorded step equals the StepProgram: every collective, FLOPs per unit, live bytes; and so does the step on
+tensors without content, whose live bytes are the real ones."""
+
+import gc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import rank_cases
+from support.rank_pool import Pool
+from support.strategies import TRANSPORTS, cases
+
+from phalanx.runtime.process.world import ALONE
+from phalanx.verify.diff import SLACK_BYTES
+from phalanx.verify.fake_step import imagine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _alone() -> None:
+    """What other tests have left is not looked at, twice in every step."""
+    gc.collect()
+    gc.freeze()
+
+
+@settings(max_examples=10)
+@given(case=cases(1, small=False))
+def test_one_process(case) -> None:  # type: ignore[no-untyped-def]
+    found = rank_cases.instrumented_step(ALONE, *case)
+    assert found["differences"] == []
+    assert found["bytes"] == {}
+    assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.01), case
+    assert imagine(*case, rank=0).held.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_several_ranks(pool: Pool, world: int) -> None:
+    @settings(max_examples=6)
+    @given(cases(world, small=False, compressed=True), TRANSPORTS)
+    def equal(case, transport) -> None:  # type: ignore[no-untyped-def]
+        every = pool.run(world, rank_cases.instrumented_step, *case, transport)
+        for found in every:
+            assert found["differences"] == []
+            assert found["events"] > 0
+            assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.02), case
+        alike = every if case[2].pp == 1 else every[:1]  # pipeline ranks hold unlike parts
+        verified = imagine(*case, rank=0)
+        for found in alike:
+            assert verified.held.peak == pytest.approx(found["measured_peak"], rel=0.02), case
+
+    equal()
+
+
+@settings(max_examples=6)
+@given(case=cases(1, small=False, experts=True))
+def test_one_process_with_experts(case) -> None:  # type: ignore[no-untyped-def]
+    found = rank_cases.instrumented_step(ALONE, *case, balanced=True)
+    assert found["differences"] == []
+    assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.01), case
+    assert imagine(*case, rank=0).held.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_several_ranks_with_experts(pool: Pool, world: int) -> None:
+    @settings(max_examples=4)
+    @given(cases(world, small=False, experts=True), TRANSPORTS, st.booleans())
+    def equal(case, transport, balanced) -> None:  # type: ignore[no-untyped-def]
+        """Where the router says which expert, how much is sent is not known, and all else is."""
+        for found in pool.run(world, rank_cases.instrumented_step, *case, transport, balanced):
+            assert found["differences"] == []
+            if balanced:
+                assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.02), case
+
+    equal()

@@ -1,0 +1,453 @@
+"""The real step without tensors' content: every strategy that can be drawn is proved, and what is broken is named."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.in_process_cli import phalanx
+from support.proving import prove
+from support.strategies import cases
+
+from phalanx.commands.plan import decide
+from phalanx.cost.step.expand import expand
+from phalanx.runtime.data_parallel import engine, zero3
+from phalanx.runtime.observe import host_values
+from phalanx.spec.files import job_file
+from phalanx.spec.files import plan as plans
+from phalanx.spec.files.job_file import build
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.train import training_step
+from phalanx.verify import fake_step, meta_ops
+from phalanx.verify.diff import memory_differences
+from phalanx.verify.fake_step import imagine
+from phalanx.verify.verify import Verified, verify
+
+SIZES = {
+    "family": "llama",
+    "vocab": 300,
+    "hidden": 64,
+    "layers": 3,
+    "heads": 4,
+    "ffn": 96,
+    "max_seq": 64,
+    "tied": False,
+}
+MODEL = build(ModelSpec, complete(SIZES), "model")
+JOB = Job(global_batch=128, seq=32)
+FEW = Job(global_batch=8, seq=32)
+
+
+@settings(max_examples=6)
+@given(st.sampled_from([8, 64, 1000]).flatmap(lambda ranks: cases(ranks, small=False, compressed=ranks < 100)))
+def test_worlds_that_are_not_here(case: tuple[ModelSpec, Job, Strategy]) -> None:
+    prove(*case)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "dp=4,zero=2",
+        "dp=4,zero=3",
+        "dp=4,zero=3,reshard=step",
+        "dp=4,compression=int8",
+        "pp=2,dp=2,zero=2",
+        "pp=2,dp=2,zero=3,schedule=zb-v",
+    ],
+)
+def test_a_cut_accumulation_is_the_whole_one(strategy: str) -> None:
+    s = _strategy(strategy)
+    job = replace(JOB, global_batch=s.dp * 9)
+    cut = imagine(MODEL, job, s, 1)
+    assert cut.ran < 9
+    whole = fake_step._imagine(MODEL, job, s, 1, first=9)
+    assert whole.ran == 9
+    assert len(cut.events) == len(whole.events)
+    for a, b in zip(cut.events, whole.events, strict=True):
+        assert a.identity == b.identity
+        assert a.flops == b.flops
+        assert abs(a.alloc - b.alloc) < 64
+    assert cut.held.state == whole.held.state
+    assert abs(cut.held.peak - whole.held.peak) < 256
+
+
+@settings(max_examples=5)
+@given(case=st.sampled_from([1, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
+def test_the_quick_way_is_torchs_own(case: tuple[ModelSpec, Job, Strategy]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        ours = imagine(*case, rank=0)
+        patch.setattr(meta_ops, "run", lambda *_: None)
+        assert imagine(*case, rank=0) == ours
+
+
+def test_a_rank_of_padding_alone_takes_its_step() -> None:
+    """Of 1,000 ranks most hold nothing: the optimizer has no parameters there."""
+    first, last = verify(MODEL, replace(JOB, global_batch=4000), Strategy(dp=4000, zero=3))
+    assert (first.ranks.rank, last.ranks.rank) == (0, 3999)
+    assert first.ranks.count + last.ranks.count == 4000
+    assert first.proved
+    assert last.proved
+    assert last.recorded is not None
+    assert first.recorded is not None
+    assert last.recorded.held.state < first.recorded.held.state
+
+
+def _strategy(line: str) -> Strategy:
+    from phalanx.spec.files.job_file import make_strategy
+
+    found = make_strategy(line)
+    assert found is not None
+    return found
+
+
+def _broken(strategy: str, target: Any, name: str, mend: Callable[[Any], Any]) -> Verified:
+    """What a verification says when a method is replaced by what `mend` makes of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, name, mend(getattr(target, name)))
+        found = verify(MODEL, JOB, _strategy(strategy))[0]
+    assert not found.proved
+    return found
+
+
+def test_a_bucket_too_many_is_named() -> None:
+    def mend(original: Any) -> Any:
+        def finish(self: Any) -> None:
+            b = self.buckets[0]
+            self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
+            original(self)
+
+        return finish
+
+    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "finish", mend)
+    (difference,) = found.differences
+    assert difference.what == "collectives over dp_replicate"
+    assert "one too many is issued" in difference.cause
+    assert "all_reduce bucket.0 over dp_replicate (64 ranks)" in difference.recorded
+    assert difference.predicted == "nothing"
+
+
+def test_a_unit_that_is_gathered_twice_is_named() -> None:
+    def mend(original: Any) -> Any:
+        def start(self: Any, name: str, phase: Any) -> None:
+            original(self, name, phase)
+            unit = self.units[name]
+            if name == "blocks.1" and phase == "B" and not unit.whole and self._micro_batch == 1:
+                own = unit.flat.own(unit.memory)
+                more = {"unit": name, "phase": phase, "micro_batch": self._micro_batch}
+                self.comm.all_gather(unit.memory, own, "dp_shard", **more)
+
+        return start
+
+    found = _broken("dp=64,zero=3", zero3.Gathered, "start", mend)
+    (difference,) = found.differences
+    assert difference.what == "collectives over dp_shard"
+    assert "all_gather blocks.1 over dp_shard (64 ranks) micro-batch 1" in difference.recorded
+    assert any(i == difference.number and ours != theirs for i, ours, theirs in difference.around)
+
+
+def test_a_bucket_that_is_forgotten_is_named() -> None:
+    def mend(original: Any) -> Any:
+        def issue(self: Any) -> None:
+            if self._next == 1:
+                self._next += 1
+            else:
+                original(self)
+
+        return issue
+
+    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "_issue", mend)
+    assert "bucket.1" in str(found.differences[0])
+    assert "one is missing" in str(found.differences[0])
+
+
+def test_memory_that_stays_is_named() -> None:
+    kept: list[torch.Tensor] = []
+
+    def mend(original: Any) -> Any:
+        def ends(self: Any, name: str, out: Any) -> None:
+            original(self, name, out)
+            if name == "blocks.1":
+                kept.append(out.detach().clone())
+                kept.append(torch.empty(2**16))
+
+        return ends
+
+    found = _broken("dp=64,zero=3", zero3.Gathered, "forward_ends", mend)
+    kept.clear()
+    assert [d.what for d in found.differences] == ["live bytes before forward blocks.2 of micro-batch 0"]
+
+
+def test_other_flops_are_named() -> None:
+    def mend(original: Any) -> Any:
+        def passes(self: Any, batches: Any, seed: float) -> Any:
+            torch.empty(8, 8) @ torch.empty(8, 8)
+            result = original(self, batches, seed)
+            torch.empty(8, 8) @ torch.empty(8, 8)
+            return result
+
+        return passes
+
+    found = _broken("dp=64", training_step.Training, "_passes", mend)
+    assert [d.what for d in found.differences] == ["FLOPs of B embed"]
+    assert found.differences[0].recorded == f"{2 * 8**3:,}"
+
+
+def test_a_call_past_comm_fails_the_run_and_says_where() -> None:
+    def mend(original: Any) -> Any:
+        def finish(self: Any) -> None:
+            dist.all_reduce(self.buckets[0].shard)
+            original(self)
+
+        return finish
+
+    found = _broken("dp=64", engine.DataParallel, "finish", mend)
+    assert "c10d.allreduce_.default bypasses comm, at " in found.failed
+    assert "test_verify.py" in found.failed
+    assert "(finish)" in found.failed
+
+
+def test_a_look_at_what_a_tensor_holds_fails_the_run_and_says_where() -> None:
+    def mend(original: Any) -> Any:
+        def square(self: Any) -> Any:
+            found = original(self)
+            return found * float(found)
+
+        return square
+
+    found = _broken("dp=64", engine.DataParallel, "norm_square", mend)
+    assert "looks at what a tensor holds, at " in found.failed
+    assert "(square)" in found.failed
+
+
+def test_nothing_is_left_behind() -> None:
+    hook, frozen, reads = sys.excepthook, gc.get_freeze_count(), host_values.read
+    verify(MODEL, FEW, Strategy(dp=2))
+    assert not dist.is_initialized()
+    assert sys.excepthook is hook
+    assert gc.get_freeze_count() == frozen
+    assert host_values.read is reads
+
+
+def test_memory_of_a_step_is_compared_over_time() -> None:
+    """Less than the slack passes, more does not, at whatever instant."""
+    strategy = Strategy(dp=2, zero=3)
+    recorded = imagine(MODEL, FEW, strategy, 0)
+    program = expand(MODEL, FEW, strategy, 0)
+    held = recorded.held
+    assert not list(memory_differences(program, recorded.events, held))
+    for i, event in enumerate(recorded.events):
+        if event.kind == "compute":
+            events = (*recorded.events[:i], replace(event, alloc=event.alloc + 2**16), *recorded.events[i + 1 :])
+            assert len(list(memory_differences(program, events, held))) == 1
+    for name in ("state", "first", "before", "end", "peak"):
+        other = replace(held, **{name: getattr(held, name) + 2**16})
+        assert list(memory_differences(program, recorded.events, other)), name
+
+
+JOB_FILE = """
+[model]
+preset = "llama3-8b"
+layers = 2
+[job]
+global_batch = 64
+seq = 8192
+precision = { compute = "bfloat16" }
+"""
+
+
+def test_the_command_proves_a_large_model_in_little_memory(tmp_path: Path) -> None:
+    """1.5 B parameters: 2.9 GiB of weights alone in bfloat16, and none of them is allocated."""
+    job = tmp_path / "job.toml"
+    job.write_text(JOB_FILE)
+    command = [sys.executable, "-m", "phalanx", "verify", str(job), "--strategy", "dp=64,zero=1", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        found = json.loads(process.stdout.read())
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert found["proved"]
+    assert found["world"] == 64
+    (only,) = found["classes"]
+    assert only["stands_for"] == 64
+    assert only["recorded"]["peak_bytes"] > 10 * 2**30
+    assert abs(only["recorded"]["peak_bytes"] - only["predicted"]["peak_bytes"]) <= only["largest_deviation_bytes"]
+    assert used.ru_maxrss < 2**20  # KiB
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB_FILE)
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    for arguments, message in (
+        ([str(tmp_path / "job.tom")], "no such file"),
+        ([str(plan)], "is not a plan.json"),
+        ([str(plan), "--strategy", "dp=2"], "a plan is verified as it is"),
+        ([str(job), "--strategy", "dp=60"], "does not divide job.global_batch"),
+        ([str(job), "--strategy", "dp=64,ep=2"], "the model has no experts"),
+        ([str(job), "--strategy", "dp=64", "--cluster", "dgx-h10"], "did you mean dgx-h100"),
+    ):
+        code, _, err = phalanx(tmp_path, "verify", *arguments)
+        assert code == 2, arguments
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_the_command_shows_the_first_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB_FILE)
+    original = engine.DataParallel._issue
+
+    def twice(self: Any) -> None:
+        original(self)
+        if self._next == 2:
+            b = self.buckets[0]
+            self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
+
+    monkeypatch.setattr(engine.DataParallel, "_issue", twice)
+    line = ["verify", str(job), "--strategy", "dp=64", "--cluster", "dgx-h100", "--set", "job.seq=512"]
+    code, out, _ = phalanx(tmp_path, *line)
+    assert code == 1
+    assert "NOT proved: collectives over dp_replicate, event" in out
+    assert "one too many is issued; all others are as predicted" in out
+    assert "→" in out
+
+
+def test_precision_of_the_state_is_that_of_the_job() -> None:
+    for compute in ("float32", "bfloat16"):
+        prove(MODEL, replace(FEW, precision=Precision(compute)), Strategy(dp=4, zero=2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "what"),
+    [
+        ("dp=64,bucket=0.1", "begin", "the most live bytes before the first pass"),
+        ("dp=64,zero=1", "updated", "live bytes in optimizer"),
+    ],
+)
+def test_memory_outside_of_the_passes_is_seen(strategy: str, name: str, what: str) -> None:
+    kept: list[torch.Tensor] = []
+
+    def mend(original: Any) -> Any:
+        def more(self: Any) -> None:
+            original(self)
+            (kept if name == "updated" else []).append(torch.empty(2**16))
+
+        return more
+
+    with pytest.MonkeyPatch.context() as patch:
+        training = training_step.Training.__init__
+
+        def begin(self: Any, *args: Any, **more: Any) -> None:
+            training(self, *args, **more)
+            patch.setattr(engine.DataParallel, name, mend(getattr(engine.DataParallel, name)))
+
+        patch.setattr(training_step.Training, "__init__", begin)
+        found = verify(MODEL, JOB, _strategy(strategy))[0]
+    assert [d.what for d in found.differences] == [what]
+
+
+def test_the_order_over_all_axes_is_compared() -> None:
+    """Replicas reduced before the bucket's own reduction: each axis for itself is in order."""
+
+    def mend(original: Any) -> Any:
+        def issue(self: Any) -> None:
+            original(self)
+            if self._next == len(self.buckets) and self._last:
+                self.comm.recorder.events[-2:] = reversed(self.comm.recorder.events[-2:])
+
+        return issue
+
+    found = _broken("dp=64,zero=2,shard=8,bucket=0.1", engine.DataParallel, "_issue", mend)
+    assert [d.what for d in found.differences] == ["order"]
+
+
+def test_a_collective_that_nobody_waits_for_is_named() -> None:
+    def mend(original: Any) -> Any:
+        def complete(self: Any, b: Any) -> None:
+            if b.name == "bucket.1":
+                b.handle = None
+            else:
+                original(self, b)
+
+        return complete
+
+    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "_complete", mend)
+    assert [str(d) for d in found.differences] == [
+        "waits: predicted for every collective, recorded none for all_reduce of bucket.1 over dp_replicate"
+    ]
+
+
+@pytest.mark.parametrize("call", ["barrier", "broadcast", "gather_objects"])
+def test_what_is_not_recorded_is_no_part_of_a_step(call: str) -> None:
+    def mend(original: Any) -> Any:
+        def finish(self: Any) -> None:
+            arguments = {"barrier": (), "broadcast": (torch.empty(1), "world"), "gather_objects": (1, "world")}
+            getattr(self.comm, call)(*arguments[call])
+            original(self)
+
+        return finish
+
+    found = _broken("dp=64", engine.DataParallel, "finish", mend)
+    assert call in found.failed
+    assert "is part of a step, and not recorded" in found.failed
+
+
+def test_an_error_in_the_step_is_said_with_its_place() -> None:
+    def mend(original: Any) -> Any:
+        def finish(self: Any) -> None:
+            torch.empty(2, 3) @ torch.empty(2, 3)
+            original(self)
+
+        return finish
+
+    found = _broken("dp=64", engine.DataParallel, "finish", mend)
+    assert "RuntimeError" in found.failed
+    assert "(finish)" in found.failed
+
+
+def test_a_plan_whose_figures_are_not_its_own_is_not_proved(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB_FILE.replace('preset = "llama3-8b"\nlayers = 2', _TINY) + _CLUSTER)
+    code, out, _ = phalanx(tmp_path, "plan", str(job), "--strategy", "dp=8,zero=2", "--set", "job.seq=32", "--json")
+    assert code == 0
+    prediction = json.loads(out)["best"]
+    assert prediction.pop("strategy")
+    file = job_file.load(job, ["job.seq=32", "strategy=dp=8,zero=2"])
+    decision = decide(file)
+    plans.write(decision.plan, tmp_path / "plan.json")
+    (tmp_path / "recorded.json").write_text('{"interr')
+    code, out, err = phalanx(tmp_path, "verify", str(tmp_path / "plan.json"))
+    assert code == 0, out
+    assert "recorded.json says nothing of what was measured" in err
+    for name, wrong in (("memory_bytes", 1), ("flops", 1), ("bytes_per_axis", {"dp_shard": 7})):
+        edited = replace(decision.plan, prediction={**decision.plan.prediction, name: wrong})
+        plans.write(edited, tmp_path / "plan.json")
+        code, out, _ = phalanx(tmp_path, "verify", str(tmp_path / "plan.json"))
+        assert code == 1
+        assert f"NOT proved: {name} of the plan" in out
+
+
+_TINY = 'family = "llama"\nvocab = 300\nhidden = 64\nlayers = 2\nheads = 4\nffn = 96\nmax_seq = 64'
+_CLUSTER = '[cluster]\npreset = "dgx-h100"\n'
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_factors_of_a_high_rank_are_proved(zero: int) -> None:
+    """What a decomposition works in is larger than any piece that other compressors code."""
+    spec = build(ModelSpec, complete(SIZES | {"vocab": 8000, "hidden": 256}), "model")
+    prove(spec, JOB, Strategy(dp=8, zero=zero, compression="powersgd:64"))  # type: ignore[arg-type]
