@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from phalanx.cli.app import app
-from phalanx.commands import measure
+from phalanx.commands import plan as decisions
+from phalanx.commands import train as training
 from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.init import create, fill_buffers
 from phalanx.nn.weight_files import introduce, open_weights
@@ -161,12 +162,12 @@ def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside
         shutil.copytree("runs/hf/checkpoint", Path(json.loads(argument)["folder"]) / "checkpoint")
 
     monkeypatch.setattr("phalanx.runtime.process.launch.launch", ranks)
-    monkeypatch.setattr(measure, "resolve_cluster", lambda *_: cluster("dgx-h100", 1))
-    monkeypatch.setattr(measure, "outcome", lambda *_: None)
+    monkeypatch.setattr(decisions, "resolve_cluster", lambda *_: cluster("dgx-h100", 1))
+    monkeypatch.setattr(training, "outcome", lambda *_: None)
 
     def train(*overrides: str) -> list[str]:
         said: list[str] = []
-        train.train(job_file.load(Path("job.toml"), overrides), False, None, lambda _: None, said.append)
+        training.train(job_file.load(Path("job.toml"), overrides), False, None, lambda _: None, said.append)
         return said
 
     def exported(run: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ torch.distributed that bypasses comm fails the run, and so does any other look a
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -197,7 +198,7 @@ def _place(frames: traceback.StackSummary) -> str:
     """Where in Phalanx, or in whatever called it, something happens: file:line of the innermost frame that is neither
     torch's nor of those that look on."""
     root = Path(phalanx.__file__).parent.parent
-    others = str(Path(torch.__file__).parent), str(Path(__file__).parent), str(root / "phalanx/runtime/instrument.py")
+    others = str(Path(torch.__file__).parent), str(Path(__file__).parent), inspect.getfile(Tracker)
     frame = next((f for f in reversed(frames) if not f.filename.startswith(others)), frames[-1])
     path = Path(frame.filename)
     return f"{path.relative_to(root) if path.is_relative_to(root) else path}:{frame.lineno} ({frame.name})"
