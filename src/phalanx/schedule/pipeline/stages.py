@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from phalanx.schedule.partition.balance import Units, partition
-from phalanx.schedule.pipeline.schedules import V_SHAPED, PipelineSchedule, build, round_robin, v_shape
+from phalanx.schedule.pipeline.schedules import SCHEDULES, PipelineSchedule, build, round_robin, v_shape
 from phalanx.schedule.pipeline.sends import inserted
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -19,8 +19,13 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def rank_of(s: Strategy) -> tuple[int, ...]:
-    """The pipeline rank of each chunk."""
-    return v_shape(s.pp) if s.schedule in V_SHAPED else round_robin(s.pp, s.virtual)
+    """Return the pipeline rank of each chunk, in the order of the model."""
+    return v_shape(s.pp) if SCHEDULES[s.schedule].v_shaped else round_robin(s.pp, s.virtual)
+
+
+def splits_backward(s: Strategy) -> bool:
+    """Tell whether the pipeline runs gradients of inputs and of weights as separate actions, I and W."""
+    return s.pp > 1 and SCHEDULES[s.schedule].split_backward
 
 
 @cache
@@ -93,10 +98,12 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             if getattr(s, name) != getattr(Strategy, name):
                 raise InputError(f"strategy.{name}", getattr(s, name), "is of pipelines, and pp = 1", "use pp >= 2")
         return
-    if s.schedule == "interleaved" and s.virtual == 1:
-        raise InputError("strategy.virtual", 1, "interleaved has several chunks per rank", "use virtual=2, or 1f1b")
-    if s.schedule != "interleaved" and s.virtual > 1:
-        has = "two chunks per rank anyhow" if s.schedule in V_SHAPED else "one chunk per rank"
+    facts = SCHEDULES[s.schedule]
+    if facts.takes_virtual and s.virtual == 1:
+        mend = f"use virtual={facts.chunks}, or {facts.counterpart}"
+        raise InputError("strategy.virtual", 1, f"{s.schedule} has several chunks per rank", mend)
+    if not facts.takes_virtual and s.virtual > 1:
+        has = "two chunks per rank anyhow" if facts.v_shaped else "one chunk per rank"
         raise InputError("strategy.virtual", s.virtual, f"{s.schedule} has {has}", "leave it out, or use interleaved")
     n = len(rank_of(s))
     if model.layers < n - 2:  # embed and head may be alone
