@@ -80,9 +80,9 @@ class Bucket:
 
 
 def layout(strategy: Strategy, experts: bool = False) -> tuple[int, int]:
-    """Return (equal parts that a bucket is cut into, elements that no cut separates): one part per shard, in multiples
-    of a cache line. Separate buckets of `experts` are cut over all ranks that hold the same experts. Quantised
-    gradients are summed part by part at zero 0 too, and their blocks are not cut."""
+    """Return (equal parts that a bucket is cut into, elements that no cut separates): one part per shard, in
+    multiples of a cache line. Separate buckets of `experts` are cut over all ranks that hold the same experts.
+    Quantised gradients are summed part by part at zero 0 too, and their blocks are not cut."""
     if experts:
         return (strategy.edp, _ALIGNED) if strategy.stage else (1, _ALIGNED)
     c = strategy.compressor
@@ -144,8 +144,8 @@ def buckets(spec: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]
 @cache
 def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int, apart: bool = False) -> tuple[Bucket, ...]:
     """Return buckets across units, full at `bucket_bytes` of the reduced type; with `apart`, experts do not share a
-    bucket with anything else. On a pipeline rank no bucket crosses chunks, and a tied embedding gets its own bucket, so
-    that it is cut in the same way as its copy on the other rank."""
+    bucket with anything else. On a pipeline rank no bucket crosses chunks, and a tied embedding gets its own bucket,
+    so that it is cut in the same way as its copy on the other rank."""
     result: list[Bucket] = []
     order, e = backward_order(spec), DTYPE_BYTES[job.precision.reduce_dtype]
     parts: list[Sequence[Parameter]] = [order]
@@ -162,7 +162,8 @@ def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int, apart: bool =
 
 
 def of_chunks(cut: Sequence[Bucket], spec: ModelSpec, finished: Sequence[int], early: bool) -> tuple[list[int], ...]:
-    """Return for each chunk of a rank the buckets that its backward passes fill, in the order in which they are issued.
+    """Return for each chunk of a rank the buckets that its backward passes fill, in the order in which they are
+    issued.
 
     `finished`: chunks in the order of their last backward passes. The bucket that chunks share is complete with the
     last of them; with `early`, where every backward pass is reduced separately, with each of them.
@@ -182,8 +183,8 @@ def of_chunks(cut: Sequence[Bucket], spec: ModelSpec, finished: Sequence[int], e
 
 
 def slots(sizes: list[int]) -> list[int]:
-    """Return which of three buffers each bucket of a sequence uses if at most two neighbours are in use at a time. The
-    first and the last, usually the largest, share one; those between alternate. Two buckets have one each."""
+    """Return which of three buffers each bucket of a sequence uses if at most two neighbours are in use at a time.
+    The first and the last, usually the largest, share one; those between alternate. Two buckets have one each."""
     last = len(sizes) - 1
     return [0 if i in (0, last) and last > 1 else 1 + i % 2 for i in range(len(sizes))]
 

@@ -103,8 +103,8 @@ def sent(c: Compression, bucket: Bucket, s: Strategy, dtype: DType) -> tuple[Sen
 
 
 def sent_across(c: Compression, bucket: Bucket, s: Strategy) -> tuple[Sent, ...]:
-    """Return the collectives that reduce a bucket's shard over its replicas (HSDP), in order: none if the bucket's own
-    reduction includes the replicas."""
+    """Return the collectives that reduce a bucket's shard over its replicas (HSDP), in order: none if the bucket's
+    own reduction includes the replicas."""
     if s.stage == 0 or s.dp_replicate == 1 or not c.quantised:
         return ()
     part = bucket.padded(s) // s.shards

@@ -19,7 +19,8 @@ it gather it first. In place of the all-reduces of the stream:
 
 If a block has experts instead of an MLP, over the ranks that share them (runtime/model_parallel/expert.py):
 
-    blocks   F   all-to-all of counts, of rows to their experts, and of results back; before these, if a choice depends
+    blocks   F   all-to-all of counts, of rows to their experts, and of results back; before these, if a choice
+    depends
                  on the sequence's other tokens, all-gather of choices over the ranks that hold those tokens
              B   all-to-all of the results' gradients, and of the rows' gradients back
 

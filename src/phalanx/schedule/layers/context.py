@@ -30,7 +30,8 @@ from phalanx.spec.strategy.spec import Strategy
 
 Positions = npt.NDArray[np.int64]
 Batch = TypeVar("Batch")
-"""Token ids in any array that can be indexed: (sequences, seq + 1), or (2, sequences, seq + 1) with their positions."""
+"""Token ids in any array that can be indexed: (sequences, seq + 1), or (2, sequences, seq + 1) with their
+positions."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Context:
         return own
 
     def shape(self, sequences: int, separate: bool) -> tuple[int, ...]:
-        """Return the shape of a micro-batch on this rank, as `cut` makes it. `separate`: with documents' positions."""
+        """Return the shape of a micro-batch on this rank, as `cut` makes it. `separate`: with documents'
+        positions."""
         if not self.parallel:
             return (2,) * separate + (sequences, self.seq + 1)
         return (2 + self.ulysses * separate, sequences, self.tokens)
