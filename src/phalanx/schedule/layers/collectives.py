@@ -20,8 +20,7 @@ it gather it first. In place of the all-reduces of the stream:
 If a block has experts instead of an MLP, over the ranks that share them (runtime/model_parallel/expert.py):
 
     blocks   F   all-to-all of counts, of rows to their experts, and of results back; before these, if a choice
-    depends
-                 on the sequence's other tokens, all-gather of choices over the ranks that hold those tokens
+                 depends on the sequence's other tokens, all-gather of choices over the ranks that hold those tokens
              B   all-to-all of the results' gradients, and of the rows' gradients back
 
 The output of experts is complete for every rank's tokens: with sequence parallelism each rank has its own tokens, and
