@@ -86,8 +86,8 @@ def build(
     send buffer, in equal blocks; ignored for a barrier, which has one token per rank). `root`: for broadcast, reduce,
     scatter and gather. `tiers`: for hierarchical, sizes, innermost first. `splits`: for an uneven all-to-all,
     (ranks, ranks) elements from rank i to rank j, instead of `size`. `segments`: how many pieces travel one behind
-    the other in a chain, or in each half of a double tree; best_segments in cost/collectives/critical_path.py chooses
-    it.
+    the other in a chain, or in each half of a double tree; best_segments in cost/collectives/closed_form.py chooses
+    the number.
 
     Raises InputError for an unknown op or algorithm, and for sizes that do not fit.
     """
