@@ -91,9 +91,8 @@ def deal(question: Question) -> Found | None:
             taken[rank] += int(m.extra[chunk]) + one[rank] * counts[chunk]
 
     def next_of(rank: int) -> tuple[int, int]:
-        return sums[0][rank] + each[0][
-            rank
-        ], -rank  # of equal ranks the later one: it holds fewer activations in 1F1B
+        # Of equal ranks the later one, since it holds fewer activations in 1F1B.
+        return sums[0][rank] + each[0][rank], -rank
 
     more = [0 for _ in ranks]
     heap = [next_of(rank) for rank in ranks]
