@@ -75,9 +75,9 @@ def compose(
     kept = []
     for r in rounds:
         columns = [c.ravel() for c in (r.source, r.destination, r.offset, r.length)]
-        there = columns[3] > 0
-        if not there.all():
-            columns = [c[there] for c in columns]
+        nonempty = columns[3] > 0
+        if not nonempty.all():
+            columns = [c[nonempty] for c in columns]
         if len(columns[0]):
             kept.append((columns, r.reduces))
     counts = [len(columns[0]) for columns, _ in kept]

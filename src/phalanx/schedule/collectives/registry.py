@@ -104,7 +104,7 @@ def build(
     everyone = np.arange(ranks)
     groups, low, high = everyone[None], np.zeros(1, dtype=np.int64), np.full(1, size, dtype=np.int64)
     bounds = cut(low, high, ranks)[0]
-    own = intervals(everyone, bounds[:-1], np.diff(bounds))
+    own_chunks = intervals(everyone, bounds[:-1], np.diff(bounds))
     full, at_root = intervals(everyone, 0, size), intervals(root, 0, size)
     if op == "broadcast":
         start, end = at_root, full
@@ -113,9 +113,9 @@ def build(
         else:
             rounds = _BROADCASTS[algorithm](groups, low, high, root)
     elif op == "scatter":
-        rounds, start, end = _SCATTERS[algorithm](groups, low, high, root), at_root, own
+        rounds, start, end = _SCATTERS[algorithm](groups, low, high, root), at_root, own_chunks
     elif op == "reduce_scatter":
-        rounds, start, end = _REDUCE_SCATTERS[algorithm](groups, low, high), full, own
+        rounds, start, end = _REDUCE_SCATTERS[algorithm](groups, low, high), full, own_chunks
     elif op == "all_reduce":
         start, end = full, full
         if algorithm == "hierarchical":
@@ -126,7 +126,7 @@ def build(
             rounds = _ALL_REDUCES[algorithm](groups, low, high)
     else:
         # Bruck's all-gather; with a token for each chunk it is the dissemination barrier (Hensgen et al. 1988).
-        rounds, start, end = bruck_all_gather(groups, low, high), own, full
+        rounds, start, end = bruck_all_gather(groups, low, high), own_chunks, full
     return compose(op, algorithm, ranks, size, rounds, start, end)
 
 

@@ -102,8 +102,8 @@ def backward_order(spec: ModelSpec) -> tuple[Parameter, ...]:
     if isinstance(spec, StageSpec):  # one chunk after the other
         order = {unit: at for at, chunk in enumerate(reversed(spec.chunks)) for unit in chunk}
         backward = tuple(sorted(backward, key=lambda p: order.get(p.unit, 0)))
-    own = tuple(p for p in backward if p.unit != "model")
-    return own + tuple(p for p in backward if p.unit == "model")
+    of_units = tuple(p for p in backward if p.unit != "model")
+    return of_units + tuple(p for p in backward if p.unit == "model")
 
 
 def fill(order: Sequence[Parameter], element_bytes: int, bucket_bytes: int) -> tuple[Bucket, ...]:
@@ -122,12 +122,12 @@ def fill(order: Sequence[Parameter], element_bytes: int, bucket_bytes: int) -> t
     return tuple(buckets)
 
 
-def unit_buckets(spec: ModelSpec, apart: bool = False) -> tuple[Bucket, ...]:
+def unit_buckets(spec: ModelSpec, separate: bool = False) -> tuple[Bucket, ...]:
     """Return one bucket per unit, in the order of the backward pass, preceded by one of its experts if they reduce
-    separately (`apart`); what several units share (`model`) comes last."""
+    separately (`separate`); what several units share (`model`) comes last."""
     groups: dict[tuple[str, bool], list[Parameter]] = {}
     for p in backward_order(spec):
-        groups.setdefault((p.unit, apart and p.of_experts), []).append(p)
+        groups.setdefault((p.unit, separate and p.of_experts), []).append(p)
     # A backward pass completes a unit's experts before its attention.
     cut = sorted(groups, key=lambda key: (list(dict.fromkeys(unit for unit, _ in groups)).index(key[0]), not key[1]))
     return tuple(Bucket(i, tuple(groups[key]), *key) for i, key in enumerate(cut))
@@ -135,17 +135,17 @@ def unit_buckets(spec: ModelSpec, apart: bool = False) -> tuple[Bucket, ...]:
 
 def buckets(spec: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]:
     """Return the buckets of a strategy, over one tensor-parallel rank's part of the model."""
-    held = local(spec, strategy)
+    local_spec = local(spec, strategy)
     if strategy.stage == 3:
-        return unit_buckets(held, strategy.experts_apart)
-    return gradient_buckets(held, job, strategy.bucket_bytes, strategy.experts_apart)
+        return unit_buckets(local_spec, strategy.experts_apart)
+    return gradient_buckets(local_spec, job, strategy.bucket_bytes, strategy.experts_apart)
 
 
 @cache
-def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int, apart: bool = False) -> tuple[Bucket, ...]:
-    """Return buckets across units, full at `bucket_bytes` of the reduced type; with `apart`, experts do not share a
-    bucket with anything else. On a pipeline rank no bucket crosses chunks, and a tied embedding gets its own bucket,
-    so that it is cut in the same way as its copy on the other rank."""
+def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int, separate: bool = False) -> tuple[Bucket, ...]:
+    """Return buckets across units, full at `bucket_bytes` of the reduced type; with `separate`, experts do not share
+    a bucket with anything else. On a pipeline rank no bucket crosses chunks, and a tied embedding gets its own
+    bucket, so that it is cut in the same way as its copy on the other rank."""
     result: list[Bucket] = []
     order, e = backward_order(spec), DTYPE_BYTES[job.precision.reduce_dtype]
     parts: list[Sequence[Parameter]] = [order]
@@ -154,8 +154,10 @@ def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int, apart: bool =
         parts = [[p for p in order if p.unit in units] for units in groups]
     at = {p: i for i, p in enumerate(order)}
     for part in parts:
-        cut = list(fill([p for p in part if not (apart and p.of_experts)], e, bucket_bytes))
-        cut += [replace(b, experts=True) for b in fill([p for p in part if apart and p.of_experts], e, bucket_bytes)]
+        cut = list(fill([p for p in part if not (separate and p.of_experts)], e, bucket_bytes))
+        cut += [
+            replace(b, experts=True) for b in fill([p for p in part if separate and p.of_experts], e, bucket_bytes)
+        ]
         cut.sort(key=lambda b: at[b.parameters[-1]])
         result += [replace(b, index=len(result) + i) for i, b in enumerate(cut)]
     return tuple(result)
@@ -195,9 +197,9 @@ def lent(spec: ModelSpec, cut: Sequence[Bucket], strategy: Strategy) -> tuple[li
     A pipeline rank's tied embedding, which is complete at another time than its neighbours in the order, has its own
     buffer; buckets of experts, which fill independently, alternate among themselves.
     """
-    apart = isinstance(spec, StageSpec) and cut[-1].parameters[0].unit == "model"
-    alone = cut[-1:] if apart else ()
-    kinds = ([b for b in cut if not b.experts and b not in alone], [b for b in cut if b.experts], alone)
+    tied = isinstance(spec, StageSpec) and cut[-1].parameters[0].unit == "model"
+    last = cut[-1:] if tied else ()
+    kinds = ([b for b in cut if not b.experts and b not in last], [b for b in cut if b.experts], last)
     turn: dict[int, int] = {}
     sizes: list[int] = []
     for kind in kinds:

@@ -124,12 +124,12 @@ def sent(spec: ModelSpec, s: Strategy, dtype: DType, phase: Phase, tokens: Any) 
         return
     head = tokens * spec.core_dim * DTYPE_BYTES[dtype]
     kv_heads = max(1, spec.kv_heads // s.ulysses)
-    apart = Sent("all_to_all", "ulysses", head * (spec.heads + 2 * kv_heads * s.ulysses))
-    together = Sent("all_to_all", "ulysses", head * spec.heads)
+    scatter_heads = Sent("all_to_all", "ulysses", head * (spec.heads + 2 * kv_heads * s.ulysses))
+    gather_heads = Sent("all_to_all", "ulysses", head * spec.heads)
     if s.ulysses > 1:
-        yield apart if phase == "F" else together
+        yield scatter_heads if phase == "F" else gather_heads
     block = [Sent(op, "ring", head * s.ulysses * 2 * kv_heads) for op in ("send", "recv")]
     for _ in range((s.ring - 1) * (1 if phase == "F" else 2)):
         yield from block
     if s.ulysses > 1:
-        yield together if phase == "F" else apart
+        yield gather_heads if phase == "F" else scatter_heads

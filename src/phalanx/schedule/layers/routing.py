@@ -76,14 +76,14 @@ def routed(x: Experts, s: Strategy, tokens: Column, rank: int = 0) -> Routed:
     """Return the traffic of a rank for `tokens` that its tp ranks share. No rank receives more than rank 0."""
     grid, count = mesh(s), x.count
     at_tp = grid.along("tp")
-    own = own_tokens(tokens, s.tp, int(at_tp[rank]))
-    rows = sum(balanced(own, x))
+    routed_tokens = own_tokens(tokens, s.tp, int(at_tp[rank]))
+    rows = sum(balanced(routed_tokens, x))
     if s.ep * s.etp == 1:
-        return Routed(own, rows, rows)
+        return Routed(routed_tokens, rows, rows)
     here = count // s.ep
-    begins = int(grid.along("ep")[rank]) * here
+    first = int(grid.along("ep")[rank]) * here
     sources = Counter(int(at_tp[other]) for other in grid.group_of(rank, "ep+etp"))
     came: Column = 0
     for index, n in sources.items():
-        came = came + n * sum(balanced(own_tokens(tokens, s.tp, index), x)[begins : begins + here])
-    return Routed(own, rows, came, s.etp)
+        came = came + n * sum(balanced(own_tokens(tokens, s.tp, index), x)[first : first + here])
+    return Routed(routed_tokens, rows, came, s.etp)

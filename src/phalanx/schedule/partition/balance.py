@@ -30,7 +30,8 @@ from phalanx.spec.errors import InputError
 
 @dataclass(frozen=True)
 class Units:
-    """The cost of every unit of a model, in order: in seconds, or in bytes. Raises InputError if one is negative."""
+    """The cost of every unit of a model, in order: in seconds, or in bytes. Raises InputError unless all are finite
+    and at least 0."""
 
     embed: float
     blocks: tuple[float, ...]
@@ -40,7 +41,7 @@ class Units:
         object.__setattr__(self, "blocks", tuple(self.blocks))
         for value in (self.embed, *self.blocks, self.head):
             if not (math.isfinite(value) and value >= 0):
-                raise InputError("cost of a unit", value, "must be a number of at least 0")
+                raise InputError("cost of a unit", value, "must be finite and at least 0")
 
 
 @dataclass(frozen=True)
@@ -177,9 +178,9 @@ def _checked(seconds: Units, rank_of: Sequence[int], limits: Limits | None) -> i
             f"use at most {len(seconds.blocks) + 2} chunks",
         )
     if limits and (len(limits.bytes) != ranks or len(limits.most) != ranks):
-        raise InputError("limits", None, f"there must be one for each of {ranks} ranks")
+        raise InputError("limits", None, f"must have one entry for each of {ranks} ranks")
     if limits and any(len(units.blocks) != len(seconds.blocks) for units in limits.bytes):
-        raise InputError("limits", None, f"there must be bytes for each of {len(seconds.blocks)} blocks")
+        raise InputError("limits", None, f"must give bytes for each of {len(seconds.blocks)} blocks")
     return ranks
 
 

@@ -110,12 +110,14 @@ def deal(question: Question) -> Found | None:
     if left or (question.limit and max(sums[1]) > 0):
         return None
     for rank in ranks:
-        own = [(int(question.target.extra[c]) + each[0][rank] * counts[c], counts[c], -c) for c in question.own(rank)]
-        heapq.heapify(own)
+        chunks_by_cost = [
+            (int(question.target.extra[c]) + each[0][rank] * counts[c], counts[c], -c) for c in question.own(rank)
+        ]
+        heapq.heapify(chunks_by_cost)
         for _ in range(more[rank]):
-            cost, count, chunk = own[0]
-            heapq.heapreplace(own, (cost + each[0][rank], count + 1, chunk))
-        for _, count, chunk in own:
+            cost, count, chunk = chunks_by_cost[0]
+            heapq.heapreplace(chunks_by_cost, (cost + each[0][rank], count + 1, chunk))
+        for _, count, chunk in chunks_by_cost:
             counts[-chunk] = count
     return Found(tuple(counts), max(sums[0]), max(sums[0]))
 
@@ -304,8 +306,8 @@ def _sweep(question: Question, worst: int, below: int | None = None) -> Ints | N
     known, done = {0, chunks}, set()
     for rank in range(ranks):
         room = [np.full(len(cuts), m.base[rank]) for m in measures]  # what the rank may still take
-        own = question.own(rank)
-        for chunk in own:
+        chunks_here = question.own(rank)
+        for chunk in chunks_here:
             room = [r - m.extra[chunk] for r, m in zip(room, measures, strict=True)]
             for cut in (chunk, chunk + 1):
                 if cut in known:
@@ -334,7 +336,7 @@ def _sweep(question: Question, worst: int, below: int | None = None) -> Ints | N
                 for n, low, m in zip(left, cheapest, measures, strict=True)
             ]
             keep = np.all([r >= 0 for r in room], axis=0)
-            last = chunk == own[-1]
+            last = chunk == chunks_here[-1]
             for n, r, m in zip(left, room, measures, strict=True):
                 keep &= n <= m.base[rank + 1 :].sum() + (0 if last else r)
             if last:

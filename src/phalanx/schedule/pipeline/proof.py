@@ -105,11 +105,11 @@ def _deliver(s: PipelineSchedule, blocking: bool) -> None:
         while position[rank] < len(actions):
             action = actions[position[rank]]
             if "_" in action.kind:
-                peer, there = at[_other_end(action)]
+                peer, peer_at = at[_other_end(action)]
                 sends = action.kind.startswith("SEND")
-                if position[peer] < there and (blocking or not sends):
+                if position[peer] < peer_at and (blocking or not sends):
                     break
-                if blocking and position[peer] == there:  # both ends have arrived: both go on
+                if blocking and position[peer] == peer_at:  # both ends have arrived: both go on
                     position[peer] += 1
                     ready.append(peer)
                 elif sends:
@@ -137,9 +137,9 @@ def prove_slots(s: PipelineSchedule, slots: Sequence[Sequence[Sequence[Action]]]
     for rank, row in enumerate(slots):
         for at, action in ((at, a) for at, cell in enumerate(row) for a in cell if "_" not in a.kind):
             for need in _needs(s, action, when):
-                there = when.get(need)
-                if there is None or there >= at:
-                    where = "which is missing" if there is None else f"which is in slot {there}"
+                slot = when.get(need)
+                if slot is None or slot >= at:
+                    where = "which is missing" if slot is None else f"which is in slot {slot}"
                     wrong.append(f"rank {rank}: {action} is in slot {at} and needs {need}, {where}")
     if wrong:
         raise Unproved(f"{len(wrong)} actions come too early; {wrong[0]}")

@@ -69,10 +69,10 @@ class PipelineSchedule:
         return len(self.rank_of)
 
 
-def held(own: Sequence[Action]) -> list[int]:
+def held(actions: Sequence[Action]) -> list[int]:
     """Count the live activations after each action of a rank, in activations of one chunk for one micro-batch."""
     live, counts = 0, []
-    for action in own:
+    for action in actions:
         live += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
         counts.append(live)
     return counts
@@ -90,7 +90,7 @@ def finished(actions: Sequence[Action]) -> dict[int, int]:
 
 def splits(s: PipelineSchedule) -> bool:
     """Tell whether any backward pass is split into I and W."""
-    return any(action.kind == "I" for own in s.actions for action in own)
+    return any(action.kind == "I" for actions in s.actions for action in actions)
 
 
 def round_robin(ranks: int, virtual: int = 1) -> tuple[int, ...]:
@@ -277,13 +277,13 @@ def _in_flight_gpipe(m: Column, p: Column) -> tuple[Column, Column]:
 
 
 def _in_flight_zero(m: Column, p: Column) -> tuple[Column, Column]:
-    held = np.minimum(p, m)
-    return held, held
+    both = np.minimum(p, m)
+    return both, both
 
 
 def _in_flight_dualpipe_v(m: Column, p: Column) -> tuple[Column, Column]:
-    held = np.minimum(p + 0.5, m)
-    return held, held
+    both = np.minimum(p + 0.5, m)
+    return both, both
 
 
 def _wait_1f1b(m: Column, p: Column, v: Column) -> Column:
@@ -345,11 +345,11 @@ def table(rows: Iterable[ScheduleFacts], names: Sequence[str] = get_args(Schedul
     """Return the rows by name, in order. Raises TypeError unless they are exactly the schedules that a Strategy can
     name, once each, and unless counterparts name each other."""
     rows = list(rows)
-    own = [row.name for row in rows]
+    present = [row.name for row in rows]
     faults = [
-        *(f"{name!r} is a Schedule of spec/strategy/spec.py but has no row" for name in names if name not in own),
-        *(f"{name!r} has a row but is no Schedule of spec/strategy/spec.py" for name in own if name not in names),
-        *(f"{name!r} has {own.count(name)} rows" for name in dict.fromkeys(own) if own.count(name) > 1),
+        *(f"{name!r} is a Schedule of spec/strategy/spec.py but has no row" for name in names if name not in present),
+        *(f"{name!r} has a row but is no Schedule of spec/strategy/spec.py" for name in present if name not in names),
+        *(f"{name!r} has {present.count(name)} rows" for name in dict.fromkeys(present) if present.count(name) > 1),
     ]
     by_name = {row.name: row for row in rows}
     for row in rows:
