@@ -36,7 +36,7 @@ from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.launch import run_rank
 from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.schedules import Action
+from phalanx.schedule.pipeline.schedules import SCHEDULES, Action
 from phalanx.schedule.pipeline.sends import without
 from phalanx.schedule.pipeline.simulate import run
 from phalanx.spec.files.job_file import build
@@ -67,7 +67,8 @@ def spec_of() -> ModelSpec:
 
 
 def strategy_of(name: str, ranks: int) -> Strategy:
-    return Strategy(pp=ranks, schedule=name, virtual=2 if name == "interleaved" else 1)  # type: ignore[arg-type]
+    virtual = SCHEDULES[name].chunks if SCHEDULES[name].takes_virtual else 1
+    return Strategy(pp=ranks, schedule=name, virtual=virtual)  # type: ignore[arg-type]
 
 
 class Chunk(nn.Module):

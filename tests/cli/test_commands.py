@@ -304,8 +304,11 @@ WRONG_PIPELINES = [  # a model of two layers, on two ranks
     ("pp=2,schedule=zbv", "strategy.schedule = 'zbv': should be 'naive', "),
     ("pp=2,schedule=interleaved", "strategy.virtual = 1: interleaved has several chunks per rank; use virtual=2"),
     ("pp=2,virtual=2", "strategy.virtual = 2: 1f1b has one chunk per rank"),
-    ("pp=2,schedule=zb-v,virtual=2", "zb-v has two chunks per rank anyhow"),
-    ("pp=2,schedule=interleaved,virtual=3", "pp = 2: makes 6 chunks with 3 per rank of model.layers = 2; use fewer"),
+    ("pp=2,schedule=zb-v,virtual=2", "zb-v always has two chunks per rank"),
+    (
+        "pp=2,schedule=interleaved,virtual=3",
+        "pp = 2: makes 6 chunks (3 per rank), too many for model.layers = 2; use fewer",
+    ),
     (
         "pp=2,schedule=dualpipe-v,micro_batch=4",
         "strategy.micro_batch = 4: makes 2 micro-batches, and dualpipe-v needs",
@@ -313,8 +316,8 @@ WRONG_PIPELINES = [  # a model of two layers, on two ranks
     ("pp=2,layers=1/2", "'1/2': gives 3 blocks to 2 chunks; there are 2 blocks and 2 chunks"),
     ("pp=2,layers=1/1/0", "gives 2 blocks to 3 chunks"),
     ("pp=2,schedule=zb-v,layers=1/0/1/0", "leaves a chunk without blocks that has neither"),
-    ("layers=2", "strategy.layers = '2': is of pipelines, and pp = 1"),
-    ("schedule=gpipe", "is of pipelines, and pp = 1; use pp >= 2"),
+    ("layers=2", "strategy.layers = '2': applies to pipelines only, and pp = 1"),
+    ("schedule=gpipe", "applies to pipelines only, and pp = 1; use pp >= 2"),
 ]
 WRONG = [
     (("train", "none.toml"), "no such file"),

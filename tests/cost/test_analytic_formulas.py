@@ -21,7 +21,7 @@ from phalanx.cost.analytic.stacks import STACKS, profile
 from phalanx.cost.analytic.step import FORMULAS, step
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.pipeline_time import Costs, price
-from phalanx.schedule.pipeline.schedules import V_SHAPED, build
+from phalanx.schedule.pipeline.schedules import SCHEDULES, build
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
@@ -366,12 +366,15 @@ def test_chips_that_are_not_known_are_refused() -> None:
 def test_activations_in_flight_are_those_of_the_schedules(name: str, ranks: int, m: int) -> None:
     if name == "interleaved":
         return  # 1f1b's formula has its chunks
-    run = price(build(name, ranks, m), Costs.equal(ranks * (2 if name in V_SHAPED else 1)))
-    each = 2 if name in V_SHAPED else 1
+    run = price(build(name, ranks, m), Costs.equal(ranks * (2 if SCHEDULES[name].v_shaped else 1)))
+    each = 2 if SCHEDULES[name].v_shaped else 1
     first, last = (float(n) for n in in_flight(NAMES.index(name), m, ranks))
     if name == "1f1b":
         first, last = min(ranks, m), 1
-    assert (first, 1 if name in V_SHAPED else last) == (run.peak[0] / each, 1 if name in V_SHAPED else run.peak[-1])
+    assert (first, 1 if SCHEDULES[name].v_shaped else last) == (
+        run.peak[0] / each,
+        1 if SCHEDULES[name].v_shaped else run.peak[-1],
+    )
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "dualpipe-v"])
@@ -379,7 +382,7 @@ def test_zero_bubble_steps_take_as_long_as_their_schedules_run(schedule: str) ->
     found, plain = one(f"dp=16,pp=4,schedule={schedule}"), one("dp=16,pp=4")
     assert 0 <= float(found.step.terms["bubble"]) < 0.7 * float(plain.step.terms["bubble"])
     (_, block), head = found.step.blocks[0], found.step.head
-    n = 8 if schedule in V_SHAPED else 4
+    n = 8 if SCHEDULES[schedule].v_shaped else 4
     forward = [32 / n * float(block.forward)] * n
     backward = [32 / n * float(block.backward)] * n
     forward[-1] += float(head.forward)

@@ -223,7 +223,7 @@ def test_unknown_names_are_said() -> None:
     for splits in (np.zeros((3, 4), int), np.full((4, 4), -1), np.full((4, 4), 0.5)):
         with pytest.raises(InputError, match=r"splits: must be a \(4, 4\) table"):
             build("all_to_all", "bruck", 4, 0, splits=splits)
-    with pytest.raises(InputError, match="splits: all_reduce has none"):
+    with pytest.raises(InputError, match="splits: all_reduce takes none"):
         build("all_reduce", "ring", 4, 4, splits=np.ones((4, 4), int))
     with pytest.raises(InputError, match="segments"):
         build("broadcast", "chain", 4, 4, segments=0)

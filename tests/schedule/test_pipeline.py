@@ -114,8 +114,8 @@ def _action(word: str) -> Action:
     ("actions", "said"),
     [
         (["1F0", "1B0"], "rank 1: 1F1 is missing"),
-        (["1F0", "1B0", "1F1", "1B1", "1B1"], "rank 1: 1B1 comes 2 times"),
-        (["1F0", "1F1", "1B0", "1I1"], "micro-batch 1 is there 0 times as B, 1 as I and 0 as W"),
+        (["1F0", "1B0", "1F1", "1B1", "1B1"], "rank 1: 1B1 runs 2 times"),
+        (["1F0", "1F1", "1B0", "1I1"], "micro-batch 1 runs 0 times as B, 1 as I and 0 as W"),
         (["1F0", "1B0", "1F1", "1B1", "1W1"], "1 times as B, 0 as I and 1 as W"),
         (["1B0", "1F0", "1F1", "1B1"], "rank 1: 1B0 comes before 1F0"),
         (["1F0", "1F1", "1B0", "1W1", "1I1"], "rank 1: 1W1 comes before 1I1"),
@@ -159,7 +159,7 @@ def test_sends_that_are_wrong_are_refused() -> None:
         (["0SEND_F0", "0F0", "0RECV_B0", "0B0"], "rank 0: 0SEND_F0 comes before 0F0"),
         (["0F0", "0SEND_F0", "0B0", "0RECV_B0"], "rank 0: 0RECV_B0 comes after 0B0"),
         (["0F0", "0SEND_F0", "0B0"], "rank 0: 0RECV_B0 is missing"),
-        (["0F0", "0SEND_F0", "0RECV_B0", "0B0", "0SEND_B0"], "rank 0: 0SEND_B0 is needed by nobody"),
+        (["0F0", "0SEND_F0", "0RECV_B0", "0B0", "0SEND_B0"], "rank 0: 0SEND_B0 has no use on any rank"),
     ):
         with pytest.raises(Unproved, match=said):
             prove(changed(s, 0, *actions))
@@ -208,8 +208,8 @@ def test_what_torch_writes_is_read(tmp_path: Path) -> None:
     assert " ".join(map(str, s.actions[0])) == "0F0 1F0 0F1 1B0 1F1 0B0 1B1 0B1"
     prove(s)
     for text, said in (
-        ("0F0,0X0\n", r"s\.csv, line 1, cell 2 = '0X0': is no action"),
-        ("0F0,0B0\n2F0,2B0\n", "has chunk 2, but nothing of chunk 1"),
+        ("0F0,0X0\n", r"s\.csv, line 1, cell 2 = '0X0': is not an action"),
+        ("0F0,0B0\n2F0,2B0\n", "has chunk 2, but no action of chunk 1"),
         ("\n", "holds no action"),
     ):
         path.write_text(text)

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from phalanx.schedule.pipeline import schedules
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
@@ -33,13 +34,7 @@ QUANTISERS = ["fp16", "bf16", "int8", "int4", "int8:stochastic", "int4:nofeedbac
 SPARSE = ["topk:0.1", "topk:0.01:nofeedback", "randk:0.1", "randk:0.3:nofeedback", "threshold:1e-4"]
 COMPRESSORS = [*QUANTISERS, *SPARSE, "powersgd:2", "powersgd:4:nofeedback"]
 SCHEDULES: list[tuple[Any, int]] = [
-    ("naive", 1),
-    ("gpipe", 1),
-    ("1f1b", 1),
-    ("interleaved", 2),
-    ("zb-h1", 1),
-    ("zb-v", 1),
-    ("dualpipe-v", 1),
+    (name, facts.chunks if facts.takes_virtual else 1) for name, facts in schedules.SCHEDULES.items()
 ]
 OPTIMIZERS = st.sampled_from(["sgd", "adamw"])
 TRANSPORTS = st.sampled_from(["native", "p2p", "shm"])

@@ -136,7 +136,7 @@ def pipeline_table(
         found, left_out = [], []
         for name in SCHEDULES:
             try:
-                schedule = _schedule(name, ranks, micro_batches, virtual if name == "interleaved" else None)
+                schedule = _schedule(name, ranks, micro_batches, virtual if SCHEDULES[name].takes_virtual else None)
             except InputError as error:
                 if ranks < 1 or micro_batches < 1 or (virtual or 1) < 1:
                     raise
@@ -178,7 +178,7 @@ def pipeline_prove(
             reason = f"only a CSV file's cells are slots of time, and {others[0]} is no such file"
             raise InputError("--slots", None, reason, "name files, or leave it out")
         for name in names or SCHEDULES:
-            only = virtual if names or name == "interleaved" else None
+            only = virtual if names or SCHEDULES[name].takes_virtual else None
             schedule = _schedule(name, ranks, micro_batches, only)
             try:
                 if slots:

@@ -1,7 +1,7 @@
-"""What a schedule that fails its proof raises."""
+"""The error that a schedule raises when it fails its proof."""
 
 from __future__ import annotations
 
 
 class Unproved(ValueError):
-    """A schedule that does not do what it should; the message names rank, chunk and round."""
+    """A schedule that does not do what it must. The message names rank, action or chunk, and round."""

@@ -1,7 +1,7 @@
 """The Event: one thing that happens in a training step, on one rank.
 
-The same record is predicted (cost/program.py), recorded from the real step (runtime/record.py), compared,
-priced and drawn. Two events are the same when `identity` is: kind to bytes.
+The same record is predicted (cost/step/expand.py), recorded from the real step (runtime/comm/recorder.py), compared,
+priced and drawn. Two events are the same if their `identity` is: all fields from kind to bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Reduction = Literal["sum", "avg", "min", "max", "product"]
 
 
 class Identity(NamedTuple):
-    """What must be equal between a predicted and a recorded event."""
+    """The fields in which a predicted and a recorded event must agree."""
 
     kind: str
     op: str
@@ -35,11 +35,13 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`bytes` as nccl-tests counts: all-reduce, broadcast: the buffer; all-gather, reduce-scatter: the gathered
-    buffer; all-to-all: the send buffer; p2p: the payload. `alloc` is what the event allocates above the bytes
-    that are live when it starts (its own peak), `free` what is gone again when it ends. `at_most`: the bytes are a
-    bound, what is sent depends on the gradients. `routed`: bytes, FLOPs and memory depend on which experts tokens go
-    to; they are those of balanced routing.
+    """One compute, collective or point-to-point event.
+
+    `bytes` as nccl-tests counts: all-reduce and broadcast the buffer; all-gather and reduce-scatter the gathered
+    buffer; all-to-all the send buffer; p2p the payload. `alloc`: bytes allocated on top of those live at the start
+    (the event's own peak); `free`: how many of these are released at the end. `at_most`: `bytes` is a bound, since
+    what is sent depends on the gradients. `routed`: bytes, FLOPs and memory depend on which experts tokens go to, and
+    are those of balanced routing.
     """
 
     kind: Kind
@@ -61,7 +63,7 @@ class Event:
     routed: bool = False
 
     def matches(self, recorded: Event) -> bool:
-        """Whether this prediction is what was recorded."""
+        """Tell whether a recorded event is what this one predicts; `at_most` and `routed` leave room in bytes."""
         if self.at_most and recorded.bytes <= self.bytes:
             return self.identity == recorded.identity._replace(bytes=self.bytes)
         if self.routed:
@@ -70,6 +72,7 @@ class Event:
 
     @property
     def identity(self) -> Identity:
+        """The fields that decide whether two events are the same."""
         return Identity(
             self.kind,
             self.op,

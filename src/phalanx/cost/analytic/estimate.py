@@ -23,7 +23,7 @@ from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather
 from phalanx.cost.hardware.system import System
 from phalanx.cost.pipeline_time import Costs
-from phalanx.schedule.pipeline.stages import rank_of
+from phalanx.schedule.pipeline.stages import rank_of, splits_backward
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -86,7 +86,7 @@ def estimate(
     require_modelled(s)
     how = replace(layout(s, job, model.layers, number_format), compressed=of(model, s))
     found = priced(shape(model), how, system_of(cluster), profile(stack))
-    if s.split_backward:
+    if splits_backward(s):
         _as_it_runs(found.step, s, model)
     return found
 

@@ -32,7 +32,7 @@ def _inside_terms(
     """What is sent inside of layers, over tp ranks, over those that share sequences and those that share experts: in
     every pass of a unit; and of gradients of which tp ranks have parts."""
     compute = job.precision.compute
-    phases: tuple[Phase, ...] = ("F", "B", "I", "W") if like.split_backward else ("F", "B")
+    phases: tuple[Phase, ...] = ("F", "B", "I", "W") if stages.splits_backward(like) else ("F", "B")
     found = []
     for name, alike in unit_classes(spec, like).items():
         repeat = repeat_of(like, alike[0])

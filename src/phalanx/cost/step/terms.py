@@ -104,7 +104,7 @@ def terms(
             before=apart,
             masked=held.masked,
         )
-        if held.parts is None or not like.split_backward:
+        if held.parts is None or not stages.splits_backward(like):
             found.append(backward)
             continue
         halves: tuple[tuple[Phase, str, Work, Work, Pass], ...] = (
@@ -147,7 +147,7 @@ def terms(
 def _passes(spec: ModelSpec, like: Strategy, m: Column, place: int) -> dict[tuple[str, str], Column]:
     """How many passes of each kind the units of a class have together in a step: of each chunk, by phase."""
     classes = unit_classes(spec, like)
-    if not like.split_backward:
+    if not stages.splits_backward(like):
         return {
             (phase, name): len(alike) * (m if phase in "FB" else 0)
             for name, alike in classes.items()

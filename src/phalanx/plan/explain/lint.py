@@ -8,6 +8,7 @@ from typing import Protocol
 
 from phalanx.plan.explain.targets import IMBALANCE, MICRO_BATCHES, TOKENS
 from phalanx.schedule.gradients.compression import PLACE_BYTES
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
@@ -126,7 +127,8 @@ def _few_micro_batches(x: Examined) -> Iterator[Finding]:
 
 def _not_interleaved(x: Examined) -> Iterator[Finding]:
     s, m = x.strategy, x.strategy.accumulation(x.job)
-    plain = s.schedule in ("1f1b", "gpipe", "naive")
+    facts = SCHEDULES[s.schedule]
+    plain = facts.chunks == 1 and not facts.split_backward
     if s.pp > 1 and plain and s.pp <= m < MICRO_BATCHES * s.pp:
         for virtual in range(2, (x.model.layers + 2) // s.pp + 1):
             other = replace(s, schedule="interleaved", virtual=virtual)

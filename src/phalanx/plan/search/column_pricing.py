@@ -18,6 +18,7 @@ from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.plan.search.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -58,7 +59,7 @@ class Pricing:
         flash = bool(np.all(self.profile.flash))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
-            schedules=NAMES if own else ("1f1b", "interleaved"),
+            schedules=NAMES if own else tuple(name for name in NAMES if SCHEDULES[name].in_megatron),
             recompute=tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective")),
             orders=ORDERS if len(rates) > 1 and self.stack != "phalanx" else ORDERS[:1],
         )

@@ -22,7 +22,7 @@ from functools import cache
 
 import numpy as np
 
-from phalanx.cost.analytic.pipeline_formulas import NAMES
+from phalanx.cost.analytic.pipeline_formulas import NAMES, by_schedule
 from phalanx.cost.step.predict_pipeline import unit_seconds
 from phalanx.cost.step.term import unit_classes
 from phalanx.plan.search.column_pricing import Floats
@@ -90,17 +90,10 @@ def expected(least: Floats, p: Ints) -> Floats:
 
 def _alone(s: Strategy) -> Strategy:
     """On as many ranks, without pipeline and ZeRO: rates are those of all ranks at work."""
-    return replace(s, dp=s.dp * s.pp, pp=1, virtual=1, schedule="1f1b", zero=0, shard=None)
+    return replace(s, dp=s.dp * s.pp, pp=1, virtual=1, schedule=Strategy.schedule, zero=0, shard=None)
 
 
 def _least(passes: Floats, m: Ints, p: Ints, virtual: Ints, schedule: Ints) -> Floats:
-    waits = [
-        ("naive", m * (p - 1)),
-        # With fewer micro-batches than ranks, for the first of them to come round, before each chunk.
-        ("interleaved", np.where(m < p, (virtual * (p - m) + m - 1) / virtual, (p - 1) / virtual)),
-        *((name, (p - 1) / 3) for name in ("zb-h1", "zb-v", "dualpipe-v")),
-    ]
-    chosen = [schedule == NAMES.index(name) for name, _ in waits]
-    bubble = np.select(chosen, [wait for _, wait in waits], p - 1)
+    bubble = by_schedule(schedule, "least_wait", m, p, virtual)
     found: Floats = passes * (m + bubble) / p * np.where(p > 1, _UNEQUAL, _ROUNDING)
     return found

@@ -9,6 +9,7 @@ from phalanx.cost.analytic.pipeline_formulas import NAMES
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.space import ORDERS, RECOMPUTE
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.spec import Strategy
@@ -56,7 +57,8 @@ def _changes(s: Strategy) -> Iterator[tuple[str, dict[str, object]]]:
         for name in NAMES:
             if name == s.schedule:
                 continue
-            yield f"schedule {s.schedule} -> {name}", {"schedule": name, "virtual": 2 if name == "interleaved" else 1}
+            virtual = SCHEDULES[name].chunks if SCHEDULES[name].takes_virtual else 1
+            yield f"schedule {s.schedule} -> {name}", {"schedule": name, "virtual": virtual}
         for order in ORDERS:
             yield f"order {s.order} -> {order}", {"order": order}
     if s.zero and s.dp_shard > 1:
@@ -70,6 +72,7 @@ def _mended(s: Strategy, changes: dict[str, object]) -> dict[str, object]:
     dp, left = divmod(s.world, int(new["tp"]) * int(new["pp"]) * int(new["cp"]))  # type: ignore[call-overload]
     if left or not dp:
         raise InputError("strategy", None, "does not divide the ranks")
+    facts = SCHEDULES[str(new["schedule"])]
     shard = changes.get("shard", s.shard)
     if "dp" not in changes and dp != s.dp and s.shard is not None:
         shard = None
@@ -82,11 +85,9 @@ def _mended(s: Strategy, changes: dict[str, object]) -> dict[str, object]:
     elif s.tp == 1:
         out["sp"] = True
     if int(new["pp"]) == 1:  # type: ignore[call-overload]
-        out |= {"virtual": 1, "schedule": "1f1b", "order": ORDERS[0]}
-    elif new["virtual"] != 1 and new["schedule"] == "1f1b":
-        out["schedule"] = "interleaved"
-    elif new["virtual"] == 1 and new["schedule"] == "interleaved":
-        out["schedule"] = "1f1b"
+        out |= {"virtual": 1, "schedule": Strategy.schedule, "order": ORDERS[0]}
+    elif (new["virtual"] != 1) != facts.takes_virtual and facts.counterpart:
+        out["schedule"] = facts.counterpart
     if dp == 1:
         out["order"] = ORDERS[0]
     return out

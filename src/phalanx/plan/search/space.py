@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost.analytic.pipeline_formulas import NAMES
-from phalanx.schedule.pipeline.schedules import V_SHAPED
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
@@ -37,7 +37,7 @@ Ways = Sequence[tuple[int, ...]]
 ORDERS = ("pp/dp/cp/tp", "dp/pp/cp/tp")
 """Stages outermost, as the mesh has them by default; or replicas outermost, and stages on neighbouring nodes."""
 RECOMPUTE = ("none", "selective", "full", "every:2", "every:4")
-_ONE_F_ONE_B = NAMES.index("1f1b")
+_DEFAULT = NAMES.index(Strategy.schedule)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def cores(model: ModelSpec, job: Job, ranks: int) -> Strategies:
         reason = f"no split of {ranks} ranks divides global_batch = {job.global_batch} and the model's sizes"
         raise InputError("--gpus", ranks, reason, "use another number, or another batch")
     one = np.ones_like(columns["dp"])
-    rest = {"ep": one, "etp": one, "shard": one, "virtual": one, "schedule": _ONE_F_ONE_B * one}
+    rest = {"ep": one, "etp": one, "shard": one, "virtual": one, "schedule": _DEFAULT * one}
     return Strategies(**columns, **rest, zero=0 * one, recompute=0 * one, order=0 * one)
 
 
@@ -266,14 +266,15 @@ def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options)
 def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = NAMES) -> list[tuple[int, int]]:
     """(schedule, virtual) of so many ranks and micro-batches."""
     if pp == 1:
-        return [(_ONE_F_ONE_B, 1)]
+        return [(_DEFAULT, 1)]
     found = []
     for name in schedules:
-        number = NAMES.index(name)
-        if name == "interleaved":
-            if m % max(1, m // pp) == 0:  # rounds of equally many
-                found += [(number, v) for v in range(2, (layers + 2) // pp + 1)]
-        elif name not in V_SHAPED or (layers >= 2 * pp - 2 and (name != "dualpipe-v" or m >= 2 * pp)):
+        number, facts = NAMES.index(name), SCHEDULES[name]
+        if facts.refusal(pp, m):
+            continue
+        if facts.takes_virtual:
+            found += [(number, v) for v in range(2, (layers + 2) // pp + 1)]
+        elif facts.chunks == 1 or layers >= facts.chunks * pp - 2:  # embedding and head may be alone in a chunk
             found.append((number, 1))
     return found
 

@@ -1,7 +1,7 @@
-"""Reduce-scatter, all-gather and all-reduce in chunks.
+"""Reduce-scatter, all-gather, all-reduce and all-to-all in chunks.
 
 Builders take `groups`, (groups, p) ranks that run the same algorithm side by side, and the interval [low, high) of
-each group. Sources: Thakur, Rabenseifner & Gropp 2005; Bruck et al. 1997; Patarasuk & Yuan 2009.
+each group, and return rounds. Sources: Thakur, Rabenseifner & Gropp 2005; Bruck et al. 1997; Patarasuk & Yuan 2009.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def _power_below(p: int) -> int:
 
 
 def halving_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
-    """lg p rounds, halving what is sent each time, far partner first. Other p: the members beyond the largest power
-    of two m first give everything to member i-m, and get their chunk from it in the end."""
+    """lg p rounds, each sending half as much as the one before, the farthest partner first. If p is no power of two:
+    members beyond the largest power of two m first send everything to member i-m, and receive their chunk at the
+    end."""
     p = groups.shape[1]
     m = _power_below(p)
     bounds, i, extra = cut(low, high, p), np.arange(m), np.arange(m, p)
@@ -58,7 +59,7 @@ def halving_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
 
 
 def bruck_all_gather(groups: Ints, low: Ints, high: Ints) -> list[Round]:
-    """ceil(lg p) rounds for any p; member i sends the chunks i, i+1, ... that it has to i-2^k."""
+    """ceil(lg p) rounds for any p; in round k member i sends its chunks i, i+1, ... to i-2^k."""
     p = groups.shape[1]
     bounds, i = cut(low, high, p), np.arange(p)
     rounds, have = [], 1
@@ -74,21 +75,21 @@ def bruck_all_gather(groups: Ints, low: Ints, high: Ints) -> list[Round]:
 
 
 def _folded(groups: Ints, low: Ints, high: Ints, inner: Callable[[Ints, Ints, Ints], list[Round]]) -> list[Round]:
-    """An all-reduce for powers of two, made one for any p: the members beyond fold into the others and get the
-    result back, 2 more messages of everything."""
+    """Extend an all-reduce for powers of two to any p: the members beyond add their buffers to the others and get the
+    result back, for 2 more messages of the entire buffer."""
     p = groups.shape[1]
     m = _power_below(p)
     extra = np.arange(m, p)
     if not len(extra):
         return inner(groups, low, high)
-    whole = low[:, None], high[:, None]
-    fold = meeting(groups, extra, extra - m, *whole, True)
-    unfold = meeting(groups, extra - m, extra, *whole, False)
+    buffer = low[:, None], high[:, None]
+    fold = meeting(groups, extra, extra - m, *buffer, True)
+    unfold = meeting(groups, extra - m, extra, *buffer, False)
     return [fold, *inner(groups[:, :m], low, high), unfold]
 
 
 def doubling_all_reduce(groups: Ints, low: Ints, high: Ints) -> list[Round]:
-    """lg p rounds in which partners exchange everything."""
+    """lg p rounds in which partners exchange the entire buffer."""
 
     def inner(groups: Ints, low: Ints, high: Ints) -> list[Round]:
         i = np.arange(groups.shape[1])
@@ -111,7 +112,7 @@ def rabenseifner_all_reduce(groups: Ints, low: Ints, high: Ints) -> list[Round]:
 def ring_all_reduce(groups: Ints, low: Ints, high: Ints) -> list[Round]:
     """Reduce-scatter and all-gather, both by ring: 2(p-1) rounds, the fewest bytes."""
     scatter = ring_reduce_scatter(groups, low, high)
-    # Reversed, the ring turns the other way round, which is as good.
+    # Reversed, the ring turns the other way, which is just as good.
     return scatter + reverse(scatter, reduces=False)
 
 
@@ -123,7 +124,7 @@ def pairwise_all_to_all(starts: Ints, lengths: Ints) -> list[Round]:
 
 
 def bruck_all_to_all(starts: Ints, lengths: Ints) -> list[Round]:
-    """ceil(lg p) rounds; a block that has distance d to go moves 2^k ahead for every bit k of d."""
+    """ceil(lg p) rounds; a block with distance d to go moves 2^k ahead for every bit k of d (Bruck et al.)."""
     p = len(starts)
     i, d = np.arange(p), np.arange(p)[:, None]
     to = (i + d) % p
@@ -131,7 +132,7 @@ def bruck_all_to_all(starts: Ints, lengths: Ints) -> list[Round]:
     rounds = []
     for k in range((p - 1).bit_length()):
         moves = np.nonzero(d[:, 0] >> k & 1)[0]
-        holder = to[moves & ((1 << k) - 1)]  # where the lower bits of d have brought it
+        holder = to[moves & ((1 << k) - 1)]  # where the lower bits of d have moved it
         ahead = to[(moves & ((1 << k) - 1)) + (1 << k)]
         rounds.append(Round(holder, ahead, starts[moves], lengths[moves], False))
     return rounds
@@ -140,7 +141,7 @@ def bruck_all_to_all(starts: Ints, lengths: Ints) -> list[Round]:
 def hierarchical_all_reduce(groups: Ints, low: Ints, high: Ints, tiers: tuple[int, ...]) -> list[Round]:
     """Reduce-scatter inside the innermost tier, all-reduce of every chunk across, all-gather inside.
 
-    `tiers`: sizes, innermost first, with product p; each level works on 1/size of what the level below had.
+    `tiers`: sizes, innermost first, with product p; each level works on 1/size of the elements of the level below.
     """
     p, q = groups.shape[1], tiers[0]
     if len(tiers) == 1:

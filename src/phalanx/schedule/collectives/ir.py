@@ -1,10 +1,10 @@
-"""The collective IR: an algorithm as plain data, for whoever proves, prices, runs or draws it.
+"""The collective IR: an algorithm as plain data, to be proved, priced, run and drawn.
 
 A schedule is columns of transfers: in `round`, `source` sends elements [offset, offset + length) to `destination`,
-which adds them to its own (`reduces`) or takes them over. Offsets lie in one address space of the whole collective:
-an all-to-all of p ranks has p² blocks there, what rank i sends to rank j before what it sends to j + 1.
+which adds them to its own (`reduces`) or overwrites them. All offsets share one address space per collective: an
+all-to-all of p ranks has p² blocks there, the block from rank i to rank j just before the one from i to j + 1.
 
-All transfers of a round read what was there before the round. Rounds are for proof and drawing.
+All transfers of a round read the state before the round. Rounds exist for proof and drawing only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Round:
-    """Transfers that happen together; arrays of equal shape."""
+    """Transfers that happen at the same time; arrays of equal shape."""
 
     source: Ints
     destination: Ints
@@ -31,7 +31,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Holdings:
-    """Which rank holds which elements: columns of intervals."""
+    """Which rank holds which elements, as columns of intervals."""
 
     rank: Ints
     offset: Ints
@@ -40,8 +40,9 @@ class Holdings:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A collective as columns, sorted by round. What must come out follows from `start` and `end`: every rank ends
-    with its `end` intervals, each holding the contribution of every rank that starts with it, exactly once."""
+    """A collective as columns of transfers, sorted by round; `size` in elements. `start` and `end` define the result:
+    every rank ends with its `end` intervals, each containing the contribution of every rank that starts with it,
+    exactly once."""
 
     op: str
     algorithm: str
@@ -58,24 +59,25 @@ class Schedule:
 
     @property
     def rounds(self) -> int:
+        """The number of rounds."""
         return int(self.round.max()) + 1 if len(self.round) else 0
 
     @property
     def sent(self) -> Ints:
-        """Elements that each rank sends, (ranks,)."""
+        """The elements that each rank sends, (ranks,)."""
         return np.bincount(self.source, weights=self.length, minlength=self.ranks).astype(np.int64)
 
 
 def compose(
     op: str, algorithm: str, ranks: int, size: int, rounds: Sequence[Round], start: Holdings, end: Holdings
 ) -> Schedule:
-    """A schedule from its rounds. Transfers of nothing are dropped, and rounds that are left empty."""
+    """Build a schedule from its rounds. Drops empty transfers, and rounds without any other."""
     kept = []
     for r in rounds:
         columns = [c.ravel() for c in (r.source, r.destination, r.offset, r.length)]
-        there = columns[3] > 0
-        if not there.all():
-            columns = [c[there] for c in columns]
+        nonempty = columns[3] > 0
+        if not nonempty.all():
+            columns = [c[nonempty] for c in columns]
         if len(columns[0]):
             kept.append((columns, r.reduces))
     counts = [len(columns[0]) for columns, _ in kept]
@@ -87,11 +89,11 @@ def compose(
     return Schedule(op, algorithm, ranks, size, number, source, destination, offset, length, reduces, start, end)
 
 
-# Schedules out of schedules.
+# Schedules made from schedules.
 
 
 def then(first: Schedule, second: Schedule, op: str, algorithm: str) -> Schedule:
-    """The first, and after it the second, which starts with what the first ends with."""
+    """Chain two schedules. Raises ValueError unless the second starts with what the first ends with."""
     if (first.ranks, first.size) != (second.ranks, second.size) or not _same(first.end, second.start):
         raise ValueError(f"{second.op} does not start with what {first.op} ends with")
     return replace(
@@ -109,9 +111,9 @@ def then(first: Schedule, second: Schedule, op: str, algorithm: str) -> Schedule
 
 
 def staggered(parts: Sequence[Schedule]) -> Schedule:
-    """An all-reduce or a broadcast of a buffer in parts, each a round behind the one before it: while one of them
-    passes the links of one tier, another one passes those of the next. What happens at the same time so is written as
-    rounds after each other, the first part first."""
+    """Pipeline an all-reduce or a broadcast over parts of a buffer, each one round behind the part before it: while
+    one part uses the links of one tier, another uses those of the next. Simultaneous steps of different parts are
+    written as consecutive rounds, the first part first."""
     begins = np.cumsum([0, *(s.size for s in parts)])[:-1]
     turn = np.concatenate([(i + s.round) * len(parts) + i for i, s in enumerate(parts)])
     rows = np.argsort(turn, kind="stable")
@@ -136,7 +138,7 @@ def _beside(parts: Sequence[Holdings], begins: Ints) -> Holdings:
 
 
 def dual(s: Schedule, op: str, algorithm: str, reduces: bool) -> Schedule:
-    """Every transfer the other way, the last one first. A broadcast turns into a reduce, a scatter into a gather, a
+    """Reverse a schedule in time and direction. A broadcast turns into a reduce, a scatter into a gather, a
     reduce-scatter into an all-gather."""
     number = s.rounds - 1 - s.round
     rows = np.argsort(number, kind="stable")
@@ -156,8 +158,8 @@ def dual(s: Schedule, op: str, algorithm: str, reduces: bool) -> Schedule:
 
 
 def relabel(s: Schedule, order: Sequence[int]) -> Schedule:
-    """The same with other names: what rank i did, rank order[i] does. So an algorithm that likes neighbours gets the
-    ranks in the order in which they lie on the machine."""
+    """Rename ranks: what rank i did, rank order[i] does. An algorithm that favours neighbours gets the ranks in the
+    order of the machine this way. Raises ValueError unless `order` is a permutation of the ranks."""
     name = np.asarray(order, dtype=np.int64)
     if not np.array_equal(np.sort(name), np.arange(s.ranks)):
         raise ValueError(f"{list(order)} does not name each of {s.ranks} ranks once")
@@ -166,10 +168,10 @@ def relabel(s: Schedule, order: Sequence[int]) -> Schedule:
 
 
 def _same(a: Holdings, b: Holdings) -> bool:
-    """Whether each rank holds the same elements in both, however they are cut into intervals."""
+    """Tell whether each rank holds the same elements in both, however they are cut into intervals."""
 
-    def whole(h: Holdings) -> Ints:
-        """(rank, first, stop) with touching intervals joined."""
+    def merged(h: Holdings) -> Ints:
+        """Return (rank, first, stop), (3, intervals), with touching intervals merged."""
         order = np.lexsort((h.offset, h.rank))
         order = order[h.length[order] > 0]
         rank, low, high = h.rank[order], h.offset[order], h.offset[order] + h.length[order]
@@ -177,22 +179,22 @@ def _same(a: Holdings, b: Holdings) -> bool:
         opens, closes = np.append(True, ~joins)[: len(rank)], np.append(~joins, True)[-len(rank) :]
         return np.stack([rank[opens], low[opens], high[closes]]) if len(rank) else np.zeros((3, 0), dtype=np.int64)
 
-    return np.array_equal(whole(a), whole(b))
+    return np.array_equal(merged(a), merged(b))
 
 
-# Rounds out of members and intervals.
+# Rounds made from members and intervals.
 
 
 def meeting(groups: Ints, source: Ints, destination: Ints, low: Ints, high: Ints, reduces: bool) -> Round:
-    """One round of several groups side by side, from `groups` (groups, p), member indices (members,) and intervals
-    (groups, members)."""
+    """Build one round in which several groups do the same: ranks `groups` (groups, p), `source` and `destination` as
+    member indices (members,), intervals [low, high) as (groups, members)."""
     shape = (len(groups), len(source))
     low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
     return Round(groups[:, source], groups[:, destination], low, high - low, reduces)
 
 
 def joined(parts: Sequence[Round]) -> Round:
-    """Parts of one round as one: several intervals of one message."""
+    """Merge parts of one round, such as several intervals of one message."""
     source, destination, offset, length = (
         np.concatenate([getattr(r, c).ravel() for r in parts]) for c in ("source", "destination", "offset", "length")
     )
@@ -200,25 +202,26 @@ def joined(parts: Sequence[Round]) -> Round:
 
 
 def reverse(rounds: Sequence[Round], reduces: bool) -> list[Round]:
-    """`dual`, of rounds."""
+    """Reverse rounds in time and direction, as `dual` does a schedule."""
     return [Round(r.destination, r.source, r.offset, r.length, reduces) for r in reversed(rounds)]
 
 
 def intervals(rank: npt.ArrayLike, offset: npt.ArrayLike, length: npt.ArrayLike) -> Holdings:
+    """Build Holdings from columns that are broadcast against each other and flattened."""
     columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in (rank, offset, length)))
     return Holdings(*(c.ravel() for c in columns))
 
 
 def cut(low: Ints, high: Ints, parts: int) -> Ints:
-    """Boundaries of `parts` nearly equal pieces of [low, high): (..., parts + 1)."""
+    """Return the boundaries of `parts` nearly equal pieces of [low, high), (..., parts + 1)."""
     return low[..., None] + (high - low)[..., None] * np.arange(parts + 1) // parts
 
 
-# Pieces that no transfer divides.
+# Atoms: pieces that no transfer divides.
 
 
 def boundaries(s: Schedule) -> Ints:
-    """Where the pieces (atoms) begin and end that nothing in a schedule divides: (atoms + 1,), sorted."""
+    """Return where atoms, the pieces that no interval of a schedule divides, begin and end: (atoms + 1,), sorted."""
     ends = [s.offset, s.offset + s.length, np.array([0, s.size])]
     for h in (s.start, s.end):
         ends += [h.offset, h.offset + h.length]
@@ -226,7 +229,7 @@ def boundaries(s: Schedule) -> Ints:
 
 
 def atoms(edges: Ints, offset: Ints, length: Ints) -> tuple[Ints, Ints]:
-    """(row, atom) of every atom in each of the intervals."""
+    """Return (row, atom) for every atom of each interval: two arrays of equal length."""
     low = np.searchsorted(edges, offset)
     count = np.searchsorted(edges, offset + length) - low
     row = np.repeat(np.arange(len(offset)), count)

@@ -1,10 +1,10 @@
-"""A schedule, proved by running it on symbols: for every rank and every piece of the buffer, how often each rank's
-contribution is in it.
+"""Proof of a collective schedule by symbolic execution: for every rank and every piece of the buffer, count how often
+it contains each rank's contribution.
 
-Proved means: nothing is read, or added to, before it is there; nothing is added twice, nor received twice in a round;
-every rank ends with each contribution exactly once; and no rank has more than one partner to send to and one to
-receive from in a round, so that with the receive posted first even blocking sends cannot deadlock (by induction over
-rounds: a partner in round k waits only for rounds before k).
+Proved means: nothing is read or added to before it is there; nothing is added twice, or received twice in a round;
+every rank ends with each contribution exactly once; and no rank sends to, or receives from, more than one partner in
+a round, so that with the receive posted first even blocking sends cannot deadlock (by induction over rounds: a
+partner in round k waits only for rounds before k).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Counts = npt.NDArray[np.int16]
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proved, and what it costs: rounds, messages, the most elements that one rank sends."""
+    """The cost of a proved schedule: rounds, messages in all, and the most elements that one rank sends."""
 
     rounds: int
     messages: int
@@ -32,38 +32,40 @@ class Proof:
 
 @dataclass(frozen=True)
 class Run:
-    """The symbolic run: atoms are the pieces that no transfer divides. counts: (ranks, atoms, contributors)."""
+    """A symbolic run. `edges`: where atoms, the pieces that no transfer divides, begin and end, (atoms + 1,)."""
 
     schedule: Schedule
     edges: Ints
 
     def span(self, offset: int, length: int) -> slice:
+        """Return the atoms of an interval of elements."""
         return slice(int(np.searchsorted(self.edges, offset)), int(np.searchsorted(self.edges, offset + length)))
 
     def chunk(self, atom: int) -> str:
+        """Return an atom as text, `[first, stop)` in elements."""
         return f"[{self.edges[atom]}, {self.edges[atom + 1]})"
 
     def held(self, holdings: Holdings) -> npt.NDArray[np.bool_]:
-        """(ranks, atoms)"""
-        found = np.zeros((self.schedule.ranks, len(self.edges) - 1), dtype=bool)
+        """Return which rank holds which atom, (ranks, atoms)."""
+        mask = np.zeros((self.schedule.ranks, len(self.edges) - 1), dtype=bool)
         row, atom = atoms(self.edges, holdings.offset, holdings.length)
-        found[holdings.rank[row], atom] = True
-        return found
+        mask[holdings.rank[row], atom] = True
+        return mask
 
     def states(self) -> Iterator[tuple[int, Counts]]:
-        """(rounds done, counts) at the start and after every round; one array, brought up to date. Raises Unproved
-        where a round cannot happen."""
+        """Yield (rounds done, counts) at the start and after every round. counts: (ranks, atoms, contributors), one
+        array that is updated in place. Raises Unproved, with rank, chunk and round, if a round cannot happen."""
         s = self.schedule
         counts = np.zeros((s.ranks, len(self.edges) - 1, s.ranks), dtype=np.int16)
         rank, atom = np.nonzero(self.held(s.start))
         counts[rank, atom, rank] = 1
         yield 0, counts
         for number in range(s.rounds):
-            self._happen(counts, number)
+            self._apply(counts, number)
             yield number + 1, counts
 
-    def _happen(self, counts: Counts, number: int) -> None:
-        """Bring `counts` from before a round to after it."""
+    def _apply(self, counts: Counts, number: int) -> None:
+        """Apply a round to `counts`, in place."""
         s = self.schedule
         rows = slice(*np.searchsorted(s.round, [number, number + 1]).tolist())
         _one_port(s, number, rows)
@@ -100,23 +102,24 @@ def _first(true: npt.ArrayLike) -> int | None:
 
 
 def run(schedule: Schedule) -> Run:
+    """Prepare the symbolic run of a schedule."""
     return Run(schedule, boundaries(schedule))
 
 
 def prove(schedule: Schedule) -> Proof:
-    """Raises Unproved, naming rank, chunk and round."""
+    """Prove a schedule. Raises Unproved, with rank, chunk and round, if it does not do what its op requires."""
     symbolic = run(schedule)
     counts: Counts | None = None
     for _, state in symbolic.states():
         counts = state
     assert counts is not None
-    wanted = symbolic.held(schedule.start).T.astype(np.int16)  # (atoms, contributors)
-    wrong = symbolic.held(schedule.end) & (counts != wanted).any(axis=2)
+    required = symbolic.held(schedule.start).T.astype(np.int16)  # (atoms, contributors)
+    wrong = symbolic.held(schedule.end) & (counts != required).any(axis=2)
     if wrong.any():
         rank, atom = (int(x) for x in np.argwhere(wrong)[0])
-        lost = np.nonzero(counts[rank, atom] < wanted[atom])[0]
-        foreign = np.nonzero(counts[rank, atom] > wanted[atom])[0]
-        what = f"lacks the contribution of rank {lost[0]}" if len(lost) else f"holds rank {foreign[0]}'s by mistake"
+        lost = np.nonzero(counts[rank, atom] < required[atom])[0]
+        foreign = np.nonzero(counts[rank, atom] > required[atom])[0]
+        what = f"lacks the contribution of rank {lost[0]}" if len(lost) else f"wrongly contains rank {foreign[0]}'s"
         when = f"after round {schedule.rounds - 1}" if schedule.rounds else "before round 0"
         raise Unproved(f"rank {rank}, chunk {symbolic.chunk(atom)}, {when}: {what}")
     message = (schedule.round * schedule.ranks + schedule.source) * schedule.ranks + schedule.destination
@@ -124,7 +127,7 @@ def prove(schedule: Schedule) -> Proof:
 
 
 def _one_port(s: Schedule, number: int, rows: slice) -> None:
-    """At most one partner each way, and no message to oneself."""
+    """Require at most one partner to send to and one to receive from, and no message to oneself."""
     pairs = np.stack(np.divmod(np.unique(s.source[rows] * s.ranks + s.destination[rows]), s.ranks), axis=1)
     for column, does in ((0, "sends to"), (1, "receives from")):
         count = np.bincount(pairs[:, column], minlength=s.ranks)

@@ -1,4 +1,4 @@
-"""Every algorithm, proved for many worlds, chunkings and roots: what `phalanx collectives prove` runs."""
+"""Prove every algorithm for many world sizes, chunkings and roots: what `phalanx collectives prove` runs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from phalanx.schedule.errors import Unproved
 
 
 def sweep(most: int) -> Iterator[str | None]:
-    """For every schedule of 1 to `most` ranks None where it is proved, else what is wrong with it."""
+    """Yield for every schedule over 1 to `most` ranks None if it is proved, else what is wrong with it."""
     for op, names in ALGORITHMS.items():
         for algorithm in names:
             for p in range(1, most + 1):
-                for given in variants(op, algorithm, p):
+                for options in variants(op, algorithm, p):
                     try:
-                        prove(build(op, algorithm, p, **given))
+                        prove(build(op, algorithm, p, **options))
                         yield None
                     except Unproved as error:
-                        yield f"{algorithm} {op}, {p} ranks, {given}: {error}"
+                        yield f"{algorithm} {op}, {p} ranks, {options}: {error}"
 
 
 def variants(op: str, algorithm: str, p: int) -> list[dict[str, Any]]:
-    """What to build over p ranks: even chunks, uneven ones, and fewer elements than ranks; first, middle and last
-    root; one segment, several and more than there are elements; two tiers; even blocks, uneven and empty ones."""
+    """Return the arguments of `build` to try over p ranks: even chunks, uneven ones, fewer elements than ranks;
+    first, middle and last root; one segment, several, more than elements; two tiers; even, uneven and empty
+    blocks."""
     if op == "barrier":
         return [{"size": p}]
     if op == "all_to_all":
@@ -46,6 +47,6 @@ def variants(op: str, algorithm: str, p: int) -> list[dict[str, Any]]:
 
 
 def _two_tiers(p: int) -> tuple[int, ...]:
-    """p as inner x outer, the inner one at least as large."""
+    """Factor p into (inner, outer), with inner >= outer and as close as possible."""
     outer = max(d for d in range(1, math.isqrt(p) + 1) if p % d == 0)
     return (p // outer, outer)

@@ -1,8 +1,7 @@
 """Every collective by operation and algorithm, for any number of ranks and any size: `build`.
 
-The algorithms stand in trees.py (one to all), reductions.py (in chunks), hierarchy.py and all_to_all.py. What is
-another one backwards, or one after another, is made so: a reduce is a broadcast reversed, an all-gather a
-reduce-scatter.
+The algorithms stand in trees.py (along trees) and algorithms.py (in chunks). Some schedules are derived: a reduce is
+a broadcast reversed, an all-gather a reduce-scatter reversed, and some all-reduces chain two other collectives.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "barrier": ("dissemination",),
 }
 SEGMENTED = frozenset({("broadcast", "chain"), ("all_reduce", "double_tree")})
-"""Those that `segments` is for."""
+"""The algorithms that take `segments`."""
 
 _DUALS = {
     ("reduce", "flat"): ("broadcast", "flat"),
@@ -81,15 +80,16 @@ def build(
     splits: npt.ArrayLike | None = None,
     segments: int = 8,
 ) -> Schedule:
-    """The schedule of a collective over `ranks` ranks and a buffer of `size` elements: the gathered buffer; of an
-    all-to-all each rank's send buffer, in equal blocks; of a barrier nothing, it has one token per rank.
+    """Build the schedule of a collective over `ranks` ranks.
 
-    `root`: of broadcast, reduce, scatter and gather. `tiers`: of hierarchical, sizes, innermost first. `splits`: of
-    an uneven all-to-all, (ranks, ranks) elements from rank i to rank j, instead of `size`. `segments`: how many
-    pieces travel behind each other in a chain, or in either half of a double tree; cost.critical_path.best_segments
-    chooses them.
+    `size`: elements of the buffer (for gather, all-gather and their like the gathered one; for all-to-all each rank's
+    send buffer, in equal blocks; ignored for a barrier, which has one token per rank). `root`: for broadcast, reduce,
+    scatter and gather. `tiers`: for hierarchical, sizes, innermost first. `splits`: for an uneven all-to-all,
+    (ranks, ranks) elements from rank i to rank j, instead of `size`. `segments`: how many pieces travel one behind
+    the other in a chain, or in each half of a double tree; best_segments in cost/collectives/closed_form.py chooses
+    the number.
 
-    Raises InputError for what does not exist.
+    Raises InputError for an unknown op or algorithm, and for sizes that do not fit.
     """
     _check(op, algorithm, ranks, size, root, tiers, splits, segments)
     if (op, algorithm) in _DUALS:
@@ -104,20 +104,20 @@ def build(
     everyone = np.arange(ranks)
     groups, low, high = everyone[None], np.zeros(1, dtype=np.int64), np.full(1, size, dtype=np.int64)
     bounds = cut(low, high, ranks)[0]
-    own = intervals(everyone, bounds[:-1], np.diff(bounds))
-    whole, at_root = intervals(everyone, 0, size), intervals(root, 0, size)
+    own_chunks = intervals(everyone, bounds[:-1], np.diff(bounds))
+    full, at_root = intervals(everyone, 0, size), intervals(root, 0, size)
     if op == "broadcast":
-        start, end = at_root, whole
+        start, end = at_root, full
         if algorithm == "chain":
             rounds = chain_broadcast(groups, low, high, root, segments)
         else:
             rounds = _BROADCASTS[algorithm](groups, low, high, root)
     elif op == "scatter":
-        rounds, start, end = _SCATTERS[algorithm](groups, low, high, root), at_root, own
+        rounds, start, end = _SCATTERS[algorithm](groups, low, high, root), at_root, own_chunks
     elif op == "reduce_scatter":
-        rounds, start, end = _REDUCE_SCATTERS[algorithm](groups, low, high), whole, own
+        rounds, start, end = _REDUCE_SCATTERS[algorithm](groups, low, high), full, own_chunks
     elif op == "all_reduce":
-        start, end = whole, whole
+        start, end = full, full
         if algorithm == "hierarchical":
             rounds = hierarchical_all_reduce(groups, low, high, tiers or (ranks,))
         elif algorithm == "double_tree":
@@ -126,13 +126,13 @@ def build(
             rounds = _ALL_REDUCES[algorithm](groups, low, high)
     else:
         # Bruck's all-gather; with a token for each chunk it is the dissemination barrier (Hensgen et al. 1988).
-        rounds, start, end = bruck_all_gather(groups, low, high), own, whole
+        rounds, start, end = bruck_all_gather(groups, low, high), own_chunks, full
     return compose(op, algorithm, ranks, size, rounds, start, end)
 
 
 def _all_to_all(algorithm: str, ranks: int, splits: npt.ArrayLike) -> Schedule:
-    """Blocks lie in the order of (from, to), so that what a rank sends is one interval; it ends with block (0, i),
-    (1, i), ... in this order, some of them perhaps empty."""
+    """Build an all-to-all. Blocks lie in the order of (from, to), so that each rank's send buffer is one interval.
+    Rank i ends with blocks (0, i), (1, i), ... in this order; some of them may be empty."""
     lengths = np.asarray(splits, dtype=np.int64)
     stops = np.cumsum(lengths).reshape(lengths.shape)
     starts = stops - lengths
@@ -162,13 +162,15 @@ def _check(
     if segments < 1:
         raise InputError("segments", segments, "must be at least 1")
     if tiers is not None and (min(tiers, default=0) < 1 or int(np.prod(tiers)) != ranks):
-        raise InputError("--tiers", "x".join(map(str, tiers)), f"has not product {ranks}")
+        raise InputError("--tiers", "x".join(map(str, tiers)), f"must have product {ranks}")
     if splits is None:
         if op == "all_to_all" and size % ranks:
-            raise InputError("size", size, "is not in equal blocks", f"use a multiple of {ranks}, or give splits")
+            raise InputError(
+                "size", size, "does not split into equal blocks", f"use a multiple of {ranks}, or give splits"
+            )
         return
     if op != "all_to_all":
-        raise InputError("splits", None, f"{op} has none", "they are for all_to_all")
+        raise InputError("splits", None, f"{op} takes none", "leave it out, or use all_to_all")
     table = np.asarray(splits)
     if table.shape != (ranks, ranks) or not np.issubdtype(table.dtype, np.integer) or (table < 0).any():
         raise InputError(

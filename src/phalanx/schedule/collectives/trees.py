@@ -1,8 +1,9 @@
-"""Collectives along trees: one to all, all to one, and the two trees that use every link both ways.
+"""Collectives along trees: one to all, all to one, and the two trees that use every link in both directions.
 
 Builders take `groups`, (groups, p) ranks that run the same algorithm side by side, and the interval [low, high) of
-each group. Sources: Thakur, Rabenseifner & Gropp 2005 (binomial); Sanders, Speck & Träff 2009, "Two-tree algorithms
-for full bandwidth broadcast, reduction and scan"; NCCL `src/graph/trees.cc` (the two trees for any p).
+each group, and return rounds. Sources: Thakur, Rabenseifner & Gropp 2005 (binomial); Sanders, Speck & Träff 2009,
+"Two-tree algorithms for full bandwidth broadcast, reduction and scan"; NCCL `src/graph/trees.cc` (the two trees for
+any p).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from phalanx.schedule.collectives.ir import Ints, Round, cut, joined, meeting, r
 
 
 def binomial_broadcast(groups: Ints, low: Ints, high: Ints, root: int = 0) -> list[Round]:
-    """ceil(lg p) rounds; those who have it send it 2^k further, the farthest first."""
+    """ceil(lg p) rounds; members that have the buffer send it 2^k further, the farthest first."""
     p = groups.shape[1]
     rounds = []
     for k in reversed(range((p - 1).bit_length())):
@@ -27,7 +28,7 @@ def binomial_broadcast(groups: Ints, low: Ints, high: Ints, root: int = 0) -> li
 
 
 def flat_broadcast(groups: Ints, low: Ints, high: Ints, root: int = 0) -> list[Round]:
-    """p-1 rounds; the root sends to one after the other."""
+    """p-1 rounds; the root sends to one member after the other."""
     p = groups.shape[1]
     others = [(root + s) % p for s in range(1, p)]
     return [
@@ -36,7 +37,7 @@ def flat_broadcast(groups: Ints, low: Ints, high: Ints, root: int = 0) -> list[R
 
 
 def chain_broadcast(groups: Ints, low: Ints, high: Ints, root: int, segments: int) -> list[Round]:
-    """p-2+m rounds; m segments travel down a chain behind each other. Best m = sqrt((p-2) n β / α)."""
+    """p-2+m rounds; m segments travel down a chain one behind the other. Best m = sqrt((p-2) n β / α)."""
     p = groups.shape[1]
     m = _segments(low, high, segments)
     bounds = cut(low, high, m)
@@ -51,12 +52,12 @@ def chain_broadcast(groups: Ints, low: Ints, high: Ints, root: int, segments: in
 
 
 def _segments(low: Ints, high: Ints, wanted: int) -> int:
-    """As many as wanted, but none of them empty."""
+    """Return the number of segments: as many as wanted, but none of them empty."""
     return max(1, min(wanted, int((high - low).max())))
 
 
 def binomial_scatter(groups: Ints, low: Ints, high: Ints, root: int = 0) -> list[Round]:
-    """ceil(lg p) rounds; a sender passes on the chunks of the subtree that it hands over. Chunk i is member i's."""
+    """ceil(lg p) rounds; a sender forwards the chunks of the receiver's subtree. Chunk i belongs to member i."""
     p = groups.shape[1]
     bounds = cut(low, high, p)
     rounds = []
@@ -99,8 +100,9 @@ class TwoTrees:
 
 
 def two_trees(p: int) -> TwoTrees:
-    """Two binary trees over p members: who is inside one (except for member 0 if p is odd) is a leaf of the other,
-    so that in a broadcast everyone sends two halves of the buffer and receives two (Sanders, Speck & Träff)."""
+    """Return two binary trees over p members. An inner node of one (except member 0 if p is odd) is a leaf of the
+    other, so that in a broadcast every member sends and receives two halves of the buffer (Sanders, Speck &
+    Träff)."""
     member = np.arange(p)
     # In-order numbering: odd members are leaves, 4 k + 2 are the parents of leaves, and so on; 0 has one child.
     bit = member & -member
@@ -116,16 +118,16 @@ def two_trees(p: int) -> TwoTrees:
     into = {(int(t), int(c)): e for e, (t, c) in enumerate(zip(tree, children, strict=True))}
     # Parents first: a parent's lowest bit is higher than its child's.
     for e in np.argsort(-np.tile(bit[1:], 2), kind="stable").tolist():
-        above_it = into.get((int(tree[e]), int(parents[e])))
-        ready = 0 if above_it is None else step[above_it] + 1
+        incoming = into.get((int(tree[e]), int(parents[e])))
+        ready = 0 if incoming is None else step[incoming] + 1
         step[e] = ready + (ready + colour[e]) % 2
     return TwoTrees(tree, parents, children, np.array(step, dtype=np.int64))
 
 
 def _alternate(parents: list[int], children: list[int]) -> list[int]:
-    """A colour, 0 or 1, for each edge, such that no two edges into a member are equal, nor two edges out of it.
+    """Return a colour, 0 or 1, for each edge, such that the edges into a member differ, and so do those out of it.
 
-    At most two go in (one per tree) and at most two out, so the conflicts form paths, and cycles of even length.
+    At most two go in (one per tree) and at most two out, so conflicts form paths and cycles of even length.
     """
     conflicts: list[list[int]] = [[] for _ in parents]
     for ends in (parents, children):
@@ -149,8 +151,8 @@ def _alternate(parents: list[int], children: list[int]) -> list[int]:
 
 
 def double_tree_all_reduce(groups: Ints, low: Ints, high: Ints, segments: int) -> list[Round]:
-    """Both trees reduce upwards, then broadcast downwards, their half of the buffer in k segments behind each other:
-    4 k + 4 lg p rounds or fewer, of n / 2k each, and every port is busy in all but O(lg p) of them."""
+    """Each tree reduces its half of the buffer upwards, then broadcasts it downwards, in k segments one behind the
+    other: at most 4 k + 4 lg p rounds of n / 2k elements each, and every port is busy in all but O(lg p) of them."""
     p = groups.shape[1]
     if p == 1:
         return []
@@ -159,13 +161,13 @@ def double_tree_all_reduce(groups: Ints, low: Ints, high: Ints, segments: int) -
     halves = np.stack([low, middle]), np.stack([middle, high])  # (2, groups)
     bounds = cut(*halves, _segments(*halves, segments))
     begin, end = bounds[..., :-1], bounds[..., 1:]
-    # Backwards in time and in segments: what is reduced first is broadcast first.
+    # Reversed in time and in segments, so that the segment that is reduced first is broadcast first.
     up = reverse(_down(trees, groups, begin[..., ::-1], end[..., ::-1]), reduces=True)
     return up + _down(trees, groups, begin, end)
 
 
 def _down(trees: TwoTrees, groups: Ints, begin: Ints, end: Ints) -> list[Round]:
-    """Segments [begin, end), (2, groups, k), from the roots to everyone."""
+    """Return the rounds that move segments [begin, end), (2, groups, k), from the roots to all members."""
     k, rounds = begin.shape[2], []
     for r in range(int(trees.step.max()) + 2 * k - 1):
         segment, turn = np.divmod(r - trees.step, 2)

@@ -1,10 +1,10 @@
-"""How parameters fall into gradient buckets.
+"""How parameters are grouped into gradient buckets.
 
-One function for the program that is predicted and for the engine that runs: the order in which gradients become
-ready in a backward pass, cut where a bucket is full (Li et al. 2020, "PyTorch Distributed", section 3.2).
+The predicted program and the running engine share one function: gradients in the order in which a backward pass
+completes them, cut where a bucket is full (Li et al. 2020, "PyTorch Distributed", section 3.2).
 
-Experts whose gradients reduce over other ranks than all others' have buckets of their own, which fill beside the
-others; all are issued in the order in which they are full.
+If the gradients of experts reduce over other ranks than the rest, experts have separate buckets, which fill
+independently; all buckets are issued in the order in which they become full.
 """
 
 from __future__ import annotations
@@ -30,57 +30,59 @@ class Bucket:
     index: int
     parameters: tuple[Parameter, ...]
     unit: str = ""
-    """At zero=3, where a bucket is what a unit gathers, or its experts are."""
+    """The unit that a bucket stands for at zero=3, where it is what the unit (or its experts) gathers; else empty."""
     experts: bool = False
-    """Of experts alone, which go over `edp`; all others over the ranks of dp and cp."""
+    """Whether it holds experts only, which reduce over `edp`; all others reduce over the ranks of dp and cp."""
 
     @property
     def numel(self) -> int:
+        """Elements of all parameters, without padding."""
         return sum(p.numel for p in self.parameters)
 
     @property
     def name(self) -> str:
+        """The name in events: that of the unit at zero=3, else `bucket.N`."""
         if self.unit:
             return f"{self.unit}.experts" if self.experts else self.unit
         return f"bucket.{self.index}"
 
     def kind(self, what: str) -> str:
-        """What goes over the same ranks as this, by what it is."""
+        """Return `what`, marked if it concerns experts: a key for what is sent over the same ranks as this bucket."""
         return f"{what}, experts" if self.experts else what
 
     def ranks(self, strategy: Strategy) -> int:
-        """Whose gradients of it are summed."""
+        """Return over how many ranks its gradients are summed."""
         return strategy.edp if self.experts else strategy.gradient_ranks
 
     def axis(self, strategy: Strategy) -> str:
-        """What its gradients are reduced over, to its parts where it has several."""
+        """Return the mesh axis that its gradients are reduced (or, if sharded, reduce-scattered) over."""
         grid = mesh(strategy)
         return "edp" if self.experts else grid.shard_axis if strategy.stage else grid.gradient_axis
 
     def parts(self, strategy: Strategy) -> int:
-        """The equal parts of its flat buffer."""
+        """Return into how many equal parts its flat buffer is cut."""
         return layout(strategy, self.experts)[0]
 
     def replicas(self, strategy: Strategy) -> int:
-        """Ranks that have the same part of its gradients in the end."""
+        """Return how many ranks end with the same part of its gradients."""
         if strategy.stage:
             return 1 if self.experts else strategy.dp_replicate
         return self.ranks(strategy)
 
     def across(self, strategy: Strategy) -> bool:
-        """Whether its parts are reduced over replicas of them (HSDP)."""
+        """Tell whether each part is also reduced over its replicas (HSDP)."""
         return strategy.stage > 0 and self.replicas(strategy) > 1
 
     def padded(self, strategy: Strategy) -> int:
-        """Elements of its flat buffer: equal parts, each a whole number of what may not be cut."""
+        """Return the elements of its flat buffer: equal parts, each a multiple of the aligned granule."""
         parts, aligned = layout(strategy, self.experts)
         return -(-self.numel // (parts * aligned)) * parts * aligned if parts > 1 else self.numel
 
 
 def layout(strategy: Strategy, experts: bool = False) -> tuple[int, int]:
-    """(Equal parts that a bucket falls into, elements that stay together in one): the shards, of whole cache lines.
-    Those of `experts`, apart, are all ranks that have the same ones. Codes of a quantised gradient are summed part by
-    part at stage 0 too, and their blocks are not cut."""
+    """Return (equal parts that a bucket is cut into, elements that no cut separates): one part per shard, in
+    multiples of a cache line. Separate buckets of `experts` are cut over all ranks that hold the same experts.
+    Quantised gradients are summed part by part at zero 0 too, and their blocks are not cut."""
     if experts:
         return (strategy.edp, _ALIGNED) if strategy.stage else (1, _ALIGNED)
     c = strategy.compressor
@@ -92,20 +94,20 @@ def layout(strategy: Strategy, experts: bool = False) -> tuple[int, int]:
 
 
 def backward_order(spec: ModelSpec) -> tuple[Parameter, ...]:
-    """Parameters in the order in which a backward pass finishes their gradients.
+    """Return the parameters in the order in which a backward pass completes their gradients.
 
-    The reverse of the forward order; what several units share (unit `model`) is finished last.
+    That is the reverse of the forward order; what several units share (unit `model`) is complete last.
     """
     backward = tuple(reversed(parameters(spec)))
-    if isinstance(spec, StageSpec):  # a chunk after the other
+    if isinstance(spec, StageSpec):  # one chunk after the other
         order = {unit: at for at, chunk in enumerate(reversed(spec.chunks)) for unit in chunk}
         backward = tuple(sorted(backward, key=lambda p: order.get(p.unit, 0)))
-    own = tuple(p for p in backward if p.unit != "model")
-    return own + tuple(p for p in backward if p.unit == "model")
+    of_units = tuple(p for p in backward if p.unit != "model")
+    return of_units + tuple(p for p in backward if p.unit == "model")
 
 
 def fill(order: Sequence[Parameter], element_bytes: int, bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Cut an order of parameters into buckets of at most `bucket_bytes`; a larger parameter stands alone."""
+    """Cut a sequence of parameters into buckets of at most `bucket_bytes`; a larger parameter gets its own."""
     buckets: list[Bucket] = []
     waiting: list[Parameter] = []
     size = 0
@@ -120,86 +122,95 @@ def fill(order: Sequence[Parameter], element_bytes: int, bucket_bytes: int) -> t
     return tuple(buckets)
 
 
-def unit_buckets(spec: ModelSpec, apart: bool = False) -> tuple[Bucket, ...]:
-    """A bucket for every unit, in the order of the backward pass, and before it one of its experts where they are
-    `apart`; what several units share (`model`) comes last."""
-    found: dict[tuple[str, bool], list[Parameter]] = {}
+def unit_buckets(spec: ModelSpec, separate: bool = False) -> tuple[Bucket, ...]:
+    """Return one bucket per unit, in the order of the backward pass, preceded by one of its experts if they reduce
+    separately (`separate`); what several units share (`model`) comes last."""
+    groups: dict[tuple[str, bool], list[Parameter]] = {}
     for p in backward_order(spec):
-        found.setdefault((p.unit, apart and p.of_experts), []).append(p)
-    # A unit's experts are done before its attention.
-    cut = sorted(found, key=lambda key: (list(dict.fromkeys(unit for unit, _ in found)).index(key[0]), not key[1]))
-    return tuple(Bucket(i, tuple(found[key]), *key) for i, key in enumerate(cut))
+        groups.setdefault((p.unit, separate and p.of_experts), []).append(p)
+    # A backward pass completes a unit's experts before its attention.
+    cut = sorted(groups, key=lambda key: (list(dict.fromkeys(unit for unit, _ in groups)).index(key[0]), not key[1]))
+    return tuple(Bucket(i, tuple(groups[key]), *key) for i, key in enumerate(cut))
 
 
 def buckets(spec: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]:
-    """What a strategy reduces at once: of a rank's own part of the model, where tensor parallelism splits it."""
-    held = local(spec, strategy)
+    """Return the buckets of a strategy, over one tensor-parallel rank's part of the model."""
+    local_spec = local(spec, strategy)
     if strategy.stage == 3:
-        return unit_buckets(held, strategy.experts_apart)
-    return gradient_buckets(held, job, strategy.bucket_bytes, strategy.experts_apart)
+        return unit_buckets(local_spec, strategy.experts_apart)
+    return gradient_buckets(local_spec, job, strategy.bucket_bytes, strategy.experts_apart)
 
 
 @cache
-def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int, apart: bool = False) -> tuple[Bucket, ...]:
-    """Buckets of any units, full at `bucket_bytes` of the type that is reduced; of experts alone, or of none, where
-    they are `apart`. A pipeline rank's have units of one chunk; and a tied embedding has its own, so that it is cut
-    alike where its other copy is."""
-    found: list[Bucket] = []
+def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int, separate: bool = False) -> tuple[Bucket, ...]:
+    """Return buckets across units, full at `bucket_bytes` of the reduced type; with `separate`, experts do not share
+    a bucket with anything else. On a pipeline rank no bucket crosses chunks, and a tied embedding gets its own
+    bucket, so that it is cut in the same way as its copy on the other rank."""
+    result: list[Bucket] = []
     order, e = backward_order(spec), DTYPE_BYTES[job.precision.reduce_dtype]
     parts: list[Sequence[Parameter]] = [order]
     if isinstance(spec, StageSpec):
-        own = [(*chunk,) for chunk in reversed(spec.chunks)] + [("model",)]
-        parts = [[p for p in order if p.unit in units] for units in own]
+        groups = [(*chunk,) for chunk in reversed(spec.chunks)] + [("model",)]
+        parts = [[p for p in order if p.unit in units] for units in groups]
     at = {p: i for i, p in enumerate(order)}
     for part in parts:
-        cut = list(fill([p for p in part if not (apart and p.of_experts)], e, bucket_bytes))
-        cut += [replace(b, experts=True) for b in fill([p for p in part if apart and p.of_experts], e, bucket_bytes)]
+        cut = list(fill([p for p in part if not (separate and p.of_experts)], e, bucket_bytes))
+        cut += [
+            replace(b, experts=True) for b in fill([p for p in part if separate and p.of_experts], e, bucket_bytes)
+        ]
         cut.sort(key=lambda b: at[b.parameters[-1]])
-        found += [replace(b, index=len(found) + i) for i, b in enumerate(cut)]
-    return tuple(found)
+        result += [replace(b, index=len(result) + i) for i, b in enumerate(cut)]
+    return tuple(result)
 
 
 def of_chunks(cut: Sequence[Bucket], spec: ModelSpec, finished: Sequence[int], early: bool) -> tuple[list[int], ...]:
-    """For each chunk that is held, the buckets that its backward passes fill, in the order in which they are issued.
-    `finished`: chunks in the order of their last backward passes. What chunks share is complete with the last of
-    them; or `early`, where every backward pass is reduced by itself, with each."""
+    """Return for each chunk of a rank the buckets that its backward passes fill, in the order in which they are
+    issued.
+
+    `finished`: chunks in the order of their last backward passes. The bucket that chunks share is complete with the
+    last of them; with `early`, where every backward pass is reduced separately, with each of them.
+    """
     held = chunks(spec)
     shared = [b.index for b in cut if b.parameters[0].unit == "model"] if isinstance(spec, StageSpec) else []
     users = [i for i in finished if "embed" in held[i] or "head" in held[i]]
-    found = []
+    result = []
     for i, units in enumerate(held):
-        own = [b.index for b in cut if b.index not in shared and (len(held) == 1 or b.parameters[0].unit in units)]
+        indices = [
+            b.index for b in cut if b.index not in shared and (len(held) == 1 or b.parameters[0].unit in units)
+        ]
         if shared and i in (users if early else users[-1:]):
-            own = own + shared if "embed" in units else shared + own  # ready last; first
-        found.append(own)
-    return tuple(found)
+            indices = indices + shared if "embed" in units else shared + indices  # ready last; first
+        result.append(indices)
+    return tuple(result)
 
 
 def slots(sizes: list[int]) -> list[int]:
-    """Which of three buffers each bucket of a sequence uses, when at most two neighbours are in use at a time: the
-    first and the last, the largest as a rule, share one; those between take turns. Two have one each."""
+    """Return which of three buffers each bucket of a sequence uses if at most two neighbours are in use at a time.
+    The first and the last, usually the largest, share one; those between alternate. Two buckets have one each."""
     last = len(sizes) - 1
     return [0 if i in (0, last) and last > 1 else 1 + i % 2 for i in range(len(sizes))]
 
 
 def lent(spec: ModelSpec, cut: Sequence[Bucket], strategy: Strategy) -> tuple[list[int], list[int]]:
-    """(The buffer that each bucket uses for gradients on their way, the elements of each buffer.) A pipeline rank's
-    tied embedding, which is ready when its neighbours in the order are not, has its own; buckets of experts, which
-    fill beside the others, take turns among themselves."""
-    apart = isinstance(spec, StageSpec) and cut[-1].parameters[0].unit == "model"
-    alone = cut[-1:] if apart else ()
-    kinds = ([b for b in cut if not b.experts and b not in alone], [b for b in cut if b.experts], alone)
+    """Return (the buffer that each bucket uses for gradients in flight, the elements of each buffer).
+
+    A pipeline rank's tied embedding, which is complete at another time than its neighbours in the order, has its own
+    buffer; buckets of experts, which fill independently, alternate among themselves.
+    """
+    tied = isinstance(spec, StageSpec) and cut[-1].parameters[0].unit == "model"
+    last = cut[-1:] if tied else ()
+    kinds = ([b for b in cut if not b.experts and b not in last], [b for b in cut if b.experts], last)
     turn: dict[int, int] = {}
     sizes: list[int] = []
     for kind in kinds:
-        own = [b.padded(strategy) for b in kind]
-        turn |= {b.index: len(sizes) + slot for b, slot in zip(kind, slots(own), strict=True)}
-        sizes += slot_sizes(own)
+        elements = [b.padded(strategy) for b in kind]
+        turn |= {b.index: len(sizes) + slot for b, slot in zip(kind, slots(elements), strict=True)}
+        sizes += slot_sizes(elements)
     return [turn[b.index] for b in cut], sizes
 
 
 def slot_sizes(sizes: list[int]) -> list[int]:
-    """Elements of each of these buffers."""
+    """Return the elements of each of the three buffers of `slots`."""
     used = [0, 0, 0]
     for size, slot in zip(sizes, slots(sizes), strict=True):
         used[slot] = max(used[slot], size)

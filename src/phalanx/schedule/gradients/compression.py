@@ -1,10 +1,10 @@
-"""What compressed gradients send: the collectives of a bucket in their order, and the bytes of each message.
+"""What compressed gradients send: the collectives of a bucket in order, and the bytes of each message.
 
-fp16, bf16, int8, int4   all-to-all of codes, each part summed by its owner; stage 0: all-gather of the sums' codes
-topk                     all-gather of the largest elements and their places
-randk                    all-reduce of the drawn elements, whose places everybody knows
-threshold                all-gather of the counts, then of the elements and their places
-powersgd                 all-reduce of P = M Q and of what is no matrix, then of Qᵀ = P̂ᵀ M
+fp16, bf16, int8, int4   all-to-all of codes, each part summed by its owner; at zero 0 all-gather of the sums' codes
+topk                     all-gather of the largest elements and their indices
+randk                    all-reduce of the drawn elements, whose indices every rank knows
+threshold                all-gather of the counts, then of the elements and their indices
+powersgd                 all-reduce of P = M Q and of what is not sent as factors, then of Qᵀ = P̂ᵀ M
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SCALE_BYTES = 4
 PLACE_BYTES = 4
 COUNT_BYTES = 8
 PIECE = 1 << 15
-"""Elements that are coded at a time: a core's cache holds them."""
+"""Elements that are coded at a time, so that they stay in a core's cache."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One collective. `at_most`: the bytes are a bound, the gradients decide."""
+    """One collective. `at_most`: `bytes` is a bound, since the gradients decide how much is sent."""
 
     op: str
     axis: str
@@ -38,24 +38,24 @@ class Sent:
 
 
 def coded(c: Compression, numel: int) -> int:
-    """Bytes of the message that stands for `numel` elements, whole blocks."""
+    """Return the bytes of the codes (and scales) of `numel` elements, a multiple of BLOCK."""
     return numel // BLOCK * SCALE_BYTES * c.scaled + numel * c.bits // 8
 
 
 def kept(c: Compression, numel: int) -> int:
-    """Elements of a bucket that topk and randk send; an even number, so that what lies behind them is aligned."""
+    """Return how many elements of a bucket topk and randk send: an even number, so that what follows is aligned."""
     return min(numel + numel % 2, 2 * ceil(c.value * numel / 2))
 
 
 def most(numel: int, ranks: int) -> int:
-    """Elements that a rank sends at most by threshold. More than one in `ranks` would be dearer than sending them
-    all: p messages of n/p places and values weigh more than the 2 (p-1)/p n values of an all-reduce."""
+    """Return the most elements that a rank sends under threshold: one in `ranks`. More would cost more than sending
+    everything: p messages of n/p indices and values outweigh the 2 (p-1)/p n values of an all-reduce."""
     return 2 * ceil(numel / ranks / 2)
 
 
 @dataclass(frozen=True)
 class Factors:
-    """A matrix (n, m) as a product of (n, r) and (r, m)."""
+    """A gradient matrix (n, m), sent as the product of factors (n, r) and (r, m)."""
 
     parameter: Parameter
     n: int
@@ -64,21 +64,21 @@ class Factors:
 
 
 def factors(c: Compression, bucket: Bucket) -> tuple[tuple[Factors, ...], tuple[Parameter, ...]]:
-    """The parameters of a bucket that are sent as factors, and those that are sent as they are: vectors, and matrices
-    of which the factors would be no smaller."""
-    found, rest = [], []
+    """Split a bucket into the parameters that are sent as factors, and those that are sent as they are: vectors, and
+    matrices whose factors would not be smaller."""
+    matrices, rest = [], []
     for p in bucket.parameters:
         n, m = (p.shape[0], prod(p.shape[1:])) if len(p.shape) > 1 else (1, 1)
         r = min(int(c.value), n, m)
         if r * (n + m) < n * m:
-            found.append(Factors(p, n, m, r))
+            matrices.append(Factors(p, n, m, r))
         else:
             rest.append(p)
-    return tuple(found), tuple(rest)
+    return tuple(matrices), tuple(rest)
 
 
 def sent(c: Compression, bucket: Bucket, s: Strategy, dtype: DType) -> tuple[Sent, ...]:
-    """What reduces a bucket over its axis, in order; `dtype` is what gradients accumulate in."""
+    """Return the collectives that reduce a bucket over its axis, in order. `dtype`: what gradients accumulate in."""
     grid, numel, e = mesh(s), bucket.padded(s), DTYPE_BYTES[dtype]
     axis = grid.gradient_axis
     if c.quantised:
@@ -103,8 +103,8 @@ def sent(c: Compression, bucket: Bucket, s: Strategy, dtype: DType) -> tuple[Sen
 
 
 def sent_across(c: Compression, bucket: Bucket, s: Strategy) -> tuple[Sent, ...]:
-    """What reduces a bucket's shard over the replicas (HSDP), in order: nothing where the bucket's reduction has done
-    it already."""
+    """Return the collectives that reduce a bucket's shard over its replicas (HSDP), in order: none if the bucket's
+    own reduction includes the replicas."""
     if s.stage == 0 or s.dp_replicate == 1 or not c.quantised:
         return ()
     part = bucket.padded(s) // s.shards

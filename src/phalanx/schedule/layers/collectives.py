@@ -1,36 +1,37 @@
-"""What is sent inside of layers, in order: over tensor-parallel ranks, and where in between attention's core runs,
-which itself sends over those that share sequences (context_parallel.py); and over those that share experts.
+"""What layers send within a pass, in order: over tensor-parallel ranks, and over the ranks that share experts. `Core`
+marks where the attention core runs, which itself sends over the ranks that share sequences (layers/context.py).
 
     embed    F   its output
-    blocks   F   core; what attention and MLP add to the residual stream: each, or their sum where both read one input
-             B   the gradient of the input of the MLP; core; that of attention's input
+    blocks   F   core; what attention and MLP add to the residual stream: each, or their sum if both read one input
+             B   the gradient of the MLP's input; core; the gradient of attention's input
     head     F   each token's largest logit; its sum of exponentials and its target's logit
-             B   the gradient of its input, which is normed
+             B   the gradient of its (normed) input
 
-Each is an all-reduce. With sequence parallelism the residual stream is split by tokens, and what reads it all is
-brought together first. In place of the all-reduces of the stream:
+Each is an all-reduce. With sequence parallelism the residual stream is split by tokens, and layers that read all of
+it gather it first. In place of the all-reduces of the stream:
 
     embed    F   reduce-scatter of its output
-             B   all-gather of that one's gradient
+             B   all-gather of the gradient of its output
     blocks   F   all-gather of what attention and MLP read, reduce-scatter of what they add
              B   all-gather of the gradient of what they add; of what they read, and reduce-scatter of its gradient
-    head     F   all-gather of its input, which is normed, before all else
+    head     F   all-gather of its (normed) input, before all else
              B   the same, and reduce-scatter of its gradient
 
-Where a block has experts in place of the MLP, over the ranks that share those (runtime/expert_parallel.py):
+If a block has experts instead of an MLP, over the ranks that share them (runtime/model_parallel/expert.py):
 
-    blocks   F   all-to-all of counts, of rows to their experts, and of results back; before, where a choice depends
-                 on those of the sequence's other tokens, all-gather of choices over the ranks that have them
-             B   all-to-all of results' gradients, and of rows' gradients back
+    blocks   F   all-to-all of counts, of rows to their experts, and of results back; before these, if a choice
+                 depends on the sequence's other tokens, all-gather of choices over the ranks that hold those tokens
+             B   all-to-all of the results' gradients, and of the rows' gradients back
 
-and what experts add to the stream comes from all of the ranks' tokens: with sequence parallelism each has its own,
-and only what a shared expert adds is scattered.
+The output of experts is complete for every rank's tokens: with sequence parallelism each rank has its own tokens, and
+only the output of a shared expert is reduce-scattered.
 
-In a backward pass in two parts (runtime/weight_gradients.py) all is sent in I, but for what weights' gradients alone
-need: with sequence parallelism, in W, what was brought together forward once more, and the embedding's gradient.
+If the backward pass is split (runtime/autograd/deferred_weight_grads.py), I sends everything that weight gradients do
+not need. W sends the rest, with sequence parallelism only: it gathers again what the forward pass gathered, and the
+gradient of the embedding's output.
 
-Where the forward pass is repeated, before all else of the backward pass comes what it sends but the last, of which
-nobody needs the result; where the core alone is, the core once more just before its backward pass.
+If the forward pass is recomputed, its messages precede those of the backward pass, except the last, whose result is
+not needed; if only the core is recomputed, the core runs once more just before its backward pass.
 """
 
 from __future__ import annotations
@@ -51,9 +52,8 @@ Way = Literal["F", "B"]
 
 @dataclass(frozen=True)
 class Sent:
-    """`count` collectives, one after the other, of `bytes` together; numbers or columns. `routed`: how much depends
-    on where tokens go; this is what it is when that is balanced. `beside`: meanwhile the MLP is computed that all
-    tokens share."""
+    """`count` consecutive collectives of `bytes` in total; numbers or columns. `routed`: the bytes depend on where
+    tokens go, and are those of balanced routing. `beside`: the shared expert is computed meanwhile."""
 
     op: str
     dtype: DType | Literal["int64"]
@@ -66,7 +66,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Core:
-    """Attention's core runs, forward or backward."""
+    """The attention core runs here, forward or backward."""
 
     way: Way
 
@@ -84,8 +84,8 @@ def sent(
     repeat: Recompute = "none",
     rows: Routed | None = None,
 ) -> Sends:
-    """In a pass of a unit class over `tokens` tokens of a rank, a number or a column. `repeat`: what a block repeats;
-    `rows`: where it has experts, those of its tokens."""
+    """Return what a pass of a unit class sends over `tokens` tokens of a rank (a number or a column), in order.
+    `repeat`: what a block recomputes; `rows`: the rows of its tokens, if it has experts."""
     compute = job.precision.compute
     size = tokens * spec.hidden * DTYPE_BYTES[compute]
     wide: DType = "float64" if compute == "float64" else "float32"
@@ -94,13 +94,13 @@ def sent(
     if s.tp == 1:
         reduce = scalars = ()
     if unit == "blocks":
-        gather, scatter = _apart(s, compute, size, tokens)
+        gather, scatter = _stream(s, compute, size, tokens)
         if spec.experts is not None and rows is not None:
             experts = _experts(spec, spec.experts, job, s, tokens, rows)
             return _with_experts(spec.experts, phase, repeat, reduce, gather, scatter, s.sp, experts)
         return _block(spec, phase, repeat, reduce, gather, scatter, s.sp)
     if s.sp:
-        gather, scatter = _apart(s, compute, size, tokens)
+        gather, scatter = _stream(s, compute, size, tokens)
         if unit == "embed":
             return {"F": scatter, "B": gather, "I": (), "W": gather}[phase]
         return {"F": gather + scalars, "B": gather + scatter, "I": scatter, "W": gather}[phase]
@@ -109,8 +109,8 @@ def sent(
     return {"F": scalars, "W": ()}.get(phase, reduce)
 
 
-def _apart(s: Strategy, dtype: DType, size: Any, tokens: Any) -> tuple[Sends, Sends]:
-    """With sequence parallelism: all-gather and reduce-scatter of the stream."""
+def _stream(s: Strategy, dtype: DType, size: Any, tokens: Any) -> tuple[Sends, Sends]:
+    """Return all-gather and reduce-scatter of the residual stream under sequence parallelism."""
     parts = chunks(tokens, s.tp)
     return (Sent("all_gather", dtype, size, parts),), (Sent("reduce_scatter", dtype, size, parts),)
 
@@ -118,26 +118,26 @@ def _apart(s: Strategy, dtype: DType, size: Any, tokens: Any) -> tuple[Sends, Se
 def _block(
     spec: ModelSpec, phase: Phase, repeat: Recompute, reduce: Sends, gather: Sends, scatter: Sends, sp: bool
 ) -> Sends:
-    there: Sends = (Core("F"),)
-    back: Sends = (Core("B"),)
+    core_forward: Sends = (Core("F"),)
+    core_backward: Sends = (Core("B"),)
     if repeat == "selective":
-        back = there + back
+        core_backward = core_forward + core_backward
     serial = spec.residual == "serial"
     if phase == "W":
         return gather * 2 if sp else ()
-    again = () if phase == "I" else gather  # what products have read
+    again = () if phase == "I" else gather  # the inputs of products, which weight gradients need
     if not sp:
-        forward, last = (there + reduce, reduce) if serial else (there, reduce)
-        backward = reduce + back + reduce
+        forward, last = (core_forward + reduce, reduce) if serial else (core_forward, reduce)
+        backward = reduce + core_backward + reduce
     elif serial:
-        forward, last = gather + there + scatter + gather, scatter
-        backward = (gather + again + scatter) + gather + back + (again + scatter)
-    elif repeat == "selective":  # the core runs where its product is summed
-        forward, last = gather + gather + there, scatter
-        backward = gather + back + (again + scatter) * 2
+        forward, last = gather + core_forward + scatter + gather, scatter
+        backward = (gather + again + scatter) + gather + core_backward + (again + scatter)
+    elif repeat == "selective":  # the core is recomputed where its output is summed
+        forward, last = gather + gather + core_forward, scatter
+        backward = gather + core_backward + (again + scatter) * 2
     else:
-        forward, last = gather + there + gather, scatter
-        backward = gather + (again + scatter) + back + (again + scatter)
+        forward, last = gather + core_forward + gather, scatter
+        backward = gather + (again + scatter) + core_backward + (again + scatter)
     if phase == "F":
         return forward + last
     return (forward if repeat == "full" else ()) + backward
@@ -145,7 +145,7 @@ def _block(
 
 @dataclass(frozen=True)
 class _Experts:
-    """Before what is shared is computed, and after it; and of gradients."""
+    """What experts send: before the shared expert is computed, after it, and in the backward pass."""
 
     leave: Sends
     come: Sends
@@ -157,40 +157,44 @@ def _experts(spec: ModelSpec, x: Experts, job: Job, s: Strategy, tokens: Any, ro
     e, ranks = DTYPE_BYTES[compute] * spec.hidden, s.ep * s.etp
     leave: Sends = ()
     if s.cp * s.tp > 1 and looks_around(x, s):
-        # What each token chooses; or where experts choose, its scores.
-        wide: DType = "float64" if compute == "float64" else "float32"
-        dtype, n = ("int32", 4 * x.top_k) if x.chooser == "tokens" else (wide, DTYPE_BYTES[wide] * x.count)
+        # The choices of each token; or, if experts choose, its scores.
+        score_dtype: DType = "float64" if compute == "float64" else "float32"
+        dtype, n = (
+            ("int32", 4 * x.top_k) if x.chooser == "tokens" else (score_dtype, DTYPE_BYTES[score_dtype] * x.count)
+        )
         size = s.cp * s.tp * -(-tokens // s.tp) * n
         leave += (Sent("all_gather", dtype, size, axis="tokens"),)  # type: ignore[arg-type]
     if ranks == 1:
         return _Experts(leave, (), ())
     axis = "ep" if s.etp == 1 else "ep+etp"
     shared = x.shared_ffn > 0
-    out = Sent("all_to_all", compute, rows.rows * rows.copies * e, axis=axis, routed=True)
-    home = Sent("all_to_all", compute, rows.came * e, axis=axis, routed=True)
+    rows_out = Sent("all_to_all", compute, rows.rows * rows.copies * e, axis=axis, routed=True)
+    results = Sent("all_to_all", compute, rows.came * e, axis=axis, routed=True)
     counts = Sent("all_to_all", "int64", x.count * s.etp * 8, axis=axis)
-    return _Experts((*leave, counts, replace(out, beside=shared)), (home,), (out, replace(home, beside=shared)))
+    return _Experts(
+        (*leave, counts, replace(rows_out, beside=shared)), (results,), (rows_out, replace(results, beside=shared))
+    )
 
 
 def _with_experts(
     x: Experts, phase: Phase, repeat: Recompute, reduce: Sends, gather: Sends, scatter: Sends, sp: bool, of: _Experts
 ) -> Sends:
-    """As `_block`, one after the other."""
-    there: Sends = (Core("F"),)
-    back: Sends = (Core("B"),)
+    """Return what a block with experts sends; attention and experts run one after the other."""
+    core_forward: Sends = (Core("F"),)
+    core_backward: Sends = (Core("B"),)
     if repeat == "selective":
-        back = there + back
+        core_backward = core_forward + core_backward
     shared = sp and x.shared_ffn > 0
     if phase == "W":
         return gather * (1 + shared) if sp else ()
-    again = () if phase == "I" else gather  # what products have read
+    again = () if phase == "I" else gather  # the inputs of products, which weight gradients need
     if not sp:
-        forward, last = there + reduce + of.leave + of.come, reduce
-        backward = of.back + reduce + back + reduce
+        forward, last = core_forward + reduce + of.leave + of.come, reduce
+        backward = of.back + reduce + core_backward + reduce
     else:
-        forward = gather + there + scatter + of.leave + gather * shared + of.come
+        forward = gather + core_forward + scatter + of.leave + gather * shared + of.come
         last = scatter * shared
-        backward = gather * shared + of.back + (again + scatter) * shared + gather + back + (again + scatter)
+        backward = gather * shared + of.back + (again + scatter) * shared + gather + core_backward + (again + scatter)
     if phase == "F":
         return forward + last
     return (forward if repeat == "full" else ()) + backward

@@ -1,15 +1,15 @@
 """Context parallelism: which positions of a sequence each rank holds, and what attention sends.
 
-The ranks of cp are a ring of Ulysses groups, neighbours in one group. A sequence falls into 2R chunks for a ring of
-R; its rank r has the chunks r and 2R-1-r, an early one and a late one, so that under a causal mask all have as much
-to do ("zig-zag"). Attention of queries of rank r to keys of rank j:
+The ranks of cp form a ring of Ulysses groups; neighbouring ranks are in one group. For a ring of R a sequence is cut
+into 2R chunks. Ring rank r holds chunks r and 2R-1-r, an early one and a late one, so that under a causal mask all
+ranks have equal work ("zig-zag"). Attention of queries of rank r to keys of rank j:
 
     j = r    causal, over both chunks one after the other
-    j < r    all queries see the first chunk of the keys, and nothing of the second
-    j > r    the second chunk of the queries sees all keys, the first nothing
+    j < r    all queries see the first chunk of the keys, and none of the second
+    j > r    the second chunk of the queries sees all keys, the first none
 
-so no rectangle needs a mask. The U ranks of a group have equal contiguous parts of their two chunks (of the whole
-sequence where R = 1).
+so no rectangle needs a mask. The U ranks of a group hold equal contiguous parts of their two chunks (of the entire
+sequence if R = 1).
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from phalanx.spec.strategy.spec import Strategy
 
 Positions = npt.NDArray[np.int64]
 Batch = TypeVar("Batch")
-"""Token ids in whatever array can be indexed: (sequences, seq + 1), or (2, sequences, seq + 1) with their places."""
+"""Token ids in any array that can be indexed: (sequences, seq + 1), or (2, sequences, seq + 1) with their
+positions."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """One rank's part of sequences of `seq` tokens; `index`: its place along cp."""
+    """One rank's part of sequences of `seq` tokens. `index`: the rank's coordinate along cp."""
 
     seq: int
     ring: int = 1
@@ -44,19 +45,21 @@ class Context:
 
     @property
     def parallel(self) -> bool:
+        """Whether sequences are split at all."""
         return self.ring * self.ulysses > 1
 
     @property
     def ring_index(self) -> int:
+        """The coordinate of this rank's Ulysses group along the ring."""
         return self.index // self.ulysses
 
     @property
     def tokens(self) -> int:
-        """Of a sequence, on each rank."""
+        """Tokens of each sequence on each rank."""
         return self.seq // (self.ring * self.ulysses)
 
     def of_ring(self, rank: int) -> Positions:
-        """The positions that a rank of the ring has, all of its group together."""
+        """Return the positions that the Ulysses group at `rank` of the ring holds together, (ulysses x tokens,)."""
         if self.ring == 1:
             return np.arange(self.seq)
         chunks = np.arange(self.seq).reshape(2 * self.ring, -1)
@@ -64,49 +67,50 @@ class Context:
 
     @cached_property
     def group(self) -> Positions:
-        """The positions of each rank of this one's Ulysses group, (ulysses, tokens)."""
+        """The positions that each rank of this rank's Ulysses group holds, (ulysses, tokens)."""
         return self.of_ring(self.ring_index).reshape(self.ulysses, -1)
 
     @property
     def own(self) -> Positions:
-        """The positions of this rank."""
+        """The positions that this rank holds, (tokens,)."""
         own: Positions = self.group[self.index % self.ulysses]
         return own
 
     def shape(self, sequences: int, separate: bool) -> tuple[int, ...]:
-        """That of a micro-batch on this rank."""
+        """Return the shape of a micro-batch on this rank, as `cut` makes it. `separate`: with documents'
+        positions."""
         if not self.parallel:
             return (2,) * separate + (sequences, self.seq + 1)
         return (2 + self.ulysses * separate, sequences, self.tokens)
 
     def cut(self, batch: Batch) -> Batch:
-        """This rank's part of whole sequences: itself without context parallelism, else (2, sequences, tokens), token
-        ids and targets. Of separate documents then follow the places of the tokens of the whole Ulysses group,
-        (2 + ulysses, sequences, tokens)."""
-        given: Any = batch
+        """Return this rank's part of complete sequences: without context parallelism the batch itself, else
+        (2, sequences, tokens), token ids and targets. For separate documents the positions of the Ulysses group's
+        tokens follow: (2 + ulysses, sequences, tokens)."""
+        array: Any = batch
         if not self.parallel:
             return batch
-        separate = given.ndim == 3
-        whole = given if separate else given[None]
-        rows = np.stack([self.own, self.own + 1, *(self.group if separate else ())])
-        of = np.array([0, 0, *([1] * self.ulysses if separate else ())])
-        sequences = np.arange(whole.shape[1])
-        return whole[of[:, None, None], sequences[None, :, None], rows[:, None, :]]  # type: ignore[no-any-return]
+        separate = array.ndim == 3
+        ids = array if separate else array[None]
+        at = np.stack([self.own, self.own + 1, *(self.group if separate else ())])
+        row = np.array([0, 0, *([1] * self.ulysses if separate else ())])
+        sequences = np.arange(ids.shape[1])
+        return ids[row[:, None, None], sequences[None, :, None], at[:, None, :]]  # type: ignore[no-any-return]
 
 
 def context(s: Strategy, mesh: Mesh, rank: int, seq: int) -> Context:
-    """A rank's part."""
+    """Return the context of a rank of the mesh for sequences of `seq` tokens."""
     return Context(seq, s.ring, s.ulysses, mesh.place(rank)["cp"])
 
 
 def keys_per_query(seq: int, ring: int) -> int:
-    """Of all keys, those that the rectangles hold which a query is part of: on average, where a ring has several."""
+    """Return the keys that a query is multiplied with: all of them, or on a ring the average over its rectangles."""
     return seq if ring == 1 else seq // (2 * ring) * (ring + 1)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One message, or collective, of a rank."""
+    """One message or collective of a rank; `bytes` may be a column."""
 
     op: str
     axis: str
@@ -114,18 +118,18 @@ class Sent:
 
 
 def sent(spec: ModelSpec, s: Strategy, dtype: DType, phase: Phase, tokens: Any) -> Iterator[Sent]:
-    """What the core of attention sends in a pass over `tokens` tokens of a rank, a number or a column, in order.
-    `spec` is what the rank holds."""
+    """Yield what the attention core sends in a pass over `tokens` tokens of a rank (a number or a column), in order.
+    `spec`: the part of the model that the rank holds."""
     if s.cp == 1:
         return
     head = tokens * spec.core_dim * DTYPE_BYTES[dtype]
     kv_heads = max(1, spec.kv_heads // s.ulysses)
-    apart = Sent("all_to_all", "ulysses", head * (spec.heads + 2 * kv_heads * s.ulysses))
-    together = Sent("all_to_all", "ulysses", head * spec.heads)
+    scatter_heads = Sent("all_to_all", "ulysses", head * (spec.heads + 2 * kv_heads * s.ulysses))
+    gather_heads = Sent("all_to_all", "ulysses", head * spec.heads)
     if s.ulysses > 1:
-        yield apart if phase == "F" else together
+        yield scatter_heads if phase == "F" else gather_heads
     block = [Sent(op, "ring", head * s.ulysses * 2 * kv_heads) for op in ("send", "recv")]
     for _ in range((s.ring - 1) * (1 if phase == "F" else 2)):
         yield from block
     if s.ulysses > 1:
-        yield together if phase == "F" else apart
+        yield gather_heads if phase == "F" else scatter_heads

@@ -1,9 +1,9 @@
-"""How many rows go where when tokens are routed to experts, and all is balanced: what is priced, what `verify`
-assumes, and what a step does that was asked to.
+"""How many rows go where when tokens are routed to experts in perfect balance: what is priced, what `verify` assumes,
+and what a step does when it is told to balance.
 
-A row is one choice of one token. Every rank routes its own tokens (runtime/sequence_tokens.py), each expert gets an
-equal share of their choices, the first ones the remainder, and no more than its capacity. What an expert computes has
-come from all ranks of its group.
+A row is one choice of one token. Every rank routes its own tokens (runtime/model_parallel/token_sharding.py); each
+expert gets an equal share of their choices (the first ones the remainder), and no more than its capacity. An expert
+computes rows from all ranks of its group.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Column = Any
 
 
 def most(x: Experts, seq: Column) -> Column | None:
-    """How many tokens of a sequence an expert takes; None: all that come."""
+    """Return the capacity of an expert in tokens of a sequence of `seq`; None: unlimited."""
     capacity = 1.0 if x.capacity is None and x.chooser == "experts" else x.capacity
     if capacity is None:
         return None
@@ -34,7 +34,7 @@ def most(x: Experts, seq: Column) -> Column | None:
 
 
 def balanced(tokens: Column, x: Experts) -> list[Column]:
-    """How many of `tokens` tokens' choices each expert gets where all are even."""
+    """Return how many choices of `tokens` tokens each expert gets under balanced routing."""
     limit = most(x, tokens)
     if x.chooser == "experts":
         return [limit] * x.count
@@ -46,25 +46,25 @@ def balanced(tokens: Column, x: Experts) -> list[Column]:
 
 
 def looks_around(x: Experts, s: Strategy) -> bool:
-    """Whether a choice, or how it is weighed, depends on the sequence's other tokens."""
+    """Tell whether a choice, or its weight, depends on the other tokens of the sequence."""
     return bool(x.balance_loss) or (s.cp * s.tp > 1 and (x.chooser == "experts" or x.capacity is not None))
 
 
 def uncertain(x: Experts, s: Strategy) -> bool:
-    """Whether how much is sent, computed and held depends on where the router sends tokens: where they go to other
-    ranks, or are dropped, or taken."""
+    """Tell whether bytes, FLOPs or memory depend on the router: tokens go to other ranks, may be dropped, or are
+    chosen by experts."""
     return s.ep * s.etp > 1 or x.chooser == "experts" or x.capacity is not None
 
 
 def own_tokens(tokens: Column, tp: int, index: int) -> Column:
-    """Of `tokens` that `tp` ranks share, those that the one with this `index` routes."""
+    """Return how many of the `tokens` that `tp` ranks share the rank at `index` routes."""
     return tokens // tp + (index < tokens % tp)
 
 
 @dataclass(frozen=True)
 class Routed:
-    """Of one layer and micro-batch of a rank. `tokens`: that it routes; `rows`: of those, which leave once for each
-    of `copies` ranks that share an expert; `came`: rows of its own experts."""
+    """The traffic of one layer and micro-batch of a rank. `tokens`: how many it routes; `rows`: their rows, each sent
+    to all `copies` ranks that share an expert; `came`: rows that its own experts receive."""
 
     tokens: Column
     rows: Column
@@ -73,17 +73,17 @@ class Routed:
 
 
 def routed(x: Experts, s: Strategy, tokens: Column, rank: int = 0) -> Routed:
-    """What a rank sends and gets of `tokens` that the ranks of its tp share. No rank gets more than rank 0."""
+    """Return the traffic of a rank for `tokens` that its tp ranks share. No rank receives more than rank 0."""
     grid, count = mesh(s), x.count
     at_tp = grid.along("tp")
-    own = own_tokens(tokens, s.tp, int(at_tp[rank]))
-    rows = sum(balanced(own, x))
+    routed_tokens = own_tokens(tokens, s.tp, int(at_tp[rank]))
+    rows = sum(balanced(routed_tokens, x))
     if s.ep * s.etp == 1:
-        return Routed(own, rows, rows)
+        return Routed(routed_tokens, rows, rows)
     here = count // s.ep
-    begins = int(grid.along("ep")[rank]) * here
+    first = int(grid.along("ep")[rank]) * here
     sources = Counter(int(at_tp[other]) for other in grid.group_of(rank, "ep+etp"))
     came: Column = 0
     for index, n in sources.items():
-        came = came + n * sum(balanced(own_tokens(tokens, s.tp, index), x)[begins : begins + here])
-    return Routed(own, rows, came, s.etp)
+        came = came + n * sum(balanced(own_tokens(tokens, s.tp, index), x)[first : first + here])
+    return Routed(routed_tokens, rows, came, s.etp)

@@ -1,5 +1,5 @@
-"""Over tensor-parallel ranks: into how many chunks tokens fall, and the buffer in which parts of gradients are added
-up. What is sent in the passes of units, in which order: inside_layers.py."""
+"""Tensor parallelism: how many chunks tokens are cut into for overlap, and the buffer that sums partial gradients.
+What each pass sends, and in which order, stands in layers/collectives.py."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from phalanx.spec.strategy.split import Split, partial
 
 
 def chunks(tokens: Any, tp: int) -> Any:
-    """Into how many the tokens of a micro-batch fall, of which each is computed while another travels: two, if every
-    rank's part of them is the same number of whole tokens. A number or a column."""
+    """Return into how many chunks the tokens of a micro-batch are cut, so that one is computed while another travels:
+    2 if that leaves every rank equally many tokens of each, else 1. A number or a column."""
     return 1 + (tokens % (2 * tp) == 0)
 
 
 def summed_elements(split: Split, cut: Sequence[Bucket], s: Strategy) -> int:
-    """Elements of the buffer in which ranks add up their parts of gradients (runtime/copies.py): as many as the shard
-    needs that needs the most, on every rank."""
+    """Return the elements of the buffer in which tp ranks sum their partial gradients: on every rank as many as the
+    shard with the most partial gradients needs."""
     boxes = partial(split)
     parts = layout(s)[0]
     of_shard = [0] * parts

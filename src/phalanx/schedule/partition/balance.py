@@ -1,17 +1,18 @@
-"""Which blocks of a model lie in which chunk of a pipeline, so that the slowest rank is as fast as may be.
+"""Which blocks of a model go into which pipeline chunk, so that the slowest rank is as fast as possible.
 
-A model is embed, blocks 0..L-1, head. Chunks are runs of it in its order; the first holds embed and the last head,
-so these two may do without a block, and every other has one at least. What a rank costs is the sum of its chunks.
+A model is embed, blocks 0..L-1, head. Chunks are contiguous runs of it, in order; the first holds embed and the last
+head, so these two need no block, and every other has at least one. The cost of a rank is the sum of its chunks.
 
-    blocks that cost alike     each block to the rank that is then the cheapest: optimal for any map
-    one chunk a rank, or a V   optimal: rank by rank, of partitions that leave the same open only the best is kept
-    others, of unlike blocks   by moving blocks for as long as that helps, then the same search while it stays small,
-                               as it does for two chunks per rank unless a unit is far dearer than a rank's share
+    blocks of equal cost       greedy, each block to the rank that is then the cheapest: optimal for any map of chunks
+    one chunk a rank, or a V   optimal dynamic programming, rank by rank: of the partial partitions that leave
+                               the same choices open, only the best is kept
+    others, of unequal blocks  local search that moves blocks, then the same dynamic programming while it stays small,
+                               as it does for two chunks per rank unless one unit costs far more than a rank's share
                                or blocks differ wildly. `bound` says whether it is optimal, or how far off at most
 
-Of the optimal ones the most even is chosen: the least sum of squares over ranks (of unlike blocks while the search
-stays small). Costs count as whole multiples of 2^-49 of their sum or less, so that blocks that cost alike do so
-wherever they lie.
+Among optimal partitions the most even is chosen: the least sum of squares over ranks (for unequal blocks, while the
+search stays small). Costs are rounded to integer multiples of at most 2^-49 of their sum, so that blocks of equal
+cost stay equal wherever they lie.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from phalanx.spec.errors import InputError
 
 @dataclass(frozen=True)
 class Units:
-    """A cost of every unit of a model, in its order: seconds, bytes."""
+    """The cost of every unit of a model, in order: in seconds, or in bytes. Raises InputError unless all are finite
+    and at least 0."""
 
     embed: float
     blocks: tuple[float, ...]
@@ -39,13 +41,13 @@ class Units:
         object.__setattr__(self, "blocks", tuple(self.blocks))
         for value in (self.embed, *self.blocks, self.head):
             if not (math.isfinite(value) and value >= 0):
-                raise InputError("cost of a unit", value, "must be a number of at least 0")
+                raise InputError("cost of a unit", value, "must be finite and at least 0")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most bytes that each rank may have, and what each unit would take on it: a rank early in 1F1B holds the
-    activations of more micro-batches."""
+    """Memory limits. `most`: the bytes that each rank may use; `bytes`: per rank, what each unit would take there,
+    since in 1F1B an early rank holds the activations of more micro-batches."""
 
     bytes: tuple[Units, ...]
     most: tuple[float, ...]
@@ -53,7 +55,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Partition:
-    """`blocks`: how many of each chunk. `slowest`: seconds of the slowest rank; no partition comes below `bound`."""
+    """A partition: `blocks` of each chunk; `slowest`: seconds of the slowest rank; `bound`: seconds that no partition
+    can undercut."""
 
     blocks: tuple[int, ...]
     slowest: float
@@ -61,12 +64,13 @@ class Partition:
 
     @property
     def optimal(self) -> bool:
+        """Whether no partition has a faster slowest rank."""
         return self.slowest <= self.bound
 
 
 @dataclass(frozen=True)
 class ChunkShare:
-    """Blocks `first`..`last`, both included; None where a chunk has but embed or head."""
+    """The share of one chunk: blocks `first` to `last` inclusive, None if it holds only embed or head."""
 
     chunk: int
     rank: int
@@ -80,7 +84,7 @@ class ChunkShare:
 
 @dataclass(frozen=True)
 class RankShare:
-    """`share`: of the slowest rank's seconds."""
+    """The share of one rank. `share`: its seconds over those of the slowest rank; `most`: its limit in bytes."""
 
     rank: int
     seconds: float
@@ -91,7 +95,8 @@ class RankShare:
 
 @dataclass(frozen=True)
 class Explained:
-    """`imbalance`: what the slowest rank takes over the mean of all, as a share of it; 0 is even."""
+    """A partition explained. `imbalance`: seconds of the slowest rank over the mean of all ranks, minus 1; 0 is
+    even."""
 
     chunks: tuple[ChunkShare, ...]
     ranks: tuple[RankShare, ...]
@@ -99,34 +104,34 @@ class Explained:
 
 
 def partition(seconds: Units, rank_of: Sequence[int], limits: Limits | None = None) -> Partition:
-    """The best partition for chunks on these ranks. Raises InputError where none fits."""
+    """Return the best partition for chunks on the ranks `rank_of`. Raises InputError if none fits the limits."""
     ranks = _checked(seconds, rank_of, limits)
     total = seconds.embed + sum(seconds.blocks) + seconds.head
     scale = 2.0 ** (49 - math.frexp(total)[1]) if total > 0 else 1.0
-    time = _measure([_whole(seconds, lambda cost: round(cost * scale))] * ranks, [0] * ranks, rank_of)
+    time = _measure([_integers(seconds, lambda cost: round(cost * scale))] * ranks, [0] * ranks, rank_of)
     memory = None
     if limits:
-        whole = [_whole(units, math.ceil) for units in limits.bytes]
-        most = [math.floor(min(most, sum(own))) for most, own in zip(limits.most, whole, strict=True)]
-        memory = _measure(whole, most, rank_of)
-    alike = all(len(set(units.blocks)) <= 1 for units in (seconds, *(limits.bytes if limits else ())))
-    asked = Question(time, memory, tuple(rank_of), _least(rank_of))
-    solve = deal if alike else least_worst
-    found = solve(asked)
-    if found is None:
+        sizes = [_integers(units, math.ceil) for units in limits.bytes]
+        most = [math.floor(min(most, sum(own))) for most, own in zip(limits.most, sizes, strict=True)]
+        memory = _measure(sizes, most, rank_of)
+    equal = all(len(set(units.blocks)) <= 1 for units in (seconds, *(limits.bytes if limits else ())))
+    question = Question(time, memory, tuple(rank_of), _least(rank_of))
+    solve = deal if equal else least_worst
+    best = solve(question)
+    if best is None:
         assert limits is not None
         assert memory is not None
-        nearest = solve(Question(memory, None, asked.rank_of, asked.least))  # that lacks the least
+        nearest = solve(Question(memory, None, question.rank_of, question.least))  # closest to the limits
         assert nearest
-        found = least_worst(asked, nearest.blocks) if nearest.worst <= 0 and not alike else None
-        if found is None:
+        best = least_worst(question, nearest.blocks) if nearest.worst <= 0 and not equal else None
+        if best is None:
             raise _unfit(explain(seconds, rank_of, nearest.blocks, limits), nearest)
-    slowest = max(share.seconds for share in explain(seconds, rank_of, found.blocks, limits).ranks)
-    return Partition(found.blocks, slowest, slowest if found.bound == found.worst else found.bound / scale)
+    slowest = max(share.seconds for share in explain(seconds, rank_of, best.blocks, limits).ranks)
+    return Partition(best.blocks, slowest, slowest if best.bound == best.worst else best.bound / scale)
 
 
 def explain(seconds: Units, rank_of: Sequence[int], blocks: Sequence[int], limits: Limits | None = None) -> Explained:
-    """What each chunk and each rank costs in a partition, be it ours or not."""
+    """Return what each chunk and each rank costs in any partition. Raises InputError if it is not a partition."""
     ranks = _checked(seconds, rank_of, limits)
     least = _least(rank_of)
     if len(blocks) != len(rank_of) or sum(blocks) != len(seconds.blocks) or any(map(int.__lt__, blocks, least)):
@@ -134,24 +139,24 @@ def explain(seconds: Units, rank_of: Sequence[int], blocks: Sequence[int], limit
         raise InputError("blocks per chunk", tuple(blocks), reason)
     chunks, first = [], 0
     for chunk, (rank, count) in enumerate(zip(rank_of, blocks, strict=True)):
-        held = slice(first, first + count)
+        blocks_here = slice(first, first + count)
         embed, head = chunk == 0, chunk == len(rank_of) - 1
         costs = [
-            math.fsum((units.embed * embed, *units.blocks[held], units.head * head))
+            math.fsum((units.embed * embed, *units.blocks[blocks_here], units.head * head))
             for units in (seconds, *([limits.bytes[rank]] if limits else []))
         ]
         begin, end = (first, first + count - 1) if count else (None, None)
         chunks.append(ChunkShare(chunk, rank, embed, head, begin, end, costs[0], costs[1] if limits else None))
         first += count
-    own = [[share for share in chunks if share.rank == rank] for rank in range(ranks)]
-    taken = [math.fsum(share.seconds for share in shares) for shares in own]
-    slowest, mean = max(taken), math.fsum(taken) / ranks
+    shares_of = [[share for share in chunks if share.rank == rank] for rank in range(ranks)]
+    seconds_of = [math.fsum(share.seconds for share in shares) for shares in shares_of]
+    slowest, mean = max(seconds_of), math.fsum(seconds_of) / ranks
     rows = tuple(
         RankShare(
             rank,
-            taken[rank],
-            taken[rank] / slowest if slowest else 1.0,
-            math.fsum(share.bytes or 0 for share in own[rank]) if limits else None,
+            seconds_of[rank],
+            seconds_of[rank] / slowest if slowest else 1.0,
+            math.fsum(share.bytes or 0 for share in shares_of[rank]) if limits else None,
             limits.most[rank] if limits else None,
         )
         for rank in range(ranks)
@@ -160,7 +165,7 @@ def explain(seconds: Units, rank_of: Sequence[int], blocks: Sequence[int], limit
 
 
 def _checked(seconds: Units, rank_of: Sequence[int], limits: Limits | None) -> int:
-    """How many ranks there are."""
+    """Check the input and return the number of ranks."""
     ranks = len(set(rank_of))
     if not ranks or set(rank_of) != set(range(ranks)):
         raise InputError("rank of each chunk", tuple(rank_of), "every rank from 0 on must have a chunk")
@@ -169,31 +174,33 @@ def _checked(seconds: Units, rank_of: Sequence[int], limits: Limits | None) -> i
         raise InputError(
             "blocks",
             len(seconds.blocks),
-            f"{len(rank_of)} chunks need at least {inner}: only the first and the last can do without",
+            f"{len(rank_of)} chunks need at least {inner}: only the first and the last may have none",
             f"use at most {len(seconds.blocks) + 2} chunks",
         )
     if limits and (len(limits.bytes) != ranks or len(limits.most) != ranks):
-        raise InputError("limits", None, f"there must be one for each of {ranks} ranks")
+        raise InputError("limits", None, f"must have one entry for each of {ranks} ranks")
     if limits and any(len(units.blocks) != len(seconds.blocks) for units in limits.bytes):
-        raise InputError("limits", None, f"there must be bytes for each of {len(seconds.blocks)} blocks")
+        raise InputError("limits", None, f"must give bytes for each of {len(seconds.blocks)} blocks")
     return ranks
 
 
 def _unfit(best: Explained, found: Found) -> InputError:
-    """Said of the partition whose rank that lacks the most lacks the least."""
-    lack, worst = max(((r.bytes or 0) - (r.most or 0), r.rank) for r in best.ranks)
+    """Return the error for a model that does not fit, quoting the partition whose worst excess is smallest."""
+    excess, worst = max(((r.bytes or 0) - (r.most or 0), r.rank) for r in best.ranks)
     needs, may = best.ranks[worst].bytes or 0, best.ranks[worst].most or 0
-    reason = f"rank {worst} needs {write_bytes(needs)} and may have {write_bytes(may)}, {write_bytes(lack)} too much"
+    reason = (
+        f"rank {worst} needs {write_bytes(needs)} and may have {write_bytes(may)}, {write_bytes(excess)} too much"
+    )
     proven = "at best" if found.bound == found.worst else "in the best partition found"
     return InputError("limits", None, f"{proven} {reason}", "use more ranks, or less memory per block")
 
 
 def _least(rank_of: Sequence[int]) -> tuple[int, ...]:
-    """The fewest blocks that each chunk may have."""
+    """Return the fewest blocks that each chunk may have: 0 at the two ends, else 1."""
     return tuple(int(0 < chunk < len(rank_of) - 1) for chunk in range(len(rank_of)))
 
 
-def _whole(units: Units, rounded: Callable[[float], int]) -> list[int]:
+def _integers(units: Units, rounded: Callable[[float], int]) -> list[int]:
     return [rounded(cost) for cost in (units.embed, *units.blocks, units.head)]
 
 

@@ -1,5 +1,6 @@
-"""A pipeline schedule, proved: every forward and every backward exactly once, on its own rank, after what it needs;
-no deadlock, whether sends are buffered or block until they are received; how many activations each rank holds.
+"""Proof of a pipeline schedule: every forward and backward pass runs exactly once, on its chunk's rank, after what it
+needs; nothing deadlocks, whether sends are buffered or block until they are received; and how many activations each
+rank holds.
 """
 
 from __future__ import annotations
@@ -16,54 +17,54 @@ from phalanx.schedule.pipeline.simulate import run, unit
 
 @dataclass(frozen=True)
 class PipelineProof:
-    """`peak`: of each rank, the most activations that live at once, each of one chunk for one micro-batch, from its F
-    to its B or W. `messages` between ranks."""
+    """What a proof found. `peak`: per rank, the most activations that live at once, each of one chunk for one
+    micro-batch, from its F to its B or W. `messages`: how many travel between ranks in a step."""
 
     peak: tuple[int, ...]
     messages: int
 
 
 def prove(s: PipelineSchedule) -> PipelineProof:
-    """Of a schedule with sends and receives these are proved as they stand, else those that are inserted.
-    Raises Unproved, with rank, action and reason."""
+    """Prove a schedule. If it has sends and receives, those are proved as they stand; otherwise those that
+    sends.py inserts. Raises Unproved, with rank, action and reason."""
     computes = without(s)
     _complete(computes)
     run(computes, unit(s.chunks))
-    whole = s if any("_" in a.kind for own in s.actions for a in own) else inserted(computes)
-    _messages(whole)
+    complete = s if any("_" in a.kind for actions in s.actions for a in actions) else inserted(computes)
+    _messages(complete)
     for blocking in (False, True):
-        _deliver(whole, blocking)
-    messages = sum(a.kind.startswith("SEND") for own in whole.actions for a in own)
-    return PipelineProof(tuple(max(held(own), default=0) for own in computes.actions), messages)
+        _deliver(complete, blocking)
+    messages = sum(a.kind.startswith("SEND") for actions in complete.actions for a in actions)
+    return PipelineProof(tuple(max(held(actions), default=0) for actions in computes.actions), messages)
 
 
 def _complete(s: PipelineSchedule) -> None:
-    seen = Counter(a for own in s.actions for a in own)
-    for rank, own in enumerate(s.actions):
-        for action in own:
+    counts = Counter(a for actions in s.actions for a in actions)
+    for rank, actions in enumerate(s.actions):
+        for action in actions:
             if not 0 <= action.chunk < s.chunks or not 0 <= action.micro_batch < s.micro_batches:
-                raise Unproved(f"rank {rank}: {action} is of no chunk or micro-batch that there is")
+                raise Unproved(f"rank {rank}: {action} is of no chunk or micro-batch of this schedule")
             if s.rank_of[action.chunk] != rank:
                 raise Unproved(f"rank {rank}: {action} belongs to rank {s.rank_of[action.chunk]}")
-    for action, times in seen.items():
+    for action, times in counts.items():
         if times > 1:
-            raise Unproved(f"rank {s.rank_of[action.chunk]}: {action} comes {times} times")
+            raise Unproved(f"rank {s.rank_of[action.chunk]}: {action} runs {times} times")
     for chunk, rank in enumerate(s.rank_of):
         for i in range(s.micro_batches):
-            if not seen[Action("F", chunk, i)]:
+            if not counts[Action("F", chunk, i)]:
                 raise Unproved(f"rank {rank}: {chunk}F{i} is missing")
-            whole, *parts = (seen[Action(kind, chunk, i)] for kind in ("B", "I", "W"))
-            if [whole, *parts] not in ([1, 0, 0], [0, 1, 1]):
+            fused, *split = (counts[Action(kind, chunk, i)] for kind in ("B", "I", "W"))
+            if [fused, *split] not in ([1, 0, 0], [0, 1, 1]):
                 raise Unproved(
-                    f"rank {rank}: the backward pass of chunk {chunk} for micro-batch {i} is there "
-                    f"{whole} times as B, {parts[0]} as I and {parts[1]} as W; one B, or one I and one W, is right"
+                    f"rank {rank}: the backward pass of chunk {chunk} for micro-batch {i} runs "
+                    f"{fused} times as B, {split[0]} as I and {split[1]} as W; it needs one B, or one I and one W"
                 )
 
 
 def _messages(s: PipelineSchedule) -> None:
-    """Each crossing between ranks has one send, after what it carries is made, and one receive, before that is
-    needed."""
-    at = {action: (rank, i) for rank, own in enumerate(s.actions) for i, action in enumerate(own)}
+    """Require one send per crossing between ranks, after its payload is computed, and one receive, before the payload
+    is used."""
+    at = {action: (rank, i) for rank, actions in enumerate(s.actions) for i, action in enumerate(actions)}
     wanted: set[Action] = set()
     for chunk, rank in enumerate(s.rank_of[:-1]):
         if rank == s.rank_of[chunk + 1]:
@@ -72,44 +73,43 @@ def _messages(s: PipelineSchedule) -> None:
             for i in range(s.micro_batches):
                 send, receive = Action(f"SEND_{way}", source, i), Action(f"RECV_{way}", target, i)  # type: ignore[arg-type]
                 wanted |= {send, receive}
-                made, used = (_pass(way, c, i, at) for c in (source, target))
-                for action, beside, order in ((send, made, 1), (receive, used, -1)):
+                producer, consumer = (_pass(way, c, i, at) for c in (source, target))
+                for action, beside, order in ((send, producer, 1), (receive, consumer, -1)):
                     where = s.rank_of[action.chunk]
                     if at.get(action, (None,))[0] != where:
                         raise Unproved(f"rank {where}: {action} is missing")
                     if (at[action][1] - at[beside][1]) * order < 0:
                         raise Unproved(f"rank {where}: {action} comes {'before' if order > 0 else 'after'} {beside}")
-    for rank, own in enumerate(s.actions):
-        for action, times in Counter(a for a in own if "_" in a.kind).items():
+    for rank, actions in enumerate(s.actions):
+        for action, times in Counter(a for a in actions if "_" in a.kind).items():
             if action not in wanted:
-                raise Unproved(f"rank {rank}: {action} is needed by nobody")
+                raise Unproved(f"rank {rank}: {action} has no use on any rank")
             if times > 1:
-                raise Unproved(f"rank {rank}: {action} comes {times} times")
+                raise Unproved(f"rank {rank}: {action} runs {times} times")
 
 
 def _pass(way: str, chunk: int, i: int, at: Container[Action]) -> Action:
-    """The forward of a chunk, or whichever its backward pass is, B or I."""
-    forward, whole, part = (Action(kind, chunk, i) for kind in ("F", "B", "I"))
-    return forward if way == "F" else whole if whole in at else part
+    """Return the action that crosses chunks: F on the way forward, B on the way back, or I if that is split."""
+    forward, fused, split = (Action(kind, chunk, i) for kind in ("F", "B", "I"))
+    return forward if way == "F" else fused if fused in at else split
 
 
 def _deliver(s: PipelineSchedule, blocking: bool) -> None:
-    """That all messages arrive: a receive waits for its send, and where those are `blocking` a send for its
-    receive."""
+    """Require that all messages arrive: a receive waits for its send, and a `blocking` send waits for its receive."""
     position = [0] * s.ranks
-    at = {action: (rank, i) for rank, own in enumerate(s.actions) for i, action in enumerate(own)}
+    at = {action: (rank, i) for rank, actions in enumerate(s.actions) for i, action in enumerate(actions)}
     ready = list(range(s.ranks))
     while ready:
         rank = ready.pop()
-        own = s.actions[rank]
-        while position[rank] < len(own):
-            action = own[position[rank]]
+        actions = s.actions[rank]
+        while position[rank] < len(actions):
+            action = actions[position[rank]]
             if "_" in action.kind:
-                peer, there = at[_other_end(action)]
+                peer, peer_at = at[_other_end(action)]
                 sends = action.kind.startswith("SEND")
-                if position[peer] < there and (blocking or not sends):
+                if position[peer] < peer_at and (blocking or not sends):
                     break
-                if blocking and position[peer] == there:  # both are here: both go on
+                if blocking and position[peer] == peer_at:  # both ends have arrived: both go on
                     position[peer] += 1
                     ready.append(peer)
                 elif sends:
@@ -117,9 +117,9 @@ def _deliver(s: PipelineSchedule, blocking: bool) -> None:
             position[rank] += 1
     stuck = [r for r in range(s.ranks) if position[r] < len(s.actions[r])]
     if stuck:
-        said = (f"rank {r} at {s.actions[r][position[r]]}" for r in stuck)
+        stops = (f"rank {r} at {s.actions[r][position[r]]}" for r in stuck)
         how = "sends that block" if blocking else "buffered sends"
-        raise Unproved(f"deadlock with {how}: {' against '.join(said)}")
+        raise Unproved(f"deadlock with {how}: {' against '.join(stops)}")
 
 
 def _other_end(action: Action) -> Action:
@@ -130,16 +130,16 @@ def _other_end(action: Action) -> Action:
 
 
 def prove_slots(s: PipelineSchedule, slots: Sequence[Sequence[Sequence[Action]]]) -> None:
-    """Of a picture, whose cells are slots of time: every action is in a slot after all that it needs.
-    Raises Unproved, with how many are not, and the first."""
-    when = {action: at for own in slots for at, cell in enumerate(own) for action in cell}
+    """Prove a schedule whose CSV cells are time slots: every action stands in a later slot than everything it needs.
+    Raises Unproved, with the number of actions that do not, and the first of them."""
+    when = {action: at for row in slots for at, cell in enumerate(row) for action in cell}
     wrong = []
-    for rank, own in enumerate(slots):
-        for at, action in ((at, a) for at, cell in enumerate(own) for a in cell if "_" not in a.kind):
+    for rank, row in enumerate(slots):
+        for at, action in ((at, a) for at, cell in enumerate(row) for a in cell if "_" not in a.kind):
             for need in _needs(s, action, when):
-                there = when.get(need)
-                if there is None or there >= at:
-                    where = "which is nowhere" if there is None else f"which is in slot {there}"
+                slot = when.get(need)
+                if slot is None or slot >= at:
+                    where = "which is missing" if slot is None else f"which is in slot {slot}"
                     wrong.append(f"rank {rank}: {action} is in slot {at} and needs {need}, {where}")
     if wrong:
         raise Unproved(f"{len(wrong)} actions come too early; {wrong[0]}")

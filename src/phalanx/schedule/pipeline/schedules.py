@@ -1,38 +1,47 @@
-"""Pipeline schedules as data: for every pipeline rank the ordered list of what it does, and which rank has which
-chunk of the model.
+"""Pipeline schedules as data: the ordered actions of every pipeline rank, which rank holds which chunk of the model,
+and one table, SCHEDULES, with a row per schedule that holds every fact about it.
 
-    F  forward of a chunk      B  its backward pass, which is I and W in one
+    F  forward of a chunk      B  its backward pass: I and W fused
     I  gradient of its input   W  gradients of its weights
 
-for one micro-batch. Schedules are built without sends and receives, which pipeline_sends.py inserts. All are
-synchronous: every gradient of a step is of the weights that the step began with.
+each for one micro-batch. Schedules are built without sends and receives, which pipeline/sends.py inserts. All are
+synchronous: every gradient of a step belongs to the weights that the step began with.
 
 naive        one micro-batch after the other
 gpipe        all forward, then all backward (Huang et al. 2019)
 1f1b         each forward waits until a backward has made room (Narayanan et al. 2019, with a flush)
 interleaved  1f1b over several chunks per rank, dealt out in turns (Narayanan et al. 2021)
-zb-h1        1f1b with W put off to where a rank would be idle (Qi et al. 2023, "Zero Bubble Pipeline Parallelism")
+zb-h1        1f1b with W deferred to where a rank would be idle (Qi et al. 2023, "Zero Bubble Pipeline Parallelism")
 zb-v         two chunks per rank, there and back in a V (Qi et al. 2024, "Pipeline Parallelism with Controllable
              Memory")
 dualpipe-v   DualPipe (DeepSeek-AI 2024) cut in half: the same V, forward and backward in pairs
+
+To add a schedule: add its name to `Schedule` in spec/strategy/spec.py, and here its builder and its row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain, repeat
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.strategy.spec import Schedule
+
+Column = float | npt.NDArray[Any]
+"""One number, or one per strategy."""
 
 Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 
 
 class Action(NamedTuple):
-    """`kind` for a micro-batch of a chunk, written as torch does: 3F0 is the forward of chunk 3 for micro-batch 0.
-    SEND_F sends what the chunk's F made, RECV_F receives what it needs; SEND_B, RECV_B likewise for its backward
-    pass."""
+    """One action of a rank on one chunk and micro-batch, written as torch does: 3F0 is the forward of chunk 3 for
+    micro-batch 0. SEND_F sends the output of the chunk's F, RECV_F receives the input of it; SEND_B and RECV_B do the
+    same for its backward pass."""
 
     kind: Kind
     chunk: int
@@ -44,7 +53,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """`actions` of each rank in their order; `rank_of` each chunk, in the order of the model."""
+    """The ordered `actions` of each rank, and the rank of each chunk (`rank_of`, in the order of the model)."""
 
     name: str
     micro_batches: int
@@ -60,37 +69,37 @@ class PipelineSchedule:
         return len(self.rank_of)
 
 
-def held(own: Sequence[Action]) -> list[int]:
-    """How many activations live after each action of a rank."""
-    live, found = 0, []
-    for action in own:
+def held(actions: Sequence[Action]) -> list[int]:
+    """Count the live activations after each action of a rank, in activations of one chunk for one micro-batch."""
+    live, counts = 0, []
+    for action in actions:
         live += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
-        found.append(live)
-    return found
+        counts.append(live)
+    return counts
 
 
 def finished(actions: Sequence[Action]) -> dict[int, int]:
-    """Where among a rank's actions the last gradients of weights of each chunk are made, in that order."""
-    found: dict[int, int] = {}
+    """Map each chunk of a rank to the index of the action that completes its weight gradients, in ascending order."""
+    last: dict[int, int] = {}
     for at, action in enumerate(actions):
         if action.kind in ("B", "W"):
-            found.pop(action.chunk, None)
-            found[action.chunk] = at
-    return found
+            last.pop(action.chunk, None)
+            last[action.chunk] = at
+    return last
 
 
 def splits(s: PipelineSchedule) -> bool:
-    """Whether it runs gradients of inputs and of weights apart."""
-    return any(action.kind == "I" for own in s.actions for action in own)
+    """Tell whether any backward pass is split into I and W."""
+    return any(action.kind == "I" for actions in s.actions for action in actions)
 
 
 def round_robin(ranks: int, virtual: int = 1) -> tuple[int, ...]:
-    """The rank of each chunk, dealt out in turns."""
+    """Return the rank of each chunk when chunks are dealt out in turns: 0 1 2 0 1 2 for 3 ranks, virtual=2."""
     return tuple(chunk % ranks for chunk in range(ranks * virtual))
 
 
 def v_shape(ranks: int) -> tuple[int, ...]:
-    """The rank of each of two chunks per rank, there and back: the last rank has two neighbours of the model."""
+    """Return the rank of each chunk in a V: 0 1 2 2 1 0 for 3 ranks. The last rank holds two adjacent chunks."""
     return (*range(ranks), *reversed(range(ranks)))
 
 
@@ -106,148 +115,381 @@ def _gpipe(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
 
 def _one_f_one_b(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
     for rank in range(ranks):
-        ahead = min(ranks - 1 - rank, m)
-        yield [*_paired(ahead, [Action("F", rank, i) for i in range(m)], [Action("B", rank, i) for i in range(m)])]
+        warm_up = min(ranks - 1 - rank, m)
+        yield [*_paired(warm_up, [Action("F", rank, i) for i in range(m)], [Action("B", rank, i) for i in range(m)])]
 
 
 def _interleaved(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
     rounds = max(1, m // ranks)
-    if m % rounds:
-        raise InputError(
-            "micro-batches",
-            m,
-            f"interleaved goes through {rounds} rounds of equally many on {ranks} ranks",
-            f"use a multiple of {ranks}",
-        )
-    each = m // rounds  # micro-batches that a chunk takes in a turn
+    each = m // rounds  # micro-batches that a chunk runs per turn
     for rank in range(ranks):
         turns = [(r, v, r * each + i) for r in range(rounds) for v in range(virtual) for i in range(each)]
-        there = [Action("F", v * ranks + rank, i) for _, v, i in turns]
-        back = [Action("B", (virtual - 1 - v) * ranks + rank, i) for _, v, i in turns]
-        ahead = (virtual - 1) * each + 2 * (ranks - 1 - rank) if virtual > 1 else ranks - 1 - rank
-        yield [*_paired(min(ahead, len(there)), there, back)]
+        forward = [Action("F", v * ranks + rank, i) for _, v, i in turns]
+        backward = [Action("B", (virtual - 1 - v) * ranks + rank, i) for _, v, i in turns]
+        warm_up = (virtual - 1) * each + 2 * (ranks - 1 - rank) if virtual > 1 else ranks - 1 - rank
+        yield [*_paired(min(warm_up, len(forward)), forward, backward)]
 
 
-def _paired(ahead: int, there: list[Action], back: list[Action]) -> Iterator[Action]:
-    """So many of one list ahead, then one of each in turns, then what is left of the other."""
-    yield from there[:ahead]
-    for i, action in enumerate(there[ahead:]):
+def _paired(warm_up: int, forward: list[Action], backward: list[Action]) -> Iterator[Action]:
+    """Yield the warm-up forwards, then one forward and one backward in turns, then the remaining backwards."""
+    yield from forward[:warm_up]
+    for i, action in enumerate(forward[warm_up:]):
         yield action
-        yield back[i]
-    yield from back[len(there) - ahead :]
+        yield backward[i]
+    yield from backward[len(forward) - warm_up :]
 
 
 def _zb_h1(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
-    """As 1f1b, but rank r puts W off by r micro-batches: no rank then holds more of them than the first does."""
+    """As 1f1b, but rank r defers W by r micro-batches: then no rank holds more activations than the first."""
     for rank in range(ranks):
-        found = [Action("F", rank, i) for i in range(min(ranks - rank, m))]
+        actions = [Action("F", rank, i) for i in range(min(ranks - rank, m))]
         for i in range(m):
-            found.append(Action("I", rank, i))
+            actions.append(Action("I", rank, i))
             if i >= rank:
-                found.append(Action("W", rank, i - rank))
+                actions.append(Action("W", rank, i - rank))
             if i + ranks - rank < m:
-                found.append(Action("F", rank, i + ranks - rank))
-        yield [*found, *(Action("W", rank, i) for i in range(max(0, m - rank), m))]
+                actions.append(Action("F", rank, i + ranks - rank))
+        yield [*actions, *(Action("W", rank, i) for i in range(max(0, m - rank), m))]
 
 
 class _Counted:
-    """The actions of a rank with two chunks, by how many of each there have been: each kind takes its micro-batches
-    in order."""
+    """The actions of a rank with two chunks. Each kind on each chunk takes its micro-batches in order, so a counter
+    per (kind, chunk) gives the number of the next one."""
 
     def __init__(self, chunks: tuple[int, int]) -> None:
         self.chunks = chunks
-        self.found: list[Action] = []
+        self.actions: list[Action] = []
         self.done = {(kind, which): 0 for kind in "FBIW" for which in (0, 1)}
 
     def add(self, *words: str) -> None:
-        """`F0`: the next forward of the first chunk."""
+        """Append actions: `F0` is the next forward of the rank's first chunk, `I1` the next I of its second."""
         for word in words:
             kind, which = word[0], int(word[1])
-            self.found.append(Action(kind, self.chunks[which], self.done[kind, which]))  # type: ignore[arg-type]
+            self.actions.append(Action(kind, self.chunks[which], self.done[kind, which]))  # type: ignore[arg-type]
             self.done[kind, which] += 1
 
 
 def _zb_v(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
-    """Built for as many micro-batches as fill the pipeline; those that there are not are left out."""
+    """Build for at least as many micro-batches as fill the pipeline, then drop those beyond m."""
     n = max(2 * ranks - 1, m)
     for rank in range(ranks):
-        own = _Counted((rank, 2 * ranks - 1 - rank))
-        own.add(*["F0"] * (2 * (ranks - rank) - 1))
-        own.add(*["F1", "F0"] * rank)
-        own.add(*["F1", "I1", "W1"] * (ranks - rank))
-        while own.done["F", 1] < n:
-            own.add(*["F0"] * (own.done["F", 0] < n), "I0", "W0", "F1", "I1", "W1")
-        own.add(*["I0", "I1"] * rank)
-        own.add(*["I0", "W0"] * (ranks - rank))
-        own.add(*["W1"] * (n - own.done["W", 1]), *["W0"] * (n - own.done["W", 0]))
-        yield [a for a in own.found if a.micro_batch < m]
+        counted = _Counted((rank, 2 * ranks - 1 - rank))
+        counted.add(*["F0"] * (2 * (ranks - rank) - 1))
+        counted.add(*["F1", "F0"] * rank)
+        counted.add(*["F1", "I1", "W1"] * (ranks - rank))
+        while counted.done["F", 1] < n:
+            counted.add(*["F0"] * (counted.done["F", 0] < n), "I0", "W0", "F1", "I1", "W1")
+        counted.add(*["I0", "I1"] * rank)
+        counted.add(*["I0", "W0"] * (ranks - rank))
+        counted.add(*["W1"] * (n - counted.done["W", 1]), *["W0"] * (n - counted.done["W", 0]))
+        yield [a for a in counted.actions if a.micro_batch < m]
 
 
 def _dualpipe_v(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
-    if m < 2 * ranks:
-        raise InputError(
-            "micro-batches", m, f"dualpipe-v needs two per rank to fill both ways, {2 * ranks}", "use zb-v for fewer"
-        )
     for rank in range(ranks):
         last = ranks - 1 - rank
-        own = _Counted((rank, 2 * ranks - 1 - rank))
-        put_off: list[int] = []  # which chunk's W is due, the oldest first
-        own.add(*["F0"] * (2 * last))
-        own.add(*["F0", "F1"] * (rank + 1))
-        own.add(*["I1", "W1", "F1"] * last)
-        own.add(*["F0", "B1", "F1", "B0"] * (m - 2 * ranks + rank + 1))
-        own.add(*["B1", "F1", "B0"] * last)
+        counted = _Counted((rank, 2 * ranks - 1 - rank))
+        deferred: list[int] = []  # the chunks whose W is due, the oldest first
+        counted.add(*["F0"] * (2 * last))
+        counted.add(*["F0", "F1"] * (rank + 1))
+        counted.add(*["I1", "W1", "F1"] * last)
+        counted.add(*["F0", "B1", "F1", "B0"] * (m - 2 * ranks + rank + 1))
+        counted.add(*["B1", "F1", "B0"] * last)
         turning = rank + 1  # backward passes of both chunks, the later half of them without W
         for i, which in enumerate(chain.from_iterable(repeat((1, 0), turning))):
             if i < turning // 2 * 2 + (rank % 2 == 0):
-                own.add(f"B{which}")
+                counted.add(f"B{which}")
             else:
-                own.add(f"I{which}")
-                put_off.append(which)
+                counted.add(f"I{which}")
+                deferred.append(which)
         for _ in range(last):
-            own.add(f"W{put_off.pop(0)}", "I0")
-            put_off.append(0)
-        own.add(*(f"W{which}" for which in put_off))
-        yield _fused_counts(own)
+            counted.add(f"W{deferred.pop(0)}", "I0")
+            deferred.append(0)
+        counted.add(*(f"W{which}" for which in deferred))
+        yield _fused_counts(counted)
 
 
-def _fused_counts(own: _Counted) -> list[Action]:
-    """Backward passes in one and those in two parts share the micro-batches of a chunk: counted together."""
+def _fused_counts(counted: _Counted) -> list[Action]:
+    """Number the micro-batches anew: a chunk's fused B and split I, W draw from the same sequence."""
     seen: dict[tuple[str, int], int] = {}
-    found = []
-    for kind, chunk, _ in own.found:
+    actions = []
+    for kind, chunk, _ in counted.actions:
         counts = [("I", chunk), ("W", chunk)] if kind == "B" else [(kind, chunk)]
-        found.append(Action(kind, chunk, seen.get(counts[0], 0)))
+        actions.append(Action(kind, chunk, seen.get(counts[0], 0)))
         for key in counts:
             seen[key] = seen.get(key, 0) + 1
-    return found
+    return actions
 
 
-Build = Callable[[int, int, int], Iterable[list[Action]]]
-SCHEDULES: dict[str, Build] = {
-    "naive": _naive,
-    "gpipe": _gpipe,
-    "1f1b": _one_f_one_b,
-    "interleaved": _interleaved,
-    "zb-h1": _zb_h1,
-    "zb-v": _zb_v,
-    "dualpipe-v": _dualpipe_v,
-}
-V_SHAPED = ("zb-v", "dualpipe-v")
+Refusal = tuple[str, str]
+"""Why a number of micro-batches cannot be scheduled, and what to do about it."""
+
+
+def _any_number(ranks: int, m: int) -> Refusal | None:
+    return None
+
+
+def _equal_rounds(ranks: int, m: int) -> Refusal | None:
+    rounds = max(1, m // ranks)
+    if m % rounds == 0:
+        return None
+    return f"interleaved goes through {rounds} rounds of equally many on {ranks} ranks", f"use a multiple of {ranks}"
+
+
+def _two_per_rank(ranks: int, m: int) -> Refusal | None:
+    if m >= 2 * ranks:
+        return None
+    return f"dualpipe-v needs two per rank to fill both ways, {2 * ranks}", "use zb-v for fewer"
+
+
+# Formulas of equal chunks: m micro-batches, p ranks, v chunks per rank. Numbers or columns.
+
+
+def _bubble_1f1b(m: Column, p: Column, v: Column) -> Column:
+    return 1.0
+
+
+def _bubble_naive(m: Column, p: Column, v: Column) -> Column:
+    """No other rank works while one does."""
+    return m
+
+
+def _bubble_interleaved(m: Column, p: Column, v: Column) -> Column:
+    """With fewer micro-batches than ranks, a rank waits for the first of them to come round before each chunk."""
+    return np.where(m < p, (v * (p - m) + m - 1) / np.maximum(p - 1, 1), 1.0)
+
+
+def _bubble_zero(m: Column, p: Column, v: Column) -> Column:
+    """(P-1)(F+I-W) instead of (P-1)(F+I+W): a third where F, I and W take the same time."""
+    return 1 / 3
+
+
+def _in_flight_1f1b(m: Column, p: Column) -> tuple[Column, Column]:
+    return 0.0, 1.0
+
+
+def _in_flight_naive(m: Column, p: Column) -> tuple[Column, Column]:
+    return 1.0, 1.0
+
+
+def _in_flight_gpipe(m: Column, p: Column) -> tuple[Column, Column]:
+    return m, m
+
+
+def _in_flight_zero(m: Column, p: Column) -> tuple[Column, Column]:
+    both = np.minimum(p, m)
+    return both, both
+
+
+def _in_flight_dualpipe_v(m: Column, p: Column) -> tuple[Column, Column]:
+    both = np.minimum(p + 0.5, m)
+    return both, both
+
+
+def _wait_1f1b(m: Column, p: Column, v: Column) -> Column:
+    return p - 1
+
+
+def _wait_naive(m: Column, p: Column, v: Column) -> Column:
+    return m * (p - 1)
+
+
+def _wait_interleaved(m: Column, p: Column, v: Column) -> Column:
+    return np.where(m < p, (v * (p - m) + m - 1) / v, (p - 1) / v)
+
+
+def _wait_zero(m: Column, p: Column, v: Column) -> Column:
+    return (p - 1) / 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleFacts:
+    """Every fact about one pipeline schedule. No field has a default: a row that lacks a fact cannot be made."""
+
+    name: str
+    split_backward: bool
+    """Whether the backward pass runs as I and W (at least some of it), so that W can be deferred."""
+    v_shaped: bool
+    """Whether chunks lie in a V (`v_shape`), two per rank, instead of being dealt out in turns (`round_robin`)."""
+    chunks: int
+    """Chunks per rank where `virtual` is not given."""
+    takes_virtual: bool
+    """Whether `virtual` chooses the chunks per rank."""
+    counterpart: str
+    """The same schedule with several chunks per rank if this one has one, and the other way round; "" if none."""
+    in_megatron: bool
+    """Whether Megatron-LM, and so what is built on it, runs it."""
+    overlaps: bool
+    """Whether ranks work on several micro-batches at the same time."""
+    refusal: Callable[[int, int], Refusal | None]
+    """(ranks, micro-batches) -> why so many micro-batches cannot be scheduled, or None if they can."""
+    build: Callable[[int, int, int], Iterable[list[Action]]]
+    """(ranks, chunks per rank, micro-batches) -> the actions of each rank, without sends and receives."""
+    bubble: Callable[[Column, Column, Column], Column]
+    """(m, p, v) -> the bubble over that of 1f1b with as many chunks per rank."""
+    in_flight: Callable[[Column, Column], tuple[Column, Column]]
+    """(m, p) -> micro-batches whose activations the first and the last pipeline rank hold at once. (0, 1): as 1f1b
+    and interleaved do, whose formula needs `virtual` and stands in cost/analytic/memory.py. Where chunks lie in a V,
+    the first rank is the last one too."""
+    least_wait: Callable[[Column, Column, Column], Column]
+    """(m, p, v) -> the least idle time of a rank in a step, in units of one micro-batch's passes over p ranks: what
+    the search prunes by."""
+
+    def __post_init__(self) -> None:
+        missing = [f.name for f in fields(self) if getattr(self, f.name) is None]
+        if missing:
+            raise TypeError(f"pipeline schedule {self.name!r} lacks {', '.join(missing)}")
+
+
+def table(rows: Iterable[ScheduleFacts], names: Sequence[str] = get_args(Schedule)) -> dict[str, ScheduleFacts]:
+    """Return the rows by name, in order. Raises TypeError unless they are exactly the schedules that a Strategy can
+    name, once each, and unless counterparts name each other."""
+    rows = list(rows)
+    present = [row.name for row in rows]
+    faults = [
+        *(f"{name!r} is a Schedule of spec/strategy/spec.py but has no row" for name in names if name not in present),
+        *(f"{name!r} has a row but is no Schedule of spec/strategy/spec.py" for name in present if name not in names),
+        *(f"{name!r} has {present.count(name)} rows" for name in dict.fromkeys(present) if present.count(name) > 1),
+    ]
+    by_name = {row.name: row for row in rows}
+    for row in rows:
+        other = by_name.get(row.counterpart)
+        if row.counterpart and (other is None or other.counterpart != row.name):
+            faults.append(f"{row.name!r} names {row.counterpart!r} as its counterpart, which does not name it")
+    if faults:
+        raise TypeError(f"pipeline schedules: {'; '.join(faults)}")
+    return by_name
+
+
+SCHEDULES = table(
+    [
+        ScheduleFacts(
+            name="naive",
+            split_backward=False,
+            v_shaped=False,
+            chunks=1,
+            takes_virtual=False,
+            counterpart="",
+            in_megatron=False,
+            overlaps=False,
+            refusal=_any_number,
+            build=_naive,
+            bubble=_bubble_naive,
+            in_flight=_in_flight_naive,
+            least_wait=_wait_naive,
+        ),
+        ScheduleFacts(
+            name="gpipe",
+            split_backward=False,
+            v_shaped=False,
+            chunks=1,
+            takes_virtual=False,
+            counterpart="",
+            in_megatron=False,
+            overlaps=True,
+            refusal=_any_number,
+            build=_gpipe,
+            bubble=_bubble_1f1b,
+            in_flight=_in_flight_gpipe,
+            least_wait=_wait_1f1b,
+        ),
+        ScheduleFacts(
+            name="1f1b",
+            split_backward=False,
+            v_shaped=False,
+            chunks=1,
+            takes_virtual=False,
+            counterpart="interleaved",
+            in_megatron=True,
+            overlaps=True,
+            refusal=_any_number,
+            build=_one_f_one_b,
+            bubble=_bubble_1f1b,
+            in_flight=_in_flight_1f1b,
+            least_wait=_wait_1f1b,
+        ),
+        ScheduleFacts(
+            name="interleaved",
+            split_backward=False,
+            v_shaped=False,
+            chunks=2,
+            takes_virtual=True,
+            counterpart="1f1b",
+            in_megatron=True,
+            overlaps=True,
+            refusal=_equal_rounds,
+            build=_interleaved,
+            bubble=_bubble_interleaved,
+            in_flight=_in_flight_1f1b,
+            least_wait=_wait_interleaved,
+        ),
+        ScheduleFacts(
+            name="zb-h1",
+            split_backward=True,
+            v_shaped=False,
+            chunks=1,
+            takes_virtual=False,
+            counterpart="",
+            in_megatron=False,
+            overlaps=True,
+            refusal=_any_number,
+            build=_zb_h1,
+            bubble=_bubble_zero,
+            in_flight=_in_flight_zero,
+            least_wait=_wait_zero,
+        ),
+        ScheduleFacts(
+            name="zb-v",
+            split_backward=True,
+            v_shaped=True,
+            chunks=2,
+            takes_virtual=False,
+            counterpart="",
+            in_megatron=False,
+            overlaps=True,
+            refusal=_any_number,
+            build=_zb_v,
+            bubble=_bubble_zero,
+            in_flight=_in_flight_zero,
+            least_wait=_wait_zero,
+        ),
+        ScheduleFacts(
+            name="dualpipe-v",
+            split_backward=True,
+            v_shaped=True,
+            chunks=2,
+            takes_virtual=False,
+            counterpart="",
+            in_megatron=False,
+            overlaps=True,
+            refusal=_two_per_rank,
+            build=_dualpipe_v,
+            bubble=_bubble_zero,
+            in_flight=_in_flight_dualpipe_v,
+            least_wait=_wait_zero,
+        ),
+    ]
+)
 
 
 def build(name: str, ranks: int, micro_batches: int, virtual: int | None = None) -> PipelineSchedule:
-    """A schedule by name. `virtual`: chunks per rank; by default 1, of `interleaved` 2, and 2 of those in a V.
-    Raises InputError where there is none."""
+    """Build a schedule by name, without sends and receives. `virtual`: chunks per rank, by default as the table says.
+
+    Raises InputError for an unknown name, a number below 1, a `virtual` that the schedule does not take, and a number
+    of micro-batches that it refuses.
+    """
     if name not in SCHEDULES:
         raise InputError("schedule", name, "no such schedule", nearest(name, SCHEDULES))
     for field, value in (("ranks", ranks), ("micro-batches", micro_batches), ("virtual", virtual or 1)):
         if value < 1:
             raise InputError(field, value, "must be at least 1")
-    usual = 2 if name in V_SHAPED or name == "interleaved" else 1
-    chunks = virtual or usual
-    if chunks != usual and name != "interleaved":
-        raise InputError("virtual", chunks, f"{name} has {usual} per rank", "use interleaved, or leave it out")
-    actions = tuple(map(tuple, SCHEDULES[name](ranks, chunks, micro_batches)))
-    rank_of = v_shape(ranks) if name in V_SHAPED else round_robin(ranks, chunks)
+    facts = SCHEDULES[name]
+    chunks = virtual or facts.chunks
+    if chunks != facts.chunks and not facts.takes_virtual:
+        raise InputError("virtual", chunks, f"{name} has {facts.chunks} per rank", "use interleaved, or leave it out")
+    refusal = facts.refusal(ranks, micro_batches)
+    if refusal:
+        raise InputError("micro-batches", micro_batches, *refusal)
+    actions = tuple(map(tuple, facts.build(ranks, chunks, micro_batches)))
+    rank_of = v_shape(ranks) if facts.v_shaped else round_robin(ranks, chunks)
     return PipelineSchedule(name, micro_batches, rank_of, actions)

@@ -1,9 +1,9 @@
-"""Sends and receives, inserted into a pipeline schedule: one pure function.
+"""Insert sends and receives into a pipeline schedule: one pure function.
 
-A message goes when what it carries is made, and its receive is posted at that moment too, early: in the run of the
-schedule with F, I and W of one length, every rank's actions and messages stand in the order of one clock for all
-ranks. So even sends that block until they are received cannot deadlock: the earliest of all that are left has
-everything before it done, at both ends.
+A message leaves as soon as its payload is computed, and its receive is posted at the same moment. The order comes
+from simulating the schedule with F, I and W of equal length: every rank's actions and messages are sorted by one
+clock that all ranks share. So even sends that block until they are received cannot deadlock: for the earliest message
+that is still open, everything before it is done at both ends.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from phalanx.schedule.pipeline.simulate import run, unit
 
 
 def without(s: PipelineSchedule) -> PipelineSchedule:
-    """The schedule without its sends and receives."""
-    return replace(s, actions=tuple(tuple(a for a in own if "_" not in a.kind) for own in s.actions))
+    """Return the schedule without its sends and receives."""
+    return replace(s, actions=tuple(tuple(a for a in actions if "_" not in a.kind) for actions in s.actions))
 
 
-_After = tuple[float, int, str, int, int]
-"""When something is over; computes before messages, and those in an order that both ends know."""
+_Key = tuple[float, int, str, int, int]
+"""Sort key: end time; computation before messages; then an order of messages that both ends agree on."""
 
 
 def inserted(s: PipelineSchedule) -> PipelineSchedule:
-    """The schedule with its sends and receives. Raises Unproved where it cannot be run."""
-    ordered: list[list[tuple[_After, Action]]] = [[] for _ in s.actions]
-    for rank, (own, times) in enumerate(zip(s.actions, run(s, unit(s.chunks)), strict=True)):
-        for action, (_, end) in zip(own, times, strict=True):
+    """Return the schedule with sends and receives inserted. Raises Unproved if it cannot be run."""
+    ordered: list[list[tuple[_Key, Action]]] = [[] for _ in s.actions]
+    for rank, (actions, times) in enumerate(zip(s.actions, run(s, unit(s.chunks)), strict=True)):
+        for action, (_, end) in zip(actions, times, strict=True):
             kind, chunk, i = action
             ordered[rank].append(((end, 0, kind, chunk, i), action))
             to = chunk + 1 if kind == "F" else chunk - 1
             if kind == "W" or not 0 <= to < s.chunks or s.rank_of[to] == rank:
                 continue
             way = "F" if kind == "F" else "B"
-            after = (end, 1, way, chunk, i)
-            ordered[rank].append((after, Action(f"SEND_{way}", chunk, i)))  # type: ignore[arg-type]
-            ordered[s.rank_of[to]].append((after, Action(f"RECV_{way}", to, i)))  # type: ignore[arg-type]
-    return replace(s, actions=tuple(tuple(action for _, action in sorted(own)) for own in ordered))
+            key = (end, 1, way, chunk, i)
+            ordered[rank].append((key, Action(f"SEND_{way}", chunk, i)))  # type: ignore[arg-type]
+            ordered[s.rank_of[to]].append((key, Action(f"RECV_{way}", to, i)))  # type: ignore[arg-type]
+    return replace(s, actions=tuple(tuple(action for _, action in sorted(actions)) for actions in ordered))

@@ -1,7 +1,7 @@
-"""Which units of a model each pipeline rank holds, and the order in which it runs them.
+"""Which units of a model each pipeline rank holds under a strategy, and the schedule that it runs them in.
 
-A strategy says how many blocks each chunk of the model has (`layers=7/9/9/7`), or leaves that to `auto`: then the
-slowest rank has as little as can be to multiply, which is nothing for the embedding and vocab x hidden for the head.
+A strategy gives the number of blocks of each chunk (`layers=7/9/9/7`), or leaves it to `auto`: then the slowest rank
+gets as few multiplied weights as possible. The embedding counts as none, the head as vocab x hidden.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from phalanx.schedule.partition.balance import Units, partition
-from phalanx.schedule.pipeline.schedules import V_SHAPED, PipelineSchedule, build, round_robin, v_shape
+from phalanx.schedule.pipeline.schedules import SCHEDULES, PipelineSchedule, build, round_robin, v_shape
 from phalanx.schedule.pipeline.sends import inserted
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -19,39 +19,44 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def rank_of(s: Strategy) -> tuple[int, ...]:
-    """The pipeline rank of each chunk."""
-    return v_shape(s.pp) if s.schedule in V_SHAPED else round_robin(s.pp, s.virtual)
+    """Return the pipeline rank of each chunk, in the order of the model."""
+    return v_shape(s.pp) if SCHEDULES[s.schedule].v_shaped else round_robin(s.pp, s.virtual)
+
+
+def splits_backward(s: Strategy) -> bool:
+    """Tell whether the pipeline runs gradients of inputs and of weights as separate actions, I and W."""
+    return s.pp > 1 and SCHEDULES[s.schedule].split_backward
 
 
 @cache
 def blocks_of(spec: ModelSpec, s: Strategy) -> tuple[int, ...]:
-    """How many blocks each chunk has."""
+    """Return the number of blocks of each chunk, from `layers` or balanced by multiplied weights per token."""
     if s.layers != "auto":
         return tuple(map(int, s.layers.split("/")))
-    multiplied: dict[str, int] = {}  # by unit
+    multiplied: dict[str, int] = {}  # weights that each token is multiplied with, by unit
     for p in parameters(spec):
         if p.role not in ("embedding", "position", "norm") and len(p.shape) > 1:
-            met = spec.experts if p.of_experts else None  # of the experts, a token meets its own
-            numel = p.numel * met.top_k // met.count if met else p.numel
+            experts = spec.experts if p.of_experts else None  # a token visits top_k of them
+            numel = p.numel * experts.top_k // experts.count if experts else p.numel
             multiplied[p.unit] = multiplied.get(p.unit, 0) + numel
     costs = [multiplied[f"blocks.{i}"] for i in range(spec.layers)]
     return partition(Units(0, tuple(costs), spec.vocab * spec.hidden), rank_of(s)).blocks
 
 
 def chunks(spec: ModelSpec, s: Strategy) -> tuple[tuple[str, ...], ...]:
-    """The units of each chunk of the model, in order."""
-    found, at, counts = [], 0, blocks_of(spec, s)
+    """Return the names of the units of each chunk, in the order of the model."""
+    result, at, counts = [], 0, blocks_of(spec, s)
     for chunk, count in enumerate(counts):
-        own = [f"blocks.{i}" for i in range(at, at + count)]
+        blocks = [f"blocks.{i}" for i in range(at, at + count)]
         at += count
         first, last = ["embed"] * (chunk == 0), ["head"] * (chunk == len(counts) - 1)
-        found.append((*first, *own, *last))
-    return tuple(found)
+        result.append((*first, *blocks, *last))
+    return tuple(result)
 
 
 @cache
 def stage(spec: ModelSpec, s: Strategy, place: int) -> ModelSpec:
-    """What the pipeline rank at a place of its axis holds of a model."""
+    """Return the part of a model that pipeline rank `place` holds."""
     if s.pp == 1:
         return spec
     held = [units for units, rank in zip(chunks(spec, s), rank_of(s), strict=True) if rank == place]
@@ -59,13 +64,16 @@ def stage(spec: ModelSpec, s: Strategy, place: int) -> ModelSpec:
 
 
 def held_chunks(s: Strategy, place: int) -> tuple[int, ...]:
-    """The numbers of these chunks."""
+    """Return the numbers of the chunks that pipeline rank `place` holds."""
     return tuple(chunk for chunk, rank in enumerate(rank_of(s)) if rank == place)
 
 
 def stream(spec: ModelSpec, job: Job, s: Strategy, sequences: int | None = None) -> tuple[int, ...]:
-    """The shape of what travels from chunk to chunk, of a micro-batch or of so many sequences: with sequence
-    parallelism of own tokens, where they fall into equal parts."""
+    """Return the shape of the activation that travels from chunk to chunk, for a micro-batch or for `sequences`.
+
+    (sequences, tokens, hidden); with sequence parallelism (tokens of this tp rank, hidden), provided that the tokens
+    split evenly.
+    """
     rows, tokens = sequences or s.micro_batch, job.seq // s.cp
     if s.sp and rows * tokens % s.tp == 0:
         return rows * tokens // s.tp, spec.hidden
@@ -73,7 +81,8 @@ def stream(spec: ModelSpec, job: Job, s: Strategy, sequences: int | None = None)
 
 
 def schedule(s: Strategy, micro_batches: int) -> PipelineSchedule:
-    """What every pipeline rank does, sends and receives among it; of one rank one micro-batch after the other."""
+    """Return the schedule of all pipeline ranks, sends and receives included. With pp = 1: one micro-batch after the
+    other."""
     if s.pp == 1:
         return _built("naive", 1, micro_batches, None)
     return _built(s.schedule, s.pp, micro_batches, s.virtual if s.virtual > 1 else None)
@@ -85,23 +94,29 @@ def _built(name: str, ranks: int, micro_batches: int, virtual: int | None) -> Pi
 
 
 def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:
-    """That the strategy fits this model, batch and number of ranks. Raises InputError where it does not."""
+    """Require that the strategy fits this model, batch and number of ranks (None: any), pipeline included. Raises
+    InputError otherwise."""
     legality.check(strategy, model, job, world)
     s = strategy
     if s.pp == 1:
         for name in ("virtual", "schedule", "layers"):
             if getattr(s, name) != getattr(Strategy, name):
-                raise InputError(f"strategy.{name}", getattr(s, name), "is of pipelines, and pp = 1", "use pp >= 2")
+                raise InputError(
+                    f"strategy.{name}", getattr(s, name), "applies to pipelines only, and pp = 1", "use pp >= 2"
+                )
         return
-    if s.schedule == "interleaved" and s.virtual == 1:
-        raise InputError("strategy.virtual", 1, "interleaved has several chunks per rank", "use virtual=2, or 1f1b")
-    if s.schedule != "interleaved" and s.virtual > 1:
-        has = "two chunks per rank anyhow" if s.schedule in V_SHAPED else "one chunk per rank"
-        raise InputError("strategy.virtual", s.virtual, f"{s.schedule} has {has}", "leave it out, or use interleaved")
+    facts = SCHEDULES[s.schedule]
+    if facts.takes_virtual and s.virtual == 1:
+        mend = f"use virtual={facts.chunks}, or {facts.counterpart}"
+        raise InputError("strategy.virtual", 1, f"{s.schedule} has several chunks per rank", mend)
+    if not facts.takes_virtual and s.virtual > 1:
+        has = "always has two chunks per rank" if facts.v_shaped else "has one chunk per rank"
+        raise InputError("strategy.virtual", s.virtual, f"{s.schedule} {has}", "leave it out, or use interleaved")
     n = len(rank_of(s))
     if model.layers < n - 2:  # embed and head may be alone
-        of = f" with {n // s.pp} per rank" if n > s.pp else ""
-        raise InputError("strategy.pp", s.pp, f"makes {n} chunks{of} of model.layers = {model.layers}", "use fewer")
+        each = f" ({n // s.pp} per rank)" if n > s.pp else ""
+        reason = f"makes {n} chunks{each}, too many for model.layers = {model.layers}"
+        raise InputError("strategy.pp", s.pp, reason, "use fewer")
     if s.layers != "auto":
         counts = blocks_of(model, s)
         if len(counts) != n or sum(counts) != model.layers or 0 in counts[1:-1]:
@@ -114,6 +129,6 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             raise InputError("strategy.layers", s.layers, reason, mend)
     try:
         build(s.schedule, s.pp, s.accumulation(job), s.virtual if s.virtual > 1 else None)
-    except InputError as wrong:  # of the number of micro-batches, which nobody writes
+    except InputError as wrong:  # about the number of micro-batches, which no field of a strategy gives
         reason = f"makes {wrong.value} micro-batches, and {wrong.reason}"
         raise InputError("strategy.micro_batch", s.micro_batch, reason, wrong.mend) from None

@@ -1,8 +1,8 @@
 """Pipeline schedules as the CSV of torch.distributed.pipelining and torchtitan: a line per rank, an action per cell.
 
-Read are F, B, I, W, sends and receives, and forward and backward passes that torch runs as one, (1F2;6B0)OVERLAP_F_B,
-as the two that they are. What says when FSDP gathers, reshards and reduces (UNSHARD, RESHARD, REDUCE_GRAD) is the
-data-parallel engine's affair here, and left out. Empty cells are idle.
+Reads F, B, I, W, sends and receives. A forward and a backward pass that torch overlaps, (1F2;6B0)OVERLAP_F_B, are
+read as two actions. FSDP's actions (UNSHARD, RESHARD, REDUCE_GRAD) are skipped: here the data-parallel engine decides
+when to gather, reshard and reduce. Empty cells are idle.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ _FSDP = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 
 
 def written(s: PipelineSchedule) -> str:
-    """The CSV of a schedule."""
-    return "".join(",".join(map(str, own)) + "\n" for own in s.actions)
+    """Return the CSV text of a schedule."""
+    return "".join(",".join(map(str, actions)) + "\n" for actions in s.actions)
 
 
 def read(path: Path) -> PipelineSchedule:
-    """The schedule of a CSV file; a chunk is of the rank that does its passes. Raises InputError, with line and cell,
-    for what is none."""
-    actions = tuple(tuple(action for cell in own for action in cell) for own in cells(path))
+    """Read a schedule from a CSV file; a chunk belongs to the first rank that runs one of its passes. Raises
+    InputError, with line and cell, for anything else than a schedule."""
+    actions = tuple(tuple(action for cell in row for action in cell) for row in cells(path))
     rank_of: dict[int, int] = {}
-    for rank, own in enumerate(actions):
-        for action in own:
+    for rank, row in enumerate(actions):
+        for action in row:
             if "_" not in action.kind:
                 rank_of.setdefault(action.chunk, rank)
     chunks = len(rank_of)
     if not chunks:
-        raise InputError("schedule", str(path), "holds no action", "a cell is such as 3F0")
+        raise InputError("schedule", str(path), "holds no action", "a cell looks like 3F0")
     missing = next((c for c in range(chunks) if c not in rank_of), None)
     if missing is not None:
-        raise InputError("schedule", str(path), f"has chunk {max(rank_of)}, but nothing of chunk {missing}")
-    micro_batches = 1 + max(a.micro_batch for own in actions for a in own)
+        raise InputError("schedule", str(path), f"has chunk {max(rank_of)}, but no action of chunk {missing}")
+    micro_batches = 1 + max(a.micro_batch for row in actions for a in row)
     return PipelineSchedule(path.name, micro_batches, tuple(rank_of[c] for c in range(chunks)), actions)
 
 
 def cells(path: Path) -> list[list[list[Action]]]:
-    """The actions in every cell of every line of a CSV file; none where a rank is idle. Raises InputError."""
+    """Return the actions of every cell of every line of a CSV file, empty where a rank idles. Raises InputError."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -58,8 +58,8 @@ def cells(path: Path) -> list[list[list[Action]]]:
 def _actions(cell: str, where: str) -> Iterator[Action]:
     pair = _PAIR.fullmatch(cell)
     for word in pair[1].split(";") if pair else [cell]:
-        found = _ACTION.fullmatch(word.strip())
-        if found:
-            yield Action(found[2], int(found[1]), int(found[3]))  # type: ignore[arg-type]
+        match = _ACTION.fullmatch(word.strip())
+        if match:
+            yield Action(match[2], int(match[1]), int(match[3]))  # type: ignore[arg-type]
         elif word.strip() and not _FSDP.fullmatch(word.strip()):
-            raise InputError(where, word.strip(), "is no action", "one is such as 3F0, 3B0 or 3SEND_F0")
+            raise InputError(where, word.strip(), "is not an action", "write it like 3F0, 3B0 or 3SEND_F0")

@@ -17,6 +17,7 @@ from phalanx.spec.strategy import compression
 from phalanx.spec.strategy.compression import Compression
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
+"""The names; schedule/pipeline/schedules.py must have a row for each, with every other fact about it."""
 Recompute = Literal["none", "selective", "full"]
 AXES = ("pp", "dp", "cp", "tp")
 DEFAULT_BUCKET_MIB = 25.0  # torch DDP's default
@@ -87,11 +88,6 @@ class Strategy:
     @property
     def world(self) -> int:
         return self.pp * self.dp * self.cp * self.tp
-
-    @property
-    def split_backward(self) -> bool:
-        """Whether the schedule runs gradients of inputs and of weights apart."""
-        return self.pp > 1 and self.schedule in ("zb-h1", "zb-v", "dualpipe-v")
 
     @property
     def dp_shard(self) -> int:
