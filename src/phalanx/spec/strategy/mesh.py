@@ -3,7 +3,7 @@
 Default order, outermost first: pp, dp_replicate, dp_shard, cp, tp; the innermost axes get neighbouring ranks.
 Everything is one `arange(world)` reshaped and read along different axes:
 
-    pp=2, tp=2    ranks [[0, 1], [2, 3]]    groups of tp: the rows (0 1) (2 3)    groups of pp: the columns (0 2) (1 3)
+    pp=2, tp=2    ranks [[0, 1], [2, 3]]   groups of tp: the rows (0 1) (2 3)   groups of pp: the columns (0 2) (1 3)
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _box(split: Split, p: Parameter, local_shape: tuple[int, ...]) -> Held:
 
 
 def partial(split: Split) -> dict[str, int]:
-    """Parameters whose gradient is a sum over tp ranks that hold copies: how many distinct boxes there are, by name."""
+    """Parameters whose gradient is a sum over tp ranks that hold copies: the number of distinct boxes, by name."""
     if split.tp == 1:
         return {}
     return {fqn: split.tp // held.copies for fqn, held in _held(split).items() if held.partial}
