@@ -212,8 +212,8 @@ class Train:
             require_folder_name("train.name", self.name)
 
     def scaled_lr(self, global_batch: int) -> float:
-        """Peak learning rate at this global batch, in sequences: lr x (global_batch / lr_base_batch), linear (Goyal et
-        al. 2017), or x its square root (Krizhevsky 2014)."""
+        """Peak learning rate at this global batch, in sequences: lr x (global_batch / lr_base_batch), linear (Goyal
+        et al. 2017), or x its square root (Krizhevsky 2014)."""
         if self.lr_scaling == "none" or not self.lr_base_batch:
             return self.lr
         ratio = global_batch / self.lr_base_batch
