@@ -265,7 +265,7 @@ def test_what_the_decoder_does_not_do_is_refused_by_name(config: dict[str, Any],
         ({"family": "mixtral"}, "model.experts: is missing"),
         ({"experts": {"count": 2, "top_k": 3, "ffn": 4}}, "is more than count = 2"),
         ({"latent": {"kv_rank": 4, "nope_dim": 4, "rope_dim": 2, "v_dim": 4}, "head_dim": 4}, "nope_dim + rope_dim"),
-        ({"latent": {"kv_rank": 4, "nope_dim": 4, "rope_dim": 2, "v_dim": 4}, "kv_heads": 1}, "attention has 2"),
+        ({"latent": {"kv_rank": 4, "nope_dim": 4, "rope_dim": 2, "v_dim": 4}, "kv_heads": 1}, "attention needs 2"),
         (
             {"latent": {"kv_rank": 4, "nope_dim": 3, "rope_dim": 3, "v_dim": 4}},
             "latent.rope_dim = 3: rotary positions",

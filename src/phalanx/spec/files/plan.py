@@ -83,7 +83,8 @@ def job_of(path: Path, overrides: Sequence[str] = ()) -> JobFile:
     """Read what to run from a job file or a plan (a plan.json, or a folder with one), and apply `table.field=value`
     overrides.
 
-    A plan made with `--model` has neither data nor a number of steps: the overrides must give them. Raises InputError.
+    A plan made with `--model` has neither data nor a number of steps: the overrides must give them. Raises
+    InputError.
     """
     if path.is_dir():
         path = path / "plan.json"

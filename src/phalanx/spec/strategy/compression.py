@@ -67,9 +67,7 @@ def parse(text: str) -> Compression | None:
         words = words[1:]
     options = [word for word in words if word in ("stochastic", "nofeedback")]
     if words != options or len(set(options)) != len(options):
-        raise InputError(
-            _FIELD, text, "has unknown or repeated options", "use stochastic and nofeedback, each at most once"
-        )
+        raise InputError(_FIELD, text, "has unknown or repeated options", "use stochastic and nofeedback, once each")
     if "stochastic" in options and name not in ("int8", "int4"):
         raise InputError(_FIELD, text, "stochastic rounding is for int8 and int4", "leave it out")
     return Compression(name, value, "stochastic" in options, "nofeedback" not in options)
@@ -80,7 +78,7 @@ def _value(text: str, name: str, words: list[str]) -> float:
     try:
         value = float(words[0])
     except (IndexError, ValueError):
-        raise InputError(_FIELD, text, "needs a number after the name", example) from None
+        raise InputError(_FIELD, text, "lacks a number after the name", example) from None
     if name in ("topk", "randk") and not 0 < value <= 1:
         raise InputError(_FIELD, text, "the share of elements must be above 0 and at most 1", example)
     if name == "threshold" and not 0 < value < float("inf"):
