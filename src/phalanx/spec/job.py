@@ -70,6 +70,7 @@ class Optimizer:
     range."""
 
     name: Literal["adamw", "sgd"] = "adamw"
+    """The update rule."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of AdamW's two moments, each in [0, 1); SGD's momentum is the first."""
     eps: float = 1e-8
@@ -98,6 +99,7 @@ class Job:
     precision: Precision = field(default_factory=Precision)
     """Number types."""
     optimizer: Optimizer = field(default_factory=Optimizer)
+    """Update rule and its constants; the learning rate is in [train]."""
     clip: float = 1.0
     """The largest global gradient norm; larger gradients are scaled down to it. 0: no clipping."""
     documents: Literal["packed", "separate"] = "packed"

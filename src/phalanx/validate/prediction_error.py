@@ -77,7 +77,7 @@ def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> 
     usable, skipped = cases(list(rows))
     if not usable:
         return Comparison([], [], [], [], [], skipped, 0)
-    seconds, (held, card, room) = priced(usable, constants)
+    seconds, (memory_of, card, room) = priced(usable, constants)
     time: list[Pair] = []
     allocated: list[Pair] = []
     reserved: list[Pair] = []
@@ -90,14 +90,14 @@ def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> 
             time.append(Pair(row, float(seconds[i]), c.measured_s))
         steady, peak = row.number("mem_allocated_gb"), row.number("peak_mem_gb")
         if steady and ran:
-            allocated.append(Pair(row, float(held.steady[i]), steady * GIB))
+            allocated.append(Pair(row, float(memory_of.steady[i]), steady * GIB))
         if peak and ran:
             kind = memory_kind(row)
-            predicted = getattr(held, kind)[i]
+            predicted = getattr(memory_of, kind)[i]
             into = {"reserved": reserved, "first": reserved, "shown": shown}.get(kind, allocated)
             into.append(Pair(row, float(predicted), peak * GIB))
         if not ran or peak:
-            fits.append((row, bool(held.reserved[i] <= room[i]), ran, float(held.reserved[i] / card[i])))
+            fits.append((row, bool(memory_of.reserved[i] <= room[i]), ran, float(memory_of.reserved[i] / card[i])))
     return Comparison(time, allocated, reserved, shown, fits, skipped, len(usable))
 
 

@@ -17,6 +17,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType
 
 Origin = Literal["measured", "published", "estimated"]
+"""Where numbers come from."""
 GIB = 2**30
 TRUSTED = 0.2
 """The largest median relative error of a fit whose line is used."""
@@ -29,6 +30,7 @@ class Device:
     """One accelerator, or one CPU rank."""
 
     name: str
+    """The model of the device, for people."""
     kind: Literal["cpu", "cuda"]
     """What PyTorch computes on."""
     memory_bytes: int
@@ -36,11 +38,13 @@ class Device:
     usable_bytes: int
     """Memory that is left for a job: whether a plan fits is judged against this."""
     memory_bandwidth_bytes_per_s: float
+    """Bytes/s of the device's memory, reads and writes together."""
     dense_flops_per_s: dict[DType, float]
     """Peak FLOP/s of dense matrix products, by number type; 2 FLOPs per multiply-add."""
     own_communication_engine: bool
     """Whether transfers run beside compute (DMA, NICs), or on the same cores, as on a CPU."""
     origin: Origin
+    """Kind of source of these numbers."""
     source: str
     """Where the numbers come from, for people."""
     gamma_s_per_byte: float | None = None
@@ -52,6 +56,7 @@ class Tier:
     """Links among blocks of neighbouring ranks, such as NVLink in a node or InfiniBand between nodes."""
 
     name: str
+    """Kind of link, for people."""
     ranks: int
     """Ranks that the tier connects: blocks of so many neighbours, and all tiers below."""
     latency_s: float
@@ -59,6 +64,7 @@ class Tier:
     bandwidth_bytes_per_s_per_gpu_per_direction: float
     """Bytes/s that one rank sends, and receives at the same time."""
     origin: Origin
+    """Kind of source of these numbers."""
     source: str
     """Where the numbers come from, for people."""
     uplink_bandwidth_bytes_per_s_per_direction: float | None = None
@@ -101,7 +107,9 @@ class KernelRates:
     threads: int
     """CPU threads per rank."""
     forward: Rates
+    """Rates of the forward pass."""
     backward: Rates
+    """Rates of the backward pass."""
     optimizer_per_byte: float
     """Seconds of an optimizer step per byte it reads or writes."""
     whole: float
@@ -112,6 +120,7 @@ class KernelRates:
     residual: float
     """Median relative error of the fit over the measured points; 0 where nothing was fitted."""
     origin: Origin
+    """Kind of source of these rates."""
     coding: dict[str, float] = field(default_factory=dict)
     """Seconds per byte of compressing gradients, by compressor, of the bytes that cost/compute/compression.py counts.
     A compressor that is missing is priced as passes over memory."""
@@ -189,6 +198,7 @@ class Figure:
     name: str
     """What was measured, and its shape."""
     value: float
+    """The result, in `unit`."""
     unit: str
     """Unit of `value`, `low` and `high`."""
     low: float
@@ -196,6 +206,7 @@ class Figure:
     high: float
     """The upper end of that range."""
     note: str = ""
+    """A remark, for people."""
 
 
 @dataclass(frozen=True)
@@ -203,11 +214,13 @@ class ClusterSpec:
     """A cluster of nodes x ranks_per_node equal devices. Raises InputError for counts below 1 or no tier of links."""
 
     name: str
+    """The preset's name, or what the user calls it."""
     device: Device
     """What each rank computes on."""
     ranks_per_node: int
-    """Ranks per node: neighbours in the numbering of ranks."""
+    """Ranks per node, which are neighbours in the numbering of ranks."""
     nodes: int
+    """Nodes (hosts)."""
     tiers: tuple[Tier, ...]
     """Links, from the innermost tier outwards."""
     kernels: tuple[KernelRates, ...]
@@ -226,7 +239,7 @@ class ClusterSpec:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the whole cluster."""
+        """Ranks of the cluster: nodes x ranks_per_node."""
         return self.nodes * self.ranks_per_node
 
     def rates(self, dtype: DType, concurrent: int) -> KernelRates:

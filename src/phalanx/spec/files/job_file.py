@@ -169,11 +169,12 @@ def to_tables(file: JobFile) -> dict[str, Any]:
     }
 
 
-def make_strategy(given: Any) -> Strategy | None:
+def make_strategy(table: Any) -> Strategy | None:
     """Build a Strategy from a table or a line such as `dp=4,zero=3`; None for "auto". Raises InputError."""
-    if given == "auto":
+    if table == "auto":
         return None
-    table = strategies.parse(given) if isinstance(given, str) else given
+    if isinstance(table, str):
+        table = strategies.parse(table)
     if isinstance(table, dict) and table.get("sp") in (0, 1):
         table = {**table, "sp": bool(table["sp"])}
     return build(Strategy, table, "strategy")
@@ -260,23 +261,23 @@ def make_model(table: Any, folder: Path) -> tuple[ModelSpec, list[str]]:
     """
     if not isinstance(table, Mapping):
         raise InputError("model", table, "must be a table of key = value")
-    fields_given: dict[str, Any] = dict(table)
+    user_fields: dict[str, Any] = dict(table)
     notes: list[str] = []
-    name, config = fields_given.pop("preset", None), fields_given.pop("config", None)
+    name, config = user_fields.pop("preset", None), user_fields.pop("config", None)
     if name is not None and config is not None:
         raise InputError("model", None, "has both preset and config", "keep one")
-    for key in fields_given:
+    for key in user_fields:
         if key not in MODEL_FIELDS:
             raise InputError(f"model.{key}", None, "no such field", nearest(key, [*MODEL_FIELDS, "preset"]))
     if name is not None:
         from_preset = complete(preset(str(name)))
-        if not fields_given and not any(isinstance(part, Mapping | list) for part in from_preset.values()):
+        if not user_fields and not any(isinstance(part, Mapping | list) for part in from_preset.values()):
             return ModelSpec(**from_preset), notes  # ours, not a user's: skip the strict reading, which takes 0.1 s
-        fields_given = {**preset(str(name)), **fields_given}
+        user_fields = {**preset(str(name)), **user_fields}
     elif config is not None:
         from_config, notes = from_hugging_face(_beside(str(config), folder))
-        fields_given = {**from_config, **fields_given}
-    return build(ModelSpec, complete(fields_given), "model"), notes
+        user_fields = {**from_config, **user_fields}
+    return build(ModelSpec, complete(user_fields), "model"), notes
 
 
 def _beside(name: str, folder: Path) -> Path:

@@ -9,10 +9,10 @@ from typing import Literal
 from phalanx.spec.errors import InputError
 
 
-def at_least_one(where: str, given: object, *names: str) -> None:
+def at_least_one(where: str, record: object, *names: str) -> None:
     """Require that the named fields are at least 1 where they are not None. Raises InputError for `where`.name."""
     for name in names:
-        size = getattr(given, name)
+        size = getattr(record, name)
         if size is not None and size < 1:
             raise InputError(f"{where}.{name}", size, "must be at least 1")
 

@@ -242,6 +242,7 @@ class StageSpec(ModelSpec):
 
     @property
     def held_blocks(self) -> tuple[int, ...]:
+        """The blocks of this stage, by number."""
         return blocks_among(units(self))
 
     @property
@@ -279,6 +280,7 @@ class Parameter:
     shape: tuple[int, ...]
     """Shape before any split over ranks."""
     role: Role
+    """What it does."""
     unit: str
     """`embed`, `blocks.i` or `head`; `model` for a tied embedding, which two of them use."""
 
@@ -333,10 +335,10 @@ def chunks(spec: ModelSpec) -> tuple[tuple[str, ...], ...]:
 def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     """All logical parameters in forward order; of a pipeline rank, those of its units."""
     if isinstance(spec, StageSpec):
-        held = set(units(spec))
-        if spec.tied and not held.isdisjoint(("embed", "head")):
-            held.add("model")
-        return tuple(p for p in parameters(spec.model) if p.unit in held)
+        of_stage = set(units(spec))
+        if spec.tied and not of_stage.isdisjoint(("embed", "head")):
+            of_stage.add("model")
+        return tuple(p for p in parameters(spec.model) if p.unit in of_stage)
     h = spec.hidden
     embedding = Parameter("embed.token.weight", (spec.vocab, h), "embedding", "model" if spec.tied else "embed")
     rows = [embedding]
@@ -367,14 +369,15 @@ def buffers(spec: ModelSpec) -> tuple[Parameter, ...]:
     """The state that a model learns without gradients (experts' balance biases), listed as parameters are."""
     if spec.experts is None or spec.experts.balance_bias is None:
         return ()
-    held = [i for i in expert_layers(spec) if i in spec.held_blocks]
-    return tuple(Parameter(f"blocks.{i}.mlp.balance", (spec.experts.count,), "balance", f"blocks.{i}") for i in held)
+    layers = [i for i in expert_layers(spec) if i in spec.held_blocks]
+    shape = (spec.experts.count,)
+    return tuple(Parameter(f"blocks.{i}.mlp.balance", shape, "balance", f"blocks.{i}") for i in layers)
 
 
 def tied_apart(spec: ModelSpec) -> bool:
     """Whether a pipeline rank holds exactly one of the two copies of a tied embedding."""
-    held = units(spec)
-    return spec.tied and isinstance(spec, StageSpec) and ("embed" in held) != ("head" in held)
+    of_stage = units(spec)
+    return spec.tied and isinstance(spec, StageSpec) and ("embed" in of_stage) != ("head" in of_stage)
 
 
 def second_tied(spec: ModelSpec, fqn: str) -> bool:

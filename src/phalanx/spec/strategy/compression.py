@@ -30,6 +30,7 @@ class Compression:
     """A parsed `compression`."""
 
     name: str
+    """fp16, bf16, int8, int4, topk, randk, threshold or powersgd."""
     value: float = 0.0
     """topk, randk: the share of elements kept; threshold: the least magnitude kept; powersgd: the rank; else 0."""
     stochastic: bool = False

@@ -252,8 +252,8 @@ def _require_divisor(name: str, part: int, total_name: str, total: int) -> None:
         raise InputError(f"strategy.{name}", part, f"does not divide {total_name} = {total}")
 
 
-def format_field(given: Any) -> str:
+def format_field(field: Any) -> str:
     """Write a field as the one-line form has it: 1 for True, 0.5 for a float, anything else as it prints."""
-    if isinstance(given, bool):
-        return str(int(given))
-    return f"{given:g}" if isinstance(given, float) else str(given)
+    if isinstance(field, bool):
+        return str(int(field))
+    return f"{field:g}" if isinstance(field, float) else str(field)

@@ -92,11 +92,15 @@ class Split:
     spec: ModelSpec
     """The unsplit model."""
     tp: int = 1
+    """Ranks that split the layers."""
     index: int = 0
     """This rank's coordinate along tp."""
     sp: bool = False
+    """Whether norms and the residual stream are split by tokens over these ranks."""
     ep: int = 1
+    """Ranks among which experts are divided."""
     etp: int = 1
+    """Ranks that split each expert's width."""
     expert: int = 0
     """This rank's coordinate along ep: which experts it holds."""
     part: int = 0
