@@ -47,7 +47,7 @@ class Point:
     """Whether the network is a cloud's own (EFA, TCPXO)."""
     ranks: int
     bytes: float
-    """Size of the unsharded buffer, as nccl-tests counts it."""
+    """As nccl-tests counts: the gathered buffer of all_gather and reduce_scatter, the send buffer of all_to_all."""
     measured_s: float
 
 

@@ -128,34 +128,38 @@ def measured(known: System, by: Benched) -> System:
     whether the ranks of a node are cut off from each other. Matrix products and memory: their shares of the peak.
     """
     inner, outer = known.tiers
-    has = np.asarray(by.gather_inside) > 0
-    inside, reduce_inside = np.where(has, by.gather_inside, 1.0), np.where(has, by.reduce_inside, 1.0)
-    gather, reduce = np.where(has, by.gather, 1.0), np.where(has, by.reduce, 1.0)
+    has_links = np.asarray(by.gather_inside) > 0
+    inside, reduce_inside = np.where(has_links, by.gather_inside, 1.0), np.where(has_links, by.reduce_inside, 1.0)
+    gather, reduce = np.where(has_links, by.gather, 1.0), np.where(has_links, by.reduce, 1.0)
     ranks = np.maximum(by.ranks, inner.ranks + 1)
     blocks = np.maximum(ranks / inner.ranks, 1.001)
-    waited = np.maximum(_BENCHED * (1 / gather - 1 / inside), 0.0)
-    rank_s = waited / (ranks - inner.ranks)
+    cpu_wait_s = np.maximum(_BENCHED * (1 / gather - 1 / inside), 0.0)
+    rank_s = cpu_wait_s / (ranks - inner.ranks)
     tree = np.minimum(blocks - 1, 2 * np.log2(blocks))
-    sent = np.maximum(1 / reduce - tree * outer.bulk_reduce_hop_s / _BENCHED, 0.1 / reduce) * blocks / (blocks - 1)
-    beyond_node = has & (by.ranks > inner.ranks)
-    across = 1 / sent / (inner.ranks * outer.bytes_per_s_per_gpu_per_direction)
-    reached = 2.0 * np.prod(_PRODUCT) / product_s(*_PRODUCT, known, known.peak_bf16 * known.gemm, 2)
+    between_s_per_byte = (
+        np.maximum(1 / reduce - tree * outer.bulk_reduce_hop_s / _BENCHED, 0.1 / reduce) * blocks / (blocks - 1)
+    )
+    beyond_node = has_links & (by.ranks > inner.ranks)
+    across = 1 / between_s_per_byte / (inner.ranks * outer.bytes_per_s_per_gpu_per_direction)
+    predicted_flops_per_s = 2.0 * np.prod(_PRODUCT) / product_s(*_PRODUCT, known, known.peak_bf16 * known.gemm, 2)
     has_product = np.asarray(by.product_flops_per_s) > 0
     return replace(
         known,
-        gemm=known.gemm * np.where(has_product, by.product_flops_per_s / reached, 1.0),
+        gemm=known.gemm * np.where(has_product, by.product_flops_per_s / predicted_flops_per_s, 1.0),
         memory=np.where(has_product, by.memory_bytes_per_s / known.memory_bytes_per_s, known.memory),
         tiers=(
             replace(
                 inner,
-                bytes_per_s_per_gpu_per_direction=np.where(has, inside, inner.bytes_per_s_per_gpu_per_direction),
+                bytes_per_s_per_gpu_per_direction=np.where(
+                    has_links, inside, inner.bytes_per_s_per_gpu_per_direction
+                ),
             ),
             outer,
         ),
-        reduce_gain=np.where(has, reduce_inside / inside, known.reduce_gain),
+        reduce_gain=np.where(has_links, reduce_inside / inside, known.reduce_gain),
         reduce_across=np.where(beyond_node, across, known.reduce_across),
         held_up=1.0 * (beyond_node & (rank_s > _CPU_S)),
-        cut_off=1.0 * (has & (inside < _CUT_OFF * inner.bytes_per_s_per_gpu_per_direction)),
+        cut_off=1.0 * (has_links & (inside < _CUT_OFF * inner.bytes_per_s_per_gpu_per_direction)),
     )
 
 

@@ -2,7 +2,7 @@
 
 Units are part of the field names and never scaled: bytes, seconds, FLOP/s. Vendors' headline figures often count both
 directions of a link, or sparsity; these are per direction and dense. Every part says where its numbers come from:
-`measured` on the machine, `published` by the vendor, or `estimated` from either.
+`measured` on the machine, `published` by the vendor, or `estimated`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Tier:
     name: str
     """Kind of link, for people."""
     ranks: int
-    """Ranks that the tier connects: blocks of so many neighbours, and all tiers below."""
+    """Size of the blocks of neighbouring ranks that it connects; lower tiers connect smaller blocks inside."""
     latency_s: float
     """Alpha: seconds of one message of no bytes."""
     bandwidth_bytes_per_s_per_gpu_per_direction: float
@@ -141,8 +141,8 @@ def _costs(r: Rates) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class CollectiveFit:
-    """Measured time of one collective: the line α + β x bytes, and the points behind it. Bytes are the size of the
-    unsharded buffer: all_gather's output, reduce_scatter's input."""
+    """Measured time of one collective: the line α + β x bytes, and the points behind it. Bytes as nccl-tests counts
+    them: all_reduce's buffer, the gathered buffer of all_gather and reduce_scatter, all_to_all's send buffer."""
 
     op: str
     """The collective, such as `all_reduce`."""
