@@ -194,8 +194,8 @@ class Train:
             raise InputError(
                 "train.warmup",
                 self.warmup,
-                f"leaves none of the {self.steps} steps",
-                "use fewer than train.steps",
+                f"leaves no step of train.steps = {self.steps} after the warm-up",
+                "use fewer",
             )
         if self.seed >= 2**63:
             raise InputError("train.seed", self.seed, "must be below 2^63")

@@ -252,7 +252,7 @@ class StageSpec(ModelSpec):
 
     @classmethod
     def of(cls, model: ModelSpec, chunks: tuple[tuple[str, ...], ...]) -> StageSpec:
-        """The stage of a model that holds these chunks."""
+        """The stage of `model` that holds these chunks."""
         return cls(**{name: getattr(model, name) for name in MODEL_FIELDS}, chunks=chunks)
 
 

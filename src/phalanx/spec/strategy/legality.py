@@ -130,7 +130,7 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
         raise InputError(
             "strategy.compression",
             strategy.compression,
-            "rounds what all tp ranks hold differently on each",
+            "rounds replicated gradients differently on each tp rank",
             "use tp=1, or leave it out",
         )
     if strategy.pp > 1 and strategy.compressor is not None:
