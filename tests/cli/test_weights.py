@@ -159,7 +159,7 @@ def test_an_export_overwrites_nothing_loses_nothing_and_says_all(  # type: ignor
     assert "exporting" not in CliRunner().invoke(app, ["export-weights", "runs/hf", "--out", "file/out"]).output
     for command in (["generate", "hf"], ["export-weights", "hf", "--out", "out"]):
         found = CliRunner().invoke(app, command)
-        assert "RUN = 'hf': is no run; phalanx import makes one of Hugging Face weights" in found.output
+        assert "RUN = 'hf': is not a run; phalanx import makes one from Hugging Face weights" in found.output
     save(tmp_path / "half", folder, lambda t: {name: value.bfloat16() for name, value in t.items()})
     assert CliRunner().invoke(app, ["import", "half"]).exit_code == 0
     found = CliRunner().invoke(app, ["export-weights", "runs/half", "--out", "out", "--dtype", "float16"])

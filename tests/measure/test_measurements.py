@@ -294,7 +294,10 @@ def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
     [
         (("--out", "no/x.toml"), "--out = 'no/x.toml': cannot be written; make its folder first"),
         (("--plot", "."), "--plot = '.': is a folder; name a file in it"),
-        (("--dtype", "float33"), "--dtype = 'float33': is no type to compute in; did you mean float32 or float64?"),
+        (
+            ("--dtype", "float33"),
+            "--dtype = 'float33': is not a type to compute in; did you mean float32 or float64?",
+        ),
         (("--ranks", "0"), "--ranks = 0: must be at least 1"),
         (("--threads", "0"), "--threads = 0: must be at least 1"),
     ],

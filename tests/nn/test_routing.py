@@ -155,7 +155,7 @@ def test_a_bad_balance_is_told_with_its_numbers() -> None:
         ({"groups": 8, "top_groups": 2, "group_score": "top2"}, "needs two experts in a group"),
         ({"capacity": 0.0}, "must be positive"),
         ({"balance_loss": -1.0}, "must not be negative"),
-        ({"chooser": "experts", "balance_bias": 0.1}, "is for tokens that choose"),
+        ({"chooser": "experts", "balance_bias": 0.1}, "is for chooser = tokens"),
     ],
 )
 def test_what_cannot_be_routed_is_refused(fields: dict[str, Any], reason: str) -> None:

@@ -93,7 +93,7 @@ def test_ranks_hold_every_element_alike(spec: ModelSpec, degrees: tuple[int, int
         ({}, "dp=3,ep=3", "strategy.ep = 3: does not divide model.experts.count = 4"),
         ({}, "dp=8,etp=8", "strategy.etp = 8: does not divide model.experts.ffn = 12"),
         ({"shared_ffn": 6}, "tp=4", "strategy.tp = 4: does not divide model.experts.shared_ffn = 6"),
-        ({}, "dp=2,ep=2,compression=int8", "experts' reduce over others; use ep=1 and etp=1"),
+        ({}, "dp=2,ep=2,compression=int8", "expert gradients reduce over others; use ep=1 and etp=1"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(experts: dict[str, Any], line: str, said: str) -> None:

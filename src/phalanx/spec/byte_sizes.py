@@ -10,15 +10,15 @@ _SCALE = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**
 
 
 def parse_bytes(text: str, field: str = "--bytes") -> float:
-    """Bytes of `4096`, `100MB`, `64KiB`, `1.5 GiB`. Raises InputError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip(), re.IGNORECASE)
-    if not found or float(found[1]) <= 0:
+    """Parse `4096`, `100MB`, `64KiB` or `1.5 GiB` into bytes. Raises InputError naming `field`; 0 is no size."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip(), re.IGNORECASE)
+    if not match or float(match[1]) <= 0:
         raise InputError(field, text, "is not a size", "write 4096, 100MB or 64KiB")
-    return float(found[1]) * _SCALE[(found[2] or "").upper()]
+    return float(match[1]) * _SCALE[(match[2] or "").upper()]
 
 
 def write_bytes(size: float) -> str:
-    """`2.8 MiB`: three digits, in powers of 1024."""
+    """Write bytes as `2.8 MiB`: three significant digits, in powers of 1024."""
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= scale:
             scaled = size / scale

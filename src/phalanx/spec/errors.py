@@ -1,4 +1,4 @@
-"""Wrong input, said in one line: which field, which value, why it cannot be, and the mend."""
+"""Errors about input, in one line: which field, which value, why it is wrong, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Input that cannot be used. The command line prints it as one line and exits with code 2."""
+    """Input that cannot be used: `field = value: reason; mend`. The command line prints that and exits with code 2.
+
+    A value of None is not shown, nor an empty `mend`, which says what would be right.
+    """
 
     def __init__(self, field: str, value: object, reason: str, mend: str = "") -> None:
         self.field, self.value, self.reason, self.mend = field, value, reason, mend
@@ -16,12 +19,12 @@ class InputError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The mend for a misspelt name: the nearest known ones, or all of them where none is near."""
+    """Suggest what a misspelt name may have meant: the one or two closest known names, or all if none is close."""
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    close = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
 
 
 def _short(value: object) -> str:
     text = repr(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= 80 else f"{text[:20]}...{text[-57:]}"  # of a path the end says most
+    return text if len(text) <= 80 else f"{text[:20]}...{text[-57:]}"  # the end of a path says most

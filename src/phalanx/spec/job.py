@@ -1,4 +1,4 @@
-"""The job: what is to be computed, whatever the layout; and how the run goes about it ([train])."""
+"""The job: what a step computes, independent of the layout ([job]); and how a run goes about it ([train])."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ DType = Literal["float64", "float32", "bfloat16", "float16"]
 
 
 def compute_type(word: str, field: str) -> DType:
-    """The type of that name. Raises InputError."""
+    """Return `word` as a type to compute in. Raises InputError naming `field` for any other word."""
     for known in get_args(DType):
         if known == word:
             return cast(DType, known)
-    raise InputError(field, word, "is no type to compute in", nearest(word, get_args(DType)))
+    raise InputError(field, word, "is not a type to compute in", nearest(word, get_args(DType)))
 
 
 DTYPE_BYTES: dict[str, int] = {
@@ -27,43 +27,56 @@ DTYPE_BYTES: dict[str, int] = {
     "int64": 8,
     "uint8": 1,
 }
+"""Bytes per element, of number types and of the integers that collectives carry."""
 
 
 def widest(*dtypes: DType) -> DType:
-    """The type that loses nothing: the first of float64, float32 that is among them, else float32."""
+    """The type that sums of these types are kept in: float64 if one of them is, else float32."""
     return "float64" if "float64" in dtypes else "float32"
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Number types of a step. What is left out follows from `compute`: fp32, or fp64 in fp64 runs."""
+    """Number types of a step (Micikevicius et al. 2018). None stands for float32, or float64 where `compute` is."""
 
     compute: DType = "float32"
+    """Of parameters, activations and their gradients in the forward and backward pass."""
     reduce: DType | None = None
+    """Of gradients in the collectives that sum them over ranks."""
     accumulate: DType | None = None
+    """Of gradients summed over micro-batches."""
     master: DType | None = None
+    """Of the parameters that the optimizer updates, and of its state."""
 
     @property
     def reduce_dtype(self) -> DType:
+        """`reduce`, resolved."""
         return self.reduce or widest(self.compute)
 
     @property
     def accumulate_dtype(self) -> DType:
+        """`accumulate`, resolved."""
         return self.accumulate or widest(self.compute)
 
     @property
     def master_dtype(self) -> DType:
+        """`master`, resolved."""
         return self.master or widest(self.compute)
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """AdamW (Loshchilov & Hutter 2019), or SGD with momentum `betas[0]`; decay falls on matrices only."""
+    """The optimizer: AdamW (Loshchilov & Hutter 2019), or SGD with momentum. Raises InputError for values out of
+    range."""
 
     name: Literal["adamw", "sgd"] = "adamw"
+    """The update rule."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of AdamW's two moments, each in [0, 1); SGD's momentum is the first."""
     eps: float = 1e-8
+    """Added to the root of AdamW's second moment; positive."""
     weight_decay: float = 0.1
+    """Decoupled weight decay, of matrices only; not negative."""
 
     def __post_init__(self) -> None:
         for i, beta in enumerate(self.betas):
@@ -77,18 +90,21 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Job:
-    """`global_batch` in sequences, `seq` in tokens; `clip` is the largest global gradient norm (0: none).
-
-    `documents` in one sequence: packed, as one text; or separate, when attention stays inside a document and
-    positions start anew with each. The loss counts every target either way, the first token of a next document too.
-    """
+    """What one training step computes. Raises InputError for sizes below 1 and a negative clip."""
 
     global_batch: int
+    """Sequences per step, over all replicas and micro-batches."""
     seq: int
+    """Tokens per sequence."""
     precision: Precision = field(default_factory=Precision)
+    """Number types."""
     optimizer: Optimizer = field(default_factory=Optimizer)
+    """Update rule and its constants; the learning rate is in [train]."""
     clip: float = 1.0
+    """The largest global gradient norm; larger gradients are scaled down to it. 0: no clipping."""
     documents: Literal["packed", "separate"] = "packed"
+    """How the documents in a sequence are treated. packed: as one text. separate: attention stays inside a document
+    and positions restart with each. The loss counts every target either way, also the first token of a document."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "seq"):
@@ -99,50 +115,68 @@ class Job:
 
 
 def require_folder_name(field: str, name: str) -> None:
-    """That a run of this name has a folder of its own in runs/. Raises InputError."""
+    """Require that `name` can name a run's folder in runs/: letters, digits and `_.+-`. Raises InputError."""
     if not re.fullmatch(r"[\w][\w.+-]*", name):
         raise InputError(field, name, "must be a plain folder name")
 
 
 @dataclass(frozen=True)
 class Train:
-    """How a run goes about a job: data, learning rate, evaluation, saving. Times in steps unless named.
-
-    `data`: texts, or files of token ids; `tokenizer`: a tokenizer.json for texts (empty: that beside `weights`, or
-    else one is trained on them);
-    `end_of_text`: the token between documents, by name or id (empty: the one that the tokenizer is known to have);
-    `text_field`: of a .jsonl or .json file's objects; `data_dtype`: of the ids in a flat .bin.
-    `transport`: of collectives between the ranks of a host; auto takes what was measured to be the fastest.
-    `weights`: what the model starts from, a Hugging Face folder or file or a run's folder; empty: drawn by `seed`.
-    `check_sync`: after every so many steps the replicas' bits are compared; 0: never. `nonfinite`: whether a step
-    whose loss or gradient is not finite ends the run or is left out. `tensorboard`: metrics go there too."""
+    """How a run goes about a job: data, learning rate, evaluation, saving. Raises InputError for bad values."""
 
     data: str = "austen"
+    """Training text: `austen` (ships with Phalanx), a text file, .jsonl or .json, a folder of these, or token ids as
+    a flat .bin or as the common name of Megatron's .bin and .idx."""
     tokenizer: str = ""
+    """A tokenizer.json for texts. Empty: the one beside `weights`, else one is trained on the text."""
     end_of_text: str | int = ""
+    """The token between documents, by name or id. Empty: the one that the tokenizer is known to have."""
     text_field: str = "text"
+    """The field of .jsonl and .json objects that holds the text."""
     data_dtype: Literal["auto", "uint16", "uint32"] = "auto"
+    """The type of token ids in a flat .bin."""
     name: str = ""
+    """The run's folder in runs/. Empty: the job file's name without its suffix."""
     weights: str = ""
+    """Initial weights: a Hugging Face folder or file, or a run's folder. Empty: drawn at random from `seed`."""
     lr: float = 1e-3
+    """Peak learning rate, before `lr_scaling`; positive."""
     min_lr_ratio: float = 0.1
+    """The final learning rate of the cosine decay as a fraction of the peak, in [0, 1]."""
     warmup: int = 0
+    """Steps of linear warm-up, fewer than `steps`."""
     steps: int = 100
+    """Optimizer steps of the run."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rate grows with global_batch / lr_base_batch (`scaled_lr`)."""
     lr_base_batch: int | None = None
+    """The global batch, in sequences, that `lr` was tuned for; needed by `lr_scaling`."""
     seed: int = 0
+    """Of initial weights and of the order of the data; below 2^63."""
     eval_every: int = 0
+    """Steps between evaluations on held-out sequences; 0: only after the last step."""
     eval_batches: int = 0
+    """Global batches per evaluation; 0: all held-out sequences."""
     save_every: int = 0
+    """Steps between checkpoints; 0: only after the last step."""
     keep: int = 2
+    """Checkpoints kept; older ones are deleted."""
     check_sync: int = 0
+    """Steps between comparisons of the replicas' parameters, bit for bit; 0: never."""
     nonfinite: Literal["stop", "skip"] = "stop"
+    """What happens to a step whose loss or gradient is not finite: it ends the run, or it is skipped."""
     threads: int = 1
+    """CPU threads per rank."""
     timeout_s: float = 300.0
+    """Seconds that a rank waits for the others before it gives up."""
     transport: Literal["auto", "native", "p2p", "shm"] = "auto"
+    """What carries collectives between ranks of a host; auto: the one measured to be fastest."""
     tensorboard: bool = False
+    """Whether metrics are written for TensorBoard as well."""
     prompt: str = "It is a truth"
+    """The text that the trained model continues at the end of the run."""
     sample_tokens: int = 80
+    """Tokens that it generates; 0: none."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "keep", "threads"):
@@ -160,8 +194,8 @@ class Train:
             raise InputError(
                 "train.warmup",
                 self.warmup,
-                f"leaves none of the {self.steps} steps",
-                "use fewer than train.steps",
+                f"leaves no step of train.steps = {self.steps} after the warm-up",
+                "use fewer",
             )
         if self.seed >= 2**63:
             raise InputError("train.seed", self.seed, "must be below 2^63")
@@ -180,7 +214,8 @@ class Train:
             require_folder_name("train.name", self.name)
 
     def scaled_lr(self, global_batch: int) -> float:
-        """The peak learning rate for this global batch (linear: Goyal et al. 2017; sqrt: Krizhevsky 2014)."""
+        """Peak learning rate at this global batch, in sequences: lr x (global_batch / lr_base_batch), linear (Goyal
+        et al. 2017), or x its square root (Krizhevsky 2014)."""
         if self.lr_scaling == "none" or not self.lr_base_batch:
             return self.lr
         ratio = global_batch / self.lr_base_batch

@@ -1,4 +1,7 @@
-"""Published times of single collectives, against what the links of a system predict."""
+"""Published times of single collectives beside those predicted from a system's links.
+
+busbw = bytes / seconds x (n - 1) / n, twice that for all_reduce        (as nccl-tests defines it, n ranks)
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _CHIPS = ("A100-SXM-40GB", "A100-SXM-80GB", "H100", "H200", "B200", "GB200", "GB300")
 _NAMES = {"A100-SXM-40GB": "A100-40GB", "A100-SXM-80GB": "A100"}
 _NODES = {
-    # bytes/s that a node's ports carry in one direction, by what the source says
+    # bytes/s of all ports of a node in one direction, by the words of the source
     "4x100Gb/s": 50e9,
     "8x200Gb/s": 200e9,
     "16x200Gb/s": 400e9,
@@ -35,16 +38,24 @@ class Point:
     row: Row
     op: str
     chip: str
+    """The chip, as cost/hardware names it."""
     node: int
+    """Ranks per node (NVLink domain)."""
     nic: float
+    """Bytes/s of one rank's network port, in one direction."""
     cloud: bool
+    """Whether the network is a cloud's own (EFA, TCPXO)."""
     ranks: int
     bytes: float
+    """As nccl-tests counts: the gathered buffer of all_gather and reduce_scatter, the send buffer of all_to_all."""
     measured_s: float
 
 
 def point(row: Row) -> Point:
-    """Raises Unspecified for hardware of unknown make, and where no time follows."""
+    """Read the collective that a row measured.
+
+    Raises Unspecified for unknown hardware or links, and if no time can be derived.
+    """
     chips = [name for name in _CHIPS if row["hardware"].startswith(name)]
     if not chips:
         raise Unspecified(f"hardware {row['hardware'][:40] or 'not stated'} is not modelled, or of unknown make")
@@ -69,24 +80,26 @@ def point(row: Row) -> Point:
 
 
 def predicted_s(p: Point, constants: Mapping[str, float] = CONSTANTS) -> float:
+    """Predict the seconds of a measured collective."""
     return float(collective_s(p.op, p.bytes, p.ranks, 1, system(p.chip, p.node, p.nic, p.cloud, constants)))
 
 
 def points(rows: list[Row]) -> tuple[list[Point], list[tuple[Row, str]]]:
-    found, skipped = [], []
+    """Split rows into collectives that can be predicted, and the others with the reason."""
+    usable, skipped = [], []
     for row in rows:
         try:
-            found.append(point(row))
+            usable.append(point(row))
         except Unspecified as reason:
             skipped.append((row, str(reason)))
-    return found, skipped
+    return usable, skipped
 
 
 def link_scores(rows: list[Row], constants: Mapping[str, float] = CONSTANTS) -> dict[str, Any]:
-    """Errors of times, all-reduce apart from the other operations."""
-    found, skipped = points(rows)
+    """Score predicted times as `errors` does, in percent: all-reduce, and the other operations."""
+    usable, skipped = points(rows)
     out: dict[str, Any] = {}
     for name, wanted in (("all_reduce", True), ("other", False)):
-        of = [p for p in found if (p.op == "all_reduce") == wanted]
-        out[name] = errors([predicted_s(p, constants) for p in of], [p.measured_s for p in of])
+        selected = [p for p in usable if (p.op == "all_reduce") == wanted]
+        out[name] = errors([predicted_s(p, constants) for p in selected], [p.measured_s for p in selected])
     return {**out, "skipped": len(skipped), "reasons": dict(Counter(why for _, why in skipped).most_common())}

@@ -1,4 +1,4 @@
-"""From a row to what is predicted: model, job, strategy, system and stack; or the reason why not."""
+"""Turn a published row into the input of a prediction: model, job, strategy, system and stack; or say why not."""
 
 from __future__ import annotations
 
@@ -18,34 +18,39 @@ from phalanx.validate.records import Row
 
 @dataclass(frozen=True)
 class Case:
-    """A row that is specified enough. `measured_s` is None where it has no time (memory alone, or it did not fit)."""
+    """A row that is specified well enough to be predicted."""
 
     row: Row
     model: ModelSpec
     job: Job
     strategy: Strategy
     shape: Shape
+    """The model, as the analytic engine counts it."""
     layout: Layout
+    """Strategy and job, as the analytic engine counts them."""
     system: System
     profile: str
+    """Name of the software stack."""
     measured_s: float | None
+    """Seconds of a step; None if the row has only memory, or did not fit."""
 
 
 _CI_GPUS = 8
-"""Of Megatron's functional tests: one node."""
+"""GPUs of Megatron's functional tests: one node."""
 _JAX_SHARD = 128
-"""Ranks that share a model in NVIDIA's JAX recipes: the rows that state it say so; beyond, replicas."""
+"""Ranks that shard the model in NVIDIA's JAX recipes, as the rows that state it have; further ranks are replicas."""
 _CHUNKS = {
     # Megatron-Bridge's table of 26.02.01 states none; its recipe (scripts/performance/configs/llama,
     # LLAMA3_70B_PRETRAIN_CONFIG_GB300_FP8_MX_V2) and its tables of 26.02 and 26.04 have five.
     ("mbridge/26.02.01", "llama3-70b", "GB300", "fp8-mx"): 5,
 }
-"""Chunks per pipeline rank that a table leaves out and its recipe states."""
+"""Chunks per pipeline rank that a published table leaves out and its recipe states."""
 _SHAPES: dict[ModelSpec, Shape] = {}
+"""Shapes already computed, by model."""
 
 
 def case(row: Row) -> Case:
-    """Raises Unspecified with the reason."""
+    """Turn a row into a Case. Raises Unspecified with the reason if the row is incomplete or contradicts itself."""
     model = model_of(row)
     profile = stacks.profile_name(row)
     gpus = row.count("gpus")
@@ -105,23 +110,23 @@ def case(row: Row) -> Case:
         raise Unspecified(str(error)) from None
     if row["task"] not in ("pretrain", "sft", "lora", ""):
         raise Unspecified(f"task {row['task']} is not modelled")
-    made = layout(strategy, job, model.layers, stacks.number_format(row))
+    placed = layout(strategy, job, model.layers, stacks.number_format(row))
     if row["task"] == "lora":
-        made = replace(made, frozen=1.0)
-    # Tests too small for their time to mean anything; pipelines that ran before their fix: memory alone.
+        placed = replace(placed, frozen=1.0)
+    # Tests too small for their time to mean anything, and pipelines run before a fix, count for memory only.
     untimed = "MEMORY only" in row["notes"] or (pp > 1 and "after_pp_fix=False" in row["notes"])
-    timed = None if untimed else row.step_s(gpus)
+    measured_s = None if untimed else row.step_s(gpus)
     if model not in _SHAPES:
         _SHAPES[model] = shape(model)
-    return Case(row, model, job, strategy, _SHAPES[model], made, systems.system_of_row(row), profile, timed)
+    return Case(row, model, job, strategy, _SHAPES[model], placed, systems.system_of_row(row), profile, measured_s)
 
 
 def cases(rows: list[Row]) -> tuple[list[Case], list[tuple[Row, str]]]:
-    """Those that can be predicted, and the others with the reason."""
-    found, skipped = [], []
+    """Split rows into those that can be predicted, and the others with the reason."""
+    usable, skipped = [], []
     for row in rows:
         try:
-            found.append(case(row))
+            usable.append(case(row))
         except Unspecified as reason:
             skipped.append((row, str(reason)))
-    return found, skipped
+    return usable, skipped

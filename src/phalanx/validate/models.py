@@ -1,4 +1,4 @@
-"""The model of a row: its ModelSpec from the published sizes, completed by what is known of its name."""
+"""The model of a row: a ModelSpec from the published sizes, completed by what its name implies."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from phalanx.validate.records import Row
 
 _SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts", "topk")
 _VOCAB = 51200
-"""Of rows that leave it out: GPT-2's, padded, as Megatron's tests have it."""
+"""Vocabulary of rows that leave it out: GPT-2's, padded as in Megatron's tests."""
 
 
 class Unspecified(Exception):
-    """Why a row cannot be predicted."""
+    """A row cannot be predicted, for the reason that the message gives."""
 
 
 def model_of(row: Row) -> ModelSpec:
-    """Raises Unspecified with the reason."""
+    """Build the ModelSpec of a row. Raises Unspecified if sizes are missing or the architecture is not modelled."""
     sizes = tuple(row.count(name) for name in _SIZES)
     return _model(
         row["model"].lower(), row["arch"], sizes, row.count("seq_len") or 0, "tied_embeddings=False" in row["options"]
@@ -38,7 +38,7 @@ def _model(name: str, arch: str, sizes: tuple[int | None, ...], seq: int, untied
         raise Unspecified(f"architecture {arch} is not modelled")
     if not heads:
         raise Unspecified("the number of heads is not stated")
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "family": "llama",
         "layers": layers,
         "hidden": hidden,
@@ -49,33 +49,37 @@ def _model(name: str, arch: str, sizes: tuple[int | None, ...], seq: int, untied
         "max_seq": seq,
     }
     if arch.startswith("gpt"):
-        given["family"] = "gpt2"
+        fields["family"] = "gpt2"
         if "alibi" in arch or name.startswith("mpt"):
-            given["position"] = "rotary"  # no table of positions; alibi's bias costs nothing of note
+            fields["position"] = "rotary"  # no table of positions; alibi's bias costs next to nothing
     elif arch.startswith("llama"):
-        given["tied"] = not untied and name in ("llama-1.34b", "llama-3.57b")
+        fields["tied"] = not untied and name in ("llama-1.34b", "llama-3.57b")
     elif arch == "palm":
-        given["family"] = "palm"
+        fields["family"] = "palm"
     elif arch == "moe" and name.startswith("moe-gpt3"):
-        given["family"] = "gpt2"
+        fields["family"] = "gpt2"
     if "qwen3" in name:
-        given |= {"head_dim": 128, "qk_norm": True}
-    if hidden % heads and "head_dim" not in given:
+        fields |= {"head_dim": 128, "qk_norm": True}
+    if hidden % heads and "head_dim" not in fields:
         raise Unspecified(f"hidden = {hidden} is no multiple of heads = {heads}")
     if experts:
         width = ffn or 4 * hidden
-        if given["family"] == "gpt2":  # ungated: gated ones of two thirds the width weigh, multiply and keep as much
-            given["activation"], width = "swiglu", round(width * 2 / 3)
-        given["experts"] = Experts(experts, top_k or 1, width)
+        if (
+            fields["family"] == "gpt2"
+        ):  # ungated: gated experts of 2/3 the width have the same parameters, FLOPs and activations
+            fields["activation"], width = "swiglu", round(width * 2 / 3)
+        fields["experts"] = Experts(experts, top_k or 1, width)
     if experts and "mla" in arch and "deepseek" not in name:
-        # Of DeepSeek-V3's kind: its latent attention, one shared expert, the first layer dense.
-        given["experts"] = Experts(experts, top_k or 1, ffn or 2048, shared_ffn=ffn or 2048, dense_layers=(0,))
-        given |= {"latent": Latent(**PRESETS["deepseek-v3"]["latent"]), "ffn": 18432, "head_dim": 192}
+        # DeepSeek-V3's kind: its latent attention, one shared expert, a dense first layer.
+        fields["experts"] = Experts(experts, top_k or 1, ffn or 2048, shared_ffn=ffn or 2048, dense_layers=(0,))
+        fields |= {"latent": Latent(**PRESETS["deepseek-v3"]["latent"]), "ffn": 18432, "head_dim": 192}
     if "deepseek-v3" in name or "deepseek-v2" in name:
         known = PRESETS["deepseek-v3" if "v3" in name else "deepseek-v2"]
-        given |= {"experts": Experts(**{**known["experts"], "dense_layers": tuple(known["experts"]["dense_layers"])})}
-        given |= {"latent": Latent(**known["latent"]), "ffn": known["ffn"], "head_dim": 192}
+        fields |= {
+            "experts": Experts(**{**known["experts"], "dense_layers": tuple(known["experts"]["dense_layers"])})
+        }
+        fields |= {"latent": Latent(**known["latent"]), "ffn": known["ffn"], "head_dim": 192}
     try:
-        return ModelSpec(**complete(given))
+        return ModelSpec(**complete(fields))
     except (InputError, TypeError) as error:
         raise Unspecified(str(error)) from None

@@ -1,4 +1,4 @@
-"""Predictions beside measurements, row by row, and their scores as a table of numbers."""
+"""Predictions beside measurements, row by row, and their scores."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from phalanx.validate.scores import errors, fit
 from phalanx.validate.systems import benched, description, measured
 
 Kind = str
-"""What a published memory is: allocated after a step (steady), at its peak, or then on the last rank; reserved by the
-allocator, or that on the first rank; shown by the driver."""
+"""What a published memory figure means: allocated at its peak (`peak`), or that on the last rank (`last`); reserved
+by the allocator (`reserved`), or that on the first rank (`first`); what the driver shows (`shown`)."""
 
 
 @dataclass(frozen=True)
@@ -36,75 +36,86 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All pairs by quantity, and what is said of whether rows fit: (row, predicted, measured, share of the card)."""
+    """All pairs, by quantity."""
 
     time: list[Pair]
+    """Seconds of a step."""
     allocated: list[Pair]
+    """Bytes of allocated memory."""
     reserved: list[Pair]
+    """Bytes that the allocator reserved."""
     shown: list[Pair]
+    """Bytes that the driver shows."""
     fits: list[tuple[Row, bool, bool, float]]
+    """(row, whether it is predicted to fit, whether it fitted, predicted memory as a share of the card's)."""
     skipped: list[tuple[Row, str]]
+    """Rows that could not be predicted, with the reason."""
     predicted: int
+    """Rows that were predicted."""
 
 
-def priced(found: Sequence[Case], constants: Mapping[str, float] = CONSTANTS) -> tuple[Column, Any]:
-    """Seconds of a step and Memory of each case, in columns."""
-    names = sorted({c.profile for c in found})
-    stacks = take([profile(n, constants) for n in names], np.array([names.index(c.profile) for c in found]))
-    kinds = sorted({description(c.row) for c in found})
-    which = np.array([kinds.index(description(c.row)) for c in found])
+def priced(cases: Sequence[Case], constants: Mapping[str, float] = CONSTANTS) -> tuple[Column, Any]:
+    """Predict all cases at once, in columns of one entry per case.
+
+    Returns (seconds of a step, (Memory, bytes of the card, bytes of the card less the stack's context)).
+    """
+    names = sorted({c.profile for c in cases})
+    stacks = take([profile(n, constants) for n in names], np.array([names.index(c.profile) for c in cases]))
+    kinds = sorted({description(c.row) for c in cases})
+    which = np.array([kinds.index(description(c.row)) for c in cases])
     systems = take([system(*kind, constants=constants) for kind in kinds], which)
-    systems = measured(systems, gather([benched(c.row) for c in found]))
-    shapes, layouts = gather([c.shape for c in found]), gather([c.layout for c in found])
-    found_step = step(shapes, layouts, systems, stacks)
+    systems = measured(systems, gather([benched(c.row) for c in cases]))
+    shapes, layouts = gather([c.shape for c in cases]), gather([c.layout for c in cases])
+    predicted_step = step(shapes, layouts, systems, stacks)
     room = np.asarray(systems.memory_bytes - stacks.context_bytes)
-    held = memory(shapes, layouts, stacks, found_step.ahead, room)
-    return np.asarray(found_step.seconds), (held, np.asarray(systems.memory_bytes), room)
+    predicted_memory = memory(shapes, layouts, stacks, predicted_step.ahead, room)
+    return np.asarray(predicted_step.seconds), (predicted_memory, np.asarray(systems.memory_bytes), room)
 
 
 def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> Comparison:
-    """Predict every row that is specified enough, and set it beside what was measured."""
-    found, skipped = cases(list(rows))
-    if not found:
+    """Predict every row that is specified well enough, and pair the predictions with what was measured."""
+    usable, skipped = cases(list(rows))
+    if not usable:
         return Comparison([], [], [], [], [], skipped, 0)
-    seconds, (held, card, room) = priced(found, constants)
+    seconds, (memory_of, card, room) = priced(usable, constants)
     time: list[Pair] = []
     allocated: list[Pair] = []
     reserved: list[Pair] = []
     shown: list[Pair] = []
     fits = []
-    for i, c in enumerate(found):
+    for i, c in enumerate(usable):
         row = c.row
         ran = row["status"] in ("", "ok")
         if c.measured_s and ran:
             time.append(Pair(row, float(seconds[i]), c.measured_s))
         steady, peak = row.number("mem_allocated_gb"), row.number("peak_mem_gb")
         if steady and ran:
-            allocated.append(Pair(row, float(held.steady[i]), steady * GIB))
+            allocated.append(Pair(row, float(memory_of.steady[i]), steady * GIB))
         if peak and ran:
             kind = memory_kind(row)
-            at = getattr(held, kind)[i]
+            predicted = getattr(memory_of, kind)[i]
             into = {"reserved": reserved, "first": reserved, "shown": shown}.get(kind, allocated)
-            into.append(Pair(row, float(at), peak * GIB))
+            into.append(Pair(row, float(predicted), peak * GIB))
         if not ran or peak:
-            fits.append((row, bool(held.reserved[i] <= room[i]), ran, float(held.reserved[i] / card[i])))
-    return Comparison(time, allocated, reserved, shown, fits, skipped, len(found))
+            fits.append((row, bool(memory_of.reserved[i] <= room[i]), ran, float(memory_of.reserved[i] / card[i])))
+    return Comparison(time, allocated, reserved, shown, fits, skipped, len(usable))
 
 
 def memory_kind(row: Row) -> Kind:
-    said = row["mem_kind"]
-    if "logging rank" in said:
+    """What the row's peak memory means, from its `mem_kind`; `shown` if that says nothing more."""
+    words = row["mem_kind"]
+    if "logging rank" in words:
         return "last"
-    if "max_allocated" in said:
+    if "max_allocated" in words:
         return "peak"
-    if "reserved" in said:
+    if "reserved" in words:
         return "first" if row["framework"] == "nanotron" else "reserved"  # its first rank writes the table
     return "shown"
 
 
 def scores(c: Comparison) -> dict[str, Any]:
-    """The scores of `phalanx validate --json`: overall, by source family, by source group, and by
-    kinds of runs that a family has."""
+    """Score a comparison, as `phalanx validate --json` prints it: overall, and by source family, source group and
+    kind of run; with the reasons for which rows were skipped."""
     families = sorted(
         {p.row.family for p in (*c.time, *c.allocated, *c.reserved, *c.shown)} | {f[0].family for f in c.fits}
     )
@@ -121,14 +132,14 @@ def scores(c: Comparison) -> dict[str, Any]:
         "predicted": c.predicted,
         "skipped": {
             "n": len(c.skipped),
-            "reasons": {family: dict(found.most_common()) for family, found in sorted(reasons.items())},
+            "reasons": {family: dict(counts.most_common()) for family, counts in sorted(reasons.items())},
             "rows": {row.name: why for row, why in c.skipped},
         },
     }
 
 
 def kinds_of(row: Row) -> str:
-    """Runs of a family that are alike: vTrain's on one node or on many; pipelines or none; experts or none."""
+    """Name the kind of a run within its family: one node or many, with a pipeline or without, MoE or dense."""
     if row.family == "vtrain":
         return "vtrain/single-node" if "single" in row.group else "vtrain/multi-node"
     if row.family == "hf-ultrascale":
@@ -139,17 +150,17 @@ def kinds_of(row: Row) -> str:
 
 
 def _scored(c: Comparison, wanted: Any) -> dict[str, Any]:
-    found = {}
+    out = {}
     for name, pairs in (
         ("time", c.time),
         ("memory_allocated", c.allocated),
         ("memory_reserved", c.reserved),
         ("memory_shown", c.shown),
     ):
-        of = [p for p in pairs if wanted(p.row)]
-        found[name] = errors([p.predicted for p in of], [p.measured for p in of])
+        selected = [p for p in pairs if wanted(p.row)]
+        out[name] = errors([p.predicted for p in selected], [p.measured for p in selected])
     fits = [f for f in c.fits if wanted(f[0])]
     near = [f for f in fits if 0.5 <= f[3] <= 2]
-    for name, of_fit in (("fit", fits), ("fit_near", near)):
-        found[name] = fit([f[1] for f in of_fit], [f[2] for f in of_fit])
-    return found
+    for name, verdicts in (("fit", fits), ("fit_near", near)):
+        out[name] = fit([f[1] for f in verdicts], [f[2] for f in verdicts])
+    return out

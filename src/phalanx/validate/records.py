@@ -1,4 +1,4 @@
-"""Rows of published runs, as they stand in their files."""
+"""Rows of published runs, as the files in data/ hold them (data/README.md describes the columns)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Row:
-    """One row. What is blank reads as an empty string, or as None where a number is asked for."""
+    """One row. A blank cell reads as an empty string, or as None where a number is asked for."""
 
     cells: Mapping[str, str]
 
@@ -26,38 +26,44 @@ class Row:
         return (self.cells.get(column) or "").strip()
 
     def number(self, column: str) -> float | None:
-        """A number, or None where the cell holds none."""
+        """The cell as a finite number, or None."""
         try:
-            found = float(self[column])
+            value = float(self[column])
         except ValueError:
             return None
-        return found if found == found and abs(found) != float("inf") else None
+        return value if value == value and abs(value) != float("inf") else None
 
     def count(self, column: str, default: int | None = None) -> int | None:
-        found = self.number(column)
-        return default if found is None else int(found)
+        """The cell as an integer, rounded towards zero, or `default`."""
+        value = self.number(column)
+        return default if value is None else int(value)
 
     @property
     def name(self) -> str:
+        """The row's identifier in its file."""
         return self["row_id"] or self["id"]
 
     @property
     def family(self) -> str:
+        """The source, such as `vtrain`."""
         return self["source_family"]
 
     @property
     def group(self) -> str:
+        """A part of the source, such as one of its tables."""
         return self["source_group"]
 
     @property
     def moe(self) -> bool:
+        """Whether the model has experts."""
         return bool(self.count("experts")) or self["arch"].startswith("moe")
 
     def step_s(self, ranks: int) -> float | None:
-        """Seconds of the measured step: published, else from published tokens per second."""
-        found = self.number("step_time_s")
-        if found:
-            return found
+        """Seconds of the measured step on `ranks` GPUs: published, else from published tokens/s, else as derived by
+        the file's authors; None if there is none of these."""
+        seconds = self.number("step_time_s")
+        if seconds:
+            return seconds
         rate, batch, seq = (self.number(c) for c in ("tokens_per_s_per_gpu", "gbs", "seq_len"))
         if rate and batch and seq:
             return batch * seq / (rate * ranks)
@@ -65,7 +71,7 @@ class Row:
 
 
 def load(path: Path, needed: tuple[str, ...] = ("source_family", "gpu", "gpus", "model")) -> list[Row]:
-    """All rows of a file. Raises InputError where it has none of the columns, or cannot be read."""
+    """Read all rows of a CSV file. Raises InputError if it cannot be read, or lacks one of the columns `needed`."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)

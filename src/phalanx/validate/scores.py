@@ -1,4 +1,4 @@
-"""Errors of predictions in percent, and whether they say rightly what fits."""
+"""Scores: errors of predicted quantities in percent, and the confusion matrix of what fits in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ Floats = npt.NDArray[np.float64]
 
 
 def errors(predicted: Sequence[float] | Floats, measured: Sequence[float] | Floats) -> dict[str, Any]:
-    """`mape`: mean absolute error; `bias`: mean signed error; `spearman`: rank correlation. Percent but the last."""
+    """Score predictions of positive quantities against measurements, pair by pair.
+
+    In percent of the measurement: `mape`, `median` and `p90` of the absolute error; `bias`, the mean signed error.
+    `spearman`: rank correlation, in [-1, 1]. `n`: pairs. All but `n` are None without pairs.
+    """
     p, m = np.asarray(predicted, dtype=float), np.asarray(measured, dtype=float)
     if not len(p):
         return {"mape": None, "median": None, "p90": None, "bias": None, "spearman": None, "n": 0}
@@ -29,20 +33,21 @@ def errors(predicted: Sequence[float] | Floats, measured: Sequence[float] | Floa
 
 
 def _spearman(a: Floats, b: Floats) -> float | None:
+    """Spearman's rank correlation; None if either side is constant."""
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
 
 
 def _ranks(values: Floats) -> Floats:
-    """Ties share their mean rank."""
+    """Ranks from 1, where ties share their mean rank."""
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2.0)[group]
 
 
 def fit(predicted: Sequence[bool], measured: Sequence[bool]) -> dict[str, Any]:
-    """Positive: it fits."""
+    """Count how often "fits in memory" (the positive class) was predicted rightly; `accuracy` in percent."""
     p, m = np.asarray(predicted, dtype=bool), np.asarray(measured, dtype=bool)
     tp, fp = int((p & m).sum()), int((p & ~m).sum())
     tn, fn = int((~p & ~m).sum()), int((~p & m).sum())

@@ -1,4 +1,4 @@
-"""The software stack of a row, by framework and release, and what the row says of recomputation and formats."""
+"""The software stack of a row by framework and release, its number format and its recomputation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from phalanx.validate.records import Row
 
 
 def profile_name(row: Row) -> str:
-    """Raises Unspecified where the framework is not modelled."""
+    """Name the stack whose constants price a row. Raises Unspecified if its framework is not modelled."""
     framework, version, options = row["framework"], row["framework_version"], row["options"]
     if row.family == "vtrain":
         return "megatron-2022"
@@ -40,24 +40,24 @@ def profile_name(row: Row) -> str:
     if framework == "NeMo Megatron":
         return "nemo-23.05"
     if framework == "NeMo":
-        found = re.search(r"(\d\d\.\d\d)", version)
-        return f"nemo-{found.group(1)}" if found else "nemo-24.11"
+        release = re.search(r"(\d\d\.\d\d)", version)
+        return f"nemo-{release.group(1)}" if release else "nemo-24.11"
     if row.family == "simumax-b200":
         return "simumax-b200"
     if row.group == "megatron-ci-golden/small":
-        # Its tests say in their names how attention runs: without Transformer Engine, or in the deterministic runs
-        # that do not resume, it writes its scores; never with context parallelism, which needs flash attention.
+        # The tests' names say how attention runs. Without Transformer Engine, and in deterministic runs that do not
+        # resume, it is not fused and writes its scores; with context parallelism it always is flash attention.
         name = row["model"]
         plain = "te" not in name.split("_") and not row.moe
-        apart = plain or ("deterministic" in options and "resume" not in name)
-        return "megatron-core-unfused" if apart and (row.count("cp") or 1) == 1 else "megatron-core"
+        unfused = plain or ("deterministic" in options and "resume" not in name)
+        return "megatron-core-unfused" if unfused and (row.count("cp") or 1) == 1 else "megatron-core"
     if framework.startswith(("Megatron-LM", "Megatron-Core")):
         return "megatron-core"
     raise Unspecified(f"framework {framework or 'not stated'} is not modelled")
 
 
 def number_format(row: Row) -> str:
-    """Of matrix products; Unspecified for types that are not modelled."""
+    """The number format of a row's matrix products. Raises Unspecified for formats that are not modelled."""
     precision = row["precision"]
     if precision in ("bf16", "fp16"):
         return "bfloat16"
@@ -71,12 +71,15 @@ def number_format(row: Row) -> str:
 
 
 def recomputation(row: Row) -> str:
-    """`recompute` of a strategy. What NVIDIA's tables leave blank is a tuned run, which repeats nothing."""
-    said = row["act_ckpt"]
-    if said in ("", "none"):
+    """The `recompute` of a row's strategy. Blank counts as none: NVIDIA's tables leave it out for tuned runs.
+
+    Raises Unspecified for kinds that are not modelled.
+    """
+    words = row["act_ckpt"]
+    if words in ("", "none"):
         return "none"
-    if said.startswith("full"):
+    if words.startswith("full"):
         return "full"
-    if said.startswith("selective"):
-        return "every:2" if "2nd layer" in said else "selective"
-    raise Unspecified(f"recomputation {said!r} is not modelled")
+    if words.startswith("selective"):
+        return "every:2" if "2nd layer" in words else "selective"
+    raise Unspecified(f"recomputation {words!r} is not modelled")

@@ -1,4 +1,4 @@
-"""The hardware of a row: one description per system, from what its source says of it."""
+"""The hardware of a row: a System from what its source says, corrected by what was measured beside the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from phalanx.cost.hardware.system import System
 from phalanx.validate.models import Unspecified
 from phalanx.validate.records import Row
 
-# GPUs as the rows name them; the longest beginning that fits.
+# GPUs by the names in the rows; the longest prefix wins.
 _GPUS = {
     "V100": "V100",
     "V100-SXM2-16GB": "V100-16GB",
@@ -31,7 +31,7 @@ _GPUS = {
     "GB300": "GB300",
 }
 _NICS = {
-    # by what the source says of links between nodes: bytes/s of one GPU's part, in one direction
+    # bytes/s between nodes per GPU, in one direction, by the words of the source
     "4x Omni-Path": 6.25e9,
     "Omni-Path 100 (4 links/node)": 12.5e9,
     "Omni-Path": 12.5e9,
@@ -43,22 +43,24 @@ _NICS = {
     "NVLink + EFA/IB": 50e9,
 }
 _BY_CHIP = {"V100": 12.5e9, "V100-16GB": 12.5e9, "A100-40GB": 25e9, "A100": 25e9}
+"""The same by chip, where the source says nothing; 50e9 for any other chip."""
 _RACK = 72
+"""GPUs in the NVLink domain of a GB200 or GB300."""
 
 
 def chip_name(row: Row) -> str:
-    """Raises Unspecified for hardware that is not modelled."""
+    """Name the chip of a row, as cost/hardware does. Raises Unspecified for hardware that is not modelled."""
     if row.family == "torchao" and row["gpu"] == "H100":
         return "H100-500W"  # run by torchtitan's authors, on their machines
-    found = [known for known in _GPUS if row["gpu"].startswith(known)]
-    if not found:
+    matches = [known for known in _GPUS if row["gpu"].startswith(known)]
+    if not matches:
         raise Unspecified(f"hardware {row['gpu'] or 'not stated'} is not modelled")
-    return _GPUS[max(found, key=len)]
+    return _GPUS[max(matches, key=len)]
 
 
 def description(row: Row) -> tuple[str, int, float, bool]:
-    """Chip, ranks of a node (NVLink domain), bytes/s of a rank's NIC, and whether that is a cloud's own. Raises
-    Unspecified."""
+    """Describe a row's hardware, as `system` takes it: (chip, ranks per node or NVLink domain, bytes/s of a rank's
+    NIC, whether the network is a cloud's own). Raises Unspecified."""
     chip = chip_name(row)
     stated = [rate for words, rate in _NICS.items() if words in row["interconnect"]]
     nic = stated[0] if stated else _BY_CHIP.get(chip, 50e9)
@@ -67,21 +69,27 @@ def description(row: Row) -> tuple[str, int, float, bool]:
 
 
 _PRODUCT = (4096, 57344, 8192)
+"""(m, n, k) of the matrix product that `Benched` refers to."""
 
 
 @dataclass(frozen=True)
 class Benched:
-    """What was measured beside a row's run, by its own job or on its machine: bus bandwidths (bytes/s) of all-reduce
-    and all-gather, over all its ranks and inside a node; FLOP/s of products of `_PRODUCT` (m, n, k) in 2 bytes; and
-    bytes/s of what is bound by memory. 0 where there is none."""
+    """Microbenchmarks run beside a row, by its own job or on its machine. 0 stands for not measured."""
 
     ranks: Column = 0.0
+    """Ranks of the collectives."""
     reduce: Column = 0.0
+    """Bus bandwidth of all-reduce over all ranks, in bytes/s."""
     gather: Column = 0.0
+    """Bus bandwidth of all-gather over all ranks, in bytes/s."""
     reduce_inside: Column = 0.0
+    """Bus bandwidth of all-reduce inside a node, in bytes/s."""
     gather_inside: Column = 0.0
+    """Bus bandwidth of all-gather inside a node, in bytes/s."""
     product_flops_per_s: Column = 0.0
+    """FLOP/s of `_PRODUCT` in a format of 2 bytes."""
     memory_bytes_per_s: Column = 0.0
+    """Bytes/s of kernels that are bound by memory."""
 
 
 _MACHINES = {
@@ -89,66 +97,72 @@ _MACHINES = {
     # both its gradients reach 0.487, 0.483 and 0.454, which is their mean; 0.666 of 8 TB/s.
     "simumax-b200": Benched(8, 668e9, 606e9, 668e9, 606e9, 1067e12, 5.33e12),
 }
-"""Families that ran on one machine which its owners have measured."""
+"""Benchmarks of the machine, for families whose rows all ran on one that its owners measured."""
 
 
 def benched(row: Row) -> Benched:
+    """Return what was measured beside a row: by its own job, else on its family's machine, else nothing."""
     names = ("busbw_ar_gbs", "busbw_ag_gbs", "busbw_ar_intra_gbs", "busbw_ag_intra_gbs")
-    found = [row.number(name) for name in names]
-    if not all(found):
+    rates = [row.number(name) for name in names]
+    if not all(rates):
         return _MACHINES.get(row.family, Benched())
-    return Benched(float(row.count("gpus") or 1), *(rate * 1e9 for rate in found if rate))
+    return Benched(float(row.count("gpus") or 1), *(rate * 1e9 for rate in rates if rate))
 
 
 _BENCHED = 1.5e9
-"""Bytes of the collectives that those were measured with, about: at this size they agree with the time of
+"""About the buffer, in bytes, of the benchmarked collectives: at this size they agree with the times of
 tensor-parallel collectives over the same nodes."""
 
 
 _CPU_S = 2.5e-4
-"""For each rank beyond a node: no network takes so long, so it is the CPU that does, and inside of a node too."""
+"""Seconds per rank beyond a node from which the CPU, inside a node too, must be the cause: no network is as slow."""
 _CUT_OFF = 0.25
-"""Of what NVLink carries: below, it is not NVLink that carries it."""
+"""Share of NVLink's bandwidth below which traffic cannot have gone over NVLink."""
 
 
 def measured(known: System, by: Benched) -> System:
-    """The system of a row with what was measured beside it. Of links: rates inside of a node; what all-reduce reaches
-    between nodes, beyond its tree's hops; whether all-gather, which has a hop to each node, is held up by CPUs:
-    n/busbw - n/busbw inside of a node = what ranks beyond it cost; and whether ranks of a node are cut off from each
-    other. Of products and memory: their shares of the peak.
+    """Correct a system by what was measured beside a row (columns, one entry per row).
+
+    Links: the rate inside a node; what all-reduce reaches between nodes, its tree's hops deducted; whether CPUs hold
+    up all-gather, which has a hop to each node (n / busbw - n / busbw inside a node = the cost of ranks beyond it);
+    whether the ranks of a node are cut off from each other. Matrix products and memory: their shares of the peak.
     """
     inner, outer = known.tiers
-    has = np.asarray(by.gather_inside) > 0
-    inside, reduce_inside = np.where(has, by.gather_inside, 1.0), np.where(has, by.reduce_inside, 1.0)
-    gather, reduce = np.where(has, by.gather, 1.0), np.where(has, by.reduce, 1.0)
+    has_links = np.asarray(by.gather_inside) > 0
+    inside, reduce_inside = np.where(has_links, by.gather_inside, 1.0), np.where(has_links, by.reduce_inside, 1.0)
+    gather, reduce = np.where(has_links, by.gather, 1.0), np.where(has_links, by.reduce, 1.0)
     ranks = np.maximum(by.ranks, inner.ranks + 1)
     blocks = np.maximum(ranks / inner.ranks, 1.001)
-    waited = np.maximum(_BENCHED * (1 / gather - 1 / inside), 0.0)
-    rank_s = waited / (ranks - inner.ranks)
+    cpu_wait_s = np.maximum(_BENCHED * (1 / gather - 1 / inside), 0.0)
+    rank_s = cpu_wait_s / (ranks - inner.ranks)
     tree = np.minimum(blocks - 1, 2 * np.log2(blocks))
-    sent = np.maximum(1 / reduce - tree * outer.bulk_reduce_hop_s / _BENCHED, 0.1 / reduce) * blocks / (blocks - 1)
-    over = has & (by.ranks > inner.ranks)
-    across = 1 / sent / (inner.ranks * outer.bytes_per_s_per_gpu_per_direction)
-    reached = 2.0 * np.prod(_PRODUCT) / product_s(*_PRODUCT, known, known.peak_bf16 * known.gemm, 2)
-    own = np.asarray(by.product_flops_per_s) > 0
+    between_s_per_byte = (
+        np.maximum(1 / reduce - tree * outer.bulk_reduce_hop_s / _BENCHED, 0.1 / reduce) * blocks / (blocks - 1)
+    )
+    beyond_node = has_links & (by.ranks > inner.ranks)
+    across = 1 / between_s_per_byte / (inner.ranks * outer.bytes_per_s_per_gpu_per_direction)
+    predicted_flops_per_s = 2.0 * np.prod(_PRODUCT) / product_s(*_PRODUCT, known, known.peak_bf16 * known.gemm, 2)
+    has_product = np.asarray(by.product_flops_per_s) > 0
     return replace(
         known,
-        gemm=known.gemm * np.where(own, by.product_flops_per_s / reached, 1.0),
-        memory=np.where(own, by.memory_bytes_per_s / known.memory_bytes_per_s, known.memory),
+        gemm=known.gemm * np.where(has_product, by.product_flops_per_s / predicted_flops_per_s, 1.0),
+        memory=np.where(has_product, by.memory_bytes_per_s / known.memory_bytes_per_s, known.memory),
         tiers=(
             replace(
                 inner,
-                bytes_per_s_per_gpu_per_direction=np.where(has, inside, inner.bytes_per_s_per_gpu_per_direction),
+                bytes_per_s_per_gpu_per_direction=np.where(
+                    has_links, inside, inner.bytes_per_s_per_gpu_per_direction
+                ),
             ),
             outer,
         ),
-        reduce_gain=np.where(has, reduce_inside / inside, known.reduce_gain),
-        reduce_across=np.where(over, across, known.reduce_across),
-        held_up=1.0 * (over & (rank_s > _CPU_S)),
-        cut_off=1.0 * (has & (inside < _CUT_OFF * inner.bytes_per_s_per_gpu_per_direction)),
+        reduce_gain=np.where(has_links, reduce_inside / inside, known.reduce_gain),
+        reduce_across=np.where(beyond_node, across, known.reduce_across),
+        held_up=1.0 * (beyond_node & (rank_s > _CPU_S)),
+        cut_off=1.0 * (has_links & (inside < _CUT_OFF * inner.bytes_per_s_per_gpu_per_direction)),
     )
 
 
 def system_of_row(row: Row, constants: Mapping[str, float] = CONSTANTS) -> System:
-    """Raises Unspecified."""
+    """The system of a row, with what was measured beside it. Raises Unspecified."""
     return measured(system(*description(row), constants=constants), benched(row))

@@ -1,4 +1,5 @@
-"""Which transport and algorithm serve a collective: decided once, kept in plan.json, the same on every rank."""
+"""Which transport and algorithm serve a collective: chosen once by the planner, kept in plan.json, and therefore the
+same on every rank."""
 
 from __future__ import annotations
 
@@ -10,35 +11,41 @@ Transport = Literal["native", "p2p", "shm"]
 
 @dataclass(frozen=True)
 class Choice:
-    """For groups of `group_size` ranks on `hosts` hosts, as many on each, and buffers of `from_bytes` or more, up to
-    the next choice.
-
-    `algorithm` is of p2p alone. `reason`: what it costs, and what the next best would.
-    """
+    """The transport of one collective for a group size and a range of buffer sizes."""
 
     op: str
+    """The collective, such as `all_reduce`."""
     group_size: int
+    """Ranks in the group."""
     from_bytes: int
+    """The smallest buffer it holds for; it ends where the next choice of the same group begins."""
     transport: Transport
+    """native: torch's backend (Gloo, NCCL). p2p: our schedules over sends and receives. shm: shared memory."""
     algorithm: str = ""
+    """Which schedule, of transport p2p only."""
     reason: str = ""
+    """What it costs, and what the next best costs, for people."""
     hosts: int = 1
+    """Hosts that the group spans, with the same number of ranks on each."""
 
     @property
     def way(self) -> str:
+        """Transport and algorithm, as charts and tables name them."""
         return f"{self.transport} {self.algorithm}".strip()
 
 
 def pick(choices: tuple[Choice, ...], op: str, group_size: int, size_bytes: int, hosts: int = 1) -> Choice:
-    """The choice that holds for a buffer (bytes as Event counts them): of this group size, or else, on one host, of
-    the next larger one that was decided; native where there is none."""
-    found = [
+    """Return the choice for a buffer of `size_bytes` (as Event counts them).
+
+    It is that of this group size; on one host, failing that, of the next larger one; native if there is none.
+    """
+    candidates = [
         c
         for c in choices
         if (c.op, c.hosts) == (op, hosts)
         and (c.group_size >= group_size if hosts == 1 else c.group_size == group_size)
         and c.from_bytes <= size_bytes
     ]
-    nearest = min((c.group_size for c in found), default=0)
+    nearest = min((c.group_size for c in candidates), default=0)
     native = Choice(op, group_size, 0, "native", hosts=hosts)
-    return max((c for c in found if c.group_size == nearest), key=lambda c: c.from_bytes, default=native)
+    return max((c for c in candidates if c.group_size == nearest), key=lambda c: c.from_bytes, default=native)

@@ -1,8 +1,9 @@
 """Clusters that Phalanx knows by name, from what their vendors publish.
 
-Datasheets like large numbers: FLOP/s with sparsity, links in both directions at once, memory in units of choice.
-Here FLOP/s are dense, links go one way, memory is what the driver reports. Where a datasheet has no figure for a
-type, the device has none either, and a job of that type is refused. `measure` on the machine itself beats all this.
+Datasheets quote large numbers: FLOP/s with sparsity, links in both directions at once, memory in various units. Here
+FLOP/s are dense, links count one direction, and memory is what the driver reports. Where a datasheet has no figure
+for a number type, the device has none either, and a job of that type is refused. `phalanx measure` on the machine
+itself is better than any of this.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from phalanx.spec.job import DType
 
 _MIB = 2**20
 _CONTEXT = 2048 * _MIB
-"""What CUDA's context, cuBLAS's workspaces and NCCL's buffers take of a device, about."""
+"""About what CUDA's context, cuBLAS's workspaces and NCCL's buffers take of a device's memory, in bytes."""
 
 
 def _gpu(
     name: str, mib: int, bandwidth: float, tera: dict[DType, float], source: str, memory: str = "nvidia-smi"
 ) -> Device:
-    """A GPU with the MiB that `memory` says, memory bandwidth in bytes/s, and dense TFLOP/s by type."""
+    """A GPU of `mib` MiB as `memory` reports them, with memory bandwidth in bytes/s and dense TFLOP/s by type."""
     return Device(
         name=name,
         kind="cuda",
@@ -37,11 +38,11 @@ def _gpu(
 
 
 def _tera(half: float, single: float, double: float | None, bf16: bool = True) -> dict[DType, float]:
-    """Dense TFLOP/s: fp16 (and bf16) on tensor cores, fp32 outside of them; fp64 on them where they have it, since
-    cuBLAS then uses them unasked. Blackwell's datasheets give fp64 the same rate on both."""
-    found: dict[DType, float] = {"bfloat16": half} if bf16 else {}
-    found |= {"float16": half, "float32": single}
-    return found | ({"float64": double} if double else {})
+    """Dense TFLOP/s by type: fp16 and bf16 on tensor cores, fp32 outside of them, and fp64 on tensor cores where
+    they support it, which cuBLAS then uses by default. Blackwell's datasheets give fp64 the same rate on both."""
+    rates: dict[DType, float] = {"bfloat16": half} if bf16 else {}
+    rates |= {"float16": half, "float32": single}
+    return rates | ({"float64": double} if double else {})
 
 
 _VOLTA = _tera(125, 15.7, 7.8, bf16=False)
@@ -66,7 +67,7 @@ _RTX_4090 = _gpu("RTX-4090-24GB", 24564, 1.008e12, _tera(165.2, 82.6, None), "NV
 
 
 def _rates(device: Device, dtype: DType) -> KernelRates:
-    """Rates from a datasheet with coarse, stated efficiencies: an estimate until `measure` has run there.
+    """Estimate compute rates from a datasheet with coarse efficiencies, until `phalanx measure` has run there.
 
     Matrix products reach about 0.7 of dense peak, attention about 0.35, and memory-bound work about 0.8 of
     bandwidth; a kernel launch costs about 4 microseconds.
@@ -79,7 +80,7 @@ def _rates(device: Device, dtype: DType) -> KernelRates:
 
 @dataclass(frozen=True)
 class _Links:
-    """Links of one rank: bytes/s in one direction, and what all ranks below share towards them, if they do."""
+    """The links of one rank: bytes/s in one direction, and the uplink that the ranks of a block share, if any."""
 
     name: str
     latency_s: float
@@ -89,6 +90,7 @@ class _Links:
     origin: Origin = "published"
 
     def among(self, ranks: int) -> Tier:
+        """The tier that connects `ranks` neighbouring ranks by these links."""
         return Tier(self.name, ranks, self.latency_s, self.rate, self.origin, self.source, self.uplink)
 
 
@@ -105,7 +107,7 @@ def _cube_mesh(name: str, device: Device, nodes: int) -> ClusterSpec:
     one, how = 25e9, "NVLink 2 without a switch, one direction"
 
     def links(name: str, count: int, what: str, uplink: float | None = None) -> _Links:
-        origin: Origin = "published" if uplink is None else "estimated"  # the rings are counted here
+        origin: Origin = "published" if uplink is None else "estimated"  # the number of rings is our own count
         return _Links(f"nvlink {name}", 5e-6, count * one, f"{how}: {what}", uplink, origin)
 
     tiers = (
@@ -126,7 +128,7 @@ def _ethernet(port: float, what: str, host: float) -> _Links:
 
 
 def _boxes(name: str, device: Device, size: int, inside: _Links, between: _Links, nodes: int) -> ClusterSpec:
-    """Nodes of `size` ranks: links inside of one, and between them."""
+    """Nodes of `size` ranks, with one kind of links inside a node and one between nodes."""
     return _cluster(name, device, size, nodes, (inside.among(size), between.among(size * nodes)))
 
 
@@ -145,10 +147,12 @@ _WAN = _Links(
 
 
 def dgx_a100(nodes: int) -> ClusterSpec:
+    """DGX A100 nodes: 8 GPUs of 80 GB behind NVSwitch, an HDR InfiniBand port per GPU."""
     return _boxes("dgx-a100", _A100_80, 8, _nvlink(300e9, 3), _HDR, nodes)
 
 
 def dgx_h100(nodes: int) -> ClusterSpec:
+    """DGX H100 nodes: 8 GPUs of 80 GB behind NVSwitch, an NDR InfiniBand port per GPU."""
     return _boxes("dgx-h100", _H100, 8, _nvlink(450e9, 4), _NDR, nodes)
 
 
@@ -162,7 +166,7 @@ def _sites(nodes: int) -> ClusterSpec:
 
 
 def _pcie(name: str, device: Device, rate: float, network: float, nodes: int) -> ClusterSpec:
-    """8 cards, 4 on each socket's host bridge; what leaves a bridge shares the way to the other."""
+    """Nodes of 8 PCIe cards, 4 on each socket's host bridge; traffic between the bridges shares one link."""
     inside = _Links("pcie", 1e-5, rate, "PCIe 4.0 x16, one direction, as copies reach it", origin="estimated")
     across = _Links("sockets", 1.5e-5, rate, "between the host bridges of two sockets", 25e9, "estimated")
     what = f"{network * 8e-9:g} Gb/s per host, which 8 GPUs share"
@@ -198,7 +202,7 @@ PRESETS: dict[str, Callable[[int], ClusterSpec]] = {
 
 
 def preset(name: str, nodes: int) -> ClusterSpec:
-    """The cluster of this name with so many nodes. Raises InputError."""
+    """Return the cluster of this name with `nodes` nodes. Raises InputError for an unknown name or no nodes."""
     if name not in PRESETS:
         raise InputError(
             "cluster.preset", name, "is not a cluster that Phalanx knows", nearest(name, [*PRESETS, "local"])

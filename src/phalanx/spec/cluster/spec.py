@@ -1,8 +1,8 @@
-"""The cluster: devices, tiers of links between them, and what was measured of both.
+"""The cluster: equal devices, the tiers of links between them, and what was measured of both.
 
-Units stand in the field names and are never scaled: bytes, seconds, FLOP/s. Vendors' headline figures are often
-for both directions of a link, or count sparsity; these are per direction and dense. Every part says where its
-numbers come from.
+Units are part of the field names and never scaled: bytes, seconds, FLOP/s. Vendors' headline figures often count both
+directions of a link, or sparsity; these are per direction and dense. Every part says where its numbers come from:
+`measured` on the machine, `published` by the vendor, or `estimated`.
 """
 
 from __future__ import annotations
@@ -17,42 +17,59 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType
 
 Origin = Literal["measured", "published", "estimated"]
+"""Where numbers come from."""
 GIB = 2**30
 TRUSTED = 0.2
-"""The median relative error up to which a fit is to be trusted."""
-Column = Any  # a number, or a NumPy column of them
+"""The largest median relative error of a fit whose line is used."""
+Column = Any
+"""A number, or a NumPy column of numbers."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator (or one CPU rank). `usable_bytes` is what "fits" is judged against."""
+    """One accelerator, or one CPU rank."""
 
     name: str
+    """The model of the device, for people."""
     kind: Literal["cpu", "cuda"]
+    """What PyTorch computes on."""
     memory_bytes: int
+    """Memory that the driver reports; of a CPU rank, its share of the host's."""
     usable_bytes: int
+    """Memory that is left for a job: whether a plan fits is judged against this."""
     memory_bandwidth_bytes_per_s: float
+    """Bytes/s of the device's memory, reads and writes together."""
     dense_flops_per_s: dict[DType, float]
+    """Peak FLOP/s of dense matrix products, by number type; 2 FLOPs per multiply-add."""
     own_communication_engine: bool
-    """Whether transfers run beside compute (DMA, NICs) or take the same cores, as on a CPU."""
+    """Whether transfers run beside compute (DMA, NICs), or on the same cores, as on a CPU."""
     origin: Origin
+    """Kind of source of these numbers."""
     source: str
+    """Where the numbers come from, for people."""
     gamma_s_per_byte: float | None = None
-    """Of adding what has arrived; None: two reads and a write at the memory's bandwidth."""
+    """Gamma: seconds to add each byte received in a reduction. None: two reads and a write at memory bandwidth."""
 
 
 @dataclass(frozen=True)
 class Tier:
-    """Links that join `ranks` neighbouring ranks: α and the rate of one rank, in one direction."""
+    """Links among blocks of neighbouring ranks, such as NVLink in a node or InfiniBand between nodes."""
 
     name: str
+    """Kind of link, for people."""
     ranks: int
+    """Size of the blocks of neighbouring ranks that it connects; lower tiers connect smaller blocks inside."""
     latency_s: float
+    """Alpha: seconds of one message of no bytes."""
     bandwidth_bytes_per_s_per_gpu_per_direction: float
+    """Bytes/s that one rank sends, and receives at the same time."""
     origin: Origin
+    """Kind of source of these numbers."""
     source: str
+    """Where the numbers come from, for people."""
     uplink_bandwidth_bytes_per_s_per_direction: float | None = None
-    """What all ranks below this tier, those of a host, share towards it. None: every rank has a link of its own."""
+    """Bytes/s that all ranks of a block of the tier below, such as a host, share into this tier. None: every rank has
+    a link of its own."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.latency_s < 0 or self.bandwidth_bytes_per_s_per_gpu_per_direction <= 0:
@@ -67,41 +84,55 @@ class Tier:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds per unit of each kind of work, for one phase (cost/kernel.py says what the kinds count)."""
+    """Seconds per unit of each kind of work, in one phase (cost/compute/unit_work.py says what is counted)."""
 
     per_gemm_flop: float
+    """Seconds per FLOP of matrix products outside attention's core."""
     per_attention_flop: float
+    """Seconds per FLOP of attention's core."""
     per_byte: float
+    """Seconds per byte read or written in memory."""
     per_kernel: float
+    """Seconds to launch a kernel."""
 
 
 @dataclass(frozen=True)
 class KernelRates:
-    """What one rank computes while `concurrent` ranks of its host do the same."""
+    """How fast one rank computes while `concurrent` ranks of its host do the same."""
 
     dtype: DType
+    """The number type computed in."""
     concurrent: int
+    """Ranks of the host that computed at the same time, this one included."""
     threads: int
+    """CPU threads per rank."""
     forward: Rates
+    """Rates of the forward pass."""
     backward: Rates
+    """Rates of the backward pass."""
     optimizer_per_byte: float
+    """Seconds of an optimizer step per byte it reads or writes."""
     whole: float
-    """A whole pass over its units priced alone: cold caches, and ranks that wait for the slowest. 1: no loss."""
+    """Time of an entire pass over the sum of its units, each timed alone: cold caches, and ranks that wait for the
+    slowest. 1: no loss."""
     peak_flops_per_s: float
-    """The best matrix product measured (or the datasheet's): what MFU is a share of."""
+    """FLOP/s of the best matrix product measured, or the datasheet's: the denominator of MFU."""
     residual: float
-    """Median relative error of the fit over the points that were measured; 0 where nothing was fitted."""
+    """Median relative error of the fit over the measured points; 0 where nothing was fitted."""
     origin: Origin
+    """Kind of source of these rates."""
     coding: dict[str, float] = field(default_factory=dict)
-    """Of compressing gradients, by the name of the compressor: seconds of each byte that cost/compression.py counts.
-    One that is not there is priced as passes over memory."""
+    """Seconds per byte of compressing gradients, by compressor, of the bytes that cost/compute/compression.py counts.
+    A compressor that is missing is priced as passes over memory."""
 
     def __post_init__(self) -> None:
         r = (*_costs(self.forward), *_costs(self.backward), self.optimizer_per_byte, *self.coding.values())
         if min(r) < 0 or not all(map(any, (_costs(self.forward), _costs(self.backward)))):
             raise InputError("cluster.kernels", None, "rates must be 0 or more seconds, and not all 0")
         if self.peak_flops_per_s <= 0 or self.whole <= 0 or self.concurrent < 1:
-            raise InputError("cluster.kernels", None, "needs concurrent >= 1, and a positive peak and whole")
+            raise InputError(
+                "cluster.kernels", None, "needs concurrent >= 1, and positive peak_flops_per_s and whole"
+            )
 
 
 def _costs(r: Rates) -> tuple[float, ...]:
@@ -110,25 +141,38 @@ def _costs(r: Rates) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class CollectiveFit:
-    """Measured time of one collective over a group on `hosts` hosts, as many ranks on each: α + β x bytes (bytes as
-    DESIGN.md counts them), and the `points` (bytes, seconds) behind it, ascending. `algorithm` is of transport p2p
-    alone. `alpha_range`, `beta_range`: where nine tenths of the lines through other draws of the points lie."""
+    """Measured time of one collective: the line α + β x bytes, and the points behind it. Bytes as nccl-tests counts
+    them: all_reduce's buffer, the gathered buffer of all_gather and reduce_scatter, all_to_all's send buffer."""
 
     op: str
+    """The collective, such as `all_reduce`."""
     group_size: int
+    """Ranks in the group."""
     alpha_s: float
+    """Alpha: seconds at size 0."""
     beta_s_per_byte: float
+    """Beta: seconds per byte."""
     residual: float
+    """Median relative error of the line over the points."""
     transport: Transport
+    """What carried it."""
     algorithm: str = ""
+    """Which algorithm, of transport p2p only."""
     points: tuple[tuple[int, float], ...] = ()
+    """(bytes, seconds) as measured, ascending."""
     hosts: int = 1
+    """Hosts that the group spans, with the same number of ranks on each."""
     alpha_range: tuple[float, float] | None = None
+    """90 % interval of alpha_s, from lines through resampled points (bootstrap)."""
     beta_range: tuple[float, float] | None = None
+    """90 % interval of beta_s_per_byte."""
 
     def seconds(self, size: Column) -> Column:
-        """Of one collective: between points log-log, beyond the last one along the line from α through it, for β
-        is of all points and may promise more than the link has; without points α + β n."""
+        """Seconds for `size` bytes.
+
+        Between points: interpolated on logarithmic axes. Beyond the last: along the line from α through that point,
+        because β averages all points and may promise more than the link has. Without points: α + β x size.
+        """
         if not self.points:
             return self.alpha_s + self.beta_s_per_byte * size
         sizes, times = (np.array(column, dtype=float) for column in zip(*self.points, strict=True))
@@ -138,39 +182,53 @@ class CollectiveFit:
 
     @property
     def way(self) -> str:
+        """Transport and algorithm, as charts and tables name them."""
         return f"{self.transport} {self.algorithm}".strip()
 
     @property
     def trusted(self) -> bool:
-        """Whether the line stands for the points. The points themselves do, wherever they are."""
+        """Whether the line may stand for its points, by its residual. The points themselves are always trusted."""
         return self.residual <= TRUSTED
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Something that was measured of a rank while all others did the same: what, of which shape, and the range in
-    which most of the rounds lie."""
+    """A microbenchmark's result for people: what one rank reached while all others of the host did the same."""
 
     name: str
+    """What was measured, and its shape."""
     value: float
+    """The result, in `unit`."""
     unit: str
+    """Unit of `value`, `low` and `high`."""
     low: float
+    """The lower end of the range that most rounds fell in."""
     high: float
+    """The upper end of that range."""
     note: str = ""
+    """A remark, for people."""
 
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """`nodes` x `ranks_per_node` equal devices; tiers from the innermost outwards."""
+    """A cluster of nodes x ranks_per_node equal devices. Raises InputError for counts below 1 or no tier of links."""
 
     name: str
+    """The preset's name, or what the user calls it."""
     device: Device
+    """What each rank computes on."""
     ranks_per_node: int
+    """Ranks per node, which are neighbours in the numbering of ranks."""
     nodes: int
+    """Nodes (hosts)."""
     tiers: tuple[Tier, ...]
+    """Links, from the innermost tier outwards."""
     kernels: tuple[KernelRates, ...]
+    """Compute rates, by number type and by ranks that compute at once."""
     collectives: tuple[CollectiveFit, ...] = field(default=())
+    """Measured collectives; what is missing here is priced from the tiers."""
     figures: tuple[Figure, ...] = field(default=())
+    """Microbenchmarks, shown to people; nothing is priced with them."""
 
     def __post_init__(self) -> None:
         for name in ("ranks_per_node", "nodes"):
@@ -181,15 +239,16 @@ class ClusterSpec:
 
     @property
     def ranks(self) -> int:
+        """Ranks of the cluster: nodes x ranks_per_node."""
         return self.nodes * self.ranks_per_node
 
     def rates(self, dtype: DType, concurrent: int) -> KernelRates:
-        """The rates of a type under the nearest measured concurrency.
+        """The compute rates of a number type at the measured concurrency closest to `concurrent` ranks per host.
 
-        Raises InputError where the type was neither measured nor published for this cluster.
+        Raises InputError if the type was neither measured nor published for this cluster.
         """
-        found = [k for k in self.kernels if k.dtype == dtype]
-        if not found:
+        candidates = [k for k in self.kernels if k.dtype == dtype]
+        if not candidates:
             have = sorted({k.dtype for k in self.kernels})
             raise InputError(
                 "job.precision.compute",
@@ -197,11 +256,11 @@ class ClusterSpec:
                 f"cluster {self.name} has no rates for it",
                 f"it has {', '.join(have)}",
             )
-        return min(found, key=lambda k: abs(k.concurrent - concurrent))
+        return min(candidates, key=lambda k: abs(k.concurrent - concurrent))
 
     def fits(self, op: str, group_size: int, hosts: int = 1) -> list[CollectiveFit]:
-        """What was measured of an operation over groups of this size, or else, on one host, of the next larger
-        one."""
-        found = [f for f in self.collectives if (f.op, f.hosts) == (op, hosts) and f.group_size >= group_size]
-        nearest = min((f.group_size for f in found), default=0) if hosts == 1 else group_size
-        return [f for f in found if f.group_size == nearest]
+        """The fits of a collective over groups of this size; on one host, where there are none, of the next larger
+        size."""
+        candidates = [f for f in self.collectives if (f.op, f.hosts) == (op, hosts) and f.group_size >= group_size]
+        nearest = min((f.group_size for f in candidates), default=0) if hosts == 1 else group_size
+        return [f for f in candidates if f.group_size == nearest]

@@ -1,4 +1,4 @@
-"""A ClusterSpec as the TOML file that `cluster.file` names: what a person may read, change, and keep."""
+"""Write a ClusterSpec as the TOML file that `cluster.file` names, for people to read, change and keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from phalanx.spec.cluster.spec import ClusterSpec
 
 
 def to_toml(cluster: ClusterSpec, heading: str = "") -> str:
-    """The text that `jobfile.cluster_from_toml` reads back to an equal ClusterSpec."""
+    """Return TOML that files/job_file.py's `cluster_from_toml` reads back to an equal ClusterSpec.
+
+    `heading`: lines of comment at the top.
+    """
     lines = [f"# {line}" for line in heading.splitlines()]
     tables: list[str] = []
     for key, value in asdict(cluster).items():
@@ -35,4 +38,4 @@ def _value(value: Any) -> str:
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, float):
         return repr(float(value))  # 1e-05 is TOML too
-    return json.dumps(value, ensure_ascii=False)  # strings, whole numbers, true and false
+    return json.dumps(value, ensure_ascii=False)  # strings, integers, true and false

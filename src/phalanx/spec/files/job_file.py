@@ -1,7 +1,7 @@
 """What a user writes: one TOML file with [model] [cluster] [job] [strategy] [train].
 
-A file becomes a `JobFile` of frozen specs, or an InputError that names the field. `plan.json` holds the same
-tables, so a run can be taken up again from its own record.
+A file becomes a `JobFile` of frozen specs, or an InputError that names the field. `plan.json` holds the same tables,
+so a run can be resumed from its own record.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ClusterChoice:
-    """Which cluster: a preset (`local`: this machine, measured) or a cluster TOML, and how much of it."""
+    """Which cluster, and how much of it. Raises InputError for choices that contradict each other."""
 
     preset: str | None = None
+    """A name from cluster/presets.py, or `local`: this machine, measured. Local if there is no `file` either."""
     file: str | None = None
+    """Path of a cluster TOML; excludes `preset`."""
     nodes: int = 1
+    """Nodes of a preset."""
     ranks: int | None = None
+    """Ranks to run on this machine, with preset `local`; None: chosen by the planner."""
 
     def __post_init__(self) -> None:
         if self.preset and self.file:
@@ -42,7 +46,9 @@ class ClusterChoice:
         if self.preset not in (None, "local") and self.ranks is not None:
             raise InputError("cluster.ranks", self.ranks, "is for preset = 'local'", "use cluster.nodes")
         if self.preset == "local" and self.nodes != 1:
-            raise InputError("cluster.nodes", self.nodes, "this machine is one node", "start torchrun on every node")
+            raise InputError(
+                "cluster.nodes", self.nodes, "this machine is one node", "to use more, start torchrun on every node"
+            )
         if self.nodes < 1 or (self.ranks is not None and self.ranks < 1):
             name = "nodes" if self.nodes < 1 else "ranks"
             raise InputError(f"cluster.{name}", getattr(self, name), "must be at least 1")
@@ -50,24 +56,26 @@ class ClusterChoice:
 
 @dataclass(frozen=True)
 class JobFile:
-    """A job file, checked. `strategy` is None for "auto"; `notes` are lines that the user should see once."""
+    """A job file, checked: one field per table."""
 
     model: ModelSpec
     cluster: ClusterChoice
     job: Job
     strategy: Strategy | None
+    """None for "auto": the planner chooses."""
     train: Train
     notes: tuple[str, ...] = ()
+    """Lines that the user should see once."""
 
 
 TABLES = ("model", "cluster", "job", "strategy", "train")
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> JobFile:
-    """Read a job file, with `--set` overrides such as `strategy.dp=2` laid over it.
+    """Read a job file and apply `--set` overrides such as `strategy.dp=2`.
 
-    Relative paths in it (data, config, cluster file) are taken from the file's own folder where they exist
-    there, else from the working directory. Raises InputError.
+    A relative path in it (data, tokenizer, weights, config, cluster file) is looked up in the file's own folder, then
+    in the working directory. Raises InputError.
     """
     try:
         tables = tomllib.loads(path.read_text())
@@ -88,10 +96,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobFile:
 
 
 def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Tables with `table.field=value` assignments laid over them."""
+    """Apply `table.field=value` assignments to tables, in place, and return them. Raises InputError."""
     for item in overrides:
-        path, equals, text = item.partition("=")
-        *parents, last = path.strip().split(".")
+        target, equals, text = item.partition("=")
+        *parents, last = target.strip().split(".")
         if not equals or (not parents and last != "strategy"):
             raise InputError("--set", item, "is not of the form table.field=value", "e.g. strategy.dp=2")
         table: Any = tables
@@ -108,7 +116,7 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
 
 
 def _value(text: str) -> Any:
-    """What stands behind `=` in an override: TOML, or else a word."""
+    """The value of an override: TOML, or else a plain word."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -116,7 +124,10 @@ def _value(text: str) -> Any:
 
 
 def from_tables(tables: Mapping[str, Any], folder: Path) -> JobFile:
-    """A JobFile from its five tables. Raises InputError."""
+    """Build a JobFile from its five tables; `folder` is where their relative paths are looked up first.
+
+    Raises InputError.
+    """
     for name in tables:
         if name not in TABLES:
             raise InputError(f"[{name}]", None, "no such table", nearest(name, TABLES))
@@ -130,7 +141,7 @@ def from_tables(tables: Mapping[str, Any], folder: Path) -> JobFile:
         cluster = replace(cluster, file=str(_beside(cluster.file, folder)))
     train = build(Train, tables.get("train", {}), "train")
     if train.data != "austen":
-        prefix = f"{train.data}.idx"  # of a pair of files that is named by what their names share
+        prefix = f"{train.data}.idx"  # Megatron's pair of files, given by their common name
         path = _beside(prefix, folder) if (folder / prefix).exists() else _beside(train.data, folder)
         train = replace(train, data=str(path))
     if train.tokenizer:
@@ -158,18 +169,19 @@ def to_tables(file: JobFile) -> dict[str, Any]:
     }
 
 
-def make_strategy(given: Any) -> Strategy | None:
-    """A Strategy from a table or a line; None for "auto"."""
-    if given == "auto":
+def make_strategy(table: Any) -> Strategy | None:
+    """Build a Strategy from a table or a line such as `dp=4,zero=3`; None for "auto". Raises InputError."""
+    if table == "auto":
         return None
-    table = strategies.parse(given) if isinstance(given, str) else given
+    if isinstance(table, str):
+        table = strategies.parse(table)
     if isinstance(table, dict) and table.get("sp") in (0, 1):
         table = {**table, "sp": bool(table["sp"])}
     return build(Strategy, table, "strategy")
 
 
 def cluster_from_toml(path: Path) -> ClusterSpec:
-    """A ClusterSpec from a TOML file with its fields. Raises InputError."""
+    """Read a ClusterSpec from a TOML file with its fields. Raises InputError."""
     try:
         return build(ClusterSpec, tomllib.loads(path.read_text()), "cluster")
     except FileNotFoundError:
@@ -179,19 +191,22 @@ def cluster_from_toml(path: Path) -> ClusterSpec:
 
 
 def build(kind: type[T], table: Any, where: str) -> T:
-    """A frozen dataclass from a table, strictly: unknown keys, wrong types and missing keys are refused."""
+    """Build a frozen dataclass from a table, strictly.
+
+    `where` is the table's name in messages. Raises InputError for unknown and missing keys, and for wrong types.
+    """
     from pydantic import TypeAdapter, ValidationError
 
-    _known_keys(kind, table, where)
+    _require_known_keys(kind, table, where)
     try:
-        # JSON is pydantic's strict mode for plain tables: no "2" for 2, but lists for tuples.
+        # Through JSON, because pydantic's strict mode then refuses "2" for 2, yet takes lists for tuples.
         text = json.dumps(table)
     except TypeError as error:
         raise InputError(where, None, f"holds a value of a type that no field has ({error})") from None
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
-        # Of a union (`float or "auto"`) every branch reports; the first is as good as any.
+        # For a union (`float or "auto"`) every branch reports an error; the first is as good as any.
         first = error.errors()[0]
         name = ".".join([where, *_field_path(kind, first["loc"])])
         if first["type"] == "missing":
@@ -204,7 +219,7 @@ def build(kind: type[T], table: Any, where: str) -> T:
 
 
 def _field_path(kind: Any, loc: tuple[str | int, ...]) -> list[str]:
-    """pydantic's location without the names of union branches."""
+    """The field names in pydantic's location, without its names of union branches."""
     path: list[str] = []
     for part in loc:
         if isinstance(part, int):
@@ -216,12 +231,12 @@ def _field_path(kind: Any, loc: tuple[str | int, ...]) -> list[str]:
 
 
 def _dataclass_in(hint: Any) -> Any:
-    """The dataclass that a hint names, alone or as a part of a union or tuple."""
+    """The dataclass in a type hint, alone or inside a union or tuple; None if there is none."""
     return hint if is_dataclass(hint) else next((a for a in get_args(hint) if is_dataclass(a)), None)
 
 
-def _known_keys(kind: Any, table: Any, where: str) -> None:
-    """Refuse keys that no field has, at any depth, and tables that are none."""
+def _require_known_keys(kind: Any, table: Any, where: str) -> None:
+    """Raise InputError for unknown keys at any depth, numbers that are not finite, and values that are no table."""
     if not isinstance(table, Mapping):
         raise InputError(where, table, "must be a table of key = value")
     hints = get_type_hints(kind)
@@ -236,33 +251,36 @@ def _known_keys(kind: Any, table: Any, where: str) -> None:
             for i, part in enumerate(inner if isinstance(inner, list | tuple) else [inner]):
                 if isinstance(part, Mapping):
                     place = f"{where}.{key}" + (f".{i}" if isinstance(inner, list | tuple) else "")
-                    _known_keys(nested, part, place)
+                    _require_known_keys(nested, part, place)
 
 
 def make_model(table: Any, folder: Path) -> tuple[ModelSpec, list[str]]:
-    """A ModelSpec from `preset`, `config` or a family with sizes; single fields may be laid over each."""
+    """Build a ModelSpec from `preset`, `config` or a family with sizes; single fields override each of these.
+
+    Returns it with notes for the user. Raises InputError.
+    """
     if not isinstance(table, Mapping):
         raise InputError("model", table, "must be a table of key = value")
-    given: dict[str, Any] = dict(table)
+    user_fields: dict[str, Any] = dict(table)
     notes: list[str] = []
-    name, config = given.pop("preset", None), given.pop("config", None)
+    name, config = user_fields.pop("preset", None), user_fields.pop("config", None)
     if name is not None and config is not None:
         raise InputError("model", None, "has both preset and config", "keep one")
-    for key in given:
+    for key in user_fields:
         if key not in MODEL_FIELDS:
             raise InputError(f"model.{key}", None, "no such field", nearest(key, [*MODEL_FIELDS, "preset"]))
     if name is not None:
-        own = complete(preset(str(name)))
-        if not given and not any(isinstance(part, Mapping | list) for part in own.values()):
-            return ModelSpec(**own), notes  # nobody wrote it: there is nothing to read strictly, which takes 0.1 s
-        given = {**preset(str(name)), **given}
+        from_preset = complete(preset(str(name)))
+        if not user_fields and not any(isinstance(part, Mapping | list) for part in from_preset.values()):
+            return ModelSpec(**from_preset), notes  # ours, not a user's: skip the strict reading, which takes 0.1 s
+        user_fields = {**preset(str(name)), **user_fields}
     elif config is not None:
-        found, notes = from_hugging_face(_beside(str(config), folder))
-        given = {**found, **given}
-    return build(ModelSpec, complete(given), "model"), notes
+        from_config, notes = from_hugging_face(_beside(str(config), folder))
+        user_fields = {**from_config, **user_fields}
+    return build(ModelSpec, complete(user_fields), "model"), notes
 
 
 def _beside(name: str, folder: Path) -> Path:
-    """A path that a file names: beside that file if it exists there."""
+    """Resolve a path named in a file: in that file's folder if it exists there, else in the working directory."""
     beside = folder / name
     return (beside if beside.exists() else Path(name)).absolute()

@@ -1,6 +1,6 @@
-"""The Plan: everything that a run was decided to be, as `plan.json` keeps it.
+"""The Plan: everything that was decided about a run, as `plan.json` keeps it.
 
-Written before the first rank starts, read by every rank, by resume and by whoever compares afterwards.
+Written before the first rank starts; read by every rank, by resume, and by commands that compare runs afterwards.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 
 VERSION = 1
+"""Format of plan.json and model.json."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`choices`: what was decided beside the strategy (transport, bucket, threads). `prediction`: the figures that
-    the run will be held against: step_time_s, memory_bytes, bytes_per_axis, flops."""
+    """A run as it was planned."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -35,25 +35,31 @@ class Plan:
     strategy: Strategy
     train: Train
     choices: dict[str, Any]
+    """What was chosen beside the strategy, with reasons: cluster, transports of collectives, bucket, threads."""
     prediction: dict[str, Any]
+    """What the run is compared with: step_time_s, memory_bytes, bytes_per_axis, flops."""
 
     @property
     def collectives(self) -> tuple[Choice, ...]:
-        """Which transport and algorithm serve which collective."""
+        """The transport and algorithm chosen for each collective."""
         return tuple(build(Choice, c, "choices.collectives") for c in self.choices.get("collectives", ()))
 
 
 def write(plan: Plan, path: Path) -> None:
+    """Write a plan as plan.json, atomically."""
     write_json(path, {"version": VERSION, **asdict(plan)})
 
 
-def from_dict(given: Any, where: str) -> Plan:
-    """A Plan from what `write` wrote. Raises InputError for an unknown version or a damaged file."""
-    if not isinstance(given, dict) or "version" not in given:
+def from_dict(content: Any, where: str) -> Plan:
+    """Build a Plan from the JSON that `write` wrote; `where` names the file in messages.
+
+    Raises InputError for an unknown version or a damaged file.
+    """
+    if not isinstance(content, dict) or "version" not in content:
         raise InputError("plan", where, "is not a plan.json")
-    if given["version"] != VERSION:
-        raise InputError("plan", where, f"has version {given['version']}", f"this Phalanx reads version {VERSION}")
-    return build(Plan, {k: v for k, v in given.items() if k != "version"}, "plan")
+    if content["version"] != VERSION:
+        raise InputError("plan", where, f"has version {content['version']}", f"this Phalanx reads version {VERSION}")
+    return build(Plan, {k: v for k, v in content.items() if k != "version"}, "plan")
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
@@ -64,6 +70,7 @@ def _unreadable(path: Path, error: Exception) -> InputError:
 
 
 def read(path: Path) -> Plan:
+    """Read a plan.json. Raises InputError."""
     try:
         return from_dict(json.loads(path.read_text()), str(path))
     except FileNotFoundError:
@@ -73,57 +80,60 @@ def read(path: Path) -> Plan:
 
 
 def job_of(path: Path, overrides: Sequence[str] = ()) -> JobFile:
-    """What to run, with `table.field=value` laid over it: a job file, or a plan (a plan.json, or a folder with one)
-    that was made of a job. One that was made of names and numbers says nothing of data and steps: then these must be
-    among the overrides. Raises InputError."""
+    """Read what to run from a job file or a plan (a plan.json, or a folder with one), and apply `table.field=value`
+    overrides.
+
+    A plan made with `--model` has neither data nor a number of steps: the overrides must give them. Raises
+    InputError.
+    """
     if path.is_dir():
         path = path / "plan.json"
     if path.suffix != ".json":
         return job_file.load(path, overrides)
-    given = read(path)
-    if not given.train.name:
+    plan = read(path)
+    if not plan.train.name:
         missing = [f"--set {name}=..." for name in _UNPLANNED if not any(o.startswith(f"{name}=") for o in overrides)]
         if missing:
-            reason = "says what to train, not on which data nor how long: it was planned with --model"
+            reason = "has neither data nor a number of steps, for it was planned with --model"
             raise InputError("plan", str(path), reason, f"add {' '.join(missing)}")
-        given = replace(given, train=replace(given.train, name=path.stem))
-    return as_job(given, overrides)
+        plan = replace(plan, train=replace(plan.train, name=path.stem))
+    return as_job(plan, overrides)
 
 
 _UNPLANNED = ("train.data", "train.steps")
 
 
-def as_job(given: Plan, overrides: Sequence[str] = ()) -> JobFile:
-    """The job that a plan was made of, its strategy as it was chosen. Raises InputError."""
-    choice = build(ClusterChoice, given.choices["cluster"], "cluster")
-    tables = job_file.to_tables(JobFile(given.model, choice, given.job, given.strategy, given.train))
+def as_job(plan: Plan, overrides: Sequence[str] = ()) -> JobFile:
+    """The job file that a plan was made from, with the strategy it chose. Raises InputError for bad overrides."""
+    choice = build(ClusterChoice, plan.choices["cluster"], "cluster")
+    tables = job_file.to_tables(JobFile(plan.model, choice, plan.job, plan.strategy, plan.train))
     return job_file.from_tables(job_file.override(json.loads(json.dumps(tables)), overrides), Path())
 
 
 def write_model(spec: ModelSpec, folder: Path) -> None:
-    """What an imported model's folder has instead of a plan: model.json."""
+    """Write model.json, which the folder of an imported model has in place of a plan."""
     write_json(folder / "model.json", {"version": VERSION, "model": asdict(spec)})
 
 
 def model_of(folder: Path) -> ModelSpec:
-    """The model of a run, or of a folder that `phalanx import` made. Raises InputError."""
+    """Read the model of a run's folder, or of a folder that `phalanx import` made. Raises InputError."""
     path = folder / "model.json"
     trained = (folder / "plan.json").exists()
     if not trained and not path.exists() and (folder / "config.json").exists():
-        raise InputError("RUN", str(folder), "is no run", "phalanx import makes one of Hugging Face weights")
+        raise InputError("RUN", str(folder), "is not a run", "phalanx import makes one from Hugging Face weights")
     if trained or not path.exists():
         return read(folder / "plan.json").model
     try:
-        given = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError("model", str(path), f"cannot be read ({error})") from None
-    if not isinstance(given, dict) or given.get("version") != VERSION:
+    if not isinstance(content, dict) or content.get("version") != VERSION:
         raise InputError("model", str(path), f"is not a model.json of version {VERSION}")
-    return build(ModelSpec, given.get("model"), "model")
+    return build(ModelSpec, content.get("model"), "model")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write whole or not at all."""
+    """Write JSON atomically: a reader sees the old file or the new one, never a part."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(json.dumps(content, indent=1) + "\n")
     os.replace(part, path)

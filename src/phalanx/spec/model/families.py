@@ -1,4 +1,4 @@
-"""What a family fixes, so that a user writes only sizes. Any of it may be overridden field by field."""
+"""Model families: what each fixes, so that a user writes only sizes. Any field may be overridden."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"activation": "swiglu_clamped", "qkv_bias": True, "out_bias": True, "sinks": True, "rope_theta": 150_000.0},
 }
 
-# How a family routes where its model does not say it.
+# How a family routes tokens where the model does not say.
 _ROUTING: dict[str, dict[str, Any]] = {
     "mixtral": {"normalized": True},
     "qwen3_moe": {"normalized": True},
-    # The rate of the biases: DeepSeek-AI 2024b, section 4.2; no config.json says it.
+    # balance_bias: DeepSeek-AI 2024b, section 4.2; no config.json has it.
     "deepseek_v3": {"score": "sigmoid", "normalized": True, "group_score": "top2", "balance_bias": 0.001},
 }
 
@@ -64,9 +64,12 @@ _NEEDS = {
 }
 
 
-def complete(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what the family fixes and what follows from the other sizes."""
-    family = given.get("family")
+def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete the fields of a ModelSpec by what their `family` fixes, and by what follows from other sizes.
+
+    Raises InputError for a missing or unknown family, a mechanism it needs, or heads that do not divide `hidden`.
+    """
+    family = fields.get("family")
     if family is None:
         raise InputError(
             "model",
@@ -77,9 +80,9 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(family, str) or family not in FAMILIES:
         raise InputError("model.family", family, "is not a family that Phalanx knows", nearest(str(family), FAMILIES))
     for name in _NEEDS.get(family, ()):
-        if not given.get(name):
-            raise InputError(f"model.{name}", None, f"is missing, family {family} has it")
-    full = {**FAMILIES[family], **given}
+        if not fields.get(name):
+            raise InputError(f"model.{name}", None, f"is missing: family {family} needs it")
+    full = {**FAMILIES[family], **fields}
     if isinstance(full.get("experts"), Mapping):
         full["experts"] = {**_ROUTING.get(family, {}), **full["experts"]}
     heads, hidden, latent = full.get("heads"), full.get("hidden"), full.get("latent")
@@ -92,7 +95,7 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
         if "head_dim" not in full and isinstance(hidden, int):
             if hidden % heads:
                 raise InputError(
-                    "model.heads", heads, f"does not divide hidden = {hidden}", "or state head_dim as well"
+                    "model.heads", heads, f"does not divide hidden = {hidden}", "use a divisor, or give head_dim"
                 )
             full["head_dim"] = hidden // heads
     if family == "gpt_neox" and isinstance(full.get("head_dim"), int):

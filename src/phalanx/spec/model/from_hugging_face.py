@@ -1,7 +1,7 @@
-"""A model's shape from the `config.json` that Hugging Face's `transformers` writes beside its weights.
+"""Read a model's shape from the `config.json` that Hugging Face's `transformers` keeps beside its weights.
 
-What a config leaves out is what `transformers` takes for its family. What it asks for and the family's decoder does
-not do is refused by name, never dropped.
+What a config leaves out gets the default of `transformers` for its family. What it asks for and our decoder does not
+do is refused by name, never dropped.
 """
 
 from __future__ import annotations
@@ -18,36 +18,38 @@ Fields = dict[str, Any]
 
 
 class _Config:
-    """The keys of a config file; what is null counts as left out."""
+    """The keys of a config file, where null counts as missing. `path` is for messages."""
 
     def __init__(self, keys: Mapping[str, Any], path: Path) -> None:
         self.keys, self.path = keys, path
 
     def __call__(self, key: str, default: Any = None) -> Any:
-        found = self.keys.get(key)
-        return default if found is None else found
+        value = self.keys.get(key)
+        return default if value is None else value
 
     def need(self, *names: str) -> Any:
+        """The value of the first of these keys that is present. Raises InputError if none is."""
         for name in names:
             if self.keys.get(name) is not None:
                 return self.keys[name]
         raise self.wrong(f"has no {names[0]!r}", "is this a Hugging Face config.json?")
 
     def wrong(self, reason: str, mend: str = "") -> InputError:
+        """An InputError that names the file."""
         return InputError("model.config", str(self.path), reason, mend)
 
     def only(self, key: str, *usable: Any) -> None:
-        """Refuse other values than these; left out is well."""
-        found = self(key, usable[0])
-        if found not in usable:
-            raise self.wrong(f"{key} = {found!r} is not supported", f"use {' or '.join(map(str, usable))}")
+        """Raise InputError if the key is present with a value other than these."""
+        value = self(key, usable[0])
+        if value not in usable:
+            raise self.wrong(f"{key} = {value!r} is not supported", f"use {' or '.join(map(str, usable))}")
 
 
 def from_hugging_face(path: Path) -> tuple[Fields, list[str]]:
-    """The fields of a ModelSpec from a Hugging Face `config.json`, and one line for each thing left out.
+    """Return the fields of a ModelSpec from a Hugging Face `config.json`, and notes on keys that were ignored.
 
-    Raises InputError naming the file where it is missing, no JSON, of another family, or asks for something
-    that the decoder does not do.
+    Raises InputError naming the file if it is missing, is not JSON, or is of a family or asks for something that our
+    decoder does not support.
     """
     try:
         config = json.loads(path.read_text())
@@ -63,7 +65,7 @@ def from_hugging_face(path: Path) -> tuple[Fields, list[str]]:
     if not isinstance(kind, str) or kind not in _READERS:
         raise c.wrong(f"model_type {kind!r} is not supported", nearest(str(kind), _READERS))
     try:
-        given = {"family": kind, **_READERS[kind](c)}
+        shape = {"family": kind, **_READERS[kind](c)}
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
         if isinstance(error, InputError):
             raise
@@ -71,11 +73,11 @@ def from_hugging_face(path: Path) -> tuple[Fields, list[str]]:
     names = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
     dropouts = [k for k in names if config.get(k)]
     notes = [f"dropout set to 0 ({', '.join(dropouts)} in {path.name})"] if dropouts else []
-    return given, notes
+    return shape, notes
 
 
 def _sizes(c: _Config, max_seq: int, norm_eps: float = 1e-6, kv_heads: int | None = None) -> Fields:
-    """What all families that descend from Llama state alike. `kv_heads`: where the config has none."""
+    """The fields that all descendants of Llama share. `kv_heads` is the default of a config without that key."""
     c.only("hidden_act", "silu")
     heads = c.need("num_attention_heads")
     kv = c("num_key_value_heads", heads if "num_key_value_heads" in c.keys or kv_heads is None else kv_heads)
@@ -103,15 +105,18 @@ def _biases(c: _Config, default: bool = False) -> Fields:
 
 
 def _rope(c: _Config, theta: float = 10_000.0, partial: bool = False, default: Fields | None = None) -> Fields:
-    """transformers 5 writes `rope_parameters`, 4 wrote `rope_theta` and `rope_scaling`. `partial`: whether the
-    family turns a part of each head; the rest of the family's decoders turn all of it."""
+    """Read rotary positions: transformers 5 writes `rope_parameters`, 4 wrote `rope_theta` and `rope_scaling`.
+
+    `theta` and `default` stand for missing keys; `partial`: the family may rotate only a part of each head, which the
+    caller reads.
+    """
     rope = c("rope_parameters") or c("rope_scaling") or default or {}
     if not partial and rope.get("partial_rotary_factor", c("partial_rotary_factor", 1.0)) != 1.0:
         raise c.wrong("partial_rotary_factor is not supported in this family", "use gpt_neox")
-    given: Fields = {"rope_theta": rope.get("rope_theta") or c("rope_theta", theta)}
+    base: Fields = {"rope_theta": rope.get("rope_theta") or c("rope_theta", theta)}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
-        return given
+        return base
     if kind not in ("linear", "llama3", "yarn"):
         raise c.wrong(f"rope type {kind!r} is not supported", "use default, linear, llama3 or yarn")
     scaling: Fields = {"kind": kind, "factor": rope["factor"]}
@@ -123,20 +128,20 @@ def _rope(c: _Config, theta: float = 10_000.0, partial: bool = False, default: F
     if kind == "yarn":
         scaling |= {name: rope[name] for name in ("beta_fast", "beta_slow") if rope.get(name)}
         scaling |= {"truncate": rope.get("truncate", True), "attention_factor": _yarn_attention(rope)}
-    return {**given, "rope_scaling": scaling}
+    return {**base, "rope_scaling": scaling}
 
 
 def _yarn_attention(rope: Mapping[str, Any]) -> float | None:
-    """What cos and sin are scaled by: stated, or DeepSeek's quotient of two scales; None: YaRN's own."""
-    given = rope.get("attention_factor")
-    if given is None and rope.get("mscale") and rope.get("mscale_all_dim"):
+    """The factor of cos and sin: as stated, or DeepSeek's quotient of two scales; None: YaRN's default."""
+    factor = rope.get("attention_factor")
+    if factor is None and rope.get("mscale") and rope.get("mscale_all_dim"):
         above, below = (0.1 * rope[k] * math.log(max(rope["factor"], 1)) + 1 for k in ("mscale", "mscale_all_dim"))
-        given = above / below
-    return None if given is None else float(given)
+        factor = above / below
+    return None if factor is None else float(factor)
 
 
 def _windows(c: _Config, by_default: range | None = None) -> Fields:
-    """A window in some layers: those of `layer_types`, or else these."""
+    """The sliding window, in the layers that `layer_types` names, else in those `by_default` (None: all)."""
     window, kinds = c("sliding_window"), c("layer_types")
     if window is None:
         return {}
@@ -150,8 +155,8 @@ def _windows(c: _Config, by_default: range | None = None) -> Fields:
 
 
 def _llama(c: _Config) -> Fields:
-    given = _sizes(c, 2048) | _head_dim(c) | _biases(c) | _rope(c)
-    return given | {"mlp_bias": c("mlp_bias", False)}
+    fields = _sizes(c, 2048) | _head_dim(c) | _biases(c) | _rope(c)
+    return fields | {"mlp_bias": c("mlp_bias", False)}
 
 
 def _mistral(c: _Config) -> Fields:
@@ -160,10 +165,10 @@ def _mistral(c: _Config) -> Fields:
 
 
 def _qwen2(c: _Config) -> Fields:
-    given = _sizes(c, 32768, kv_heads=32) | _head_dim(c) | _rope(c)
+    fields = _sizes(c, 32768, kv_heads=32) | _head_dim(c) | _rope(c)
     if c("use_sliding_window", False):
-        given |= _windows(c, range(c("max_window_layers", 28), given["layers"]))
-    return given
+        fields |= _windows(c, range(c("max_window_layers", 28), fields["layers"]))
+    return fields
 
 
 def _qwen3(c: _Config) -> Fields:
@@ -220,68 +225,68 @@ def _gelu(c: _Config, key: str, default: str) -> str:
 
 def _mixtral(c: _Config) -> Fields:
     c.only("router_jitter_noise", 0.0)
-    given = _sizes(c, 131072, 1e-5, kv_heads=8) | _head_dim(c) | _rope(c, 1e6) | {"window": c("sliding_window")}
-    routed = {"count": c("num_local_experts", 8), "top_k": c("num_experts_per_tok", 2), "ffn": given["ffn"]}
-    return given | {"experts": routed | _router_losses(c, routed["top_k"])}
+    fields = _sizes(c, 131072, 1e-5, kv_heads=8) | _head_dim(c) | _rope(c, 1e6) | {"window": c("sliding_window")}
+    routed = {"count": c("num_local_experts", 8), "top_k": c("num_experts_per_tok", 2), "ffn": fields["ffn"]}
+    return fields | {"experts": routed | _router_losses(c, routed["top_k"])}
 
 
 def _router_losses(c: _Config, top_k: int) -> Fields:
-    """The balance loss of a family where it is the number of experts x the sum over them of their share of the tokens
-    and their mean score, and shares sum to top_k; here they sum to 1."""
+    """The router's loss coefficients. In `transformers` the balance loss is the number of experts x the sum over them
+    of (share of tokens x mean score), with shares that sum to top_k; ours sum to 1."""
     return {"balance_loss": c("router_aux_loss_coef", 0.001) * top_k, "z_loss": c("router_z_loss_coef", 0.0)}
 
 
 def _qwen3_moe(c: _Config) -> Fields:
-    given = _sizes(c, 32768, kv_heads=4) | _head_dim(c) | _biases(c) | _rope(c)
+    fields = _sizes(c, 32768, kv_heads=4) | _head_dim(c) | _biases(c) | _rope(c)
     if c("use_sliding_window", False):
-        given["window"] = c("sliding_window")
+        fields["window"] = c("sliding_window")
     step, dense = c("decoder_sparse_step", 1), c("mlp_only_layers", [])
     routed = {
         "count": c("num_experts") or c("num_local_experts", 128),
         "top_k": c("num_experts_per_tok", 8),
         "ffn": c("moe_intermediate_size", 768),
-        "dense_layers": [i for i in range(given["layers"]) if i in dense or (i + 1) % step],
+        "dense_layers": [i for i in range(fields["layers"]) if i in dense or (i + 1) % step],
         "normalized": c("norm_topk_prob", False),
     }
-    return given | {"experts": routed | _router_losses(c, routed["top_k"])}
+    return fields | {"experts": routed | _router_losses(c, routed["top_k"])}
 
 
 def _deepseek_v2(c: _Config) -> Fields:
-    """transformers leaves norm_topk_prob out; the published code then leaves out the scale."""
+    """norm_topk_prob is refused: transformers ignores it, and DeepSeek's own code then omits the scale."""
     for key, wanted in (("scoring_func", "softmax"), ("norm_topk_prob", False)):
         c.only(key, wanted)
     c.only("topk_method", "greedy", "group_limited_greedy")
-    given = _deepseek(c, 2048) | {"mlp_bias": c("mlp_bias", False)}
-    given["experts"] |= {"scale": c("routed_scaling_factor", 1.0)}
+    fields = _deepseek(c, 2048) | {"mlp_bias": c("mlp_bias", False)}
+    fields["experts"] |= {"scale": c("routed_scaling_factor", 1.0)}
     if c("topk_method") == "group_limited_greedy":
-        given["experts"] |= {"groups": c.need("n_group"), "top_groups": c.need("topk_group")}
-    return given
+        fields["experts"] |= {"groups": c.need("n_group"), "top_groups": c.need("topk_group")}
+    return fields
 
 
 def _deepseek_v3(c: _Config) -> Fields:
     for key, wanted in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         c.only(key, wanted)
-    given = _deepseek(c, 4096)
-    given["latent"] |= {"interleaved": c("rope_interleave", True)}
-    given["experts"] |= {
+    fields = _deepseek(c, 4096)
+    fields["latent"] |= {"interleaved": c("rope_interleave", True)}
+    fields["experts"] |= {
         "normalized": c("norm_topk_prob", True),
         "scale": c("routed_scaling_factor", 2.5),
         "groups": c("n_group", 8),
         "top_groups": c("topk_group", 4),
-    }  # the rest is the family's
-    return given
+    }  # families.py has the rest
+    return fields
 
 
 def _deepseek(c: _Config, max_seq: int) -> Fields:
-    """What both generations say alike. Sizes that differ by default must be stated."""
+    """The fields that both generations share. Sizes whose defaults differ between them must be present."""
     c.only("moe_layer_freq", 1)
     if c("aux_loss_alpha"):
         c.only("seq_aux", True)
-    given = _sizes(c, max_seq) | _biases(c) | _rope(c)
-    if "rope_scaling" in given:
+    fields = _sizes(c, max_seq) | _biases(c) | _rope(c)
+    if "rope_scaling" in fields:
         rope = c("rope_parameters") or c("rope_scaling")
-        given["rope_scaling"] |= {"mscale_all_dim": float(rope.get("mscale_all_dim") or 0)}
-    given["kv_heads"] = given["heads"]  # each head has keys of its own, made from what all share
+        fields["rope_scaling"] |= {"mscale_all_dim": float(rope.get("mscale_all_dim") or 0)}
+    fields["kv_heads"] = fields["heads"]  # each head has its own keys, projected from the shared latent
     ffn = c.need("moe_intermediate_size")
     latent = {
         "q_rank": c("q_lora_rank") if "q_lora_rank" in c.keys else 1536,
@@ -295,25 +300,25 @@ def _deepseek(c: _Config, max_seq: int) -> Fields:
         "top_k": c.need("num_experts_per_tok"),
         "ffn": ffn,
         "shared_ffn": c.need("n_shared_experts") * ffn,
-        "dense_layers": list(range(min(c.need("first_k_dense_replace"), given["layers"]))),
+        "dense_layers": list(range(min(c.need("first_k_dense_replace"), fields["layers"]))),
         "balance_loss": c("aux_loss_alpha", 0.0),
     }
-    return given | {"latent": latent, "experts": routed}
+    return fields | {"latent": latent, "experts": routed}
 
 
 def _gpt_oss(c: _Config) -> Fields:
     yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
-    given = _sizes(c, 131072, 1e-5, kv_heads=8) | _head_dim(c, 64) | _biases(c, default=True)
-    given |= _rope(c, 150_000.0, default=yarn)
-    given |= _windows(c, range(0, given["layers"], 2))
+    fields = _sizes(c, 131072, 1e-5, kv_heads=8) | _head_dim(c, 64) | _biases(c, default=True)
+    fields |= _rope(c, 150_000.0, default=yarn)
+    fields |= _windows(c, range(0, fields["layers"], 2))
     routed = {
         "count": c("num_local_experts", 128),
         "top_k": c("num_experts_per_tok", 4),
-        "ffn": given["ffn"],
+        "ffn": fields["ffn"],
         "bias": True,
         "router_bias": True,
     }
-    return given | {"experts": routed}
+    return fields | {"experts": routed}
 
 
 _READERS = {

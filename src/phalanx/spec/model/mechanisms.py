@@ -1,4 +1,4 @@
-"""What a model may have beyond the plain transformer: stretched positions, experts, latent attention."""
+"""Mechanisms beyond the plain transformer: scaled rotary positions, mixtures of experts, latent attention."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 from phalanx.spec.errors import InputError
 
 
-def at_least_one(where: str, given: object, *names: str) -> None:
-    """That these sizes, where they are stated, are."""
+def at_least_one(where: str, record: object, *names: str) -> None:
+    """Require that the named fields are at least 1 where they are not None. Raises InputError for `where`.name."""
     for name in names:
-        size = getattr(given, name)
+        size = getattr(record, name)
         if size is not None and size < 1:
             raise InputError(f"{where}.{name}", size, "must be at least 1")
 
@@ -21,23 +21,33 @@ def at_least_one(where: str, given: object, *names: str) -> None:
 class RopeScaling:
     """How rotary frequencies are stretched beyond the length that a model was trained for, as in `transformers`.
 
-    linear: all divided by `factor` (Chen et al. 2023). llama3: those that turn less than `low_freq_factor` times
-    in `original_max_seq` tokens (Meta's `apply_scaling`). yarn: those that turn less than `beta_slow` times, and cos
-    and sin are scaled by `attention_factor`, by default 0.1 ln(factor) + 1 (Peng et al. 2023); `truncate`: between
-    whole dimensions. `mscale_all_dim`, of latent attention: its logits, of what turns and of what does not, are
-    multiplied by (0.1 mscale_all_dim ln(factor) + 1)².
+    linear    all frequencies are divided by `factor` (Chen et al. 2023)
+    llama3    only low ones: fewer than `low_freq_factor` turns in `original_max_seq` tokens (Meta's
+              `apply_scaling`); between that and `high_freq_factor` the two are blended
+    yarn      the same, between `beta_slow` and `beta_fast` turns; cos and sin are multiplied by
+              `attention_factor` (Peng et al. 2023)
     """
 
     factor: float
+    """How many times longer sequences become; positive."""
     low_freq_factor: float = 1.0
+    """llama3: turns below which a frequency is divided by `factor`."""
     high_freq_factor: float = 4.0
+    """llama3: turns above which a frequency is left as it is."""
     original_max_seq: int | None = None
+    """The length that the model was trained for, in tokens. llama3 and yarn need it."""
     kind: Literal["llama3", "linear", "yarn"] = "llama3"
+    """The method, as above."""
     beta_fast: float = 32.0
+    """yarn: turns above which a frequency is left as it is."""
     beta_slow: float = 1.0
+    """yarn: turns below which a frequency is divided by `factor`."""
     attention_factor: float | None = None
+    """yarn: the factor of cos and sin; None: 0.1 ln(factor) + 1."""
     truncate: bool = True
+    """yarn: whether the range of blended dimensions is rounded outwards to integers."""
     mscale_all_dim: float = 0.0
+    """Of latent attention only: multiplies all of its logits by (0.1 mscale_all_dim ln(factor) + 1)²."""
 
     def __post_init__(self) -> None:
         where = "model.rope_scaling"
@@ -56,46 +66,59 @@ class RopeScaling:
 
     @property
     def logits(self) -> float:
-        """What latent attention's logits are multiplied by."""
+        """The factor of latent attention's logits, from `mscale_all_dim`; 1 where that is 0."""
         return float((0.1 * self.mscale_all_dim * math.log(max(self.factor, 1.0)) + 1) ** 2)
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in place of the MLP: each token goes to `top_k` of `count` experts of width `ffn`, and
-    through one of width `shared_ffn` that all tokens share. In `dense_layers` the MLP stays.
+    """A mixture of experts in place of the MLP.
 
-    `score`: of an expert for a token, from the router's logits. `normalized`: the scores of those chosen are divided
-    by their sum; then multiplied by `scale`. With `groups`, a token's experts come from its `top_groups` best ones,
-    by their best expert's score or the sum of their best two (DeepSeek-V2, V3). `chooser`: tokens choose experts, or
-    experts choose tokens (Zhou et al. 2022). `capacity`: of a sequence of S tokens an expert takes at most capacity
-    x top_k x S / count, the first ones (none: all that come).
-
-    `balance_loss`, `z_loss`: the coefficients of the loss that evens out the load (Fedus et al. 2021, over each
-    sequence) and of that on large logits (Zoph et al. 2022). `balance_bias`: what is added to each expert's score
-    where it is chosen changes by so much a step, against its load (Wang et al. 2024); none: there is no such bias.
-    `held`: how many of them one of several ranks has.
+    A router scores every expert for a token; the token goes through its `top_k` best ones, whose outputs are summed,
+    weighted by their scores, and through the shared expert if there is one.
     """
 
     count: int
+    """Routed experts per layer."""
     top_k: int
+    """Experts per token."""
     ffn: int
+    """Width inside a routed expert, in elements."""
     shared_ffn: int = 0
+    """Width of the shared expert, which every token passes; 0: none. Several shared experts are one of their total
+    width."""
     dense_layers: tuple[int, ...] = ()
+    """Blocks, from 0, that keep the dense MLP."""
     bias: bool = False
+    """Whether the experts' matrices have biases."""
     router_bias: bool = False
+    """Whether the router's matrix has a bias."""
     score: Literal["softmax", "sigmoid"] = "softmax"
+    """How scores follow from the router's logits."""
     normalized: bool = False
+    """Whether the chosen scores of a token are divided by their sum."""
     scale: float = 1.0
+    """Multiplies the chosen scores, after normalization."""
     groups: int = 1
+    """Equal groups of neighbouring experts (DeepSeek-V2, V3); a divisor of `count`. 1: no groups."""
     top_groups: int = 1
+    """The best groups of a token: its experts come from these."""
     group_score: Literal["max", "top2"] = "max"
+    """A group's score: its best expert's, or the sum of its best two."""
     chooser: Literal["tokens", "experts"] = "tokens"
+    """Tokens choose experts, or experts choose tokens (Zhou et al. 2022)."""
     capacity: float | None = None
+    """Capacity factor: of a sequence of S tokens an expert takes the first capacity x top_k x S / count and drops the
+    others. None: it takes all."""
     balance_loss: float = 0.0
+    """Coefficient of the load-balancing loss, per sequence (Fedus et al. 2021)."""
     z_loss: float = 0.0
+    """Coefficient of the loss on large router logits (Zoph et al. 2022)."""
     balance_bias: float | None = None
+    """How much the bias of an expert's score, used for choosing only, moves per step against its load (Wang et al.
+    2024). None: there is no such bias."""
     held: int | None = None
+    """Experts that one rank holds under expert parallelism. None: all. Set by strategy/split.py."""
 
     def __post_init__(self) -> None:
         where = "model.experts"
@@ -122,30 +145,35 @@ class Experts:
         if self.chooser == "experts":
             for name, off in (("groups", self.groups == 1), ("balance_loss", not self.balance_loss)):
                 if not off:
-                    reason = "is for tokens that choose; experts that choose tokens are balanced"
+                    reason = "is for chooser = tokens; experts that choose tokens are balanced already"
                     raise InputError(f"{where}.{name}", getattr(self, name), reason, "leave it out")
             if self.balance_bias is not None or self.normalized:
                 name = "normalized" if self.normalized else "balance_bias"
-                raise InputError(f"{where}.{name}", getattr(self, name), "is for tokens that choose", "leave it out")
+                raise InputError(f"{where}.{name}", getattr(self, name), "is for chooser = tokens", "leave it out")
 
     @property
     def here(self) -> int:
-        """How many experts a rank has."""
+        """Experts that this rank holds."""
         return self.count if self.held is None else self.held
 
 
 @dataclass(frozen=True)
 class Latent:
-    """Latent attention (DeepSeek-V2, 2024): keys and values come from `kv_rank` numbers per token, queries from
-    `q_rank` (none: from the token). A head compares `nope_dim` dimensions without and `rope_dim` with positions, and
-    returns `v_dim`. `interleaved`: neighbouring dimensions turn together, not those half a head apart."""
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values are projected up from a small vector per
+    token, which all heads share. Sizes are counts of elements."""
 
     kv_rank: int
+    """Size of the latent vector that keys and values come from."""
     nope_dim: int
+    """Dimensions of a head's query and key without positions."""
     rope_dim: int
+    """Dimensions of a head's query and key with rotary positions; the heads share this part of the key."""
     v_dim: int
+    """Dimensions of a head's value."""
     q_rank: int | None = None
+    """Size of the latent vector that queries come from; None: queries are projected from the token itself."""
     interleaved: bool = True
+    """Whether rotary positions turn neighbouring dimensions as pairs, instead of those half a head apart."""
 
     def __post_init__(self) -> None:
         at_least_one("model.latent", self, *(f.name for f in fields(self) if f.name != "interleaved"))

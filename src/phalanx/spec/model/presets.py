@@ -1,4 +1,4 @@
-"""Models by name, as their papers or published config.json files have them; the source stands beside each."""
+"""Models by name, as their papers or published config.json files describe them, with the source beside each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
 
 
 def _deepseek_yarn(mscale: float) -> dict[str, Any]:
-    """Of mscale = mscale_all_dim, whose quotient is what cos and sin are scaled by."""
+    """YaRN with mscale = mscale_all_dim, so that their quotient, the factor of cos and sin, is 1."""
     scales = {"attention_factor": 1.0, "mscale_all_dim": mscale}
     return {"kind": "yarn", "factor": 40.0, "original_max_seq": 4096, **scales}
 
@@ -101,7 +101,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The fields of a ModelSpec that a name stands for; `families.complete` fills in the rest."""
+    """Return the fields of a preset; `families.complete` adds the rest. Raises InputError for unknown names."""
     if name not in PRESETS:
         raise InputError("model.preset", name, "is not a model that Phalanx knows", nearest(name, PRESETS))
     return dict(PRESETS[name])

@@ -1,7 +1,10 @@
 """The model: its shape, and the ONE list of its parameters.
 
+    forward: embed, blocks.0, blocks.1, ..., head        the units of a model, in order
+    block:   norm1, attention, norm2, mlp                the mlp may be a mixture of experts
+
 Everything that needs to know what a model is made of (initialisation, buckets, sharding, checkpoints, memory,
-parameter counts) reads `parameters(spec)`; nobody keeps a second list.
+parameter counts) reads `parameters(spec)`; there is no second list.
 """
 
 from __future__ import annotations
@@ -27,23 +30,21 @@ Role = Literal[
     "sink",
     "router",
     "router_bias",
-    "expert_column",  # (experts, out, in): all experts of a layer in one
+    "expert_column",  # (experts, out, in): all experts of a layer in one tensor
     "expert_column_bias",
     "expert_row",
     "expert_row_bias",
     "head",
-    "balance",  # of buffers: what is added to experts' scores where they are chosen
+    "balance",  # a buffer: the bias of experts' scores, used for choosing only
 ]
+"""What a parameter does, from which its initialisation and its split over ranks follow (strategy/split.py)."""
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder-only transformer. Sizes are counts of elements; `ffn` is the width inside the MLP.
+    """A decoder-only transformer. Sizes are counts of elements.
 
-    `residual`: attention and MLP follow each other, or both read the block's input, through a norm each or through
-    one. `rotary_dim`: how much of a head turns with the position (none: all). `window`: how many tokens a token
-    sees, itself included (none: all before it), in `window_layers` (none: in all). `qk_norm`: queries and keys are
-    normed, head by head. `sinks`: a learned logit per head that takes attention from the tokens.
+    Raises InputError for sizes below 1, and for fields that contradict each other.
     """
 
     family: Literal[
@@ -60,33 +61,62 @@ class ModelSpec:
         "deepseek_v3",
         "gpt_oss",
     ]
+    """The architecture: fills in the other fields (families.py) and names the weight format of `transformers`."""
     vocab: int
+    """Tokens in the vocabulary."""
     hidden: int
+    """Width of the residual stream."""
     layers: int
+    """Blocks."""
     heads: int
+    """Query heads."""
     kv_heads: int
+    """Key and value heads, a divisor of `heads`: fewer is grouped-query attention (Ainslie et al. 2023)."""
     head_dim: int
+    """Width of a query or key head."""
     ffn: int
+    """Width inside the MLP."""
     max_seq: int
+    """The longest sequence, in tokens."""
     norm: Literal["rms", "layer"]
+    """RMSNorm (Zhang & Sennrich 2019) or LayerNorm."""
     norm_eps: float
+    """Added to a norm's mean square or variance; positive."""
     position: Literal["rotary", "learned"]
+    """Rotary positions (Su et al. 2021), or a learned table of `max_seq` rows."""
     activation: Literal["swiglu", "swiglu_clamped", "gelu", "gelu_tanh"]
+    """Of the MLP. swiglu is gated: a third matrix; swiglu_clamped is gpt_oss's; gelu_tanh approximates gelu."""
     qkv_bias: bool
+    """Whether the query, key and value projections have biases."""
     out_bias: bool
+    """Whether attention's output projection has a bias."""
     mlp_bias: bool
+    """Whether the MLP's matrices have biases."""
     tied: bool
+    """Whether the head reuses the embedding's matrix."""
     rope_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
+    """How rotary frequencies are stretched for longer sequences; None: not at all."""
     norm_bias: bool = True
+    """Whether LayerNorm has biases; RMSNorm has none."""
     residual: Literal["serial", "parallel", "parallel_one_norm"] = "serial"
+    """serial: the MLP follows attention. parallel: both read the block's input, through a norm each.
+    parallel_one_norm: through one norm."""
     rotary_dim: int | None = None
+    """Dimensions of a head that turn with the position, even; None: all."""
     qk_norm: bool = False
+    """Whether queries and keys are normed, head by head."""
     window: int | None = None
+    """Sliding window: the tokens that a token attends to, itself included. None: all before it."""
     window_layers: tuple[int, ...] | None = None
+    """Blocks, from 0, that have the window; None: all."""
     sinks: bool = False
+    """Attention sinks: whether each head has a learned logit that takes weight from the tokens."""
     experts: Experts | None = None
+    """A mixture of experts in place of the MLP; None: all blocks are dense."""
     latent: Latent | None = None
+    """Multi-head latent attention; None: each head's keys and values are projected from the token."""
 
     def __post_init__(self) -> None:
         at_least_one(
@@ -106,9 +136,14 @@ class ModelSpec:
                 f"does not divide heads = {self.heads}",
                 f"use a divisor of {self.heads}",
             )
-        turning = "latent.rope_dim" if self.latent else "head_dim" if self.rotary_dim is None else "rotary_dim"
+        rotary_field = "latent.rope_dim" if self.latent else "head_dim" if self.rotary_dim is None else "rotary_dim"
         if self.position == "rotary" and self.rotary_width % 2:
-            raise InputError(f"model.{turning}", self.rotary_width, "rotary positions turn pairs", "use an even one")
+            raise InputError(
+                f"model.{rotary_field}",
+                self.rotary_width,
+                "rotary positions turn pairs of dimensions",
+                "use an even one",
+            )
         if self.rotary_dim is not None and not 2 <= self.rotary_dim <= self.head_dim:
             raise InputError("model.rotary_dim", self.rotary_dim, f"is not between 2 and head_dim = {self.head_dim}")
         if self.window_layers is not None and self.window is None:
@@ -116,9 +151,9 @@ class ModelSpec:
         self._check_layers("window_layers", self.window_layers or ())
         self._check_layers("experts.dense_layers", self.experts.dense_layers if self.experts else ())
         if self.experts and self.residual != "serial":
-            raise InputError("model.residual", self.residual, "experts follow attention", "use serial")
+            raise InputError("model.residual", self.residual, "experts need a serial residual", "use serial")
         if self.experts and not self.gated:
-            raise InputError("model.activation", self.activation, "experts are gated", "use swiglu")
+            raise InputError("model.activation", self.activation, "experts need a gated activation", "use swiglu")
         if self.latent and self.latent.nope_dim + self.latent.rope_dim != self.head_dim:
             raise InputError(
                 "model.head_dim",
@@ -128,15 +163,15 @@ class ModelSpec:
         if self.latent:
             for name, needed in (("kv_heads", self.heads), ("position", "rotary"), ("qk_norm", False)):
                 if getattr(self, name) != needed:
-                    raise InputError(f"model.{name}", getattr(self, name), f"latent attention has {needed}")
+                    raise InputError(f"model.{name}", getattr(self, name), f"latent attention needs {needed}")
         elif self.rope_scaling is not None and self.rope_scaling.mscale_all_dim:
-            reason = "is of latent attention, which this model does not have"
+            reason = "belongs to latent attention, which this model does not have"
             raise InputError("model.rope_scaling.mscale_all_dim", self.rope_scaling.mscale_all_dim, reason)
 
-    def _check_layers(self, name: str, given: tuple[int, ...]) -> None:
-        outside = [i for i in given if not 0 <= i < self.layers]
+    def _check_layers(self, name: str, blocks: tuple[int, ...]) -> None:
+        outside = [i for i in blocks if not 0 <= i < self.layers]
         if outside:
-            raise InputError(f"model.{name}", outside[0], f"is not a layer: there are {self.layers}, from 0")
+            raise InputError(f"model.{name}", outside[0], f"is not a layer: there are {self.layers}, numbered from 0")
 
     @property
     def q_width(self) -> int:
@@ -150,7 +185,7 @@ class ModelSpec:
 
     @property
     def core_dim(self) -> int:
-        """Width of a head in attention's core: of keys or of values, which of them are wider."""
+        """Width of a head in attention's core: that of keys or of values, whichever is wider."""
         return self.head_dim if self.latent is None else max(self.head_dim, self.latent.v_dim)
 
     @property
@@ -166,16 +201,16 @@ class ModelSpec:
         return self.activation.startswith("swiglu")
 
     def window_of(self, layer: int) -> int | None:
-        """How many tokens a token sees in this layer; None: all before it."""
+        """The sliding window of a layer, in tokens; None: a token attends to all before it."""
         return self.window if self.window_layers is None or layer in self.window_layers else None
 
     @property
     def held_blocks(self) -> tuple[int, ...]:
-        """The numbers of the blocks: all of them, or those of a pipeline rank."""
+        """The blocks, by number: all of the model's, or those of a pipeline rank."""
         return tuple(range(self.layers))
 
     def masked(self, seq: int) -> bool:
-        """Whether a sequence of this length is too long for some layer's window."""
+        """Whether `seq` tokens exceed the sliding window of a layer, so that its attention needs another mask."""
         return (
             self.window is not None
             and self.window < seq
@@ -184,45 +219,51 @@ class ModelSpec:
 
     @cached_property
     def parameter_count(self) -> int:
+        """Parameters, each counted once."""
         return sum(p.numel for p in parameters(self))
 
     @cached_property
     def active_count(self) -> int:
-        """Parameters that one token meets: of a layer's experts, its top_k."""
+        """Parameters that one token uses: of a layer's experts, top_k."""
         e = self.experts
         return sum(p.numel * e.top_k // e.count if e and p.of_experts else p.numel for p in parameters(self))
 
 
 MODEL_FIELDS = tuple(f.name for f in fields(ModelSpec))
+"""The names of ModelSpec's fields, without those that StageSpec adds."""
 
 
 @dataclass(frozen=True)
 class StageSpec(ModelSpec):
-    """What one pipeline rank holds of a model: the units of each of its chunks. The sizes are the whole model's."""
+    """What one pipeline rank holds of a model. All sizes, `layers` too, are those of the full model."""
 
     chunks: tuple[tuple[str, ...], ...] = ()
+    """The units of each chunk that the rank holds, in forward order."""
 
     @property
     def held_blocks(self) -> tuple[int, ...]:
+        """The blocks of this stage, by number."""
         return blocks_among(units(self))
 
     @property
     def model(self) -> ModelSpec:
+        """The full model."""
         return ModelSpec(**{name: getattr(self, name) for name in MODEL_FIELDS})
 
     @classmethod
     def of(cls, model: ModelSpec, chunks: tuple[tuple[str, ...], ...]) -> StageSpec:
+        """The stage of `model` that holds these chunks."""
         return cls(**{name: getattr(model, name) for name in MODEL_FIELDS}, chunks=chunks)
 
 
 def require_runnable(spec: ModelSpec) -> None:
-    """Refuse a model of which only the shape is known."""
-    for name, unknown, what in (
+    """Require that the trainer can run a model. Raises InputError for mechanisms of which only the shape is known."""
+    for name, unsupported, what in (
         ("sinks", spec.sinks, "attention sinks"),
         ("activation", spec.activation == "swiglu_clamped", "gpt_oss's activation"),
         ("experts.bias", spec.experts is not None and spec.experts.bias, "experts with biases"),
     ):
-        if unknown:
+        if unsupported:
             reason = f"{what}: its shape is known, its step is not priced or run yet"
             raise InputError(f"model.{name}", None, reason, "use a dense model; phalanx models lists them")
 
@@ -231,33 +272,37 @@ def require_runnable(spec: ModelSpec) -> None:
 class Parameter:
     """One logical parameter: its single-process name, global shape, role and unit.
 
-    The unit is the lowest common ancestor of the modules that use it: a tied embedding belongs to `model`.
     Matrices are (out, in), as torch.nn.Linear has them.
     """
 
     fqn: str
+    """Fully qualified name, such as `blocks.0.attention.q.weight`."""
     shape: tuple[int, ...]
+    """Shape before any split over ranks."""
     role: Role
+    """What it does."""
     unit: str
+    """`embed`, `blocks.i` or `head`; `model` for a tied embedding, which two of them use."""
 
     @property
     def numel(self) -> int:
+        """Elements."""
         return math.prod(self.shape)
 
     @property
     def of_experts(self) -> bool:
-        """Whether its first dimension counts experts."""
+        """Whether the first dimension counts experts."""
         return self.role.startswith("expert")
 
 
 def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
-    """The numbers of the blocks that have experts in place of an MLP: of the whole model."""
+    """The blocks of the full model, by number, that have experts in place of the MLP."""
     x = spec.experts
     return tuple(i for i in range(spec.layers) if i not in x.dense_layers) if x else ()
 
 
 def seen_from(spec: ModelSpec, unit: str) -> ModelSpec:
-    """The model of which all blocks are as a certain one: without experts where that one has none."""
+    """The model as one unit sees it: without experts if the unit is a dense block of a model with experts."""
     kind, _, index = unit.partition(".")
     if spec.experts is None or kind != "blocks" or int(index) not in spec.experts.dense_layers:
         return spec
@@ -270,35 +315,35 @@ def _all_dense(spec: ModelSpec) -> ModelSpec:
 
 
 def units(spec: ModelSpec) -> tuple[str, ...]:
-    """The units in forward order: what runs, and later what ZeRO-3 gathers, at once."""
+    """Units in forward order (of a pipeline rank, those it holds): what runs, and what ZeRO-3 gathers, at once."""
     if isinstance(spec, StageSpec):
         return tuple(unit for chunk in spec.chunks for unit in chunk)
     return ("embed", *(f"blocks.{i}" for i in range(spec.layers)), "head")
 
 
 def blocks_among(units: tuple[str, ...]) -> tuple[int, ...]:
-    """The numbers of the blocks among some units."""
+    """The numbers of the blocks among these units."""
     return tuple(int(unit.split(".")[1]) for unit in units if unit.startswith("blocks"))
 
 
 def chunks(spec: ModelSpec) -> tuple[tuple[str, ...], ...]:
-    """The units of each chunk that is held: a whole model is one."""
+    """The units of each chunk that is held; a full model is one chunk."""
     return spec.chunks if isinstance(spec, StageSpec) else (units(spec),)
 
 
 @cache
 def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
-    """Every logical parameter, in forward order; of a pipeline rank those of its units."""
+    """All logical parameters in forward order; of a pipeline rank, those of its units."""
     if isinstance(spec, StageSpec):
-        held = set(units(spec))
-        if spec.tied and not held.isdisjoint(("embed", "head")):
-            held.add("model")
-        return tuple(p for p in parameters(spec.model) if p.unit in held)
+        of_stage = set(units(spec))
+        if spec.tied and not of_stage.isdisjoint(("embed", "head")):
+            of_stage.add("model")
+        return tuple(p for p in parameters(spec.model) if p.unit in of_stage)
     h = spec.hidden
     embedding = Parameter("embed.token.weight", (spec.vocab, h), "embedding", "model" if spec.tied else "embed")
-    found = [embedding]
+    rows = [embedding]
     if spec.position == "learned":
-        found.append(Parameter("embed.position.weight", (spec.max_seq, h), "position", "embed"))
+        rows.append(Parameter("embed.position.weight", (spec.max_seq, h), "position", "embed"))
     for i in range(spec.layers):
         b = f"blocks.{i}"
         block = _norm(spec, f"{b}.norm1")
@@ -312,30 +357,31 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
             block += _experts(spec, spec.experts, f"{b}.mlp")
         else:
             block += _mlp(spec, f"{b}.mlp", spec.ffn)
-        found += (Parameter(name, shape, role, b) for name, shape, role in block)
-    found += (Parameter(name, shape, role, "head") for name, shape, role in _norm(spec, "head.norm"))
+        rows += (Parameter(name, shape, role, b) for name, shape, role in block)
+    rows += (Parameter(name, shape, role, "head") for name, shape, role in _norm(spec, "head.norm"))
     if not spec.tied:
-        found.append(Parameter("head.linear.weight", (spec.vocab, h), "head", "head"))
-    return tuple(found)
+        rows.append(Parameter("head.linear.weight", (spec.vocab, h), "head", "head"))
+    return tuple(rows)
 
 
 @cache
 def buffers(spec: ModelSpec) -> tuple[Parameter, ...]:
-    """What a model learns without gradients, as if it were a parameter; of a pipeline rank that of its units."""
+    """The state that a model learns without gradients (experts' balance biases), listed as parameters are."""
     if spec.experts is None or spec.experts.balance_bias is None:
         return ()
-    held = [i for i in expert_layers(spec) if i in spec.held_blocks]
-    return tuple(Parameter(f"blocks.{i}.mlp.balance", (spec.experts.count,), "balance", f"blocks.{i}") for i in held)
+    layers = [i for i in expert_layers(spec) if i in spec.held_blocks]
+    shape = (spec.experts.count,)
+    return tuple(Parameter(f"blocks.{i}.mlp.balance", shape, "balance", f"blocks.{i}") for i in layers)
 
 
 def tied_apart(spec: ModelSpec) -> bool:
-    """Whether a pipeline rank has one of the two copies of a tied embedding: the embedding's or the head's."""
-    held = units(spec)
-    return spec.tied and isinstance(spec, StageSpec) and ("embed" in held) != ("head" in held)
+    """Whether a pipeline rank holds exactly one of the two copies of a tied embedding."""
+    of_stage = units(spec)
+    return spec.tied and isinstance(spec, StageSpec) and ("embed" in of_stage) != ("head" in of_stage)
 
 
 def second_tied(spec: ModelSpec, fqn: str) -> bool:
-    """Whether this is a head's copy of a tied embedding, which another pipeline rank has as well."""
+    """Whether `fqn` is the head's copy of a tied embedding, whose first copy another pipeline rank holds."""
     return isinstance(spec, StageSpec) and fqn == "embed.token.weight" and "embed" not in units(spec)
 
 
@@ -371,9 +417,8 @@ def _latent(spec: ModelSpec, a: Latent, name: str) -> _Rows:
         rows = _linear(f"{name}.q", spec.q_width, h, "column", False)
     else:
         rows = _linear(f"{name}.q_down", a.q_rank, h, "latent", bias)
-    rows += _linear(
-        f"{name}.kv_down", a.kv_rank + a.rope_dim, h, "latent", bias
-    )  # whose gradient comes with q_down's
+    # Beside q_down, for the gradients of the two are ready together.
+    rows += _linear(f"{name}.kv_down", a.kv_rank + a.rope_dim, h, "latent", bias)
     if a.q_rank is not None:
         rows += [(f"{name}.q_norm.weight", (a.q_rank,), "norm")]
         rows += _linear(f"{name}.q_up", spec.q_width, a.q_rank, "column", False)
@@ -394,8 +439,8 @@ def _experts(spec: ModelSpec, x: Experts, name: str) -> _Rows:
     rows: _Rows = [(f"{name}.router.weight", (x.count, h), "router")]
     if x.router_bias:
         rows.append((f"{name}.router.bias", (x.count,), "router_bias"))
-    # In the order in which they are done backward, the last first: experts, while gradients of rows travel what all
-    # tokens share, the router.
+    # Buckets fill from the end: backward finishes the experts first, then the shared expert (while the gradients of
+    # the experts' rows travel), and last the router.
     rows += _mlp(spec, f"{name}.shared", x.shared_ffn) if x.shared_ffn else []
     for part in ("gate", "up") if spec.gated else ("up",):
         rows.append((f"{name}.experts.{part}.weight", (n, x.ffn, h), "expert_column"))

@@ -1,6 +1,7 @@
-"""The `config.json` that makes `transformers` build the same model: the way back from spec/hugging_face.py.
+"""Write a ModelSpec as the `config.json` from which `transformers` builds the same model (see from_hugging_face.py).
 
-What a family of `transformers` cannot say is not in it: whoever must know reads the file back.
+What a family of `transformers` cannot express is left out. To learn whether anything was, read the file back and
+compare.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ Config = dict[str, Any]
 
 
 def to_hugging_face(spec: ModelSpec) -> Config:
-    """The fields of a config.json. Raises InputError for a family whose weights `transformers` does not take."""
+    """Return the fields of a config.json. Raises InputError for a family whose weights `transformers` cannot load."""
     if spec.family not in _WRITERS:
-        reason = "has no weights that transformers and this decoder both take"
+        reason = "has no weight format that both transformers and Phalanx read"
         raise InputError("model.family", spec.family, reason, nearest(spec.family, _WRITERS))
     architecture, write = _WRITERS[spec.family]
-    same = {"vocab_size": spec.vocab, "tie_word_embeddings": spec.tied}
-    return {"architectures": [architecture], "model_type": spec.family, **same, **write(spec)}
+    common = {"vocab_size": spec.vocab, "tie_word_embeddings": spec.tied}
+    return {"architectures": [architecture], "model_type": spec.family, **common, **write(spec)}
 
 
 def _sizes(spec: ModelSpec) -> Config:
@@ -37,18 +38,18 @@ def _sizes(spec: ModelSpec) -> Config:
 
 
 def _of_llama(spec: ModelSpec) -> Config:
-    """What the families that descend from Llama say alike."""
-    own = {"num_key_value_heads": spec.kv_heads, "head_dim": spec.head_dim}
-    return _sizes(spec) | own | {"rms_norm_eps": spec.norm_eps, "hidden_act": "silu"} | _rope(spec)
+    """The fields that all descendants of Llama share."""
+    heads = {"num_key_value_heads": spec.kv_heads, "head_dim": spec.head_dim}
+    return _sizes(spec) | heads | {"rms_norm_eps": spec.norm_eps, "hidden_act": "silu"} | _rope(spec)
 
 
 def _rope(spec: ModelSpec, **more: float) -> Config:
-    """As transformers 5 writes it, and as 4 did."""
+    """Rotary positions in both forms: as transformers 5 writes them, and as 4 did."""
     scaling: Config = {"rope_type": "default"}
     if spec.rope_scaling is not None:
-        given = asdict(spec.rope_scaling)
-        kind = given.pop("kind")
-        kept = {
+        values = asdict(spec.rope_scaling)
+        kind = values.pop("kind")
+        names = {
             "linear": (),
             "llama3": ("low_freq_factor", "high_freq_factor", "original_max_seq"),
             "yarn": (
@@ -58,8 +59,8 @@ def _rope(spec: ModelSpec, **more: float) -> Config:
         }[kind]
         scaling = {
             "rope_type": kind,
-            "factor": given["factor"],
-            **{k: given[k] for k in kept if given[k] is not None},
+            "factor": values["factor"],
+            **{k: values[k] for k in names if values[k] is not None},
         }
         if "original_max_seq" in scaling:
             scaling["original_max_position_embeddings"] = scaling.pop("original_max_seq")
@@ -145,7 +146,7 @@ def _qwen3_moe(spec: ModelSpec) -> Config:
 
 
 def _balance_loss(x: Experts) -> Config:
-    """Of shares of tokens that sum to top_k."""
+    """The coefficient for `transformers`, where the experts' shares of tokens sum to top_k; ours sum to 1."""
     return {"router_aux_loss_coef": x.balance_loss / x.top_k}
 
 

@@ -1,7 +1,8 @@
-"""What context parallelism asks of a model and a sequence: equal parts, for all its ranks.
+"""What context parallelism asks of a model and a sequence: equal parts for all of its ranks.
 
-cp = ring x ulysses: the ring passes keys and values round (Liu et al. 2023), Ulysses gives each of its ranks a part
-of the heads (Jacobs et al. 2023). Both together: Fang & Zhao 2024, "USP".
+cp = ring x ulysses: the ring passes keys and values around (Liu et al. 2023), Ulysses gives each of its ranks a part
+of the heads (Jacobs et al. 2023). Both together: Fang & Zhao 2024, "USP". A ring of r ranks cuts a sequence into
+2r chunks, two per rank, so that causal attention costs all of them the same.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from phalanx.spec.strategy.split import local
 
 
 def require_context(spec: ModelSpec, seq: int, s: Strategy) -> None:
-    """Refuse ranks among which a sequence or its heads do not fall into equal parts."""
+    """Raise InputError where cp does not cut sequences of `seq` tokens, or the heads, into equal parts."""
     if s.cp == 1:
         return
     chunks = 2 * s.ring if s.ring > 1 else 1
-    for n, named in ((s.cp, f"strategy.cp = {s.cp}"), (chunks, f"{chunks}, the chunks of a ring of {s.ring}")):
+    for n, label in ((s.cp, f"strategy.cp = {s.cp}"), (chunks, f"{chunks}, the chunks of a ring of {s.ring}")):
         if seq % n:
             raise InputError(
-                "job.seq", seq, f"does not divide by {named}", f"use a multiple of {math.lcm(s.cp, chunks)}"
+                "job.seq", seq, f"is not divisible by {label}", f"use a multiple of {math.lcm(s.cp, chunks)}"
             )
-    held = local(spec, s)
+    of_tp_rank = local(spec, s)
     of_rank = f" of a tp rank ({spec.heads} / {s.tp})" if s.tp > 1 else ""
-    if held.heads % s.ulysses:
+    if of_tp_rank.heads % s.ulysses:
         raise InputError(
             "strategy.ulysses",
             s.ulysses,
-            f"does not divide model.heads = {held.heads}{of_rank}",
-            "every rank takes as many heads",
+            f"does not divide model.heads = {of_tp_rank.heads}{of_rank}",
+            "every rank must take the same number of heads",
         )
-    if held.kv_heads % s.ulysses and s.ulysses % held.kv_heads:
+    if of_tp_rank.kv_heads % s.ulysses and s.ulysses % of_tp_rank.kv_heads:
         of_rank = f" of a tp rank ({spec.kv_heads} / {s.tp})" if s.tp > 1 else ""
         raise InputError(
             "strategy.ulysses",
             s.ulysses,
-            f"neither divides model.kv_heads = {held.kv_heads}{of_rank} nor is a multiple of it",
-            "key heads are held whole, by one rank or by several",
+            f"neither divides model.kv_heads = {of_tp_rank.kv_heads}{of_rank} nor is a multiple of it",
+            "a key head is not split: one rank holds it, or several hold copies",
         )

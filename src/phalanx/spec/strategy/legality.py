@@ -1,4 +1,8 @@
-"""Which strategies fit a model, a batch and a number of ranks, and which of the grammar can be run."""
+"""Legality: which strategies fit a model, a batch and a world size (`check`), and which of these the trainer runs
+(`require_runnable`).
+
+Every rule raises an InputError with the numbers that clash and, where there is one, the way out.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,11 @@ from phalanx.spec.strategy.split import require_split
 
 
 def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:
-    """That the strategy fits this model, batch and number of ranks. Raises InputError where it does not."""
+    """Require that a strategy fits this model and this job on `world` ranks (None: any number of them).
+
+    Raises InputError for a wrong world size, a batch that does not split over dp and micro_batch, layers, sequences
+    or tokens that do not split evenly, and a sequence that is too long for the model.
+    """
     s = strategy
     if world is not None and s.world != world:
         factors = " x ".join(f"{axis}={getattr(s, axis)}" for axis in AXES)
@@ -31,7 +39,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
                 "strategy.dp",
                 s.dp,
                 f"does not divide job.global_batch = {job.global_batch}",
-                f"use one of {_some(fits)}",
+                f"use one of {_first_twelve(fits)}",
             )
         per_replica = job.global_batch // s.dp
         fits = divisors(per_replica)
@@ -39,14 +47,14 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             "strategy.micro_batch",
             s.micro_batch,
             f"micro_batch x dp = {s.micro_batch} x {s.dp} does not divide job.global_batch = {job.global_batch}",
-            f"use one of {_some(fits)}",
+            f"use one of {_first_twelve(fits)}",
         )
     require_split(model, s)
     if model.experts is not None and s.experts_apart and s.compressor is not None:
         raise InputError(
             "strategy.compression",
             s.compression,
-            "is for gradients that all reduce over the same ranks, and experts' reduce over others",
+            "needs all gradients to reduce over the same ranks, and expert gradients reduce over others",
             "use ep=1 and etp=1, or leave it out",
         )
     require_context(model, job.seq, s)
@@ -67,7 +75,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         )
 
 
-# Fields that the trainer runs today, with the values it takes (None: any legal one).
+# The fields of a strategy, with the values that the trainer runs (None: every legal one).
 _RUNNABLE: dict[str, set[Any] | None] = {
     "dp": None,
     "zero": None,
@@ -94,16 +102,19 @@ _RUNNABLE: dict[str, set[Any] | None] = {
 
 
 def require_runnable(strategy: Strategy, job: Job) -> None:
-    """Refuse by name what is part of the grammar but cannot be run or priced yet."""
+    """Require that the trainer can run a strategy with the job's number types.
+
+    Raises InputError naming the field that is part of the grammar but is not run or priced yet.
+    """
     p = job.precision
     _require_in_range(p)
     if strategy.grad_sync == "micro" and strategy.zero < 2:
         raise InputError(
-            "strategy.grad_sync", "micro", f"zero={strategy.zero} reduces once a step", "use zero=2 or 3"
+            "strategy.grad_sync", "micro", f"zero={strategy.zero} reduces gradients once a step", "use zero=2 or 3"
         )
     if strategy.grad_sync == "step" and strategy.zero == 3:
         raise InputError(
-            "strategy.grad_sync", "step", "zero=3 has no room for whole gradients", "use zero=2, or leave it out"
+            "strategy.grad_sync", "step", "zero=3 has no room for unsharded gradients", "use zero=2, or leave it out"
         )
     if strategy.reshard is not None and strategy.zero != 3:
         raise InputError("strategy.reshard", strategy.reshard, "only zero=3 gathers parameters", "leave it out")
@@ -119,33 +130,33 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
         raise InputError(
             "strategy.compression",
             strategy.compression,
-            "rounds what all tp ranks hold differently on each",
+            "rounds replicated gradients differently on each tp rank",
             "use tp=1, or leave it out",
         )
     if strategy.pp > 1 and strategy.compressor is not None:
         raise InputError(
             "strategy.compression",
             strategy.compression,
-            "keeps back what each pipeline rank counts by itself, which a checkpoint cannot say yet",
+            "keeps residuals that differ between pipeline ranks, which checkpoints cannot store yet",
             "use pp=1, or leave it out",
         )
     for name, runnable in _RUNNABLE.items():
-        given = getattr(strategy, name)
-        if runnable is not None and given not in runnable:
+        chosen = getattr(strategy, name)
+        if runnable is not None and chosen not in runnable:
             usable = ", ".join(format_field(v) for v in runnable if v is not None)
             raise InputError(
                 f"strategy.{name}",
-                given,
+                chosen,
                 "is part of the grammar but not yet runnable",
                 f"leave it out or use {usable}" if usable else "leave it out",
             )
 
 
 def _require_in_range(p: Precision) -> None:
-    """fp16 where a loss scale keeps numbers inside of its range, and nowhere else."""
+    """Allow float16 only where a loss scale keeps the numbers within its range (Micikevicius et al. 2018)."""
     for name, dtype, why in (
-        ("accumulate", p.accumulate_dtype, "sums of gradients do not fit into its range"),
-        ("master", p.master_dtype, "small updates and Adam's eps vanish in it"),
+        ("accumulate", p.accumulate_dtype, "gradient sums overflow its range"),
+        ("master", p.master_dtype, "small updates and Adam's eps underflow in it"),
     ):
         if dtype == "float16":
             raise InputError(f"job.precision.{name}", dtype, why, "use float32")
@@ -153,28 +164,32 @@ def _require_in_range(p: Precision) -> None:
         raise InputError(
             "job.precision.reduce",
             "float16",
-            f"needs the loss scale, which compute = {p.compute} does without",
+            f"needs the loss scale, which compute = {p.compute} does not have",
             "use bfloat16, or compression=fp16, which scales every block",
         )
 
 
 def require_compressible(strategy: Strategy, accumulate: DType) -> None:
-    """Refuse what no engine could do: reduce whole buckets where there is room for parts alone."""
-    found = compression.parse(strategy.compression)
-    if found is None:
+    """Require that gradients summed in type `accumulate` can be compressed as the strategy says.
+
+    Raises InputError for compressors of unsharded buckets at zero=3, which holds shards only, and for residuals in
+    less than float32.
+    """
+    compressor = compression.parse(strategy.compression)
+    if compressor is None:
         return
-    if strategy.zero == 3 and not found.quantised:
+    if strategy.zero == 3 and not compressor.quantised:
         raise InputError(
             "strategy.compression",
             strategy.compression,
-            "reduces whole buckets, for which zero=3 has no room",
+            "reduces unsharded buckets, but zero=3 has no room for them",
             "use zero=2, or one of fp16, bf16, int8, int4",
         )
     if accumulate not in ("float32", "float64"):
         raise InputError(
-            "job.precision.accumulate", accumulate, "is too coarse for what compression keeps back", "use float32"
+            "job.precision.accumulate", accumulate, "is too coarse for compression's residuals", "use float32"
         )
 
 
-def _some(numbers: list[int]) -> str:
+def _first_twelve(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:12])) + (", ..." if len(numbers) > 12 else "")

@@ -1,7 +1,9 @@
-"""The mesh: ranks arranged in named axes. Coordinates, groups, and the link tier that a group spans.
+"""The mesh: ranks arranged along named axes; their coordinates, their groups, the tier of links that a group spans.
 
 Default order, outermost first: pp, dp_replicate, dp_shard, cp, tp; the innermost axes get neighbouring ranks.
-Everything is one `arange(world)` reshaped and read along different axes.
+Everything is one `arange(world)` reshaped and read along different axes:
+
+    pp=2, tp=2    ranks [[0, 1], [2, 3]]   groups of tp: the rows (0 1) (2 3)   groups of pp: the columns (0 2) (1 3)
 """
 
 from __future__ import annotations
@@ -21,15 +23,20 @@ Ranks = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Axis names with their sizes, outermost first; `ep`, `etp` and `ulysses` fold into those ranks."""
+    """The axes of `world` ranks. Ranks are global, from 0."""
 
     axes: tuple[tuple[str, int], ...]
+    """(name, size) of every axis, outermost first."""
     ulysses: int = 1
+    """The innermost part of cp that exchanges tokens for heads; the rest is the ring."""
     ep: int = 1
+    """Ranks among which experts are divided; folds into dp x cp x tp."""
     etp: int = 1
+    """Ranks that split each expert's width, the innermost of dp x cp x tp."""
 
     @property
     def world(self) -> int:
+        """World size: the product of the axes."""
         return math.prod(size for _, size in self.axes)
 
     @cached_property
@@ -51,22 +58,22 @@ class Mesh:
         return last.reshape(-1, last.shape[-1] // self.ulysses, self.ulysses)
 
     def size(self, axis: str) -> int:
+        """Ranks per group of an axis, named as for `groups`."""
         return int(self.groups(axis).shape[1])
 
     def groups(self, axis: str) -> Ranks:
-        """All groups of an axis, (groups, ranks per group).
+        """All groups of an axis: an array of ranks, (groups, ranks per group).
 
         `axis` is a mesh axis, several joined by `+` (`dp_shard+cp`), `ring`, `ulysses`, `ep`, `etp`, `ep+etp`,
-        `edp`, `tokens` (all that have parts of the same sequences), `embed` (first and last pipeline rank) or
-        `world`.
+        `edp` (replicas of the same experts), `tokens` (ranks that share sequences: cp and tp), `embed` (the first
+        and the last pipeline rank) or `world`.
         """
         if axis == "tokens":
             axis = "cp+tp"
         if axis == "world":
             return self._ranks.reshape(1, -1)
         if axis in ("edp", "ep", "etp"):
-            where = ("edp", "ep", "etp").index(axis) + 1
-            return _lines(self._experts, (where,))
+            return _lines(self._experts, (("edp", "ep", "etp").index(axis) + 1,))
         if axis == "ep+etp":
             return _lines(self._experts, (2, 3))
         if axis in ("ring", "ulysses"):
@@ -78,62 +85,62 @@ class Mesh:
         return _lines(self._ranks, tuple(names.index(part) for part in axis.split("+")))
 
     def group_of(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks of this rank's group along an axis; alone where the rank is in none (`embed`)."""
+        """The ranks of this rank's group along an axis; the rank alone if it is in none (`embed`)."""
         groups = self.groups(axis)
         row = np.nonzero((groups == rank).any(axis=1))[0]
         return tuple(int(r) for r in groups[row[0]]) if len(row) else (rank,)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """This rank's place along every axis larger than 1."""
+        """This rank's coordinate along every axis larger than 1."""
         sizes = dict(self.axes)
         return {name: i for name, i in self.place(rank).items() if sizes[name] > 1}
 
     def place(self, rank: int) -> dict[str, int]:
-        """This rank's place along every axis."""
+        """This rank's coordinate along every axis."""
         place = np.unravel_index(rank, self._ranks.shape)
         return {name: int(i) for (name, _), i in zip(self.axes, place, strict=True)}
 
     def replica(self, rank: int) -> int:
-        """Which share of the batch is this rank's, of dp."""
+        """The index, in dp, of the data-parallel replica that this rank belongs to."""
         place = self.place(rank)
         return place["dp_replicate"] * dict(self.axes)["dp_shard"] + place["dp_shard"]
 
     def name(self, *parts: str) -> str:
-        """The name of the fused axis of these parts; parts of size 1 are dropped ("" if all are)."""
+        """Name the fused axis of these axes; those of size 1 are dropped ("" if all are)."""
         sizes = dict(self.axes)
         return "+".join(part for part in parts if sizes[part] > 1)
 
     @cached_property
     def gradient_axis(self) -> str:
-        """What dense gradients reduce over: dp_replicate, dp_shard and cp, fused."""
+        """The axis that dense gradients reduce over: dp_replicate, dp_shard and cp, fused."""
         return self.name("dp_replicate", "dp_shard", "cp")
 
     @cached_property
     def shard_axis(self) -> str:
-        """What the model state is sharded over where it is: dp_shard and cp, fused."""
+        """The axis that the model state is sharded over: dp_shard and cp, fused."""
         return self.name("dp_shard", "cp")
 
     def along(self, axis: str) -> Ranks:
-        """Every rank's place in its group of an axis; the name may be empty: an axis that dropped out."""
-        found = np.zeros(self.world, dtype=np.int64)
+        """Every rank's index in its group of an axis, (world,); all 0 for "", an axis that dropped out."""
+        places = np.zeros(self.world, dtype=np.int64)
         if axis:
             groups = self.groups(axis)
-            found[groups] = np.arange(groups.shape[1])
-        return found
+            places[groups] = np.arange(groups.shape[1])
+        return places
 
     def shard(self, rank: int) -> int:
-        """Which shard of the model state is this rank's."""
+        """The index, in dp_shard x cp, of the shard of the model state that this rank holds."""
         place = self.place(rank)
         return place["dp_shard"] * dict(self.axes)["cp"] + place["cp"]
 
     def within(self, axis: str, ranks: int) -> bool:
-        """Whether every group of the axis lies in one block of `ranks` neighbours (a node)."""
+        """Whether every group of the axis lies within one block of `ranks` neighbouring ranks (a node)."""
         groups = self.groups(axis) // ranks
         return bool(np.all(groups == groups[:, :1]))
 
     def hosts(self, axis: str, ranks: int) -> int:
-        """On how many blocks of `ranks` neighbours (nodes) each group of the axis lies, as many of it on each; 0
-        where that differs."""
+        """How many blocks of `ranks` neighbouring ranks (nodes) each group of the axis spans, evenly; 0 where groups
+        differ or have unequal parts on the nodes."""
         if self.within(axis, ranks):
             return 1
         groups = self.groups(axis) // ranks
@@ -142,7 +149,7 @@ class Mesh:
         return len(parts) if len(counts) == 1 and len(set(parts)) == 1 else 0
 
     def tier(self, axis: str, cluster: ClusterSpec) -> Tier:
-        """The innermost tier of links that holds every group of the axis whole."""
+        """The innermost tier of links that contains every group of the axis; the outermost if none does."""
         groups = self.groups(axis)
         low, high = groups.min(axis=1), groups.max(axis=1)
         for tier in cluster.tiers:
@@ -152,7 +159,7 @@ class Mesh:
 
 
 def mesh(strategy: Strategy) -> Mesh:
-    """The mesh of a strategy, in its `order`; `dp` stands for dp_replicate, then dp_shard."""
+    """The mesh of a strategy, in its `order`, where `dp` stands for dp_replicate, then dp_shard."""
     sizes = {
         "pp": (("pp", strategy.pp),),
         "dp": (("dp_replicate", strategy.dp_replicate), ("dp_shard", strategy.dp_shard)),
@@ -164,6 +171,6 @@ def mesh(strategy: Strategy) -> Mesh:
 
 
 def _lines(ranks: Ranks, axes: tuple[int, ...]) -> Ranks:
-    """All lines of an array along some axes, (lines, ranks per line)."""
+    """All lines of an array along these axes, (lines, ranks per line)."""
     moved = np.moveaxis(ranks, axes, range(-len(axes), 0))
     return moved.reshape(-1, math.prod(ranks.shape[i] for i in axes))

@@ -1,7 +1,9 @@
 """The strategy: how a job is split over ranks. One line (`dp=4,zero=3`) or a TOML table.
 
-The whole grammar is parsed and checked here. What the trainer cannot run yet is refused by name in
-`require_runnable`, never ignored.
+    world size = pp x dp x cp x tp          ep x etp divides dp x cp x tp; ulysses divides cp; shard divides dp
+
+The whole grammar is parsed and checked here, field by field. Whether a strategy fits a model, a batch and a world
+size, and whether the trainer runs it, is checked in legality.py: what cannot run is refused by name, never ignored.
 """
 
 from __future__ import annotations
@@ -25,36 +27,66 @@ DEFAULT_BUCKET_MIB = 25.0  # torch DDP's default
 
 @dataclass(frozen=True)
 class Strategy:
-    """Degrees of every parallelism and how the engines behave. Defaults are one plain process."""
+    """The degree of every parallelism, and how the engines behave. The defaults describe one plain process.
+
+    Raises InputError for a field outside its range, and for degrees that do not divide each other.
+    """
 
     dp: int = 1
+    """Data-parallel replicas: each takes global_batch / dp sequences a step."""
     zero: Literal[0, 1, 2, 3] = 0
+    """ZeRO level (Rajbhandari et al. 2020): what is sharded over the shard group. 0: nothing, gradients are
+    all-reduced. 1: optimizer state and master parameters. 2: gradients too. 3: parameters too."""
     shard: int | None = None
+    """Replicas that share one model state, a divisor of dp; None: all of them. Fewer than dp is HSDP: dp / shard
+    copies of the state, whose gradient shards are all-reduced. Ranks of cp always shard too."""
     tp: int = 1
+    """Tensor-parallel ranks: each holds a part of the heads, of the MLP's width and of the vocabulary."""
     sp: bool = False
+    """Sequence parallelism (Korthikanti et al. 2022): norms and the residual stream are split by tokens over the tp
+    ranks. Needs tp > 1."""
     cp: int = 1
+    """Context-parallel ranks: each holds a part of every sequence. cp = ring x ulysses."""
     ulysses: int = 1
+    """The part of cp that exchanges tokens for heads (Jacobs et al. 2023), a divisor of cp; the rest is a ring."""
     ep: int = 1
+    """Expert-parallel ranks: each holds count / ep of a layer's experts. Folds into dp x cp x tp."""
     etp: int = 1
+    """Ranks that split the width of each expert. Folds into dp x cp x tp, as ep does."""
     pp: int = 1
+    """Pipeline ranks (stages)."""
     virtual: int = 1
+    """Chunks of the model per pipeline rank (virtual stages)."""
     schedule: Schedule = "1f1b"
+    """Pipeline schedule: the order of forward and backward actions on each stage. Has no effect at pp = 1."""
     layers: str = "auto"
+    """Blocks of each chunk in forward order, as `7/9/9/7`; auto: balanced by the planner."""
     micro_batch: int = 1
+    """Sequences in a micro-batch. A replica accumulates global_batch / (micro_batch x dp) of them a step."""
     recompute: str = "none"
+    """What the backward pass computes again: none; selective (attention's core); full (every block); every:k (blocks
+    0, k, 2k, ...)."""
     compression: str = "none"
+    """How gradients are compressed while they travel; compression.py has the grammar."""
     grad_sync: Literal["step", "micro"] | None = None
+    """When gradients are reduced: once a step, or after every micro-batch. None: micro at zero = 2 and 3, else
+    step."""
     reshard: Literal["step", "action"] | None = None
+    """When zero = 3 releases gathered parameters: at the end of the step, or after each forward or backward of a
+    unit. None: step with a pipeline, else action."""
     bucket: float | Literal["auto"] = "auto"
+    """MiB of gradients that are reduced together; auto: chosen from the cluster's links."""
     prefetch: int = 1
+    """Units that zero = 3 gathers ahead of the one in use. The trainer runs 0 and 1."""
     order: str = "pp/dp/cp/tp"
+    """Mesh axes from the outermost to the innermost, whose groups have neighbouring ranks."""
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "cp", "ulysses", "ep", "etp", "pp", "virtual", "micro_batch"):
             if getattr(self, name) < 1:
                 raise InputError(f"strategy.{name}", getattr(self, name), "must be at least 1")
-        _divides("shard", self.shard or 1, "dp", self.dp)
-        _divides("ulysses", self.ulysses, "cp", self.cp)
+        _require_divisor("shard", self.shard or 1, "dp", self.dp)
+        _require_divisor("ulysses", self.ulysses, "cp", self.cp)
         block = self.dp * self.cp * self.tp
         if block % (self.ep * self.etp):
             raise InputError(
@@ -77,7 +109,7 @@ class Strategy:
             )
         if not re.fullmatch(r"auto|\d+(/\d+)*", self.layers):
             raise InputError(
-                "strategy.layers", self.layers, "is not the blocks of each chunk", "write 7/9/9/7, or use auto"
+                "strategy.layers", self.layers, "does not list the blocks of each chunk", "write 7/9/9/7, or use auto"
             )
         compression.parse(self.compression)
         if sorted(self.order.split("/")) != sorted(AXES):
@@ -87,63 +119,65 @@ class Strategy:
 
     @property
     def world(self) -> int:
+        """World size: the product of the mesh axes."""
         return self.pp * self.dp * self.cp * self.tp
 
     @property
     def dp_shard(self) -> int:
-        """Replicas of the data axis that share a model state: 1 at zero=0, `shard` (default dp) otherwise."""
+        """Replicas that share one model state: 1 at zero=0, else `shard`, or dp where that is None."""
         return 1 if self.zero == 0 else (self.shard or self.dp)
 
     @property
     def dp_replicate(self) -> int:
+        """Copies of the model state along dp: dp / dp_shard."""
         return self.dp // self.dp_shard
 
     @property
     def ring(self) -> int:
-        """Ranks of cp that pass keys and values round; the rest of it is Ulysses."""
+        """Ranks that pass keys and values around a ring: cp / ulysses."""
         return self.cp // self.ulysses
 
     @property
     def shards(self) -> int:
-        """Ranks that the model state is sharded over: those of cp hold the same model, and share in it too."""
+        """Ranks that the model state is sharded over: dp_shard x cp, for ranks of cp hold the same parameters."""
         return 1 if self.zero == 0 else self.dp_shard * self.cp
 
     @property
     def gradient_ranks(self) -> int:
-        """Ranks whose gradients are summed: each has tokens of its own."""
+        """Ranks whose dense gradients are summed, each from its own tokens: dp x cp."""
         return self.dp * self.cp
 
     @property
     def experts_apart(self) -> bool:
-        """Whether experts' gradients reduce over other ranks than all others do. Where layers are not split over tp
-        nor experts over ranks, those of `edp` are those of dp and cp."""
+        """Whether expert gradients reduce over other ranks than dense ones. With tp = ep = etp = 1 the `edp` group is
+        the group of dp and cp."""
         return self.tp * self.ep * self.etp > 1
 
     @property
     def edp(self) -> int:
-        """Ranks that hold the same experts, with tokens of their own: what is left of dp x cp x tp."""
+        """Replicas of an expert, each with its own tokens: dp x cp x tp / (ep x etp)."""
         return self.dp * self.cp * self.tp // (self.ep * self.etp)
 
     @property
     def unlike(self) -> bool:
-        """Whether ranks hold different parts of the gradients when these are reduced."""
+        """Whether ranks hold different parts of the reduced gradients, so that their norm needs a reduction."""
         return self.stage > 0 or self.pp > 1 or self.experts_apart
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage that takes effect: over a single shard none does; at zero=2 with grad_sync=step gradients
-        stay whole until the end of the step, which is stage 1."""
+        """The ZeRO level that takes effect: 0 over a single shard; 1 at zero=2 with grad_sync=step, where gradients
+        stay unsharded until the end of the step."""
         if self.shards == 1:
             return 0
         return 1 if self.zero == 2 and self.grad_sync == "step" else self.zero
 
     @property
     def gathers_once(self) -> bool:
-        """Whether zero=3 keeps what it has gathered until the end of the step."""
+        """Whether zero=3 gathers a unit once a step and keeps it until the step ends."""
         return self.reshard == "step" or (self.reshard is None and self.pp > 1)
 
     def recompute_of(self, block: int) -> Recompute:
-        """What of a block's forward pass is repeated in its backward pass: nothing, attention's core, all."""
+        """What the backward pass of a block (numbered from 0) computes again: nothing, attention's core, or all."""
         kind, _, k = self.recompute.partition(":")
         if kind == "every":
             return "none" if block % int(k) else "full"
@@ -151,20 +185,20 @@ class Strategy:
 
     @property
     def compressor(self) -> Compression | None:
-        """How gradients are compressed where they travel."""
+        """How gradients are compressed; None where they are not, or do not travel."""
         return compression.parse(self.compression) if self.gradient_ranks > 1 else None
 
     @property
     def bucket_bytes(self) -> int:
-        """Of a full bucket; where nobody resolved `auto` on a cluster (plan/bucket.py), the default."""
+        """Bytes of a full bucket; the default where `auto` was not resolved (plan/auto/bucket_size.py)."""
         return int((DEFAULT_BUCKET_MIB if self.bucket == "auto" else self.bucket) * 2**20)
 
     def accumulation(self, job: Job) -> int:
-        """Micro-batches per data-parallel replica and step: global batch / (micro_batch x dp)."""
+        """Micro-batches per replica and step: global_batch / (micro_batch x dp)."""
         return job.global_batch // (self.micro_batch * self.dp)
 
     def __str__(self) -> str:
-        """The one-line form, fields that differ from the default only."""
+        """The one-line form: only the fields that differ from their defaults, `dp=1` where none does."""
         changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
         return ",".join(f"{f.name}={format_field(getattr(self, f.name))}" for f in changed) or "dp=1"
 
@@ -173,7 +207,7 @@ FIELDS = {f.name: f for f in fields(Strategy)}
 
 
 def parse(line: str) -> dict[str, Any]:
-    """`dp=4,zero=3` as a table; types are checked when the Strategy is made from it.
+    """Parse `dp=4,zero=3` into a table; types are checked when a Strategy is built from it.
 
     Raises InputError for an unknown field, a missing `=`, or a field named twice.
     """
@@ -186,13 +220,13 @@ def parse(line: str) -> dict[str, Any]:
         if name not in FIELDS:
             raise InputError(f"strategy.{name}", text, "no such field", nearest(name, FIELDS))
         if name in table:
-            raise InputError(f"strategy.{name}", text, "given twice")
+            raise InputError(f"strategy.{name}", text, "is given twice")
         table[name] = text if FIELDS[name].type == "str" else value(text)
     return table
 
 
 def value(text: str) -> Any:
-    """A word of a command line as int, float, bool or string."""
+    """Read a word of a command line as bool, int, float or, failing these, a string."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
@@ -204,17 +238,18 @@ def value(text: str) -> Any:
 
 
 def divisors(n: int) -> list[int]:
-    """All divisors, ascending."""
+    """Return all divisors of n >= 1, ascending."""
     low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return low + [n // d for d in reversed(low) if d * d != n]
 
 
-def _divides(name: str, part: int, whole_name: str, whole: int) -> None:
-    if part < 1 or whole % part:
-        raise InputError(f"strategy.{name}", part, f"does not divide {whole_name} = {whole}")
+def _require_divisor(name: str, part: int, total_name: str, total: int) -> None:
+    if part < 1 or total % part:
+        raise InputError(f"strategy.{name}", part, f"does not divide {total_name} = {total}")
 
 
-def format_field(given: Any) -> str:
-    if isinstance(given, bool):
-        return str(int(given))
-    return f"{given:g}" if isinstance(given, float) else str(given)
+def format_field(field: Any) -> str:
+    """Write a field as the one-line form has it: 1 for True, 0.5 for a float, anything else as it prints."""
+    if isinstance(field, bool):
+        return str(int(field))
+    return f"{field:g}" if isinstance(field, float) else str(field)

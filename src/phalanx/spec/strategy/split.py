@@ -1,16 +1,18 @@
-"""What each rank holds of the layers: over tensor-parallel ranks (Shoeybi et al. 2019, "Megatron-LM"), and of experts
-over ep and etp.
+"""What each rank holds of the layers: tensor parallelism (Shoeybi et al. 2019, "Megatron-LM"), and experts over ep
+and etp.
 
-    column          rows of the matrix (out, in), with their biases: whole heads, or a part of the MLP's width
-    row             columns of the matrix; its bias whole, for it is added once, to the sum
-    embedding, head rows: a part of the vocabulary; the last ranks' is filled up with rows of zeros
-    norms, position whole; with sequence parallelism each rank's gradient is of its own tokens
-    router          whole; each rank's gradient is of the tokens that it routes
-    latent          whole; each rank's gradient is of its own heads
-    experts         whole experts over ep, parts of their width over etp; nothing of them over tp
+By the role of a parameter, whose matrix is (out, in):
 
-Where there are fewer key heads than ranks, neighbouring ranks hold the same one. What a rank holds is a model like
-the whole one, with fewer heads and less of the MLP, of the vocabulary and of the experts: `local`.
+    column          rows of the matrix, with their biases: entire heads, or a part of the MLP's width
+    row             columns of the matrix; its bias is replicated, for it is added once, to the sum
+    embedding, head rows: a part of the vocabulary, padded with rows of zeros on the last ranks
+    norms, position replicated; under sequence parallelism each rank's gradient covers its own tokens
+    router          replicated; each rank's gradient covers the tokens that it routes
+    latent          replicated; each rank's gradient covers its own heads
+    experts         entire experts over ep, parts of their width over etp; not split over tp
+
+With fewer key heads than ranks, neighbouring ranks hold copies of one. What a rank holds is itself a ModelSpec, with
+fewer heads and less of the MLP, of the vocabulary and of the experts: `local`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 class Degrees(Protocol):
-    """Over how many ranks layers are split: a Strategy, or a Split."""
+    """The degrees that split layers: anything with tp, ep and etp, such as a Strategy or a Split."""
 
     @property
     def tp(self) -> int: ...
@@ -40,24 +42,29 @@ class Degrees(Protocol):
 
 @dataclass(frozen=True)
 class Held:
-    """The box of a logical parameter that a rank holds, in a tensor of `shape`: rows beyond the box are zeros that
-    nothing uses. So many `copies` of it are held, by neighbouring ranks. `partial`: each of them computes its own
-    part of the gradient, which is their sum; else all compute the same one."""
+    """The box of a logical parameter that one rank holds."""
 
     parameter: Parameter
+    """The parameter, with its global shape."""
     shape: tuple[int, ...]
+    """The rank's tensor. Rows beyond `sizes` are padding: zeros that nothing uses."""
     offsets: tuple[int, ...]
+    """Where the box begins in the global shape, per dimension."""
     sizes: tuple[int, ...]
+    """The extent of the box, per dimension."""
     copies: int = 1
+    """How many neighbouring tp ranks hold this same box."""
     partial: bool = False
+    """Whether each copy computes a part of the gradient, which is their sum; else all compute the same gradient."""
 
     @property
     def numel(self) -> int:
+        """Elements in the box, without padding."""
         return math.prod(self.sizes)
 
 
 def local(spec: ModelSpec, s: Degrees) -> ModelSpec:
-    """The model that each rank holds: all of the same shapes."""
+    """The model that one rank holds; its shapes are the same on every rank."""
     return _local(spec, s.tp, s.ep, s.etp)
 
 
@@ -72,7 +79,7 @@ def _local(spec: ModelSpec, tp: int, ep: int, etp: int) -> ModelSpec:
         spec,
         heads=spec.heads // tp,
         kv_heads=kv_heads,
-        ffn=max(1, spec.ffn // tp),  # where all layers have experts it is of none
+        ffn=max(1, spec.ffn // tp),  # has no effect where every layer has experts
         vocab=-(-spec.vocab // tp),
         experts=x,
     )
@@ -80,91 +87,98 @@ def _local(spec: ModelSpec, tp: int, ep: int, etp: int) -> ModelSpec:
 
 @dataclass(frozen=True)
 class Split:
-    """A model over `tp` ranks, as the one of them with this `index` sees it; its experts over `ep` x `etp`, of which
-    this one has the places `expert` and `part`."""
+    """A model split over tp ranks and its experts over ep x etp, as seen from one rank."""
 
     spec: ModelSpec
+    """The unsplit model."""
     tp: int = 1
+    """Ranks that split the layers."""
     index: int = 0
+    """This rank's coordinate along tp."""
     sp: bool = False
+    """Whether norms and the residual stream are split by tokens over these ranks."""
     ep: int = 1
+    """Ranks among which experts are divided."""
     etp: int = 1
+    """Ranks that split each expert's width."""
     expert: int = 0
+    """This rank's coordinate along ep: which experts it holds."""
     part: int = 0
+    """This rank's coordinate along etp: which part of their width."""
 
     @classmethod
     def of(cls, spec: ModelSpec, s: Strategy, tp: int = 0, ep: int = 0, etp: int = 0) -> Split:
-        """As a strategy splits it, seen from a place along each axis."""
+        """The split of a strategy, seen from the coordinates `tp`, `ep` and `etp`."""
         return cls(spec, s.tp, tp, s.sp, s.ep, s.etp, ep, etp)
 
     @property
     def local(self) -> ModelSpec:
+        """The model that this rank holds."""
         return local(self.spec, self)
 
     @property
     def whole(self) -> bool:
-        """Whether a rank holds all of everything."""
+        """Whether nothing is split: tp = ep = etp = 1."""
         return self.tp == self.ep == self.etp == 1
 
     @property
     def first_token(self) -> int:
-        """The first row of the vocabulary that is this rank's."""
+        """The first token of the vocabulary that this rank holds."""
         return min(self.index * self.local.vocab, self.spec.vocab)
 
     @property
     def tokens(self) -> int:
-        """How many rows of the vocabulary are this rank's: the rest of its rows are none."""
+        """How many tokens of the vocabulary this rank holds; its further rows are padding."""
         return min(self.local.vocab, self.spec.vocab - self.first_token)
 
     def held(self, fqn: str) -> Held:
-        """What this rank holds of a parameter."""
+        """The box that this rank holds of the parameter `fqn`."""
         return _held(self)[fqn]
 
     def at(self, index: int) -> Split:
-        """As another rank of tp sees it."""
+        """The same split, seen from coordinate `index` along tp."""
         return replace(self, index=index)
 
     def at_experts(self, index: int) -> Split:
-        """As another rank of those sees it that hold all experts together, ep x etp of them."""
+        """The same split, seen from rank `index` of the ep x etp group that holds all experts together."""
         return replace(self, expert=index // self.etp, part=index % self.etp)
 
 
 @cache
 def _held(split: Split) -> dict[str, Held]:
-    local_ones = parameters(split.local)
-    return {p.fqn: _box(split, p, own) for p, own in zip(parameters(split.spec), local_ones, strict=True)}
+    pairs = zip(parameters(split.spec), parameters(split.local), strict=True)
+    return {p.fqn: _box(split, p, local_shape=of_rank.shape) for p, of_rank in pairs}
 
 
-def _box(split: Split, p: Parameter, own: Parameter) -> Held:
+def _box(split: Split, p: Parameter, local_shape: tuple[int, ...]) -> Held:
     tp, index = split.tp, split.index
     if p.of_experts:
         inside = {"expert_column": 1, "expert_column_bias": 1, "expert_row": 2}.get(p.role)
         at = {0: split.expert, inside: split.part}
-        return Held(p, own.shape, tuple(at.get(i, 0) * n for i, n in enumerate(own.shape)), own.shape)
+        return Held(p, local_shape, tuple(at.get(i, 0) * n for i, n in enumerate(local_shape)), local_shape)
     if p.role in ("embedding", "head"):
-        return Held(p, own.shape, (split.first_token, 0), (split.tokens, *p.shape[1:]))
+        return Held(p, local_shape, (split.first_token, 0), (split.tokens, *p.shape[1:]))
     dim = {"column": 0, "column_bias": 0, "row": 1, "sink": 0}.get(p.role)
     if dim is None:
-        # The norms inside attention see this rank's heads, and so does what all heads come from; a router sees the
-        # tokens that this rank routes; all others see what all ranks see.
+        # Norms inside attention, and the latent projections that all heads share, see this rank's heads only; a
+        # router sees the tokens that this rank routes; all others see what every rank sees.
         own_heads = p.role in ("latent", "latent_bias") or (p.role == "norm" and ".attention." in p.fqn)
-        some = split.sp or own_heads or p.role in ("router", "router_bias")
-        return Held(p, p.shape, (0,) * len(p.shape), p.shape, tp, some)
-    copies = own.shape[dim] * tp // p.shape[dim]
-    offsets = tuple(index // copies * n if i == dim else 0 for i, n in enumerate(own.shape))
-    return Held(p, own.shape, offsets, own.shape, copies, copies > 1)
+        partial_gradient = split.sp or own_heads or p.role in ("router", "router_bias")
+        return Held(p, p.shape, (0,) * len(p.shape), p.shape, tp, partial_gradient)
+    copies = local_shape[dim] * tp // p.shape[dim]
+    offsets = tuple(index // copies * n if i == dim else 0 for i, n in enumerate(local_shape))
+    return Held(p, local_shape, offsets, local_shape, copies, copies > 1)
 
 
 def partial(split: Split) -> dict[str, int]:
-    """By the name of every parameter whose gradient is a sum over ranks that hold copies of it: how many different
-    boxes the ranks hold of it."""
+    """Parameters whose gradient is a sum over tp ranks that hold copies: the number of distinct boxes, by name."""
     if split.tp == 1:
         return {}
     return {fqn: split.tp // held.copies for fqn, held in _held(split).items() if held.partial}
 
 
 def require_split(spec: ModelSpec, s: Degrees) -> None:
-    """Refuse so many ranks where the layers do not fall into equal parts."""
+    """Raise InputError where tp, ep or etp does not cut the layers into equal parts."""
     tp, x = s.tp, spec.experts
     sizes = {"model.heads": spec.heads, "model.ffn": spec.ffn}
     if x is not None:
@@ -181,7 +195,7 @@ def require_split(spec: ModelSpec, s: Degrees) -> None:
             "strategy.tp",
             tp,
             f"neither divides model.kv_heads = {spec.kv_heads} nor is a multiple of it",
-            "key heads are held whole, by one rank or by several",
+            "a key head is not split: one rank holds it, or several hold copies",
         )
     for field, ranks in (("ep", s.ep), ("etp", s.etp)):
         if ranks == 1:
@@ -193,4 +207,4 @@ def require_split(spec: ModelSpec, s: Degrees) -> None:
             reason = f"does not divide model.experts.{name} = {size}"
             raise InputError(f"strategy.{field}", ranks, reason, f"use a divisor of {size}")
     if s.etp > 1 and x is not None and x.bias:
-        raise InputError("strategy.etp", s.etp, "experts with biases are not split inside", "use ep")
+        raise InputError("strategy.etp", s.etp, "the width of experts with biases is not split", "use ep")
