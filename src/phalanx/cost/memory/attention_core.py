@@ -107,7 +107,7 @@ class Core:
         walk.give(Q)
         walk.give(2 * Q + 2 * A + self.sums)
 
-    def lowest_made(self) -> Column:
+    def first_visible_temporary(self) -> Column:
         """What making the first positions that queries see of separate documents takes beside them."""
         part = self.part
         tokens = self.sequences * part.tokens * part.ulysses

@@ -45,13 +45,13 @@ Shard = tuple[int, int]
 """Which shard of the model state is a rank's, and which of its experts' where those are sharded over other ranks."""
 
 
-def updated(spec: ModelSpec, s: Strategy) -> int:
+def updated_elements(spec: ModelSpec, s: Strategy) -> int:
     """Elements that a rank updates, padding aside, where they fall into equal parts. `spec`: what it holds."""
     experts = sum(p.numel for p in parameters(spec) if p.of_experts) if s.experts_apart else 0
     return (spec.parameter_count - experts) // layout(s)[0] + experts // layout(s, experts=True)[0]
 
 
-def owned(spec: ModelSpec, job: Job, s: Strategy, shard: Shard) -> tuple[int, int]:
+def owned_elements(spec: ModelSpec, job: Job, s: Strategy, shard: Shard) -> tuple[int, int]:
     """(Elements, pieces of parameters) that a rank of a shard updates: its parts of the buckets without padding."""
     elements = pieces = 0
     for bucket in buckets(spec, job, s):
@@ -81,9 +81,9 @@ def model_state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = No
         reduce = accumulate  # the compressor reads gradients whole
     compute, narrow = DTYPE_BYTES[p.compute], c is None and p.reduce_dtype != p.accumulate_dtype
     moments = {"adamw": 2, "sgd": 1 if job.optimizer.betas[0] else 0}[job.optimizer.name]
-    updated, pieces = part, len(parameters(own))
+    elements, pieces = part, len(parameters(own))
     if stage and shard is not None:
-        updated, pieces = owned(spec, job, s, shard)
+        elements, pieces = owned_elements(spec, job, s, shard)
     counters = 4 * pieces if job.optimizer.name == "adamw" else 0  # fp32 step counts
     separate = job.documents == "separate"
     part_of = Context(job.seq, s.ring, s.ulysses)
@@ -104,8 +104,8 @@ def model_state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = No
         parameters=0 if stage == 3 else n * compute,
         master=part * master if stage == 3 or p.master_dtype != p.compute else 0,
         gradients=whole * (accumulate + reduce * narrow) if stage <= 1 else part * accumulate,
-        optimizer=updated * moments * master + counters,
-        buffers=on_their_way + copies(spec, job, s),
+        optimizer=elements * moments * master + counters,
+        buffers=on_their_way + partial_gradient_bytes(spec, job, s),
         tables=rotary + mask + _of_experts(spec, job, s),
         batch=job.global_batch // s.dp * prod(part_of.shape(1, separate)) * 8,
         compression=compression.held(c, cut, s, accumulate) if c else 0,
@@ -126,7 +126,7 @@ def _of_experts(spec: ModelSpec, job: Job, s: Strategy) -> int:
     return tables
 
 
-def copies(spec: ModelSpec, job: Job, s: Strategy) -> int:
+def partial_gradient_bytes(spec: ModelSpec, job: Job, s: Strategy) -> int:
     """Bytes of the buffer in which tp ranks add up gradients of which each has a part."""
     if s.tp == 1:
         return 0
@@ -134,7 +134,7 @@ def copies(spec: ModelSpec, job: Job, s: Strategy) -> int:
     return elements * DTYPE_BYTES[job.precision.accumulate_dtype]
 
 
-def tied(spec: ModelSpec, job: Job, s: Strategy) -> int:
+def tied_gradient_bytes(spec: ModelSpec, job: Job, s: Strategy) -> int:
     """Bytes of the gradient of a tied embedding, of which the first and the last pipeline rank have a part each."""
     if not tied_apart(spec):
         return 0
