@@ -75,28 +75,28 @@ class Block:
 
     def _mlp(self, walk: Walk, made: bool) -> None:
         self._columns(walk, self.products * self.A)
-        walk.take(self.A)  # activated
+        walk.alloc(self.A)  # activated
         if made:
             self._product(walk, core=not self.serial)
-            walk.take(self.S)  # + what was before
-            walk.give(self.S if self.serial or self.sp else 2 * self.S)
+            walk.alloc(self.S)  # + what was before
+            walk.free(self.S if self.serial or self.sp else 2 * self.S)
 
     def forward_alone(self, walk: Walk) -> None:
         """Without a graph: nothing is kept but the output."""
         S, Q, K = self.S, self.Q, self.K
         self._norm(walk)
-        walk.give(self.statistics)
+        walk.free(self.statistics)
         self._heads_alone(walk)
         self._core_alone(walk)
-        walk.take(self.O)
-        walk.give(Q + 2 * K)
+        walk.alloc(self.O)
+        walk.free(Q + 2 * K)
         if self.sp:
             self._sum_alone(walk)
             return
-        walk.take(S)
-        walk.give(self.O)
+        walk.alloc(S)
+        walk.free(self.O)
         if self.serial:
-            walk.give(S)  # the norm's result
+            walk.free(S)  # the norm's result
         if self.serial or self.tp == 1:
             walk.touch(S)  # + the input
         self._mlp_alone(walk)
@@ -104,21 +104,21 @@ class Block:
     def _mlp_alone(self, walk: Walk) -> None:
         S, A = self.S, self.A
         self._activated_alone(walk)
-        walk.take(S)
-        walk.give(A + (0 if self.one_norm else S))
-        walk.take(S)  # + what was before
-        walk.give(2 * S if self.serial else 3 * S)
+        walk.alloc(S)
+        walk.free(A + (0 if self.one_norm else S))
+        walk.alloc(S)  # + what was before
+        walk.free(2 * S if self.serial else 3 * S)
 
     def _heads_alone(self, walk: Walk) -> None:
         Q, K, spec = self.Q, self.K, self.spec
         self._columns(walk, Q, K, K)
         if spec.qk_norm:
             for size, sums, width in ((Q, self.q_sums, spec.q_width), (K, self.k_sums, spec.kv_width)):
-                walk.take(sums)
+                walk.alloc(sums)
                 self._wide_norm(walk, self.t * width)
-                walk.take(size)
-                walk.give(sums)
-            walk.give(Q + K)
+                walk.alloc(size)
+                walk.free(sums)
+            walk.free(Q + K)
         if spec.position == "rotary":
             walk.touch(Q, K)
 
@@ -126,38 +126,38 @@ class Block:
         """What the MLP's second product reads, and the norm's result that it was made of."""
         if not self.one_norm:
             self._norm(walk)
-            walk.give(self.statistics)
+            walk.free(self.statistics)
         self._columns(walk, self.products * self.A)
-        walk.take(self.A)
-        walk.give(self.products * self.A)
+        walk.alloc(self.A)
+        walk.free(self.products * self.A)
 
     def _sum_alone(self, walk: Walk) -> None:
         """With sequence parallelism, from attention's result on: products are made when they are summed."""
         S = self.S
         if self.serial:
-            walk.give(S)  # the norm's result
+            walk.free(S)  # the norm's result
             self._product(walk)
             walk.touch(S)  # + the input
-            walk.give(self.O)
+            walk.free(self.O)
         self._mlp_sum_alone(walk)
 
     def _mlp_sum_alone(self, walk: Walk) -> None:
         S, A = self.S, self.A
         self._activated_alone(walk)
         if not self.one_norm:
-            walk.give(S)
+            walk.free(S)
         self._product(walk)
         if self.serial:
-            walk.give(A)
-        walk.take(S)  # + what was before
-        walk.give(2 * S if self.serial else 2 * S + self.O + A)
+            walk.free(A)
+        walk.alloc(S)  # + what was before
+        walk.free(2 * S if self.serial else 2 * S + self.O + A)
 
     def _columns(self, walk: Walk, *results: Column) -> None:
         """Products that read a norm's result."""
         together = self.W if self.sp else 0
-        walk.take(together)
-        walk.take(*results)
-        walk.give(together)
+        walk.alloc(together)
+        walk.alloc(*results)
+        walk.free(together)
 
     def _product(self, walk: Walk, core: bool = False) -> None:
         """What is added to the stream. `core`: with sequence parallelism, where attention's is made again, it is made
@@ -165,14 +165,14 @@ class Block:
         again = core and self.sp and self.repeat == "selective"
         if again:
             self._core_alone(walk)
-        walk.take(self.S)
+        walk.alloc(self.S)
         walk.touch(self.W + self.O * again if self.sp else 0)
 
     def _norm(self, walk: Walk) -> None:
-        walk.take(self.statistics)
+        walk.alloc(self.statistics)
         if self.spec.norm == "rms":
             self._wide_norm(walk, self.own * self.spec.hidden)
-        walk.take(self.S)
+        walk.alloc(self.S)
 
     def _wide_norm(self, walk: Walk, elements: Column) -> None:
         if self.e < 4:
@@ -192,15 +192,15 @@ class Block:
         self._columns(walk, Q, K, K)
         if spec.qk_norm:
             for size, sums, width in ((Q, self.q_sums, spec.q_width), (K, self.k_sums, spec.kv_width)):
-                walk.take(sums)
+                walk.alloc(sums)
                 self._wide_norm(walk, self.t * width)
-                walk.take(size)
+                walk.alloc(size)
         if spec.position == "rotary":
             walk.touch(Q, K)  # turned, in place of those before
 
     def _core(self, walk: Walk) -> None:
         if self.core is None:
-            walk.take(self.Q, self.q_sums)
+            walk.alloc(self.Q, self.q_sums)
         else:
             self.core.forward(walk)
 
@@ -217,47 +217,47 @@ class Block:
         S = self.S
         if not self.one_norm:
             walk.touch(normed(self.spec, self.own, self.e))
-            walk.give(self.statistics)
+            walk.free(self.statistics)
         if self.serial:
-            walk.give(S)  # between attention and MLP
+            walk.free(S)  # between attention and MLP
             if self.repeat == "full":
-                walk.take(S)  # the sum of two gradients; one is the output's
-            walk.give(S)  # one gradient of two
+                walk.alloc(S)  # the sum of two gradients; one is the output's
+            walk.free(S)  # one gradient of two
         self._attention_backward(walk)
         walk.touch(normed(self.spec, self.own, self.e))
-        walk.give(self.statistics)
+        walk.free(self.statistics)
         if self.repeat == "full" and self.one_norm:
-            walk.take(S)  # the sum of two gradients; one is the output's
-            walk.give(S)
+            walk.alloc(S)  # the sum of two gradients; one is the output's
+            walk.free(S)
         if self.repeat == "full" and not self.one_norm:
-            walk.give(S)  # the output's gradient, to which others were added
-        walk.give(2 * S)  # the input; one gradient of two
+            walk.free(S)  # the output's gradient, to which others were added
+        walk.free(2 * S)  # the input; one gradient of two
 
     def _mlp_backward(self, walk: Walk) -> None:
         S, A = self.S, self.A
         if self.sp:
             self._product_backward(walk, mlp=True, attention=not self.serial)
         else:
-            walk.take(A)
+            walk.alloc(A)
             walk.touch(self.dW_mlp * self.made)
-        walk.give(A)  # what the second product read
+        walk.free(A)  # what the second product read
         if self.spec.gated:
-            walk.take(3 * A)
-            walk.give(4 * A)
+            walk.alloc(3 * A)
+            walk.free(4 * A)
         else:
-            walk.take(A)
-            walk.give(2 * A)
+            walk.alloc(A)
+            walk.free(2 * A)
         if self.joint:  # gradients of all weights that read one input are made beside its own, which travels
             self._columns_backward(walk, *[(A, self.dW_mlp)] * self.products)
             self._read(walk)
             return
-        walk.take(S)
+        walk.alloc(S)
         walk.touch(self.dW_mlp)
-        walk.give(A)
+        walk.free(A)
         if self.spec.gated:
-            walk.take(S)
+            walk.alloc(S)
             walk.touch(self.dW_mlp)
-            walk.give(A)
+            walk.free(A)
         self._read(walk)
         if self.spec.gated:
             self._add(walk, self.dW_mlp, self.spec.mlp_bias)
@@ -266,57 +266,57 @@ class Block:
         """Over tp ranks: with sequence parallelism the input is brought together once more, and its gradient is there
         of all tokens before it is of own ones. `parts`: the gradients of results, which go, and of weights."""
         together = 2 * self.W if self.sp else 0
-        walk.take(self.S, together)
+        walk.alloc(self.S, together)
         walk.touch(sum(weight for _, weight in parts))
-        walk.give(together, *(size for size, _ in parts))
+        walk.free(together, *(size for size, _ in parts))
 
     def _product_backward(self, walk: Walk, mlp: bool, attention: bool) -> None:
         """With sequence parallelism, of the MLP's second product and of attention's, together where they are of one
         sum: then what is made for attention waits for its turn. That is the gradient of the weight, and that of
         attention's result, or where it was made again those of what it is made of."""
-        walk.take(self.W)
+        walk.alloc(self.W)
         again = attention and self.repeat == "selective"
         if again:
             self._core_again(walk)
-        walk.take(self.A * mlp + self.O * attention)
-        walk.take(self.dW_mlp * mlp + self.dW_o * attention)
-        walk.give(self.W)
+        walk.alloc(self.A * mlp + self.O * attention)
+        walk.alloc(self.dW_mlp * mlp + self.dW_o * attention)
+        walk.free(self.W)
         if again:
             self._core_backward(walk)
             walk.masked = walk.highest
         if attention and self.apart:
-            walk.give(self.O)
-        walk.give(self.dW_mlp * mlp)
+            walk.free(self.O)
+        walk.free(self.dW_mlp * mlp)
 
     def _read(self, walk: Walk) -> None:
         """All gradients of products that read a norm's result are made: it goes, where nobody else has read it."""
         if not self.one_norm:
-            walk.give(self.S)
+            walk.free(self.S)
 
     def _add(self, walk: Walk, weight: Column, bias: bool) -> None:
         """Two gradients of one tensor become one, when the gradient of the weight is not yet gone: a bias has torch
         flatten the input, and then it is."""
-        walk.take(self.S)
+        walk.alloc(self.S)
         walk.touch(0 if bias else weight)
-        walk.give(2 * self.S)
+        walk.free(2 * self.S)
 
     def _core_again(self, walk: Walk) -> None:
         """Made once more, of queries, keys and values that outlive it."""
         self._core(walk)
         if self.moved:
-            walk.take(self.Q + 2 * self.K)  # which Ulysses alone would have left behind
+            walk.alloc(self.Q + 2 * self.K)  # which Ulysses alone would have left behind
 
     def _core_backward(self, walk: Walk) -> None:
         """The gradient of the result is there, and gives way to those of queries, keys and values."""
         Q, K = self.Q, self.K
         if self.core is None:
-            walk.take(Q, K, K)
-            walk.give(Q)
-            walk.give(2 * Q + 2 * K + self.q_sums)
+            walk.alloc(Q, K, K)
+            walk.free(Q)
+            walk.free(2 * Q + 2 * K + self.q_sums)
             return
         self.core.backward(walk)
         if self.repeat == "selective" and self.moved:
-            walk.give(Q + 2 * K)
+            walk.free(Q + 2 * K)
 
     def _attention_backward(self, walk: Walk) -> None:
         S = self.S
@@ -325,21 +325,21 @@ class Block:
         if self.sp:
             if self.serial:
                 self._product_backward(walk, mlp=False, attention=True)
-            walk.give(self.dW_o)
+            walk.free(self.dW_o)
         else:
             if selective:
                 self._core_again(walk)
-            walk.take(self.O)
+            walk.alloc(self.O)
             walk.touch(self.dW_o * self.made)
             if self.apart:
-                walk.give(self.O)
+                walk.free(self.O)
         if self.repeat == "none" or (self.sp and selective):
-            walk.give(added)  # the gradient of the output, which that of the MLP's norm was added to
+            walk.free(added)  # the gradient of the output, which that of the MLP's norm was added to
         if not (self.sp and selective):
             self._core_backward(walk)
             walk.masked = walk.highest
         if selective and not self.sp:
-            walk.give(added)
+            walk.free(added)
         self._heads_backward(walk)
 
     def _heads_backward(self, walk: Walk) -> None:
@@ -350,7 +350,7 @@ class Block:
         if spec.qk_norm:
             for size, sums, heads in ((K, self.k_sums, spec.kv_heads), (Q, self.q_sums, spec.heads)):
                 walk.touch(rms_temporaries(self.t * heads, spec.head_dim, self.e))
-                walk.give(size, sums)
+                walk.free(size, sums)
         bias = spec.qkv_bias
         self._heads_input(walk, (K, self.dW_k, bias), (K, self.dW_k, bias), (Q, self.dW_q, bias))
 
@@ -360,15 +360,15 @@ class Block:
         S = self.S
         if self.joint:
             self._columns_backward(walk, *((size, weight) for size, weight, _ in parts))
-            walk.give(S)
+            walk.free(S)
             if self.one_norm:
                 self._add(walk, 0, bias=True)
             return
         for i, (size, weight, bias) in enumerate(parts):
-            walk.take(S)
+            walk.alloc(S)
             walk.touch(weight)
-            walk.give(size)
+            walk.free(size)
             if i == len(parts) - 1:
-                walk.give(S)  # the norm's result: nobody else has read it, or all have
+                walk.free(S)  # the norm's result: nobody else has read it, or all have
             if i or self.one_norm:
                 self._add(walk, weight, bias)

@@ -53,32 +53,32 @@ class LatentHeads(Block):
         self._columns(walk, self.first, self.down)
         if self.q_rank is not None:
             self._normed(walk, self.q_rank, kept)
-            walk.take(self.raw)
-            walk.give(0 if kept else 2 * self.first)
+            walk.alloc(self.raw)
+            walk.free(0 if kept else 2 * self.first)
         walk.touch(self.raw)  # turned, in place of those before
         if self.padded:
-            walk.take(self.Q)
-            walk.give(self.raw)
+            walk.alloc(self.Q)
+            walk.free(self.raw)
         self._normed(walk, self.kv_rank, kept)
-        walk.take(self.rope)
-        walk.give(0 if kept else self.down)
-        walk.take(self.up)
-        walk.take(2 * self.K)
-        walk.give(self.up + self.rope + (0 if kept else self.latent))
+        walk.alloc(self.rope)
+        walk.free(0 if kept else self.down)
+        walk.alloc(self.up)
+        walk.alloc(2 * self.K)
+        walk.free(self.up + self.rope + (0 if kept else self.latent))
 
     def _normed(self, walk: Walk, rank: int, kept: bool) -> None:
-        walk.take(self.token_sums)
+        walk.alloc(self.token_sums)
         self._wide_norm(walk, self.t * rank)
-        walk.take(self.t * rank * self.e)
-        walk.give(0 if kept else self.token_sums)
+        walk.alloc(self.t * rank * self.e)
+        walk.free(0 if kept else self.token_sums)
 
     def _core(self, walk: Walk) -> None:
         super()._core(walk)
         if self.narrow:
-            walk.take(self.O)
+            walk.alloc(self.O)
             if self.moved:
                 walk.touch(self.Q + 2 * self.K)  # queries, keys and values as they were
-                walk.give(self.Q)
+                walk.free(self.Q)
 
     def _core_alone(self, walk: Walk) -> None:
         """Without a graph the log-sum-exp is gone before values are copied."""
@@ -90,23 +90,23 @@ class LatentHeads(Block):
     def _core_backward(self, walk: Walk) -> None:
         held = self.sp and self.repeat == "selective"  # by who repeats the core
         if self.narrow:
-            walk.take(self.Q)  # filled up with zeros
-            walk.give(self.O * (not held))
+            walk.alloc(self.Q)  # filled up with zeros
+            walk.free(self.O * (not held))
         super()._core_backward(walk)
         if self.narrow and held:
-            walk.give(self.O)
+            walk.free(self.O)
 
     def _heads_backward(self, walk: Walk) -> None:
-        walk.take(self.up, self.rope)
-        walk.give(2 * self.K * (not self.in_one))
-        walk.take(self.latent)
+        walk.alloc(self.up, self.rope)
+        walk.free(2 * self.K * (not self.in_one))
+        walk.alloc(self.latent)
         walk.touch(self.dW_up * self.made)
-        walk.give(self.up + self.latent)
+        walk.free(self.up + self.latent)
         self._down_backward(walk)
         if self.q_rank is not None:
-            walk.take(self.first)
+            walk.alloc(self.first)
             walk.touch(self.dW_q_up * self.made)
-            walk.give(self.raw + self.first)
+            walk.free(self.raw + self.first)
             self._norm_backward(walk, self.q_rank, self.first)
         biases = self.spec.qkv_bias, self.spec.qkv_bias and self.q_rank is not None
         self._heads_input(walk, (self.down, self.dW_down, biases[0]), (self.first, self.dW_first, biases[1]))
@@ -115,19 +115,19 @@ class LatentHeads(Block):
         """From the gradients of the normed latent and of what turns to theirs together; queries turn back."""
         walk.touch(self.rope)
         self._norm_backward(walk, self.kv_rank, self.down)
-        walk.take(self.down)
-        walk.give(self.latent + self.rope)
+        walk.alloc(self.down)
+        walk.free(self.latent + self.rope)
         with_queries = 2 * self.K * self.in_one
         if self.padded:
-            walk.take(self.raw)
-            walk.give(self.Q + with_queries)
+            walk.alloc(self.raw)
+            walk.free(self.Q + with_queries)
         walk.touch(self.raw)
-        walk.give(with_queries * (not self.padded))
+        walk.free(with_queries * (not self.padded))
 
     def _norm_backward(self, walk: Walk, rank: int, read: Column) -> None:
         """What it has `read` goes."""
         walk.touch(rms_temporaries(self.t, rank, self.e))
-        walk.give(read + self.token_sums)
+        walk.free(read + self.token_sums)
 
 
 class LatentBlock(LatentHeads):
@@ -136,21 +136,21 @@ class LatentBlock(LatentHeads):
 
 class SplitLatentBlock(LatentHeads, SplitBlock):
     def _heads_inputs(self, walk: Walk) -> None:
-        walk.take(self.up, self.rope)
-        walk.give(2 * self.K * (not self.in_one))
-        walk.take(self.latent)
-        walk.take(self.kv_rank * self.e)
+        walk.alloc(self.up, self.rope)
+        walk.free(2 * self.K * (not self.in_one))
+        walk.alloc(self.latent)
+        walk.alloc(self.kv_rank * self.e)
         self._down_backward(walk)
         if self.q_rank is not None:
-            walk.take(self.first)
-            walk.take(self.q_rank * self.e)
+            walk.alloc(self.first)
+            walk.alloc(self.q_rank * self.e)
             self._norm_backward(walk, self.q_rank, self.first)
 
     def _heads_weights(self, walk: Walk, g: Column) -> None:
         self._result_weight(walk, g)
         walk.touch(self.dW_up * self.made)
-        walk.give(self.up + self.latent + self.kv_rank * self.e)
+        walk.free(self.up + self.latent + self.kv_rank * self.e)
         if self.q_rank is not None:
             walk.touch(self.dW_q_up * self.made)
-            walk.give(self.raw + self.first + self.q_rank * self.e)
+            walk.free(self.raw + self.first + self.q_rank * self.e)
         self._columns_weights(walk, (self.down, self.dW_down), (self.first, self.dW_first))

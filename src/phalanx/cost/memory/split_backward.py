@@ -54,8 +54,8 @@ class SplitBlock(Block):
         self._inputs(inputs)
         self._weights(weights)
         biases = self._biases()
-        inputs.take(biases)
-        weights.give(biases)
+        inputs.alloc(biases)
+        weights.free(biases)
         if self.repeat == "full":
             inputs.masked = inputs.highest
         return Parts(Pass.of(inputs), Pass.of(weights))
@@ -67,7 +67,7 @@ class SplitBlock(Block):
         if not self.one_norm:
             self._norm_inputs(walk)
         if self.serial:
-            walk.give(S)  # between attention and MLP
+            walk.free(S)  # between attention and MLP
         if not self.one_norm:
             self._added(walk, held=self._output_left or self.repeat == "full")
         self._attention_inputs(walk)
@@ -79,10 +79,10 @@ class SplitBlock(Block):
         elif self.one_norm:
             self._added(walk, held=not self.sp or self.repeat == "full")
         else:
-            walk.give(S)
+            walk.free(S)
         if self.repeat == "full" and not self._output_left:
-            walk.give(S)  # the gradient of the output
-        walk.give(S)  # the input
+            walk.free(S)  # the gradient of the output
+        walk.free(S)  # the input
 
     @property
     def _output_left(self) -> bool:
@@ -92,7 +92,7 @@ class SplitBlock(Block):
     def _added(self, walk: Walk, held: bool) -> None:
         """A gradient, `held` or not, and another one become their sum."""
         walk.touch(self.S * held)
-        walk.give(self.S * (not held))
+        walk.free(self.S * (not held))
 
     def _biases(self) -> int:
         """The gradients of those that are added to the stream, which with sequence parallelism are made in I."""
@@ -100,35 +100,35 @@ class SplitBlock(Block):
         return (biased if self.serial else min(biased, 1)) * self.spec.hidden * self.e * self.sp
 
     def _norm_inputs(self, walk: Walk) -> None:
-        walk.take(norm_weights(self.spec, self.e))
+        walk.alloc(norm_weights(self.spec, self.e))
         walk.touch(normed(self.spec, self.own, self.e))
-        walk.give(self.statistics)
+        walk.free(self.statistics)
 
     def _mlp_inputs(self, walk: Walk) -> None:
         A = self.A
         if self.sp:
             self._product_inputs(walk, self.A, attention=not self.serial)
         else:
-            walk.take(A)
+            walk.alloc(A)
         if self.spec.gated:
-            walk.take(3 * A)
-            walk.give(4 * A)
+            walk.alloc(3 * A)
+            walk.free(4 * A)
         else:
-            walk.take(A)
-            walk.give(2 * A)
+            walk.alloc(A)
+            walk.free(2 * A)
         self._columns_inputs(walk)
 
     def _columns_inputs(self, walk: Walk) -> None:
-        walk.take(self.S)
+        walk.alloc(self.S)
         walk.touch(self.W if self.sp else 0)
 
     def _product_inputs(self, walk: Walk, mlp: Column, attention: bool) -> None:
         """With sequence parallelism, of what is of one sum."""
-        walk.take(self.W)
+        walk.alloc(self.W)
         again = attention and self.repeat == "selective"
         if again:
             self._core_again(walk)
-        walk.take(mlp, self.O * attention)
+        walk.alloc(mlp, self.O * attention)
         if again:
             self._core_inputs(walk)
 
@@ -136,7 +136,7 @@ class SplitBlock(Block):
         self._core_backward(walk)
         walk.masked = walk.highest
         if not self.apart:
-            walk.take(self.Q)  # the core's result, which the projection has read
+            walk.alloc(self.Q)  # the core's result, which the projection has read
 
     def _attention_inputs(self, walk: Walk) -> None:
         selective = self.repeat == "selective"
@@ -145,7 +145,7 @@ class SplitBlock(Block):
         elif not self.sp:
             if selective:
                 self._core_again(walk)
-            walk.take(self.O)
+            walk.alloc(self.O)
         if not (self.sp and selective):
             self._core_inputs(walk)
         self._heads_inputs(walk)
@@ -157,42 +157,42 @@ class SplitBlock(Block):
             walk.touch(Q)
         if spec.qk_norm:
             for size, sums, heads in ((K, self.k_sums, spec.kv_heads), (Q, self.q_sums, spec.heads)):
-                walk.take(spec.head_dim * self.e)
+                walk.alloc(spec.head_dim * self.e)
                 walk.touch(rms_temporaries(self.t * heads, spec.head_dim, self.e))
-                walk.give(size, sums)
+                walk.free(size, sums)
 
     def _weights(self, walk: Walk) -> None:
         spec, S = self.spec, self.S
         g = self.W if self.sp else S  # of what is added to the stream
         self._mlp_weights(walk, g)
         if not self.one_norm:
-            walk.give(S, norm_weights(spec, self.e))
+            walk.free(S, norm_weights(spec, self.e))
         self._heads_weights(walk, g)
-        walk.give(S, norm_weights(spec, self.e))
+        walk.free(S, norm_weights(spec, self.e))
 
     def _mlp_weights(self, walk: Walk, g: Column) -> None:
         walk.touch(self.dW_mlp * self.made)
-        walk.give(self.A)  # activated
+        walk.free(self.A)  # activated
         if self.serial:
-            walk.give(g)
+            walk.free(g)
         self._columns_weights(walk, *[(self.A, self.dW_mlp)] * self.products)
 
     def _heads_weights(self, walk: Walk, g: Column) -> None:
         Q, K = self.Q, self.K
         if self.spec.qk_norm:
-            walk.give(2 * self.spec.head_dim * self.e)
+            walk.free(2 * self.spec.head_dim * self.e)
         self._result_weight(walk, g)
         self._columns_weights(walk, (K, self.dW_k), (K, self.dW_k), (Q, self.dW_q))
 
     def _result_weight(self, walk: Walk, g: Column) -> None:
         walk.touch(self.dW_o * self.made)
-        walk.give(self.O, g)
+        walk.free(self.O, g)
 
     def _columns_weights(self, walk: Walk, *parts: tuple[Column, int]) -> None:
         """Of products that read one input: the gradients of their results, and the weights'."""
         if self.sp:
             walk.touch(self.W + sum(weight for _, weight in parts))
-            walk.give(*(size for size, _ in parts))
+            walk.free(*(size for size, _ in parts))
             return
         self._one_by_one(walk, *parts)
 
@@ -200,14 +200,14 @@ class SplitBlock(Block):
         if self.tp > 1:
             super()._columns_backward(walk, *parts)
             return
-        walk.take(self.S)
+        walk.alloc(self.S)
         self._one_by_one(walk, *parts)
 
     def _one_by_one(self, walk: Walk, *parts: tuple[Column, int]) -> None:
         """Whoever takes the gradients of weights makes each when its turn comes."""
         for size, weight in parts:
             walk.touch(weight * self.made)
-            walk.give(size)
+            walk.free(size)
 
 
 def embed(
@@ -229,18 +229,18 @@ def embed(
     wider = h * placed if placed != e else 0
     if spec.position == "learned":
         if rows is not None:
-            inputs.take(rows * h * e)
+            inputs.alloc(rows * h * e)
             weights.touch(rows * wider)
         else:
             weights.touch(index * (not sp) + own * wider)
-        weights.give((0 if rows is None else rows * h * e) + ids)
+        weights.free((0 if rows is None else rows * h * e) + ids)
     if tp > 1:
         found = t * h * e  # those of tokens that this rank has, zeros else
         weights.touch(found + t * 9)
         weights.touch(found + t * 8 + t * wider)
     else:
         weights.touch(index + t * wider)
-    weights.give(own * h * e)
+    weights.free(own * h * e)
     return Parts(Pass.of(inputs), Pass.of(weights))
 
 
@@ -249,15 +249,15 @@ def head(spec: ModelSpec, t: Column, own: Column, e: int, stream: Column, togeth
     any before it is put."""
     logits = t * spec.vocab * e
     inputs, weights = Walk(), Walk()
-    inputs.take(stream)
+    inputs.alloc(stream)
     inputs.touch(together)
-    inputs.take(norm_weights(spec, e))
+    inputs.alloc(norm_weights(spec, e))
     inputs.touch(normed(spec, own, e))
-    inputs.give(statistics(spec, own, e) + stream)
-    weights.take(together)
+    inputs.free(statistics(spec, own, e) + stream)
+    weights.alloc(together)
     weights.touch(weight)
-    weights.give(together)
-    weights.give(logits + stream + norm_weights(spec, e))
+    weights.free(together)
+    weights.free(logits + stream + norm_weights(spec, e))
     return Parts(Pass.of(inputs), Pass.of(weights))
 
 
