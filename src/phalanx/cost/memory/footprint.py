@@ -129,7 +129,7 @@ def footprint(
                 leaves=-stream - shared,
                 parts=parts,
             )
-        # rows of the embedding's gradient are those of the stream's gradient, unless the dtype differs; with tp a copy
+        # rows of the embedding's gradient are those of the stream's gradient, unless dtypes differ; with tp a copy
         # of them, zero where the row belongs to another rank
         rows_held = np.maximum(wider, stream) + _lookup_bytes(t) if tp > 1 else wider + id_copies
         summed = (stream + (stream if job.documents == "separate" else looked_up)) * (spec.position == "learned")

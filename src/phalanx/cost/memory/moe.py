@@ -1,4 +1,4 @@
-"""Live bytes along the passes of a block that has experts in place of its MLP, in the order of nn/experts.py."""
+"""Live bytes along the passes of a block with experts in place of its MLP, in the order of nn/moe.py."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class _Mixture(Block):
-    """The tensors of the experts and of what goes there, in bytes; the rest as in Block, of which A is now of the
-    MLP that all tokens share.
+    """The tensors of experts and their rows, in bytes; the rest as in Block, whose A is now of the MLP that all
+    tokens share.
 
-    N (own tokens, hidden)   of the tokens that the rank routes    P (own tokens, count)   scores, in fp32 or fp64
-    R (rows, hidden)         of their rows, each once              I (own tokens, width)   8 bytes for each choice
-    D (rows, hidden)         the same as they leave                w (own tokens, width)   weights, as scores
-    C (came, hidden)         of the rows that come                 F (came, ffn)           inside of own experts
+    N (own tokens, hidden)   the tokens that the rank routes       P (own tokens, count)   scores, in fp32 or fp64
+    R (rows, hidden)         their rows, each once                 I (own tokens, width)   8 bytes for each choice
+    D (rows, hidden)         the rows as they are sent             w (own tokens, width)   routing weights, as scores
+    C (came, hidden)         the rows that are received            F (came, ffn)           inside the local experts
     """
 
-    def __init__(self, *given: Any, rows: Routed, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, rows: Routed, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         assert self.spec.experts is not None
         x: Experts = self.spec.experts
         h, e, wide = self.spec.hidden, self.e, max(self.e, 4)
@@ -42,18 +42,18 @@ class _Mixture(Block):
         self.A, self.dW_mlp = self.t * x.shared_ffn * e, x.shared_ffn * h * e
         self.dW_expert, self.dW_experts = x.ffn * h * e, x.here * x.ffn * h * e
         self.dW_router = x.count * h * e
-        self.alone = rows.copies == 1 and x.here == x.count
-        """All experts are here."""
-        laid_out = not self.alone and x.here > 1
+        self.all_local = rows.copies == 1 and x.here == x.count
+        """All experts are on this rank, so no rows are sent."""
+        laid_out = not self.all_local and x.here > 1
         self.in_order, self.order = self.C * laid_out, rows.came * 8 * laid_out
-        """Rows that come, laid out anew; and the order."""
+        """Bytes of received rows, sorted by expert; and of their order."""
         self.kept_choice = (rows.tokens * x.top_k * 8 if self.chosen else 0) + self.P
         self.kept_choice = (
             self.kept_choice + (rows.tokens * wide if x.z_loss else 0) + (self.P if x.balance_loss else 0)
         )
 
     def _choose(self, walk: Walk, kept: bool) -> None:
-        """From the router's product to where rows go; `kept`: for the backward pass of the weights."""
+        """Walk from the router's product to where rows go. `kept`: keep what the weights' backward pass needs."""
         x, P, ids = self.x, self.P, self.I
         walk.alloc(self.Z)
         cast = P if self.e < self.wide else 0
@@ -86,76 +86,80 @@ class _Mixture(Block):
         if not kept:
             walk.free(self.kept_choice)
 
-    def _leave(self, walk: Walk) -> None:
+    def _dispatch(self, walk: Walk) -> None:
+        """Walk laying out rows and sending them."""
         walk.alloc(self.rows.rows * 8)
         walk.alloc(self.R)
         walk.free(self.rows.rows * 8)
         if self.rows.copies > 1:
             walk.alloc(self.D)
             walk.free(self.R)
-        if not self.alone:
+        if not self.all_local:
             walk.alloc(self.C)
 
-    def _come(self, walk: Walk) -> None:
-        if not self.alone:
+    def _receive(self, walk: Walk) -> None:
+        """Walk sorting received rows by expert."""
+        if not self.all_local:
             walk.free(self.D)
             walk.touch(self.in_order)
 
     def _return(self, walk: Walk) -> None:
-        """Results go; what has come back takes their place."""
-        if not self.alone:
+        """Walk sending the experts' results back; what is received replaces them."""
+        if not self.all_local:
             walk.alloc(self.in_order)
             walk.alloc(self.D)
             walk.free(self.in_order)
             walk.free(self.C)
 
     def _combine(self, walk: Walk) -> None:
+        """Walk summing each token's results by routing weight."""
         cast = self.n_w * self.e if self.e < self.wide else 0
         walk.alloc(cast)
-        walk.alloc(self.D if self.rows.copies > 1 else 0)  # one after the other
+        walk.alloc(self.D if self.rows.copies > 1 else 0)  # in order
         walk.alloc(self.N)
         self._sum_rows(walk, weighted=True)
         walk.free(self.D if self.rows.copies > 1 else 0)
         walk.free(cast)
 
     def _sum_rows(self, walk: Walk, weighted: bool) -> None:
-        """A token's rows are added to what there is of it."""
+        """Walk adding each token's rows to its sum."""
         if self.chosen:
             walk.touch(np.minimum(self.x.top_k * self.rows.copies, 2) * self.N)
         else:
             walk.touch(self.rows.rows * (8 + 8 * weighted + self.e * weighted) + self.R * weighted)
 
     def _experts(self, walk: Walk, kept: bool) -> None:
+        """Walk the local experts' MLPs."""
         walk.alloc(2 * self.F)
         walk.alloc(self.F)
         walk.alloc(self.C)
-        walk.free(self.F if kept else 3 * self.F + self.C)  # what it is made of, too
+        walk.free(self.F if kept else 3 * self.F + self.C)  # its inputs too
 
     def _shared_term(self, walk: Walk) -> None:
-        """What all tokens share, inside."""
+        """Walk the first products and activation of the shared MLP."""
         if self.shared:
             self._columns(walk, self.products * self.A)
             walk.alloc(self.A)
 
-    def _mlp(self, walk: Walk, made: bool) -> None:
+    def _mlp(self, walk: Walk, output: bool) -> None:
         S = self.S
         self._choose(walk, kept=True)
-        self._leave(walk)
+        self._dispatch(walk)
         self._shared_term(walk)
         if self.shared and not self.sp:
-            walk.alloc(S * made)
-        self._come(walk)
+            walk.alloc(S * output)
+        self._receive(walk)
         self._experts(walk, kept=True)
         self._return(walk)
-        if not made:
+        if not output:
             return
         self._combine(walk)
-        self._together(walk)
-        walk.alloc(S)  # + what was before
+        self._add_to_stream(walk)
+        walk.alloc(S)  # + the residual
         walk.free(S)
 
-    def _together(self, walk: Walk) -> None:
-        """Own tokens' part becomes what is added to the stream, with what all share."""
+    def _add_to_stream(self, walk: Walk) -> None:
+        """Walk from the routed tokens' sums to what is added to the stream, with the shared MLP's result."""
         S = self.S
         if self.sp:
             if self.shared:
@@ -171,64 +175,64 @@ class _Mixture(Block):
             walk.alloc(S)
             walk.free(2 * S)
 
-    def _mlp_alone(self, walk: Walk) -> None:
+    def _mlp_without_graph(self, walk: Walk) -> None:
         S = self.S
         self._norm(walk)
         walk.free(self.statistics)
         self._choose(walk, kept=False)
-        self._leave(walk)
+        self._dispatch(walk)
         self._shared_term(walk)
         if self.shared:
             walk.free(self.products * self.A)
             if not self.sp:
                 walk.alloc(S)
                 walk.free(self.A)
-        self._come(walk)
+        self._receive(walk)
         self._experts(walk, kept=False)
         self._return(walk)
         self._combine(walk)
         walk.free(self.D + self.w + self.I + self.I * self.chosen + self.order)
-        self._together(walk)
+        self._add_to_stream(walk)
         walk.free(S + self.A * (self.shared and self.sp))  # the norm's result
-        walk.alloc(S)  # + what was before
+        walk.alloc(S)  # + the residual
         walk.free(2 * S)
 
-    def _mlp_sum_alone(self, walk: Walk) -> None:
-        self._mlp_alone(walk)
+    def _mlp_sum_without_graph(self, walk: Walk) -> None:
+        self._mlp_without_graph(walk)
 
     # Backward.
 
     def _combine_backward(self, walk: Walk) -> None:
-        """The gradients of rows that came back, and of weights; the rows go."""
-        R, e, several = self.R, self.e, self.rows.copies > 1
+        """Walk to the gradients of returned rows and of routing weights; the rows are freed."""
+        R, e, copied_rows = self.R, self.e, self.rows.copies > 1
         walk.touch(self.rows.rows * 8 + R)
         walk.alloc(R)
-        walk.alloc(self.D if several else 0)
+        walk.alloc(self.D if copied_rows else 0)
         walk.touch(R + self.rows.rows * e)
         walk.alloc(self.w)
-        walk.free(self.D if several else 0)
-        if several:
+        walk.free(self.D if copied_rows else 0)
+        if copied_rows:
             walk.alloc(self.D)
             walk.free(R)
         walk.free(self.D)
-        walk.free(self.w)  # of two, the weights themselves
+        walk.free(self.w)  # one of two: the weights themselves
 
     def _return_backward(self, walk: Walk) -> None:
-        if not self.alone:
+        if not self.all_local:
             walk.alloc(self.C)
             walk.touch(self.in_order)
             walk.free(self.D)
 
-    def _come_backward(self, walk: Walk) -> None:
-        if not self.alone:
+    def _receive_backward(self, walk: Walk) -> None:
+        if not self.all_local:
             walk.alloc(self.in_order)
             walk.alloc(self.D)
             walk.free(self.in_order)
 
-    def _leave_backward(self, walk: Walk) -> None:
-        """Own tokens' part of the gradient."""
-        if not self.alone:
-            walk.free(self.C)  # what has left
+    def _dispatch_backward(self, walk: Walk) -> None:
+        """Walk to the routed tokens' part of the gradient."""
+        if not self.all_local:
+            walk.free(self.C)  # what has been sent
         walk.alloc(self.D if self.rows.copies > 1 else 0)
         walk.alloc(self.N)
         self._sum_rows(walk, weighted=False)
@@ -236,7 +240,7 @@ class _Mixture(Block):
         walk.free(self.D)
 
     def _weights_backward(self, walk: Walk) -> None:
-        """From the gradient of weights to that of the router's product."""
+        """Walk from the gradient of routing weights to that of the router's product."""
         cast = self.Z if self.e < self.wide else 0
         walk.touch(2 * self.w + (3 + bool(self.x.balance_loss)) * self.P)
         walk.alloc(self.P)
@@ -245,7 +249,7 @@ class _Mixture(Block):
         walk.free(self.w + self.kept_choice)
 
     def _experts_inside(self, walk: Walk) -> None:
-        """The gradients of what gate and up have made."""
+        """Walk to the gradients of the gate and up products."""
         walk.alloc(4 * self.F)
         walk.free(self.F)
 
@@ -259,27 +263,27 @@ class _Mixture(Block):
         self._combine_backward(walk)
         self._return_backward(walk)
         self._experts_backward(walk)
-        self._come_backward(walk)
+        self._receive_backward(walk)
         if self.shared:
             self._shared_backward(walk)
-        self._leave_backward(walk)
+        self._dispatch_backward(walk)
         self._router_backward(walk)
         walk.free(self.S)  # the norm's result
 
     def _router_backward(self, walk: Walk) -> None:
-        """From the gradient of the rows' weights to that of the norm's result."""
-        if self.shared and self.sp:  # one of them is there from what all share
+        """Walk from the gradient of routing weights to that of the norm's result."""
+        if self.shared and self.sp:  # the shared MLP has one already
             walk.touch(self.N)
             walk.free(self.N)
         self._weights_backward(walk)
         walk.free(self.I * (1 + self.chosen) + self.order)
-        walk.alloc(self.dW_router * self.made)
+        walk.alloc(self.dW_router * self.copied)
         walk.touch(2 * self.N)  # from the router, and the sum
-        walk.free(self.Z, self.dW_router * self.made)
-        self._whole(walk)
+        walk.free(self.Z, self.dW_router * self.copied)
+        self._gather_tokens(walk)
 
-    def _whole(self, walk: Walk) -> None:
-        """Of all tokens, from own ones."""
+    def _gather_tokens(self, walk: Walk) -> None:
+        """Walk from the routed tokens' gradient to that of all tokens."""
         if self.tp > 1 and not self.sp:
             walk.alloc(self.S)
             walk.free(self.N)
@@ -295,7 +299,7 @@ class _Mixture(Block):
 
 
 class ExpertsBlock(_Mixture):
-    """All gradients of weights are made where they belong."""
+    """A block with experts whose weight gradients are computed in the backward pass."""
 
     def _experts_backward(self, walk: Walk) -> None:
         C, F, dW = self.C, self.F, self.dW_experts
@@ -304,10 +308,10 @@ class ExpertsBlock(_Mixture):
         walk.free(F)
         walk.alloc(C)
         walk.alloc(2 * dW)
-        walk.free(3 * dW + 4 * F + 2 * C)  # also g, u, what has come, the gradient of what they made
+        walk.free(3 * dW + 4 * F + 2 * C)  # also gate, up, the received rows, the gradient of the experts' results
 
     def _shared_backward(self, walk: Walk) -> None:
-        """As an MLP's that is not over ranks, but for sequence parallelism."""
+        """Walk the shared MLP's backward pass: that of an MLP on one rank, except with sequence parallelism."""
         S, A = self.S, self.A
         if self.sp:
             walk.free(self.dW_mlp)
@@ -328,7 +332,8 @@ class ExpertsBlock(_Mixture):
 
 
 class SplitExpertsBlock(_Mixture, SplitBlock):
-    """Of experts too each product leaves what the gradient of its weight is made of: expert by expert."""
+    """A block with experts whose layers can defer weight gradients: each product keeps its operands, expert by
+    expert."""
 
     def _experts_backward(self, walk: Walk) -> None:
         self._experts_inputs(walk)
@@ -342,7 +347,7 @@ class SplitExpertsBlock(_Mixture, SplitBlock):
     def _experts_weights(self, walk: Walk) -> None:
         C, F = self.C, self.F
         for size in (C + F, F, F + C):  # down, up, gate
-            walk.touch(self.dW_expert * self.made)
+            walk.touch(self.dW_expert * self.copied)
             walk.free(size)
 
     def _shared_backward(self, walk: Walk) -> None:
@@ -351,7 +356,7 @@ class SplitExpertsBlock(_Mixture, SplitBlock):
             walk.free(self.dW_mlp)
         else:
             walk.alloc(A)
-            walk.touch(self.dW_mlp * self.made)
+            walk.touch(self.dW_mlp * self.copied)
             walk.free(A)
         walk.alloc(3 * A)
         walk.free(4 * A)
@@ -368,21 +373,21 @@ class SplitExpertsBlock(_Mixture, SplitBlock):
         self._combine_backward(walk)
         self._return_backward(walk)
         self._experts_inputs(walk)
-        self._come_backward(walk)
+        self._receive_backward(walk)
         if self.shared:
             walk.alloc(A * (not self.sp))
             walk.alloc(3 * A)
             walk.free(4 * A)
             self._columns_inputs(walk)
-        self._leave_backward(walk)
+        self._dispatch_backward(walk)
         self._router_backward(walk)
-        walk.alloc(self.Z)  # stays
+        walk.alloc(self.Z)  # kept for W
 
     def _mlp_weights(self, walk: Walk, g: Column) -> None:
         self._experts_weights(walk)
         if self.shared:
             super()._mlp_weights(walk, g)
-        walk.touch(self.dW_router * self.made)
+        walk.touch(self.dW_router * self.copied)
         walk.free(self.Z)
 
     def _biases(self) -> int:
@@ -390,5 +395,5 @@ class SplitExpertsBlock(_Mixture, SplitBlock):
         return biased * self.spec.hidden * self.e * self.sp
 
     @property
-    def _output_left(self) -> bool:
+    def _output_grad_kept(self) -> bool:
         return self.shared and not self.sp

@@ -1,4 +1,4 @@
-"""The order in which the engine issues the collectives of its buckets (runtime/data_parallel.py).
+"""The order in which the engine issues the collectives of its buckets (runtime/data_parallel/engine.py).
 
 Reducing a bucket takes one collective, or several with compression. Each collective of a compressed bucket is
 issued once the previous one has finished, which the engine checks when it issues a later bucket and at the end of the
