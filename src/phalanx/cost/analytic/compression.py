@@ -117,7 +117,7 @@ def reduced(
     over: Over,
     g: Column,
     zero: Column,
-    among: tuple[Column, Column],
+    all_ranks: tuple[Column, Column],
     shards: tuple[Column, Column],
     replicas: tuple[Column, Column],
 ) -> tuple[Column, Column]:
@@ -126,12 +126,12 @@ def reduced(
     rank keeps its shard."""
     size, unsharded = c.sent(g), np.asarray(zero) < 1
     parts = np.where(unsharded, 1, shards[0])
-    ranks, apart = (np.where(unsharded, a, r) for a, r in zip(among, replicas, strict=True))
-    codes = [over(op, size / parts, ranks, apart, g / parts) for op in ("all_to_all", "all_gather")]
+    ranks, distance = (np.where(unsharded, a, r) for a, r in zip(all_ranks, replicas, strict=True))
+    codes = [over(op, size / parts, ranks, distance, g / parts) for op in ("all_to_all", "all_gather")]
     sums = np.where(ranks > 1, codes[0] + codes[1], 0.0)
     scatter = np.where(unsharded, 0.0, over("all_to_all", size, *shards, g))
-    sparse = over("all_gather", among[0] * size, *among, g)
-    smaller = over("all_reduce", size, *among, g)
+    sparse = over("all_gather", all_ranks[0] * size, *all_ranks, g)
+    smaller = over("all_reduce", size, *all_ranks, g)
     kind = np.asarray(c.kind, dtype=int)
     return np.where(kind == CODES, scatter, 0.0), np.choose(kind, [0.0 * sums, sums, sparse, smaller])
 
@@ -153,9 +153,9 @@ def payment(c: Compressed, n: float, p: int, stride: float, system: System, prof
     """Compare the compressed exchange of n gradients over p ranks with a dense all-reduce."""
     g = profile.gradient_bytes
 
-    def over(op: str, size: Column, ranks: Column, apart: Column, cut: Column) -> Column:
+    def over(op: str, size: Column, ranks: Column, distance: Column, cut: Column) -> Column:
         buckets = np.maximum(np.ceil(n * cut / profile.bucket_bytes), 1)
-        return buckets * collective_s(op, n * size / buckets, ranks, apart, system)
+        return buckets * collective_s(op, n * size / buckets, ranks, distance, system)
 
     def all_of(ranks: Column) -> tuple[Column, Column, Column]:
         group = (ranks, stride)

@@ -150,7 +150,7 @@ def experts(shape: Shape, layout: Layout, by: Products) -> Passes:
     )
 
 
-def seen(shape: Shape, layout: Layout) -> Column:
+def keys_per_query(shape: Shape, layout: Layout) -> Column:
     """Return the mean number of keys per query under a causal mask, over all blocks: half of the sequence, or a
     window."""
     window = np.minimum(np.maximum(shape.window, 1), layout.seq / 2)
@@ -165,7 +165,7 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     heads = shape.heads / layout.tp
     pairs = layout.tokens * heads
     flops = 2 * pairs * (shape.head_dim + shape.value_dim)
-    keys = seen(shape, layout)
+    keys = keys_per_query(shape, layout)
     ring = layout.cp / layout.ulysses
     long = layout.seq / (layout.seq + system.attention_half * ring)
     narrow = (np.minimum(shape.head_dim, 128) / 128) ** system.attention_narrow

@@ -279,13 +279,13 @@ def _data_parallel(
     # gathered parameters for the whole step.
     every_pass = (np.asarray(layout.zero) >= 3) & (np.asarray(layout.gathers_once) == 0)
 
-    def over(op: str, bytes_: Column, among: Column, apart: Column, cut: Column = 0.0) -> Column:
-        """Return seconds of `op` on all gradients or parameters, `bytes_` per element, over `among` ranks at distance
-        `apart`: in buckets, or block by block where every pass gathers. Experts go over their own ranks. `cut`: bytes
-        per element by which buckets are filled, where it differs from what is sent."""
+    def over(op: str, bytes_: Column, group: Column, distance: Column, cut: Column = 0.0) -> Column:
+        """Return seconds of `op` on all gradients or parameters, `bytes_` per element, over `group` ranks at distance
+        `distance`: in buckets, or block by block where every pass gathers. Experts go over their own ranks. `cut`:
+        bytes per element by which buckets are filled, where it differs from what is sent."""
         filled = np.where(np.asarray(cut) > 0, cut, bytes_)
         buckets = np.where(every_pass, blocks, np.maximum(np.ceil(dense_params * filled / profile.bucket_bytes), 1))
-        first = buckets * collective_s(op, dense_params * bytes_ / buckets, among, apart, system)
+        first = buckets * collective_s(op, dense_params * bytes_ / buckets, group, distance, system)
         if not np.any(expert_params):
             return first
         buckets = np.where(every_pass, blocks, np.maximum(np.ceil(expert_params * filled / profile.bucket_bytes), 1))
@@ -296,14 +296,14 @@ def _data_parallel(
     shards = np.where(layout.zero >= 1, np.minimum(np.maximum(layout.shards, 1), ranks), 1)
     replicas = ranks / shards
     grad, param = profile.gradient_bytes, profile.parameter_bytes
-    # Shards are summed over the replicas of a model's shards, where there are more than one.
-    apart = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
-    replicate = over("all_reduce", grad / shards, replicas, apart)
+    # With several replicas of the sharded model, each shard is summed over them.
+    replica_distance = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
+    replicate = over("all_reduce", grad / shards, replicas, replica_distance)
     scatter = np.where(layout.zero >= 1, over("reduce_scatter", grad, shards, stride), 0.0)
     gather = np.where(layout.zero >= 1, over("all_gather", param, shards, stride), 0.0)
     c = layout.compressed
     if np.any(c.kind):
-        groups = ((ranks, stride), (shards, stride), (replicas, apart))
+        groups = ((ranks, stride), (shards, stride), (replicas, replica_distance))
         compressed = compression.reduced(c, over, grad, layout.zero, *groups)
         scatter, replicate = (
             np.where(c.kind, new, old) for new, old in zip(compressed, (scatter, replicate), strict=True)

@@ -34,11 +34,11 @@ class Block:
     ) -> None:
         self.spec, self.t, self.e, self.tp, self.sp, self.repeat, self.core = spec, t, e, tp, sp, repeat, core
         h, wide = spec.hidden, max(e, 4)
-        self.own = t // tp if sp else t
-        self.S, self.W = self.own * h * e, t * h * e
+        self.own_tokens = t // tp if sp else t
+        self.S, self.W = self.own_tokens * h * e, t * h * e
         self.A, self.Q, self.K = (t * n * e for n in (spec.ffn, spec.q_width, spec.kv_width))
         self.q_sums, self.k_sums = t * spec.heads * wide, t * spec.kv_heads * wide
-        self.statistics = statistics(spec, self.own, e)
+        self.statistics = statistics(spec, self.own_tokens, e)
         self.dW_mlp, self.dW_q, self.dW_k = (n * h * e for n in (spec.ffn, spec.q_width, spec.kv_width))
         self.O, self.dW_o = self.Q, self.dW_q
         self.serial, self.one_norm = spec.residual == "serial", spec.residual == "parallel_one_norm"
@@ -165,16 +165,16 @@ class Block:
     def _product(self, walk: Walk, core: bool = False) -> None:
         """Walk a product that is added to the stream. `core`: with sequence parallelism and selective recomputation,
         attention's core is computed for this product and not kept."""
-        again = core and self.sp and self.repeat == "selective"
-        if again:
+        recomputed = core and self.sp and self.repeat == "selective"
+        if recomputed:
             self._core_without_graph(walk)
         walk.alloc(self.S)
-        walk.touch(self.W + self.O * again if self.sp else 0)
+        walk.touch(self.W + self.O * recomputed if self.sp else 0)
 
     def _norm(self, walk: Walk) -> None:
         walk.alloc(self.statistics)
         if self.spec.norm == "rms":
-            self._wide_norm(walk, self.own * self.spec.hidden)
+            self._wide_norm(walk, self.own_tokens * self.spec.hidden)
         walk.alloc(self.S)
 
     def _wide_norm(self, walk: Walk, elements: Column) -> None:
@@ -220,7 +220,7 @@ class Block:
         self._mlp_backward(walk)
         S = self.S
         if not self.one_norm:
-            walk.touch(normed(self.spec, self.own, self.e))
+            walk.touch(normed(self.spec, self.own_tokens, self.e))
             walk.free(self.statistics)
         if self.serial:
             walk.free(S)  # between attention and MLP
@@ -228,7 +228,7 @@ class Block:
                 walk.alloc(S)  # the sum of two gradients; one is the output's
             walk.free(S)  # one gradient of two
         self._attention_backward(walk)
-        walk.touch(normed(self.spec, self.own, self.e))
+        walk.touch(normed(self.spec, self.own_tokens, self.e))
         walk.free(self.statistics)
         if self.repeat == "full" and self.one_norm:
             walk.alloc(S)  # the sum of two gradients; one is the output's
@@ -280,13 +280,13 @@ class Block:
         product, attention's, or both where one sum has both. In that case attention's gradients wait for their turn:
         the weight's, and the result's or, where the core was recomputed, those of queries, keys and values."""
         walk.alloc(self.W)
-        again = attention and self.repeat == "selective"
-        if again:
+        recomputed = attention and self.repeat == "selective"
+        if recomputed:
             self._core_recompute(walk)
         walk.alloc(self.A * mlp + self.O * attention)
         walk.alloc(self.dW_mlp * mlp + self.dW_o * attention)
         walk.free(self.W)
-        if again:
+        if recomputed:
             self._core_backward(walk)
             walk.masked = walk.highest
         if attention and self.result_copied:

@@ -96,8 +96,8 @@ def footprint(
     t, h, v = tokens, spec.hidden, spec.vocab
     e = DTYPE_BYTES[job.precision.compute]
     wide = max(e, 4)  # statistics and sums
-    own = t // tp if sp else t
-    stream = own * h * e  # the residual stream, and its gradient
+    own_tokens = t // tp if sp else t
+    stream = own_tokens * h * e  # the residual stream, and its gradient
     together = t * h * e if sp else 0  # of all tokens, gathered or not yet scattered
     id_copies = 0 if core is not None else _contiguous_ids(t, seq)
     # In one backward pass the head's share of a tied weight's gradient waits for embed's.
@@ -113,13 +113,15 @@ def footprint(
         parts = None
         if in_parts:
             rows = (seq if core is None else core.part.tokens) if job.documents == "packed" and not sp else None
-            position_ids = own * 8 if sp else (rows or 0) * (core is None) * 8
-            parts = split_backward.embed(spec, t, own, e, DTYPE_BYTES[placed], tp, sp, id_copies, rows, position_ids)
+            position_ids = own_tokens * 8 if sp else (rows or 0) * (core is None) * 8
+            parts = split_backward.embed(
+                spec, t, own_tokens, e, DTYPE_BYTES[placed], tp, sp, id_copies, rows, position_ids
+            )
             if rows is not None and spec.position == "learned":
                 looked_up = rows * h * e
         if sp:
             learned = spec.position == "learned"
-            places = own * 8 * learned
+            places = own_tokens * 8 * learned
             lookup = _lookup_bytes(t) + together
             return Footprint(
                 kept=stream + places,
@@ -144,14 +146,14 @@ def footprint(
             parts=parts,
         )
     if unit == "head":
-        kept = stream + statistics(spec, own, e) + t * v * e
+        kept = stream + statistics(spec, own_tokens, e) + t * v * e
         rows = np.minimum(t, max(1, LOGITS_AT_ONCE // v))
         cast = rows * v * wide if e < 4 else 0
         # before there are logits
-        norm = 2 * own * h * wide - stream - t * v * e if e < 4 and spec.norm == "rms" else 0
+        norm = 2 * own_tokens * h * wide - stream - t * v * e if e < 4 and spec.norm == "rms" else 0
         # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
         # normed input (one stream) has given way to its gradient
-        last = normed(spec, own, e) - t * v * e
+        last = normed(spec, own_tokens, e) - t * v * e
         loss = cast + 3 * rows * wide
         if tp > 1:  # of every token: its place, three sums, whether it is here, and the loss; or slices of logits
             loss = (
@@ -162,7 +164,7 @@ def footprint(
             forward=np.maximum(np.maximum(id_copies + loss, norm), together),
             backward=np.maximum(stream + 2 * together + v * h * e * (tp > 1 or not in_place), last + shared),
             leaves=stream + shared,
-            parts=split_backward.head(spec, t, own, e, stream, together, v * h * e * (sp or not in_place))
+            parts=split_backward.head(spec, t, own_tokens, e, stream, together, v * h * e * (sp or not in_place))
             if in_parts
             else None,
         )

@@ -107,7 +107,7 @@ class SplitBlock(Block):
 
     def _norm_inputs(self, walk: Walk) -> None:
         walk.alloc(norm_weights(self.spec, self.e))
-        walk.touch(normed(self.spec, self.own, self.e))
+        walk.touch(normed(self.spec, self.own_tokens, self.e))
         walk.free(self.statistics)
 
     def _mlp_inputs(self, walk: Walk) -> None:
@@ -131,11 +131,11 @@ class SplitBlock(Block):
     def _product_inputs(self, walk: Walk, mlp: Column, attention: bool) -> None:
         """Walk I of the products of one sum, with sequence parallelism."""
         walk.alloc(self.W)
-        again = attention and self.repeat == "selective"
-        if again:
+        recomputed = attention and self.repeat == "selective"
+        if recomputed:
             self._core_recompute(walk)
         walk.alloc(mlp, self.O * attention)
-        if again:
+        if recomputed:
             self._core_inputs(walk)
 
     def _core_inputs(self, walk: Walk) -> None:
@@ -220,7 +220,7 @@ class SplitBlock(Block):
 def embed(
     spec: ModelSpec,
     t: Column,
-    own: Column,
+    own_tokens: Column,
     e: int,
     placed: int,
     tp: int,
@@ -240,7 +240,7 @@ def embed(
             inputs.alloc(rows * h * e)
             weights.touch(rows * wider)
         else:
-            weights.touch(index * (not sp) + own * wider)
+            weights.touch(index * (not sp) + own_tokens * wider)
         weights.free((0 if rows is None else rows * h * e) + ids)
     if tp > 1:
         lookup = t * h * e  # rows of tokens that this rank has, else zeros
@@ -248,11 +248,13 @@ def embed(
         weights.touch(lookup + t * 8 + t * wider)
     else:
         weights.touch(index + t * wider)
-    weights.free(own * h * e)
+    weights.free(own_tokens * h * e)
     return Parts(Pass.of(inputs), Pass.of(weights))
 
 
-def head(spec: ModelSpec, t: Column, own: Column, e: int, stream: Column, together: Column, weight: int) -> Parts:
+def head(
+    spec: ModelSpec, t: Column, own_tokens: Column, e: int, stream: Column, together: Column, weight: int
+) -> Parts:
     """Return the split backward pass of the head, in bytes. The gradient of the logits reuses their memory. `weight`:
     bytes of the projection's weight gradient before it is written to gradient memory; 0 if it is computed there."""
     logits = t * spec.vocab * e
@@ -260,8 +262,8 @@ def head(spec: ModelSpec, t: Column, own: Column, e: int, stream: Column, togeth
     inputs.alloc(stream)
     inputs.touch(together)
     inputs.alloc(norm_weights(spec, e))
-    inputs.touch(normed(spec, own, e))
-    inputs.free(statistics(spec, own, e) + stream)
+    inputs.touch(normed(spec, own_tokens, e))
+    inputs.free(statistics(spec, own_tokens, e) + stream)
     weights.alloc(together)
     weights.touch(weight)
     weights.free(together)

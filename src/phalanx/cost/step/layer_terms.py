@@ -37,25 +37,25 @@ def layer_terms(
     compute = job.precision.compute
     phases: tuple[Phase, ...] = ("F", "B", "I", "W") if like.split_backward else ("F", "B")
     terms = []
-    for name, alike in unit_classes(spec, like).items():
-        repeat = repeat_of(like, alike[0])
+    for name, members in unit_classes(spec, like).items():
+        repeat = repeat_of(like, members[0])
         for phase in phases:
             n = passes[phase, name]
             sends: dict[tuple[str, str], list[Column]] = {}
-            unit_spec, unit = seen_from(spec, alike[0]), name.split(",")[0]
+            unit_spec, unit = seen_from(spec, members[0]), name.split(",")[0]
             for i, x in enumerate(collectives.sent(unit_spec, job, like, unit, phase, t, repeat, rows)):
                 if isinstance(x, collectives.Core):
                     for y in context.sent(local(spec, like), like, compute, x.way, t):
                         sends.setdefault((y.op, y.axis), []).append(y.bytes)
                     continue
                 event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", x.axis, dtype=x.dtype)
-                beside = NO_WORK
+                overlapping = NO_WORK
                 if x.beside and unit_spec.experts is not None:
                     e = DTYPE_BYTES[compute]
                     local_spec = local(unit_spec, like)
                     assert local_spec.experts is not None
-                    beside = moe.shared(local_spec, local_spec.experts, t, e, phase != "F") * n
-                terms.append(Term(event, count=x.count * n, bytes=x.bytes * n, beside=beside))
+                    overlapping = moe.shared(local_spec, local_spec.experts, t, e, phase != "F") * n
+                terms.append(Term(event, count=x.count * n, bytes=x.bytes * n, overlapping=overlapping))
             for (op, axis), sizes_sent in sends.items():
                 event = Event("p2p" if axis == "ring" else "collective", op, phase, name, axis, dtype=compute)
                 terms.append(Term(event, count=len(sizes_sent) * n, bytes=sum(sizes_sent) * n))

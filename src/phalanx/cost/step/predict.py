@@ -103,8 +103,9 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         if kind == "compute" and phase == "F":
             forward = forward + term.work.seconds(rates.forward) * rates.whole
         elif kind == "compute" and phase == "B":
-            again = term.again.seconds(rates.forward) - term.again.seconds(rates.backward)
-            backward = backward + (term.work.seconds(rates.backward) + again) * rates.whole
+            # Recomputed forward passes run at forward rates.
+            difference = term.recomputed.seconds(rates.forward) - term.recomputed.seconds(rates.backward)
+            backward = backward + (term.work.seconds(rates.backward) + difference) * rates.whole
         elif term.event.op == "optimizer":
             optimizer = unit_work.optimizer_seconds(term.work, rates)
         elif like.world > 1:
@@ -177,10 +178,10 @@ def _model_flops(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strateg
     if isinstance(s, Columns):
         tokens = tokens.astype(float)
     rows = routed(spec.experts, like, tokens) if spec.experts is not None else None
-    for name, alike in unit_classes(spec, like).items():
-        unit, unit_spec = name.split(",")[0], seen_from(local_spec, alike[0])
+    for name, members in unit_classes(spec, like).items():
+        unit, unit_spec = name.split(",")[0], seen_from(local_spec, members[0])
         for work in (unit_work.forward, unit_work.backward):
-            total += work(unit_spec, unit, tokens, job.seq, 1, routed=rows) * len(alike)
+            total += work(unit_spec, unit, tokens, job.seq, 1, routed=rows) * len(members)
     return total.flops * s.accumulation(job)
 
 
@@ -201,9 +202,9 @@ def _ring_seconds(
     rates = cluster.rates(event.dtype, min(like.world, cluster.ranks_per_node))  # type: ignore[arg-type]
     computes = (t for t in step_terms if t.event.kind == "compute")
     pass_ = next(t for t in computes if (t.event.unit, t.event.phase) == (event.unit, event.phase))
-    again = pass_.again.attention_flops
-    forward = (pass_.work.attention_flops if event.phase == "F" else again) * rates.forward.per_attention_flop
-    backward = (pass_.work.attention_flops - again) * (event.phase == "B") * rates.backward.per_attention_flop
+    recomputed = pass_.recomputed.attention_flops
+    forward = (pass_.work.attention_flops if event.phase == "F" else recomputed) * rates.forward.per_attention_flop
+    backward = (pass_.work.attention_flops - recomputed) * (event.phase == "B") * rates.backward.per_attention_flop
     overlapping = (forward + backward) * rates.whole * (like.ring - 1) / (like.ring + 1)
     # No compute is left to overlap the gradients' last hop.
     hops = term.count / pass_.count
@@ -218,14 +219,16 @@ def _peak(spec: ModelSpec, like: Strategy, step_terms: tuple[Term, ...], masks: 
     fall in the backward pass. The peak is therefore at the last block of some class, or, where that block frees masks
     (`masks`: bytes by block), at the one before it."""
     t = {(term.event.phase, term.event.unit): term for term in step_terms if term.event.kind == "compute"}
-    classes = {name: alike for name, alike in unit_classes(spec, like).items() if name.startswith("blocks")}
+    classes = {name: members for name, members in unit_classes(spec, like).items() if name.startswith("blocks")}
     first, last = t["F", "embed"], t["F", "head"]
     base = first.alloc - first.free
 
     def before(index: int) -> Column:
         """Return live bytes when the forward pass of block `index` begins. When the backward pass of the next block
         has ended, the gradient of the output is live on top."""
-        counts = [(t["F", name], sum(int(u.split(".")[1]) < index for u in alike)) for name, alike in classes.items()]
+        counts = [
+            (t["F", name], sum(int(u.split(".")[1]) < index for u in members)) for name, members in classes.items()
+        ]
         return base + sum(n * (term.alloc - term.free) for term, n in counts)
 
     peak = first.alloc
@@ -235,9 +238,9 @@ def _peak(spec: ModelSpec, like: Strategy, step_terms: tuple[Term, ...], masks: 
     backward = t["B", "head"]
     peak = np.maximum(peak, live + backward.alloc)
     live = live + backward.alloc - backward.free
-    for name, alike in classes.items():
+    for name, members in classes.items():
         f, b = t["F", name], t["B", name]
-        for unit in reversed(alike):
+        for unit in reversed(members):
             at = int(unit.split(".")[1])
             freed = end - before(at + 1) + sum(size for block, size in masks.items() if block > at)
             peak = np.maximum(peak, before(at) + f.alloc)

@@ -62,9 +62,9 @@ class Term:
     free: Column = 0
     before: Column = 0
     masked: Column = 0
-    again: Work = NO_WORK
+    recomputed: Work = NO_WORK
     """The part of `work` that repeats forward passes (recomputation)."""
-    beside: Work = NO_WORK
+    overlapping: Work = NO_WORK
     """Compute of the same passes that overlaps this communication."""
     coding: Work = NO_WORK
     """The work of compressing what is sent, with the compressor `code`."""

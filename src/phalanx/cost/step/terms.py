@@ -64,8 +64,8 @@ def terms(
     dtype = job.precision.compute
     passes = _passes(spec, like, m, place)
     step_terms = []
-    for name, alike in unit_classes(spec, like).items():
-        unit, repeat, unit_spec = name.split(",")[0], repeat_of(like, alike[0]), seen_from(spec, alike[0])
+    for name, members in unit_classes(spec, like).items():
+        unit, repeat, unit_spec = name.split(",")[0], repeat_of(like, members[0]), seen_from(spec, members[0])
         gradient_dtype = _gradient_dtype(like, job)
         deferrable = like.pp > 1  # with a pipeline, layers can always defer weight gradients
         memory = footprint(
@@ -90,11 +90,11 @@ def terms(
                 free=np.maximum(memory.forward, temporary) - mask_bytes,
             )
         )
-        again = unit_work.repeated(unit_spec, repeat, t, job.seq, e, keys, rows) + (
+        recomputed = unit_work.repeated(unit_spec, repeat, t, job.seq, e, keys, rows) + (
             mask_work if repeat != "none" else NO_WORK
         )
         freed = _freed(spec, unit, t // like.tp if like.sp else t, job, memory.kept)
-        inputs = unit_work.input_grad(unit_spec, unit, t, job.seq, e, keys, rows) + mask_work + again
+        inputs = unit_work.input_grad(unit_spec, unit, t, job.seq, e, keys, rows) + mask_work + recomputed
         weights = unit_work.weight_grad(unit_spec, unit, t, e, rows)
         event = Event("compute", "backward", "B", name, dtype=dtype, routed=depends_on_routing)
         n = passes["B", name]
@@ -102,7 +102,7 @@ def terms(
             event,
             count=n,
             work=(inputs + weights) * n,
-            again=again * n,
+            recomputed=recomputed * n,
             alloc=memory.backward,
             free=memory.backward - memory.leaves + freed,
             before=mask_bytes,
@@ -112,17 +112,17 @@ def terms(
             step_terms.append(backward)
             continue
         halves: tuple[tuple[Phase, str, Work, Work, Pass], ...] = (
-            ("I", "input_grad", inputs, again, memory.parts.inputs),
+            ("I", "input_grad", inputs, recomputed, memory.parts.inputs),
             ("W", "weight_grad", weights, NO_WORK, memory.parts.weights),
         )
-        for phase, op, work, repeated, pass_memory in halves:
+        for phase, op, work, part_recomputed, pass_memory in halves:
             n = passes[phase, name]
             step_terms.append(
                 Term(
                     replace(event, op=op, phase=phase),
                     count=n,
                     work=work * n,
-                    again=repeated * n,
+                    recomputed=part_recomputed * n,
                     alloc=pass_memory.highest,
                     free=pass_memory.highest - pass_memory.change,
                     before=mask_bytes if phase == "I" else 0,
@@ -153,8 +153,8 @@ def _passes(spec: ModelSpec, like: Strategy, m: Column, place: int) -> dict[tupl
     classes = unit_classes(spec, like)
     if not like.split_backward:
         return {
-            (phase, name): len(alike) * (m if phase in "FB" else 0)
-            for name, alike in classes.items()
+            (phase, name): len(members) * (m if phase in "FB" else 0)
+            for name, members in classes.items()
             for phase in "FBIW"
         }
     counts = Counter((a.kind, a.chunk) for a in stages.schedule(like, int(m)).actions[place])
