@@ -169,7 +169,9 @@ def chip_name(device: str) -> str:
     name = name.replace("SXM4-", "").replace("SXM5-", "").replace("RTX ", "RTX-")
     matches = [known for known in CHIPS if re.match(rf"{known}(?!\w)", name)]  # an A10G is no A10
     if not matches:
-        raise InputError("cluster.device", device, "has no rates of kernels here", f"known: {', '.join(CHIPS)}")
+        raise InputError(
+            "cluster.device", device, "is not a chip with known kernel rates", f"known: {', '.join(CHIPS)}"
+        )
     return max(matches, key=len)
 
 

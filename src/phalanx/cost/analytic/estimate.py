@@ -76,7 +76,10 @@ def require_modelled(s: Strategy) -> None:
         if getattr(s, name) != FIELDS[name].default:
             reason = "is not modelled for published stacks"
             raise InputError(
-                f"strategy.{name}", getattr(s, name), reason, "leave it out; phalanx plan prices our own"
+                f"strategy.{name}",
+                getattr(s, name),
+                reason,
+                "leave it out; `phalanx plan JOB.toml` prices it for our own runtime",
             )
     require_compressible(s, "float32")
 

@@ -88,10 +88,12 @@ class _Block:
 
     @property
     def forward(self) -> Column:
+        """Seconds of the forward pass."""
         return sum(p.forward for p in self.parts.values())
 
     @property
     def backward(self) -> Column:
+        """Seconds of the backward pass."""
         return sum(p.backward for p in self.parts.values())
 
 
@@ -101,11 +103,11 @@ def _tensor_parallel(shape: Shape, layout: Layout, system: System, profile: Prof
     gradient of its weight (Korthikanti et al. 2022). Within a node they overlap the neighbouring products, half of a
     block's; between nodes they wait for their hops and overlap nothing."""
     n = layout.tokens * shape.hidden * layout.activation_bytes
-    reduced = 2 * collective_s("all_reduce", n, layout.tp, layout.tp_stride, system)
-    among = (layout.tp, layout.tp_stride, system)
+    all_reduces = 2 * collective_s("all_reduce", n, layout.tp, layout.tp_stride, system)
+    group = (layout.tp, layout.tp_stride, system)
     narrow = np.where((profile.tp_narrow > 0) & (np.asarray(layout.format) == 1), 1 / layout.activation_bytes, 1.0)
-    halves = 2 * (collective_s("all_gather", n * narrow, *among) + collective_s("reduce_scatter", n, *among))
-    total = np.where(layout.sp > 0, halves, reduced)
+    split = 2 * (collective_s("all_gather", n * narrow, *group) + collective_s("reduce_scatter", n, *group))
+    total = np.where(layout.sp > 0, split, all_reduces)
     inside = layout.tp * layout.tp_stride <= system.tiers[0].ranks
     hidden = np.where(inside, profile.tp_overlap, 0.0) * total
     return Passes(

@@ -17,7 +17,7 @@ from phalanx.spec.strategy.spec import Strategy
 _INDEX_BYTES = 8  # of torch's index tensors
 
 
-def held(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> int:
+def held_bytes(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> int:
     """Return bytes held throughout the step: residuals, messages of two neighbouring buckets, scratch."""
     sizes = [b.padded(s) for b in cut]
     total, largest, slots = sum(sizes), max(sizes), slot_sizes(sizes)
@@ -42,7 +42,7 @@ def held(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> int:
     return residual + sum(limits) * (p * element + e + _INDEX_BYTES) + counts + largest * e
 
 
-def scratch(c: Compression, cut: Sequence[Bucket], e: int) -> int:
+def scratch_bytes(c: Compression, cut: Sequence[Bucket], e: int) -> int:
     """Return the most bytes that coding allocates temporarily: a piece of 2^15 elements and its copies; with
     PowerSGD, also the orthonormal factor of a matrix and the workspace of its decomposition."""
     if c.name != "powersgd":

@@ -227,7 +227,7 @@ def optimizer(n: int, job: Job) -> Work:
     return Work(traffic_bytes=n * (update + 4 * accumulate + cast), kernels=1)
 
 
-def beside_seconds(work: Work, coding: Work, code: str, rates: KernelRates) -> Column:
+def around_collective_seconds(work: Work, coding: Work, code: str, rates: KernelRates) -> Column:
     """Return seconds of the compute around a collective: copies, and coding at the compressor's measured rate, if
     any."""
     copies = work.seconds(rates.backward) * rates.whole

@@ -172,12 +172,14 @@ class Block:
         walk.touch(self.W + self.O * recomputed if self.sp else 0)
 
     def _norm(self, walk: Walk) -> None:
+        """Walk a norm of the residual stream."""
         walk.alloc(self.statistics)
         if self.spec.norm == "rms":
             self._wide_norm(walk, self.own_tokens * self.spec.hidden)
         walk.alloc(self.S)
 
     def _wide_norm(self, walk: Walk, elements: Column) -> None:
+        """Walk the fp32 temporaries of an RMSNorm over so many elements of a narrower dtype."""
         if self.e < 4:
             walk.touch(2 * elements * 4)
 
@@ -208,7 +210,7 @@ class Block:
             self.core.forward(walk)
 
     def _core_without_graph(self, walk: Walk) -> None:
-        """Walk the core without an autograd graph: nothing stays live, its result neither."""
+        """Walk the core without an autograd graph. All of it is freed, the result too, which callers allocate."""
         core_walk = Walk()
         self._core(core_walk)
         walk.touch(core_walk.highest)

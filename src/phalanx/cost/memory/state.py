@@ -76,14 +76,14 @@ def model_state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = No
     gradients = sum(padded)  # elements; parameters are views of buckets only with ZeRO-1 and 2
     local_spec = local(spec, s)
     n = gradients if stage else local_spec.parameter_count
-    part = sum(b.padded(s) // b.parts(s) for b in cut) if stage else n
+    shard_elements = sum(b.padded(s) // b.parts(s) for b in cut) if stage else n
     master, reduce, accumulate = (DTYPE_BYTES[d] for d in (p.master_dtype, p.reduce_dtype, p.accumulate_dtype))
     c = s.compressor
     if c is not None:
         reduce = accumulate  # the compressor reads gradients in the accumulate dtype
-    compute, narrow = DTYPE_BYTES[p.compute], c is None and p.reduce_dtype != p.accumulate_dtype
+    compute, separate_reduce_buffer = DTYPE_BYTES[p.compute], c is None and p.reduce_dtype != p.accumulate_dtype
     moments = {"adamw": 2, "sgd": 1 if job.optimizer.betas[0] else 0}[job.optimizer.name]
-    elements, pieces = part, len(parameters(local_spec))
+    elements, pieces = shard_elements, len(parameters(local_spec))
     if stage and shard is not None:
         elements, pieces = owned_elements(spec, job, s, shard)
     counters = 4 * pieces if job.optimizer.name == "adamw" else 0  # fp32 step counts
@@ -106,14 +106,16 @@ def model_state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = No
         in_flight += gathered * compute
     return State(
         parameters=0 if stage == 3 else n * compute,
-        master=part * master if stage == 3 or p.master_dtype != p.compute else 0,
-        gradients=gradients * (accumulate + reduce * narrow) if stage <= 1 else part * accumulate,
+        master=shard_elements * master if stage == 3 or p.master_dtype != p.compute else 0,
+        gradients=gradients * (accumulate + reduce * separate_reduce_buffer)
+        if stage <= 1
+        else shard_elements * accumulate,
         optimizer=elements * moments * master + counters,
         buffers=in_flight + partial_gradient_bytes(spec, job, s),
         tables=rotary + mask + _expert_tables(spec, job, s),
         batch=job.global_batch // s.dp * prod(context.shape(1, separate)) * 8,
-        compression=compression.held(c, cut, s, accumulate) if c else 0,
-        scratch=compression.scratch(c, cut, accumulate) if c else 0,
+        compression=compression.held_bytes(c, cut, s, accumulate) if c else 0,
+        scratch=compression.scratch_bytes(c, cut, accumulate) if c else 0,
     )
 
 

@@ -123,6 +123,7 @@ class _Expansion:
         return StepProgram(log.events(), model_state(self.spec, job, strategy, shard), *log.before)
 
     def _forward(self, chunk: int, m: int) -> None:
+        """Log the forward pass of a chunk for micro-batch m."""
         units = chunks(self.spec)[self.chunks.index(chunk)]
         if self.cut[-1].unit == "model":
             self.log.add(self._gathered(["model"], "F", m))
@@ -136,6 +137,8 @@ class _Expansion:
             self.log.add(self._inside(unit, "F", m))
 
     def _backward(self, phase: Literal["B", "I", "W"], chunk: int, m: int, last: bool) -> None:
+        """Log a backward pass (B, I or W) of a chunk for micro-batch m, with the buckets that it fills. `last`: the
+        chunk's last one of the step."""
         index, s = self.chunks.index(chunk), self.strategy
         last_use = {f"blocks.{i}": size for i, size in self._documents(chunk).items()} if phase != "W" else {}
         reduced = phase != "I" and (last or s.stage >= 2)
@@ -187,6 +190,7 @@ class _Expansion:
         return [unit, *order[after : after + s.prefetch]] if phase == "F" else []
 
     def _gathered(self, names: Iterable[str], phase: Phase, m: int) -> Iterable[Event]:
+        """Yield the gathers of units that are not gathered yet (ZeRO-3)."""
         for name in names:
             if name not in self.gathered_units or not self.strategy.gathers_once:
                 self.gathered_units.add(name)
@@ -200,6 +204,7 @@ class _Expansion:
         return [_bucket(self.terms[op, bucket.kind(what)], bucket, self.strategy, m, phase)]
 
     def _reduction(self, bucket: Bucket, m: int) -> list[Event]:
+        """Return the collectives that reduce a bucket of gradients."""
         s, c = self.strategy, self.strategy.compressor
         if c is not None:
             return [_sent(x, bucket, s, m) for x in sent(c, bucket, s, self.job.precision.accumulate_dtype)]
@@ -207,6 +212,7 @@ class _Expansion:
         return self._sent(op, "gradients", bucket, m)
 
     def _across(self, bucket: Bucket, m: int) -> list[Event]:
+        """Return the collectives that reduce a bucket's shard over the replicas (HSDP)."""
         s, c = self.strategy, self.strategy.compressor
         if c is not None:
             return [_sent(x, bucket, s, m) for x in sent_across(c, bucket, s)]

@@ -53,7 +53,7 @@ class Prediction:
     activation_bytes: Column
     state_bytes: Column
     bubble_fraction: Column = 0.0
-    """The share of all ranks' time between the first and the last pass of a pipeline in which they wait."""
+    """Share of all ranks' time, between the first and the last pass of a pipeline, in which they wait."""
 
 
 def predict(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> Prediction:
@@ -109,7 +109,7 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
         elif term.event.op == "optimizer":
             optimizer = unit_work.optimizer_seconds(term.work, rates)
         elif like.world > 1:
-            backward = backward + unit_work.beside_seconds(term.work, term.coding, term.code, rates)
+            backward = backward + unit_work.around_collective_seconds(term.work, term.coding, term.code, rates)
             axis = term.event.axis
             exposed_part: Column | None = None
             if term.event.kind == "p2p":

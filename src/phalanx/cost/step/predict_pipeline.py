@@ -76,7 +76,7 @@ def pipelined(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> P
         # Communication overlaps the last micro-batch's backward passes.
         hidden = last_passes if cluster.device.own_communication_engine else 0.0
         coding_seconds = sum(
-            float(unit_work.beside_seconds(t.work, t.coding, t.code, rates))
+            float(unit_work.around_collective_seconds(t.work, t.coding, t.code, rates))
             for t in rank_terms
             if t.event.kind == "collective" and not _inside(t) and t.count
         )

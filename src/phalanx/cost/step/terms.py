@@ -51,9 +51,9 @@ def terms(
     stage_spec = stages.stage(spec, like, place)
     spec = local(stage_spec, like)
     m = s.accumulation(job)
-    # FLOPs of a step pass 2^63 for large models: columns go through float64, one strategy through exact ints.
     part = Context(job.seq, like.ring, like.ulysses)
     t: Column = s.micro_batch * part.tokens
+    # FLOPs of a step of a large model exceed 2^63: columns are float64, a single strategy has exact ints.
     if isinstance(s, Columns):
         t = t.astype(float)
     keys = keys_per_query(job.seq, like.ring)
