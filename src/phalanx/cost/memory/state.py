@@ -91,9 +91,8 @@ def model_state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = No
     context = Context(job.seq, s.ring, s.ulysses)
     rows = context.tokens if context.parallel and not separate else spec.max_seq
     rotary = rows * spec.rotary_width * compute if spec.position == "rotary" else 0
-    mask = (
-        job.seq**2 * compute if spec.masked(job.seq) and not separate else 0
-    )  # built once, the same for every sequence
+    # The mask of a window is built once, the same for every sequence.
+    mask = job.seq**2 * compute if spec.masked(job.seq) and not separate else 0
     if context.parallel:
         mask = 0 if separate else sum(first_visible_bytes(spec, context, 1, False).values())
         mask += (context.tokens + job.seq) * 8  # positions
