@@ -83,10 +83,8 @@ def seconds(s: Schedule, element_bytes: float, links: Costs) -> float:
         size, added = np.zeros(s.ranks), np.zeros(s.ranks)  # bytes by sender, and bytes to be added by receiver
         np.add.at(size, source, length * element_bytes)
         np.add.at(added, destination, length * adds * element_bytes)
-        sent_ready, local_ready = (
-            np.zeros(s.ranks),
-            np.zeros(s.ranks),
-        )  # when what is sent is ready, and what it is added to
+        # When what is sent is ready, and what it is added to.
+        sent_ready, local_ready = np.zeros(s.ranks), np.zeros(s.ranks)
         np.maximum.at(sent_ready, source[transfer], ready[source[transfer], atom])
         np.maximum.at(
             local_ready, destination[transfer], np.where(adds[transfer], ready[destination[transfer], atom], 0.0)

@@ -60,9 +60,8 @@ class Core:
                 walk.alloc(more)
                 mask = self._mask(walk, 2)
                 sums = self.sums
-                size = (
-                    Q + 2 * sums + np.maximum(self.widened, sums)
-                )  # another partial result, and what merging allocates
+                # Another partial result, and what merging allocates.
+                size = Q + 2 * sums + np.maximum(self.widened, sums)
                 walk.touch(self._of(step, size, size // 2))
                 walk.free(mask, more)
             if self.e < 4:

@@ -45,9 +45,7 @@ class Block:
         self.products = 2 if spec.gated else 1  # that read the MLP's input
         self.joint = tp > 1  # products of one input have their backward pass together
         self.copied = 1  # 0 where a product's weight gradient is computed in its final memory, without a copy
-        self.ulysses = (
-            core is not None and core.part.ulysses > 1
-        )  # with Ulysses, heads are scattered and tokens gathered
+        self.ulysses = core is not None and core.part.ulysses > 1  # heads are scattered, tokens gathered
         self.result_copied = self.ulysses  # the core's result is kept as Ulysses returned it, too
 
     def passes(self) -> tuple[Walk, Walk]:
