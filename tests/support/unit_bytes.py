@@ -130,7 +130,7 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
         made = held_back = 0
         if kind == "embed" and job.documents == "separate":
             held_back = sum(apart.values())
-            made = held_back + (t * job.seq if core is None else core.lowest_made())
+            made = held_back + (t * job.seq if core is None else core.first_visible_temporary())
         forward = unit_held.kept + max(int(unit_held.forward), made)
         freed = {"embed": -stream, "blocks": 0, "head": stream}[kind] + unit_held.kept
         assert unit_held.parts is not None

@@ -1,4 +1,4 @@
-"""What a pipeline schedule costs: when every action runs, the bubble, and the activations that ranks hold.
+"""The price of a pipeline schedule: when every action runs, the bubble, and the activations that ranks hold.
 
     bubble fraction   idle time over the step:    1 - work / (ranks x makespan)
     bubble overhead   idle time over the ideal:   makespan / (work / ranks) - 1
@@ -34,14 +34,15 @@ class Costs:
         weight_grad: float = 1.0,
         transfer: float = 0.0,
     ) -> Costs:
-        """All chunks alike."""
+        """Return equal costs for `chunks` chunks."""
         return cls([forward] * chunks, [input_grad] * chunks, [weight_grad] * chunks, transfer)
 
 
 @dataclass(frozen=True)
 class Priced:
-    """`times`: start and end of every rank's actions. `messages` between ranks. `peak`: the most activations that
-    each rank holds, each of one chunk for one micro-batch."""
+    """A schedule that has been run. `times`: start and end of every rank's actions, in seconds. `messages`: number of
+    messages between ranks. `peak`: the most activations that each rank holds at once, counted per chunk and
+    micro-batch."""
 
     schedule: PipelineSchedule
     times: Times
@@ -50,26 +51,29 @@ class Priced:
 
     @property
     def makespan(self) -> float:
-        return max((own[-1][1] for own in self.times if own), default=0.0)
+        """Seconds until the last rank has finished."""
+        return max((times[-1][1] for times in self.times if times), default=0.0)
 
     @property
     def work(self) -> tuple[float, ...]:
-        """Seconds that each rank is busy."""
-        return tuple(sum(end - start for start, end in own) for own in self.times)
+        """Seconds for which each rank is busy."""
+        return tuple(sum(end - start for start, end in times) for times in self.times)
 
     @property
     def bubble_fraction(self) -> float:
+        """Idle time over the step, of all ranks."""
         return 1 - sum(self.work) / (len(self.work) * self.makespan)
 
     @property
     def bubble_overhead(self) -> float:
+        """Idle time over the ideal step."""
         return self.makespan * len(self.work) / sum(self.work) - 1
 
 
 def price(s: PipelineSchedule, costs: Costs) -> Priced:
-    """Run a schedule with these costs. Raises Unproved where it cannot be run."""
-    whole = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
-    seconds = {"F": costs.forward, "I": costs.input_grad, "W": costs.weight_grad, "B": whole}
+    """Run a schedule with these costs. Raises Unproved if it deadlocks."""
+    backward = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
+    seconds = {"F": costs.forward, "I": costs.input_grad, "W": costs.weight_grad, "B": backward}
     crossings = sum(a != b for a, b in itertools.pairwise(s.rank_of))
-    peak = tuple(max(held(own), default=0) for own in s.actions)
+    peak = tuple(max(held(actions), default=0) for actions in s.actions)
     return Priced(s, run(s, seconds, costs.transfer), 2 * crossings * s.micro_batches, peak)

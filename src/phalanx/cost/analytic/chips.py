@@ -1,4 +1,4 @@
-"""Chips and links by name, as a step meets them: a ClusterSpec's datasheet with the shares of it that are reached."""
+"""Chips and links by name: the datasheet of a chip, and the shares of it that kernels and NCCL reach, as a System."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from phalanx.spec.errors import InputError
 
 @dataclass(frozen=True)
 class Generation:
-    """What kernels reach on chips of one generation, and NCCL on its links. Field names as in System; `nvlink`: of
-    the direction's rate, all-gather in a node; `nic`: of a port's rate. Hops between nodes: `net` over InfiniBand or
-    RoCE, `cloud` over a provider's own transport (EFA, TCPXO)."""
+    """What kernels reach on chips of one generation, and NCCL on its links. Field names as in System. `nvlink`: share
+    of one direction's rate that an all-gather in a node reaches; `nic`: share of a port's rate. Hops between nodes:
+    `net` over InfiniBand or RoCE, `cloud` over a provider's own transport (EFA, TCPXO)."""
 
     processors: float = 132
     gemm: float = 0.78
@@ -47,9 +47,9 @@ class Generation:
     bulk_reduce_bytes: float = 1.5e6
 
 
-# Streaming multiprocessors, and whether switches reduce (NVLS, from NVLink 4 on): datasheets. Where they do not, what
-# NCCL's tree of two nodes carries: half (there and back) of 4 channels, one per port (src/graph/tuning.cc). With 8
-# ports it is twice that, but then a ring is as fast.
+# Streaming multiprocessors, and whether switches reduce (NVLS, from NVLink 4 on): datasheets. Where they do not,
+# `tree` is what NCCL's tree of two nodes carries: half (there and back) of 4 channels, one per port
+# (src/graph/tuning.cc). With 8 ports it is twice that, but then a ring is as fast.
 _TREE_AMPERE = 4 * 23.6e9 / 2
 _TREE_VOLTA = 4 * 18.5e9 / 2
 _BUILT: dict[str, dict[str, float]] = {
@@ -58,7 +58,7 @@ _BUILT: dict[str, dict[str, float]] = {
     "hopper": {"processors": 132},
     "blackwell": {"processors": 148},
     "blackwell-ultra": {"processors": 148},
-    # No published run of these is known here: they reach what NVIDIA's chips reach on average.
+    # Without published runs; assumed to reach what NVIDIA's chips reach on average.
     "ampere-gddr": {"processors": 72, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
     "ada": {"processors": 128, "reduce_gain": 1.0, "tree": _TREE_AMPERE},
 }
@@ -67,22 +67,22 @@ _DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: igno
 
 
 def chain(name: str) -> tuple[str, ...]:
-    """A generation, and those whose constants it has where it has none of its own."""
+    """Return a generation and those it inherits constants from, in order."""
     if name == "nvidia":
         return (name,)
     return (name, *((_PARENTS[name],) if name in _PARENTS else ()), "nvidia")
 
 
 def generation(name: str, constants: Mapping[str, float] = CONSTANTS) -> Generation:
-    """By name."""
+    """Return a Generation by name."""
     return Generation(**(resolve(_DEFAULTS, chain(name), constants) | _BUILT[name]))
 
 
 @dataclass(frozen=True)
 class Chip:
     """Dense peak FLOP/s by format, bytes/s and bytes of memory, and of NVLink (PCIe where there is none) in one
-    direction. `clock`: how it holds under load against its generation's first, until the constant `name.clock` says
-    so. `processors`: where it has not all of its generation's."""
+    direction. `clock`: sustained clock relative to the generation's first chip; a fitted constant `NAME.clock`
+    overrides it. `processors`: where the chip has fewer than its generation."""
 
     generation: str
     bf16: float
@@ -119,7 +119,8 @@ CHIPS: dict[str, Chip] = {
 def system(
     name: str, node: int, nic: float, cloud: bool = False, constants: Mapping[str, float] = CONSTANTS
 ) -> System:
-    """Nodes (NVLink domains) of so many ranks, each with `nic` bytes/s in one direction to other nodes."""
+    """Return the System of a chip in nodes (NVLink domains) of `node` ranks, each rank with `nic` bytes/s in one
+    direction to other nodes; `cloud`: over a provider's own transport."""
     chip = CHIPS[name]
     g = generation(chip.generation, constants)
     hop, bulk = (g.cloud_hop_s, g.cloud_bulk_s) if cloud else (g.net_hop_s, g.net_bulk_s)
@@ -159,60 +160,62 @@ def system(
 
 
 MEASURED_PRODUCT = 4096
-"""Elements along each side of the product whose rate a measured cluster has (measure/kernels.py)."""
+"""Rows and columns of the square product whose rate `phalanx measure` records (measure/kernels.py)."""
 
 
 def chip_name(device: str) -> str:
-    """The chip that a device's name stands for, the longest known one. Raises InputError."""
+    """Return the chip that a device's name stands for, the longest match. Raises InputError if none is known."""
     name = re.sub(r"^(NVIDIA |Tesla |GeForce )+", "", device)
     name = name.replace("SXM4-", "").replace("SXM5-", "").replace("RTX ", "RTX-")
-    found = [known for known in CHIPS if re.match(rf"{known}(?!\w)", name)]  # an A10G is no A10
-    if not found:
-        raise InputError("cluster.device", device, "has no rates of kernels here", f"known: {', '.join(CHIPS)}")
-    return max(found, key=len)
+    matches = [known for known in CHIPS if re.match(rf"{known}(?!\w)", name)]  # an A10G is no A10
+    if not matches:
+        raise InputError(
+            "cluster.device", device, "is not a chip with known kernel rates", f"known: {', '.join(CHIPS)}"
+        )
+    return max(matches, key=len)
 
 
 def system_of(cluster: ClusterSpec, constants: Mapping[str, float] = CONSTANTS) -> System:
-    """Of a described cluster: its tiers, and its chip's rates. What `phalanx measure` found stands as it is: rates
-    and latencies of links, and the best product, by which the chip is faster or slower than its generation. Raises
-    InputError for a chip that is not known."""
+    """Return the System of a described cluster: its tiers and its chip's rates. What `phalanx measure` recorded is
+    used as it is: rates and latencies of links, and the best product, which scales the chip against its generation.
+    Raises InputError for an unknown chip."""
     device = cluster.device
     name = chip_name(device.name)
     base, g = (
         system(name, cluster.ranks_per_node, 1.0, constants=constants),
         generation(CHIPS[name].generation, constants),
     )
-    tiers, below = [], 1
+    tiers, ranks_below = [], 1
     for i, tier in enumerate(cluster.tiers):
         rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
         if tier.uplink_bandwidth_bytes_per_s_per_direction is not None:
-            rate = min(rate, tier.uplink_bandwidth_bytes_per_s_per_direction / below)
+            rate = min(rate, tier.uplink_bandwidth_bytes_per_s_per_direction / ranks_below)
         share, hop, bulk = (g.nvlink, g.node_hop_s, g.node_bulk_s) if i == 0 else (g.nic, g.net_hop_s, g.net_bulk_s)
         if tier.origin == "measured":
             share, hop = 1.0, tier.latency_s
         bulk = max(bulk, tier.latency_s)
         tiers.append(TierRates(tier.ranks, rate * share, hop, bulk, bulk))
-        below = tier.ranks
-    found = replace(base, memory_bytes=device.usable_bytes, tiers=tuple(tiers))
+        ranks_below = tier.ranks
+    result = replace(base, memory_bytes=device.usable_bytes, tiers=tuple(tiers))
     if device.origin == "measured":
-        return _as_measured(found, cluster)
+        return _as_measured(result, cluster)
     return replace(
-        found,
+        result,
         memory_bytes_per_s=device.memory_bandwidth_bytes_per_s,
         peak_bf16=device.dense_flops_per_s.get("bfloat16", base.peak_bf16),
     )
 
 
 def _as_measured(known: System, cluster: ClusterSpec) -> System:
-    """With the products that were measured, of whose rates all others keep their ratio; and where links in a node
-    were, an all-reduce there as measured: the rate is its own."""
-    found = known
+    """Return `known` scaled so that its products reach the measured rate, all other rates in proportion. Where the
+    links in a node were measured, their rate is that of an all-reduce, so no gain by switches is added."""
+    result = known
     rates = [k.peak_flops_per_s for k in cluster.kernels if k.dtype in ("bfloat16", "float16")]
     if rates:
         n = float(MEASURED_PRODUCT)
-        reached = 2 * n**3 / float(product_s(n, n, n, known, known.peak_bf16 * known.gemm, 2))
-        clock = max(rates) / reached
+        predicted = 2 * n**3 / float(product_s(n, n, n, known, known.peak_bf16 * known.gemm, 2))
+        clock = max(rates) / predicted
         shares = ("gemm", "gemm8", "gemm4", "attention", "portable_attention")
-        found = replace(found, **{name: getattr(known, name) * clock for name in shares})
+        result = replace(result, **{name: getattr(known, name) * clock for name in shares})
     inside = cluster.tiers[0]
-    return replace(found, reduce_gain=1.0) if inside.origin == "measured" else found
+    return replace(result, reduce_gain=1.0) if inside.origin == "measured" else result

@@ -1,14 +1,14 @@
-"""Compressed gradients of a step: the collective that each kind needs, γ of coding, and where it stops paying.
+"""Compressed gradients of a step: the collective that each kind needs, the cost of coding, and where it stops paying.
 
     dense        all-reduce of n g bytes, g of an element               2 (p-1)/p n g / busbw
     codes        fp16, bf16, int8, int4: all-to-all, and at zero=0      2 (p-1)/p n x / busbw
                  an all-gather of the sums
     sparse       topk, threshold: all-gather of every rank's            (p-1) n (v g + x) / busbw
                  elements and their places
-    smaller      randk, powersgd: all-reduce of what is left            2 (p-1)/p n v g / busbw
+    smaller      randk, powersgd: all-reduce of what remains            2 (p-1)/p n v g / busbw
 
-v: elements that are sent of each; x: bytes beside them (4 for a place, scales, codes). What a rank of sparse receives
-grows with p and what it receives of a dense all-reduce does not: by bytes alone it pays up to p = 2 g / (v g + x).
+v: elements sent per gradient element; x: further bytes per element (4 for an index, scales, codes). What a rank
+receives grows with p if sparse, but not in a dense all-reduce: by bytes alone, sparse pays up to p = 2 g / (v g + x).
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from phalanx.spec.strategy.spec import Strategy
 
 DENSE, CODES, SPARSE, SMALLER = range(4)
 MOST = 4096
-"""Ranks up to which it is asked where a compressor stops paying."""
+"""The largest group for which `payment` asks whether compression pays."""
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """How gradients travel, as numbers or columns; of every element. `values`, `beside`: v and x above; `passes`:
-    over the gradients to code and decode them, of an element's own size each; `kept`: elements held back."""
+    """How gradients travel, per element, as numbers or columns. `kind`: DENSE, CODES, SPARSE or SMALLER. `values`,
+    `beside`: v and x above. `passes`: passes over the gradients to code and decode them. `kept`: elements of residual
+    (error feedback)."""
 
     kind: Column = DENSE
     values: Column = 1.0
@@ -45,67 +46,70 @@ class Compressed:
     passes: Column = 0.0
     kept: Column = 0.0
     bound: Column = 0.0
-    """1: gradients decide what is sent, at most this."""
+    """1: what is sent depends on the gradients; `values` is an upper bound."""
 
     @property
     def sparse(self) -> Column:
+        """Whether elements and their indices are sent."""
         return np.asarray(self.kind) == SPARSE
 
     def sent(self, g: Column) -> Column:
-        """Bytes of an element of g bytes that a rank hands in."""
+        """Return the bytes that a rank sends per gradient element of g bytes."""
         return self.values * g + self.beside
 
     def coding_s(self, n: Column, g: Column, p: Column, system: System) -> Column:
-        """γ: coding n elements, and decoding what comes: of sparse all ranks' elements, each added to its place."""
-        met = np.where(self.sparse, p * (self.sent(g) + 2 * self.values * g), 0.0)
-        return n * (self.passes * g + met) / (system.memory_bytes_per_s * system.memory)
+        """Return seconds of coding n elements and decoding what arrives; if sparse, the elements of all p ranks are
+        added one by one."""
+        received = np.where(self.sparse, p * (self.sent(g) + 2 * self.values * g), 0.0)
+        return n * (self.passes * g + received) / (system.memory_bytes_per_s * system.memory)
 
     def held_bytes(self, n: Column, g: Column, p: Column, bucket: Column) -> Column:
-        """What is kept back of n gradients, and the messages of two neighbouring buckets."""
+        """Return bytes of the residual of n gradients and of the messages of two neighbouring buckets."""
         messages = np.where(self.sparse, p, 2) * self.sent(g) * np.minimum(n, bucket / g)
         return np.where(np.asarray(self.kind) != DENSE, self.kept * n * g + 2 * messages, 0.0)
 
     def pays_by_bytes(self, g: Column) -> Column:
-        """Ranks up to which sparse sends less than a dense all-reduce: 2 g / (v g + x)."""
+        """Return the number of ranks up to which sparse sends less than a dense all-reduce: 2 g / (v g + x)."""
         return 2 * g / self.sent(g)
 
 
 DENSELY = Compressed()
 
 
-def of(spec: ModelSpec, s: Strategy) -> Compressed:
-    """What a strategy says."""
+def compressed_gradients(spec: ModelSpec, s: Strategy) -> Compressed:
+    """Return how the gradients of a strategy travel."""
     c = s.compressor
     if c is None:
         return DENSELY
     work = passes(c, s)
     if c.quantised:
         parts = s.shards if s.stage else s.gradient_ranks
-        sums = 1 / parts if s.stage == 0 or s.dp_replicate > 1 else 0.0  # that are coded once more
+        sums = 1 / parts if s.stage == 0 or s.dp_replicate > 1 else 0.0  # share of the sums, which are coded again
         beside = c.bits / 8 + c.scaled * SCALE_BYTES / BLOCK
         return Compressed(CODES, 0.0, beside, work, c.feedback * (1 + sums))
-    held = float(c.feedback)
+    residual = float(c.feedback)
     if c.name == "powersgd":
-        return Compressed(SMALLER, _factored(spec, c), 0.0, work, held)
+        return Compressed(SMALLER, _factored(spec, c), 0.0, work, residual)
     if c.name == "randk":
-        return Compressed(SMALLER, c.value, 0.0, work, held)
-    # More than one in p elements threshold never sends (schedule/compression.py).
+        return Compressed(SMALLER, c.value, 0.0, work, residual)
+    # threshold never sends more than one in p elements (schedule/gradients/compression.py).
     share = c.value if c.name == "topk" else 1 / s.gradient_ranks
-    return Compressed(SPARSE, share, share * PLACE_BYTES, work, held, float(c.name == "threshold"))
+    return Compressed(SPARSE, share, share * PLACE_BYTES, work, residual, float(c.name == "threshold"))
 
 
 def _factored(spec: ModelSpec, c: Compression) -> float:
-    """Elements of P, Q and of what is no matrix, of all."""
-    sent, whole = 0, 0
+    """Return the share of elements that PowerSGD sends: those of P and Q, and of parameters that are no matrix."""
+    sent, total = 0, 0
     for bucket in unit_buckets(spec):
         matrices, rest = factors(c, bucket)
         sent += sum((f.n + f.m) * f.r for f in matrices) + sum(p.numel for p in rest)
-        whole += sum(p.numel for p in bucket.parameters)
-    return sent / whole
+        total += sum(p.numel for p in bucket.parameters)
+    return sent / total
 
 
 Over = Callable[[str, Column, Column, Column, Column], Column]
-"""Seconds of an operation on all gradients: bytes of each, ranks, their distance, bytes by which buckets are cut."""
+"""Seconds of an operation on all gradients, from: op, bytes per element, ranks, their distance, and bytes per element
+by which buckets are cut."""
 
 
 def reduced(
@@ -113,29 +117,30 @@ def reduced(
     over: Over,
     g: Column,
     zero: Column,
-    among: tuple[Column, Column],
+    all_ranks: tuple[Column, Column],
     shards: tuple[Column, Column],
     replicas: tuple[Column, Column],
 ) -> tuple[Column, Column]:
-    """Seconds until each shard has its sums, and until all its replicas have them: of groups as ranks and distance.
-    Codes go as ZeRO's gradients do; what is sparse or smaller is reduced whole, and the shard kept."""
-    size, whole = c.sent(g), np.asarray(zero) < 1
-    parts = np.where(whole, 1, shards[0])
-    ranks, apart = (np.where(whole, a, r) for a, r in zip(among, replicas, strict=True))
-    codes = [over(op, size / parts, ranks, apart, g / parts) for op in ("all_to_all", "all_gather")]
+    """Return seconds until each shard has its sums, and seconds until all its replicas have them. Groups are (ranks,
+    distance). Codes are reduced as ZeRO's gradients are; sparse and smaller gradients are reduced unsharded, and each
+    rank keeps its shard."""
+    size, unsharded = c.sent(g), np.asarray(zero) < 1
+    parts = np.where(unsharded, 1, shards[0])
+    ranks, distance = (np.where(unsharded, a, r) for a, r in zip(all_ranks, replicas, strict=True))
+    codes = [over(op, size / parts, ranks, distance, g / parts) for op in ("all_to_all", "all_gather")]
     sums = np.where(ranks > 1, codes[0] + codes[1], 0.0)
-    scatter = np.where(whole, 0.0, over("all_to_all", size, *shards, g))
-    sparse = over("all_gather", among[0] * size, *among, g)
-    smaller = over("all_reduce", size, *among, g)
+    scatter = np.where(unsharded, 0.0, over("all_to_all", size, *shards, g))
+    sparse = over("all_gather", all_ranks[0] * size, *all_ranks, g)
+    smaller = over("all_reduce", size, *all_ranks, g)
     kind = np.asarray(c.kind, dtype=int)
     return np.where(kind == CODES, scatter, 0.0), np.choose(kind, [0.0 * sums, sums, sparse, smaller])
 
 
 @dataclass(frozen=True)
 class Payment:
-    """What compressing saves of the exchange of a step's gradients, alone: seconds dense, compressed, and of coding;
-    the fewest and the most `ranks` with which it pays here, of 2 to MOST; `by_bytes`: the most of sparse, by its
-    bytes alone."""
+    """What compression saves of a step's gradient exchange alone: seconds dense, seconds compressed, seconds of
+    coding. `ranks`: the fewest and the most ranks, from 2 to MOST, with which it pays, or None. `by_bytes`: the most
+    ranks with which sparse pays by bytes alone."""
 
     dense_s: float
     sent_s: float
@@ -145,12 +150,12 @@ class Payment:
 
 
 def payment(c: Compressed, n: float, p: int, stride: float, system: System, profile: Profile) -> Payment:
-    """Of n gradients over p ranks, against a dense all-reduce."""
+    """Compare the compressed exchange of n gradients over p ranks with a dense all-reduce."""
     g = profile.gradient_bytes
 
-    def over(op: str, size: Column, ranks: Column, apart: Column, cut: Column) -> Column:
+    def over(op: str, size: Column, ranks: Column, distance: Column, cut: Column) -> Column:
         buckets = np.maximum(np.ceil(n * cut / profile.bucket_bytes), 1)
-        return buckets * collective_s(op, n * size / buckets, ranks, apart, system)
+        return buckets * collective_s(op, n * size / buckets, ranks, distance, system)
 
     def all_of(ranks: Column) -> tuple[Column, Column, Column]:
         group = (ranks, stride)

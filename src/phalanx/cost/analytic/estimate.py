@@ -1,7 +1,7 @@
 """The price of one strategy on a described cluster under a named software stack: time, memory, FLOPs, traffic.
 
-`predict` (cost/predict.py) prices our own runtime exactly on a measured cluster; this prices any stack on any known
-hardware, by the same formulas that are held against published runs (`phalanx validate`).
+`predict` (cost/step/predict.py) prices our own runtime exactly on a measured cluster; `estimate` prices any stack on
+any known hardware, by the formulas that `phalanx validate` holds against published runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.cost.analytic.chips import system_of
-from phalanx.cost.analytic.compression import Payment, of, payment
+from phalanx.cost.analytic.compression import Payment, compressed_gradients, payment
 from phalanx.cost.analytic.flops import active_params, hardware_flops, model_flops
 from phalanx.cost.analytic.memory import Memory, memory
 from phalanx.cost.analytic.model_shape import Shape, shape
@@ -32,12 +32,12 @@ from phalanx.spec.strategy.legality import require_compressible
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 
 _AS_DEFAULT = ("layers", "grad_sync", "reshard", "bucket", "prefetch")
-"""Fields of a strategy that these formulas have no term for."""
+"""Fields of a strategy that have no term here; only their defaults are priced."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one step; numbers, or columns where columns were priced."""
+    """The price of one step and what it was priced from; fields are numbers, or columns where columns were priced."""
 
     step: Step
     memory: Memory
@@ -51,30 +51,35 @@ class Estimate:
 
     @property
     def seconds(self) -> Column:
+        """Seconds of the step."""
         return self.step.seconds
 
     @property
     def mfu(self) -> Column:
-        """Of the peak in bf16."""
+        """Model FLOP utilisation, against the peak in bf16."""
         return self.model_flops / (self.seconds * self.layout.world * self.system.peak_bf16)
 
     @property
     def hfu(self) -> Column:
+        """Hardware FLOP utilisation (recomputation counted), against the peak in bf16."""
         return self.hardware_flops / (self.seconds * self.layout.world * self.system.peak_bf16)
 
     @property
     def fits(self) -> Column:
-        """Against the device's usable bytes."""
+        """Whether the reserved bytes fit in the device's usable memory."""
         return self.memory.reserved <= self.system.memory_bytes
 
 
 def require_modelled(s: Strategy) -> None:
-    """Refuse by name what has no term here. Raises InputError."""
+    """Require that every field of a strategy has a term here. Raises InputError naming one that has none."""
     for name in _AS_DEFAULT:
         if getattr(s, name) != FIELDS[name].default:
             reason = "is not modelled for published stacks"
             raise InputError(
-                f"strategy.{name}", getattr(s, name), reason, "leave it out; phalanx plan prices our own"
+                f"strategy.{name}",
+                getattr(s, name),
+                reason,
+                "leave it out; `phalanx plan JOB.toml` prices it for our own runtime",
             )
     require_compressible(s, "float32")
 
@@ -82,34 +87,34 @@ def require_modelled(s: Strategy) -> None:
 def estimate(
     model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, stack: str, number_format: str = "bfloat16"
 ) -> Estimate:
-    """Price one. Raises InputError for what is not modelled."""
+    """Price one strategy. Raises InputError for a strategy, chip or stack that is not modelled."""
     require_modelled(s)
-    how = replace(layout(s, job, model.layers, number_format), compressed=of(model, s))
-    found = priced(shape(model), how, system_of(cluster), profile(stack))
+    how = replace(layout(s, job, model.layers, number_format), compressed=compressed_gradients(model, s))
+    result = priced(shape(model), how, system_of(cluster), profile(stack))
     if splits_backward(s):
-        _as_it_runs(found.step, s, model)
-    return found
+        _run_schedule(result.step, s, model)
+    return result
 
 
-def _as_it_runs(found: Step, s: Strategy, model: ModelSpec) -> None:
-    """The bubble of a schedule that runs gradients of inputs and of weights apart (half of a backward pass each):
-    its own actions, timed, over chunks as equal as blocks can be cut."""
-    ranks, passes = rank_of(s), [own for _, own in found.blocks]
+def _run_schedule(result: Step, s: Strategy, model: ModelSpec) -> None:
+    """Set the bubble of a schedule that splits the backward pass (half of it each for input and weight gradients), by
+    running its actions over chunks that are as equal as whole blocks allow."""
+    ranks, passes = rank_of(s), [kind for _, kind in result.blocks]
     experts = model.experts
     kinds = [passes[0 if experts is None or i in experts.dense_layers else -1] for i in range(model.layers)]
-    cut = [[kinds[i] for i in own] for own in np.array_split(np.arange(model.layers), len(ranks))]
-    cut[-1].append(found.head)
-    forward = [sum(float(own.forward) for own in chunk) for chunk in cut]
-    half = [sum(float(own.backward) for own in chunk) / 2 for chunk in cut]
-    slowest = float(np.bincount(ranks, np.add(forward, np.multiply(half, 2))).max())
-    m = int(found.of["head"]["micro_batches"])
-    took = makespan(s.schedule, s.pp, m, s.virtual, Costs(forward, half, half), slowest)
-    found.terms["bubble"] = max(took - m * slowest, 0.0)
-    found.of["bubble"] = {"makespan_s": took, "micro_batches": m, "slowest_s": slowest}
+    chunk_passes = [[kinds[i] for i in kind] for kind in np.array_split(np.arange(model.layers), len(ranks))]
+    chunk_passes[-1].append(result.head)
+    forward = [sum(float(kind.forward) for kind in chunk) for chunk in chunk_passes]
+    half_backward = [sum(float(kind.backward) for kind in chunk) / 2 for chunk in chunk_passes]
+    slowest = float(np.bincount(ranks, np.add(forward, np.multiply(half_backward, 2))).max())
+    m = int(result.of["head"]["micro_batches"])
+    seconds = makespan(s.schedule, s.pp, m, s.virtual, Costs(forward, half_backward, half_backward), slowest)
+    result.terms["bubble"] = max(seconds - m * slowest, 0.0)
+    result.of["bubble"] = {"makespan_s": seconds, "micro_batches": m, "slowest_s": slowest}
 
 
 def paid(e: Estimate) -> Payment | None:
-    """What compressing its gradients saves; None where nothing is compressed, or gradients decide what is sent."""
+    """Return what gradient compression saves, or None without compression or if the bytes depend on the gradients."""
     c = e.layout.compressed
     if not c.kind or c.bound:
         return None
@@ -121,19 +126,22 @@ def paid(e: Estimate) -> Payment | None:
 def estimate_all(
     model: ModelSpec, cluster: ClusterSpec, job: Job, strategies: Sequence[Strategy], stack: str
 ) -> Estimate:
-    """Price many, as columns: of every schedule the bubble of equal chunks by its formula."""
+    """Price many strategies as columns; every schedule's bubble follows the formula for equal chunks. Raises
+    InputError as `estimate` does."""
     for s in strategies:
         require_modelled(s)
-    columns = gather([replace(layout(s, job, model.layers), compressed=of(model, s)) for s in strategies])
+    columns = gather(
+        [replace(layout(s, job, model.layers), compressed=compressed_gradients(model, s)) for s in strategies]
+    )
     return priced(shape(model), columns, system_of(cluster), profile(stack))
 
 
 def priced(model: Shape, how: Layout, on: System, by: Profile) -> Estimate:
-    """The formulas, on numbers or columns of any of the four."""
-    found = step(model, how, on, by)
+    """Apply the formulas to numbers, or to columns of any of the four arguments."""
+    result = step(model, how, on, by)
     return Estimate(
-        found,
-        memory(model, how, by, found.ahead),
+        result,
+        memory(model, how, by, result.ahead),
         model_flops(model, how),
         hardware_flops(model, how),
         active_params(model),

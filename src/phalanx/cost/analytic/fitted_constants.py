@@ -1,7 +1,7 @@
-"""What was measured of stacks and chips: fitted on the published runs that ship with Phalanx.
+"""Constants of stacks and chips, fitted to the published runs that ship with Phalanx.
 
-Written by `python -m calibration --write`; what each field means stands with its class (Profile,
-Generation), from whose defaults the fit starts.
+Written by `python -m calibration --write`. Fields are documented in their classes (stacks.Profile, chips.Generation),
+from whose defaults the fit starts.
 """
 
 from __future__ import annotations
@@ -251,11 +251,11 @@ CONSTANTS: dict[str, float] = {
 
 
 def resolve(defaults: Mapping[str, float], chain: Sequence[str], constants: Mapping[str, float]) -> dict[str, float]:
-    """Each field's constant: of the first in a chain of owners that has one, else the default."""
-    found = dict(defaults)
+    """Return each field's constant: that of the first owner in `chain` that has one, else the default."""
+    result = dict(defaults)
     for field in defaults:
         for owner in chain:
             if f"{owner}.{field}" in constants:
-                found[field] = constants[f"{owner}.{field}"]
+                result[field] = constants[f"{owner}.{field}"]
                 break
-    return found
+    return result

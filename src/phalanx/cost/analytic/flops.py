@@ -13,8 +13,8 @@ from phalanx.cost.hardware.columns import Column
 
 
 def forward_per_token(shape: Shape, seq: Column) -> tuple[Column, Column]:
-    """Of the whole model: (blocks, head). Of a layer's experts those that a token meets; latent attention as it
-    trains: keys and values expanded."""
+    """Return forward FLOPs per token of the whole model, as (blocks, head). Of the experts, only those that a token
+    is routed to count; latent attention counts as it trains, with keys and values expanded."""
     h, q = shape.hidden, shape.heads * shape.head_dim
     value = shape.heads * shape.value_dim
     plain = h * (q + 2 * shape.kv_heads * shape.head_dim) + value * h
@@ -30,20 +30,20 @@ def forward_per_token(shape: Shape, seq: Column) -> tuple[Column, Column]:
 
 
 def model_flops(shape: Shape, layout: Layout) -> Column:
-    """Of a step on all ranks: nothing repeated."""
+    """Return FLOPs of one step on all ranks, without recomputation."""
     blocks, head = forward_per_token(shape, layout.seq)
     return 3.0 * (blocks + head) * layout.step_tokens  # a float: 405B's step has more FLOPs than an int64 holds
 
 
 def hardware_flops(shape: Shape, layout: Layout) -> Column:
-    """With what recomputation repeats."""
+    """Return FLOPs of one step on all ranks, with recomputation."""
     blocks, _ = forward_per_token(shape, layout.seq)
     core = 2.0 * shape.layers * layout.seq * shape.heads * (shape.head_dim + shape.value_dim)
     return model_flops(shape, layout) + (layout.full * blocks + layout.selective * core) * layout.step_tokens
 
 
 def active_params(shape: Shape) -> Column:
-    """Parameters that a token meets."""
+    """Return the parameters that take part in a token's forward pass: of the experts, `top_k` per layer."""
     share = shape.top_k / np.maximum(shape.experts, 1)
     blocks = shape.block_params * (shape.layers - shape.moe_layers)
     return blocks + shape.moe_layers * (shape.moe_block_params + shape.expert_params * share) + shape.ends

@@ -1,4 +1,4 @@
-"""What of a model the price of a step depends on, as plain numbers."""
+"""The sizes of a model that the price of a step depends on, as plain numbers (Shape)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from phalanx.spec.model.spec import ModelSpec, parameters
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes in elements. `mlp_matrices` are 3 with a gate, else 2; of experts likewise. Parameter counts are sums
-    over the one list of `spec/model.py`: of a block with an MLP, of one with experts without them, of all experts
-    of a layer, of the embedding, and of the head (0 where it is tied to it)."""
+    """Sizes of a model in elements. `mlp_matrices`: 3 with a gate, else 2, in experts too. `tied`: 1 if the head
+    shares the embedding. `window_share`: share of blocks with an attention window. Parameter counts are sums over
+    `spec.model.spec.parameters`: of a block with an MLP, of a block with experts without these, of all experts of a
+    layer, of the embedding, and of the head (0 if tied)."""
 
     hidden: Column
     layers: Column
@@ -42,16 +43,18 @@ class Shape:
 
     @property
     def params(self) -> Column:
+        """All parameters."""
         blocks = self.block_params * (self.layers - self.moe_layers)
         return blocks + self.moe_layers * (self.moe_block_params + self.expert_params) + self.ends
 
     @property
     def ends(self) -> Column:
+        """Parameters of embedding and head."""
         return self.embedding_params + self.head_params
 
 
 def shape(spec: ModelSpec) -> Shape:
-    """The Shape of a whole model."""
+    """Return the Shape of a model."""
     e, latent = spec.experts, spec.latent
     moe = [i for i in range(spec.layers) if e and i not in e.dense_layers]
     sizes: dict[tuple[str, bool], int] = {}

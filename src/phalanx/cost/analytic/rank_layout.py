@@ -1,4 +1,4 @@
-"""What of a job and a strategy the price of a step depends on, as plain numbers."""
+"""What the price of a step reads of a job and a strategy, as plain numbers (Layout)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.strategy.spec import Strategy
 
 FORMATS = ("bfloat16", "float8", "float8-mx", "float4")
-"""Number formats of matrix products; of `float8` one scale serves a tensor, of `-mx` 32 elements."""
+"""Number formats of matrix products; `float8` has one scale per tensor, `-mx` one per 32 elements."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One rank's share of a step. `shards`: ranks over which ZeRO shards; `format`: index into FORMATS;
-    `activation_bytes` of one element; `full`, `selective`: shares of the blocks whose forward pass, or whose core
-    of attention, is repeated."""
+    """One rank's share of a step. `shards`: ranks over which ZeRO shards. `format`: index into FORMATS.
+    `activation_bytes`: bytes of an activation element. `full`, `selective`: share of the blocks whose forward pass,
+    or attention core, is recomputed. Strides: see `strides`."""
 
     tp: Column
     sp: Column
@@ -43,34 +43,35 @@ class Layout:
     activation_bytes: Column
     gathers_once: Column
     tp_stride: Column
-    """From a rank to the next one along an axis of the mesh, in ranks, by the order of the axes."""
+    """Distance in ranks from a rank to the next one along an axis of the mesh; it follows from the order of axes."""
     cp_stride: Column
     dp_stride: Column
     pp_stride: Column
     bubble: Column = 1.0
-    """Of its schedule, over that of 1f1b with as many chunks per rank."""
+    """The schedule's bubble over that of 1f1b with as many chunks per rank."""
     in_flight: Column = 0.0
-    """Micro-batches whose activations a first pipeline rank holds at once, where its schedule is neither 1f1b nor
-    interleaved; 0: as those do."""
+    """Micro-batches whose activations the first pipeline rank holds at once; 0: as 1f1b or interleaved does."""
     in_flight_last: Column = 1.0
-    """The same of the last pipeline rank."""
+    """The same on the last pipeline rank."""
     frozen: Column = 0.0
-    """1: weights have no gradients (adapters are trained beside them)."""
+    """1: weights have no gradients (only adapters are trained)."""
     compressed: Compressed = DENSELY
     """How gradients travel."""
 
     @property
     def tokens(self) -> Column:
-        """Of one micro-batch on one rank."""
+        """Tokens of one micro-batch on one rank."""
         return self.micro_batch * self.seq / self.cp
 
     @property
     def world(self) -> Column:
+        """Ranks in all."""
         return self.tp * self.pp * self.dp * self.cp
 
     def data_stride(self, node: Column) -> Column:
-        """From a rank to the next one with the same part of the model, over dp and cp together: where the mesh has
-        other axes between these two, the stride with which as many of them lie in a node of so many ranks."""
+        """Return the distance in ranks to the next rank with the same part of the model, over dp and cp together. If
+        the mesh has other axes between these two, it is the stride that puts as many of them in a node of `node`
+        ranks."""
         between = np.where(self.cp_stride < self.dp_stride, node / self.cp, node / self.dp)
         near, far = np.minimum(self.cp_stride, self.dp_stride), np.maximum(self.cp_stride, self.dp_stride)
         inner = np.where(self.cp_stride < self.dp_stride, self.cp, self.dp)
@@ -79,47 +80,50 @@ class Layout:
 
     @property
     def expert_stride(self) -> Column:
-        """From a rank to the one with the next experts: ep x etp takes the innermost of a stage's ranks first, and
-        stages may lie among those."""
+        """Distance in ranks to the rank with the next experts: ep x etp takes a stage's innermost ranks first, and
+        other stages may lie between them."""
         return self.etp * np.where(self.pp_stride < self.ep * self.etp, self.pp, 1)
 
     @property
     def step_tokens(self) -> Column:
-        """Of all ranks."""
+        """Tokens of one step on all ranks."""
         return self.micro_batch * self.micro_batches * self.dp * self.seq
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Blocks of pipeline ranks: the most that one has, and the last one's, which has the head as well."""
+    """Blocks per pipeline rank: the most on any rank, and those on the last rank, which has the head too."""
 
     most: Column
     last: Column
 
 
 def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
-    """By numbers of blocks, or by work: then the head counts as many blocks as it has times their parameters."""
+    """Return how blocks are spread over pipeline ranks: evenly by count, or, where `balanced`, by work, with the head
+    counted as many blocks as it has times their parameters."""
     chunk = np.ceil(shape.layers / (layout.pp * layout.virtual))
     most = np.minimum(chunk * layout.virtual, np.ceil(shape.layers / layout.pp) + (layout.virtual - 1))
     last = np.floor(shape.layers / layout.pp)
     head = shape.vocab * shape.hidden / np.maximum(shape.block_params, 1)
     each = (shape.layers + head) / layout.pp
-    ends = np.maximum(shape.layers - np.ceil((layout.pp - 1) * each - 1e-9), 0)
-    apart = (np.asarray(balanced) > 0) & (np.asarray(layout.pp) > 1)
-    return Stages(np.where(apart, np.minimum(np.ceil(each - 1e-9), shape.layers), most), np.where(apart, ends, last))
+    last_by_work = np.maximum(shape.layers - np.ceil((layout.pp - 1) * each - 1e-9), 0)
+    by_work = (np.asarray(balanced) > 0) & (np.asarray(layout.pp) > 1)
+    return Stages(
+        np.where(by_work, np.minimum(np.ceil(each - 1e-9), shape.layers), most), np.where(by_work, last_by_work, last)
+    )
 
 
 def strides(s: Strategy) -> dict[str, int]:
-    """From a rank to the next one along each axis of the mesh."""
-    found, inside = {}, 1
+    """Return the distance in ranks from a rank to the next one along each axis of the mesh."""
+    result, stride = {}, 1
     for axis in reversed(s.order.split("/")):
-        found[axis] = inside
-        inside *= getattr(s, axis)
-    return found
+        result[axis] = stride
+        stride *= getattr(s, axis)
+    return result
 
 
 def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") -> Layout:
-    """The Layout of one strategy."""
+    """Return the Layout of one strategy. Raises ValueError for an unknown number format."""
     m, number, stride = s.accumulation(job), NAMES.index(s.schedule), strides(s)
     first, last = in_flight(number, m, s.pp)
     full = sum(s.recompute_of(i) == "full" for i in range(layers)) / layers

@@ -1,8 +1,8 @@
 """Software stacks by name: what they fuse, hide, launch and allocate, as physical constants.
 
-A Profile says nothing about hardware (cost/stack/system.py) or about a model. `STACKS` holds one entry per stack and
-release, which says from which it comes, and how it is built: what is known of its code. What is measured stands in
-cost/constants.py; a stack that has no number of its own there has that of the one that it comes from.
+A Profile says nothing about hardware (cost/hardware/system.py) or about a model. `STACKS` holds one entry per stack
+and release: the stack it derives from, and what is known of its code. Fitted numbers are in fitted_constants.py; a
+stack without a number of its own there inherits that of its parent.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from phalanx.spec.errors import InputError, nearest
 
 @dataclass(frozen=True)
 class Profile:
-    """Constants of one stack and release. Bytes are per element of what they name, of the forward pass; overlaps are
-    the share of a transfer that is hidden where there is enough to hide it behind."""
+    """Constants of one stack and release. Bytes are per element of what they name, in the forward pass; overlaps are
+    the share of a transfer that is hidden where there is enough compute to hide it."""
 
     name: str
     flash: Column = 1.0
-    """Whether attention never writes its scores."""
+    """1: attention never writes its scores (flash attention)."""
     score_bytes: Column = 10.0
-    """Traffic per score of attention that does: masked softmax and dropout, in 2-byte elements."""
+    """Traffic per score of attention that writes them: masked softmax and dropout, in 2-byte elements."""
     hidden_bytes: Column = 20.0
     """Traffic per token and hidden element of a block beside the products: norms, residuals, rotary, dropout."""
     ffn_bytes: Column = 8.0
@@ -36,115 +36,117 @@ class Profile:
     gemm: Column = 1.0
     """Matrix products against the chip's own best."""
     gemm8: Column = 1.0
-    """The same of products in 8 bits and less, beyond `gemm`."""
+    """The same for products in 8 bits or less, on top of `gemm`."""
     grouped: Column = 0.8
     """Products of many experts at once against plain ones."""
     portable: Column = 0.0
-    """Whether flash attention is the portable one (FlashAttention 2), not cuDNN's or FlashAttention 3."""
+    """1: flash attention is FlashAttention 2, not cuDNN's or FlashAttention 3."""
     plain: Column = 0.0
-    """Whether products are a library's calls as they come, not prepared for the chip's generation."""
+    """1: products are plain library calls, not tuned for the chip's generation."""
     attention: Column = 1.0
-    """Flash attention against what others reach with kernels as portable."""
+    """Flash attention against what other stacks reach with the same kind of kernel."""
     cast_bytes: Column = 6.0
-    """Traffic per element that is turned into an 8-bit (or smaller) format."""
+    """Traffic per element cast to an 8-bit (or smaller) format."""
     fine_cast: Column = 1.5
-    """The same with a scale per row or per 32 elements, over one with a scale per tensor."""
+    """The same with a scale per row or per 32 elements, relative to a scale per tensor."""
     launches: Column = 30.0
-    """Kernels of a block's forward pass that a CPU launches one by one, counted in the stack's code; 0 where one
-    program is launched. The GPU is never faster than they are."""
+    """Kernels of a block's forward pass that the CPU launches one by one, counted in the stack's code; 0 if the step
+    is one program. The GPU is never faster than its launches."""
     launch_s: Column = 20e-6
     """CPU time of a launch, Python and autograd included."""
     launch_backward: Column = 1.5
     """Backward over forward, of launches."""
     listed: Column = 0.0
-    """Collectives of a block's forward pass, and of its backward pass, that are given a list of tensors, one per
-    rank,"""
+    """Collectives per pass of a block that take a list of tensors, one per rank."""
     list_s: Column = 3e-4
-    """each of which takes so long where CPUs hold a job up: what follows is launched that much later."""
+    """Seconds by which each of these delays later launches, in jobs that their CPUs hold up."""
     stalled_s: Column = 1e-3
-    """What each message of a pipeline waits where the ranks of a node do not reach each other over NVLink."""
+    """Delay of each pipeline message where the ranks of a node do not reach each other over NVLink."""
     launch_sync: Column = 0.05
-    """What launches lose more over 8 tp ranks and more, in proportion: each collective waits for the slowest CPU."""
+    """Slowdown of launches over 8 or more tp ranks, proportionally less over fewer: collectives wait for the slowest
+    CPU."""
     tp_split: Column = 0.0
-    """Whether products are cut into as many parts as there are tp ranks, each to run beside the exchange of the next
-    one's rows (Transformer Engine's ring exchange)."""
+    """1: products are cut into one part per tp rank, and each overlaps the exchange of the next part's rows
+    (Transformer Engine's ring exchange)."""
     tp_narrow: Column = 0.0
-    """Whether all-gathers of tensor parallelism carry 8 bits where products read them with one scale per tensor."""
+    """1: all-gathers of tensor parallelism carry 8 bits where products read them with one scale per tensor."""
     tp_overlap: Column = 0.3
     dp_overlap: Column = 0.7
     gather_overlap: Column = 0.6
-    """Of parameters that are gathered after the update (ZeRO-1, 2), behind the next forward pass."""
+    """Overlap of the gather after the update (ZeRO-1, 2) with the next forward pass."""
     pp_overlap: Column = 0.5
-    """Of a pipeline's messages, where ranks have several chunks; the next chunk's work hides them."""
+    """Overlap of pipeline messages with the next chunk's compute, where ranks have several chunks."""
     ep_overlap: Column = 0.0
     ring_bytes: Column = 24.0
-    """Traffic per element of attention's result and step of a ring of context parallelism, forward and backward each:
-    partial results are weighed and added up in fp32."""
+    """Traffic per element of attention's result and step of a context-parallel ring, in each pass: partial results
+    are weighted and summed in fp32."""
     contention: Column = 1.05
-    """How much slower compute is while something travels beside it."""
+    """Slowdown of compute that overlaps communication."""
     gradient_bytes: Column = 4.0
-    """Of a gradient that travels."""
+    """Bytes of a gradient element as it is sent."""
     parameter_bytes: Column = 2.0
-    """Of a gathered parameter."""
+    """Bytes of a parameter element as it is gathered."""
     optimizer_bytes: Column = 30.0
     """Traffic per parameter of norm, clipping and update."""
     bucket_bytes: Column = 160e6
-    """Of gradients that travel together."""
+    """Bytes of gradients per bucket."""
     step_s: Column = 0.01
-    """Once per step: data, the norm's exchange, logging."""
+    """Fixed seconds per step: data, the norm's all-reduce, logging."""
     token_bytes: Column = 8.0
     """Traffic per routed token and hidden element: permutation there and back."""
     router_s: Column = 1.0e-4
-    """Of a layer of experts: routing, and the wait for the counts."""
+    """Seconds per layer with experts: routing, and waiting for the counts."""
     balanced: Column = 0.0
-    """Whether pipeline ranks have equal work, the head counted, and not equal numbers of blocks."""
+    """1: pipeline ranks have equal work (the head counted), not equal numbers of blocks."""
     whole_bytes: Column = 18.0
-    """Of a parameter's state without ZeRO: weight 2, gradient 4 (and 2 where both are kept), master 4, moments 8."""
+    """Bytes of state per parameter without ZeRO: weight 2, gradient 4 (and 2 where both are kept), master 4, moments
+    8."""
     replica_bytes: Column = 0.0
-    """and more where gradients travel through buckets of their own."""
+    """More of them, where gradients are reduced in separate buckets."""
     kept_bytes: Column = 6.0
-    """What of it ZeRO-1 leaves whole on each rank,"""
+    """Bytes of state per parameter that ZeRO-1 leaves unsharded."""
     shard_bytes: Column = 12.0
-    """and what it shards."""
+    """Bytes of state per parameter that ZeRO-1 shards."""
     idle_bytes: Column = 0.0
-    """What of the kept bytes is free while activations are at their peak: made by or after the update."""
+    """Bytes per parameter of that which are free at the activations' peak: allocated during or after the update."""
     full_shard_bytes: Column = 16.0
-    """Of a parameter's state under ZeRO-3, all of it sharded."""
+    """Bytes of state per parameter with ZeRO-3, all of it sharded."""
     kept_hidden: Column = 10.0
-    """Bytes per token and hidden element that a block's forward pass leaves for its backward pass: inputs of norms
+    """Bytes per token and hidden element that a block's forward pass keeps for its backward pass: inputs of norms
     and products, residuals, masks of dropout (Korthikanti et al. 2022, equation 1)."""
     kept_qkv: Column = 1.0
-    """Copies of queries, keys, values and attention's result that it leaves,"""
+    """Copies that it keeps of queries, keys, values and attention's result."""
     kept_ffn: Column = 1.0
-    """and of what is inside the MLP."""
+    """Copies that it keeps of what is inside the MLP."""
     kept_score: Column = 5.0
     """Bytes per score where attention writes them: before and after the softmax, and a mask of dropout."""
     kept_logit: Column = 8.0
     """Bytes per logit at the loss."""
     buffers: Column = 0.0
-    """Whole hidden states that tensor parallelism gathers into, kept from step to step."""
+    """Unsharded hidden states that tensor parallelism gathers into, kept from step to step."""
     per_op: Column = 0.0
-    """Whether selective recomputation chooses among a block's operations, and not just the core of attention."""
+    """1: selective recomputation chooses among a block's operations, not just attention's core."""
     stand_in: Column = 0.0
-    """Whether products that sum their weights' gradients in place return one that stands for them (Transformer Engine
-    from 2 on), kept from step to step."""
+    """1: products that accumulate their weights' gradients in place return a placeholder gradient (Transformer Engine
+    2 and later), kept from step to step."""
     given: Column = 0.0
-    """Whole hidden states that a block gives to tensor parallelism's collectives and frees while they read them,"""
+    """Unsharded hidden states that a block passes to tensor-parallel collectives and frees while these still read
+    them."""
     waits: Column = 0.0
-    """and whether the CPU waits for each message in a pipeline's warm-up, and is not ahead of the GPU there."""
+    """1: the CPU waits for each message of a pipeline's warm-up, so that it is not ahead of the GPU there."""
     constant_bytes: Column = 0.1e9
-    """Whatever the model: tables, workspaces, scratch."""
+    """Bytes that do not depend on the model: tables, workspaces, scratch."""
     fragments: Column = 0.06
-    """What the allocator reserves beyond the peak, as a share of what comes and goes."""
+    """What the allocator reserves beyond the peak, as a share of the bytes above the model state."""
     context_bytes: Column = 1.5e9
-    """What the driver shows beyond what the allocator has reserved: context, NCCL, libraries."""
+    """Bytes that the driver shows beyond those reserved by the allocator: context, NCCL, libraries."""
     jitter: Column = 0.0
-    """Loss per doubling of ranks beyond a node: the slowest rank sets the pace."""
+    """Relative slowdown per doubling of ranks beyond 8: the slowest rank sets the pace."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack or release: the one that it comes from, and how it is built."""
+    """A stack or release: `parent`, the stack it derives from, and `built`, the fields known from its code."""
 
     parent: str = ""
     built: Mapping[str, float] = field(default_factory=dict)
@@ -167,13 +169,13 @@ STACKS: dict[str, Stack] = {
     "megatron-2022": Stack("megatron-2021"),
     "megatron-deepspeed-2022": Stack("megatron-2021"),
     "megatron-deepspeed-2021": Stack("megatron-deepspeed-2022"),
-    # bf16 has an optimizer of its own there, which sums gradients in fp32 beside those of the backward pass.
+    # Its bf16 optimizer accumulates gradients in fp32 besides those of the backward pass.
     "megatron-deepspeed-2022-bf16": Stack("megatron-deepspeed-2022"),
     # Megatron-Core on Transformer Engine; NeMo and Megatron-Bridge are recipes over it.
     "megatron-core": Stack("any"),
-    # The same with FlashAttention 2, which was the fastest until cuDNN 9 (2024).
+    # With FlashAttention 2, the fastest until cuDNN 9 (2024).
     "megatron-core-flash2": Stack("megatron-core", {"portable": 1.0}),
-    # The same without flash attention.
+    # Without flash attention.
     "megatron-core-unfused": Stack("megatron-core", _SCORES),
     "nemo-23.05": Stack("megatron-core"),
     "nemo-24.03": Stack("nemo-24.11"),
@@ -192,11 +194,11 @@ STACKS: dict[str, Stack] = {
     "megatron-bridge-26.08": Stack("megatron-bridge-26.06.01"),
     # Run without overlap (SimuMax, docs/b200/b200_real_repro_guide.md, section 3.3).
     "simumax-b200": Stack("megatron-core", _APART | {"stand_in": 1.0, "kept_hidden": 8.0}),
-    # PyTorch FSDP around eager modules, each operation a kernel of its own.
+    # PyTorch FSDP around eager modules, one kernel per operation.
     "eager": Stack("any", {"portable": 1.0, "plain": 1.0, "launches": 40.0, "pp_overlap": 0.0}),
     "nanotron": Stack(
         "eager",
-        # Gradients are accumulated in fp32 beside those of the backward pass; collectives take lists of tensors.
+        # Gradients are accumulated in fp32 besides those of the backward pass; collectives take lists of tensors.
         {
             "listed": 4.0,
             "balanced": 1.0,
@@ -207,27 +209,27 @@ STACKS: dict[str, Stack] = {
             "buffers": 2.0,
             # The results of both row-wise products, until they are scattered.
             "given": 2.0,
-            # NCCL's buffers of groups over three axes: of 79.6 GiB, what needs more than 76 did not run.
+            # NCCL's buffers of groups over three axes: of 79.6 GiB, runs that need more than 76 failed.
             "context_bytes": 3.9e9,
         },
     ),
-    # Before its pipeline was mended: what needs more than 70 did not run.
+    # Before its pipeline was fixed: runs that need more than 70 GiB failed.
     "nanotron-early": Stack("nanotron", {"waits": 1.0, "context_bytes": 10e9}),
     "llm-foundry": Stack("eager", {"launches": 24.0}),
     "llm-foundry-pure": Stack("llm-foundry", {"gradient_bytes": 2.0}),
-    # Logits in 2 bytes and in 4, their softmax, and its gradient. Norms and rotations operation by operation in fp32,
+    # Logits in 2 bytes and in 4, their softmax and its gradient. Norms and rotations operation by operation in fp32,
     # where nanotron and llm-foundry call fused kernels: 36 bytes of a norm, 6 of a residual, 20 of a rotation.
     "torchtitan-eager": Stack(
         "eager", {"launches": 55.0, "hidden_bytes": 2 * 36.0 + 2 * 6.0 + 1.25 * 20.0, "kept_ffn": 4 / 3} | _PER_OP
     ),
-    # Compilers that fuse what is bound by memory.
+    # Compilers that fuse memory-bound operations.
     "compiled": Stack("any", {"plain": 1.0, "launches": 15.0}),
     "torchtitan-compiled": Stack("compiled", {"portable": 1.0, "tp_narrow": 1.0} | _PER_OP),
-    # With the loss compiled as well: logits and their gradient in 2 bytes.
+    # With the loss compiled too: logits and their gradient in 2 bytes.
     "torchtitan-2025-06": Stack("torchtitan-compiled", {"kept_logit": 4.0}),
     # Parameters are gathered in 8 bits.
     "torchtitan-narrow-gather": Stack("torchtitan-2025-06", {"parameter_bytes": 1.0}),
-    # Collectives of tensor parallelism apart from the products, which its "async TP" cuts them into.
+    # Collectives of tensor parallelism apart from the products; "async TP" would cut and overlap them.
     "torchtitan-vanilla-tp": Stack("torchtitan-2025-06", {"tp_overlap": 0.0}),
     "maxtext": Stack("compiled", {"launches": 0.0}),
     "pax": Stack("compiled", {"launches": 0.0}),
@@ -237,7 +239,7 @@ STACKS: dict[str, Stack] = {
 
 
 def profile(name: str, constants: Mapping[str, float] = CONSTANTS) -> Profile:
-    """By name. Raises InputError."""
+    """Return the Profile of a stack by name. Raises InputError for an unknown stack."""
     if name not in STACKS:
         raise InputError("profile", name, "is not a software stack that Phalanx knows", nearest(name, STACKS))
     chain = [name]

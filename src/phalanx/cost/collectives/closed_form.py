@@ -1,4 +1,7 @@
-"""Collective times in closed form."""
+"""Collective times in closed form: the published formulas of each algorithm on uniform links.
+
+α: seconds per message, β: seconds per byte sent, γ: seconds per byte reduced, p: ranks, n: bytes of the buffer.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import math
 
 
 def best_segments(op: str, algorithm: str, p: int, n: float, alpha: float, beta: float) -> int:
-    """The power of two nearest to the number of segments that is best for n bytes over p ranks: where the algorithm
-    takes (c + d m)(α + n β / e m), that is m = sqrt(c n β / (d e α)). At most 1,024."""
+    """Return the power of two nearest to the best number of segments m for n bytes over p ranks, at most 1,024.
+
+    Where the algorithm takes (c + d m)(α + n β / e m), the best m is sqrt(c n β / (d e α)). 1 for algorithms that do
+    not cut the buffer."""
     if (op, algorithm) == ("broadcast", "chain"):
         fixed, per, parts = p - 2, 1, 1
     elif (op, algorithm) == ("all_reduce", "double_tree"):
@@ -26,15 +31,17 @@ _POWERS = {("all_gather", "doubling"), ("reduce_scatter", "halving"), ("all_to_a
 def closed_form(
     op: str, algorithm: str, p: int, n: float, alpha: float, beta: float, gamma: float, segments: int = 8
 ) -> float | None:
-    """The published formula (s) for n bytes, where p, or the pieces that a pipeline cuts, divide n. None where there
-    is none: for hierarchies, and where it wants what is not so, such as p a power of two. Sources: Thakur et al.
-    2005, Rabenseifner 2004; MPICH's file comments; Sanders, Speck & Träff 2009, see `_double_tree`."""
+    """Return the published time in seconds for n bytes, or None if no formula applies.
+
+    Formulas assume that p, and the segments of a pipelined algorithm, divide n. There is none for hierarchies, and
+    none if a condition fails, such as p being a power of two. Sources: Thakur et al. 2005, Rabenseifner 2004; MPICH's
+    file comments; Sanders, Speck & Träff 2009, see `_double_tree`."""
     lg = math.ceil(math.log2(p))
     m = 1 << (p.bit_length() - 1)
     if m != p and (op, algorithm) in _POWERS:
         return None
     part = n * (p - 1) / p
-    # Other p: those beyond the power of two m fold into it, and get the result back.
+    # If p is no power of two: ranks beyond the power of two m send to one of these first, and get the result back.
     folded = m.bit_length() - 1
     fold = 0.0 if m == p else 2 * alpha + 2 * n * beta + n * gamma
     table: dict[tuple[str, str], float | None] = {
@@ -72,8 +79,8 @@ def _double_tree(p: int, n: float, alpha: float, beta: float, gamma: float, k: i
     first goes up lg p edges and down again, waiting its turn (every other round) at nearly each. With k =
     `best_segments` that is 2 n β + 4 lg p α + O(sqrt(lg p α n β)).
 
-    For p a power of two, k > 1, and adding a piece (n γ / 2k) no slower than sending it. Elsewhere None: any other
-    p takes less than 4 k + 4 lg p hops, with lg p rounded up.
+    Holds for p a power of two, k > 1, and adding a piece (n γ / 2k) no slower than sending it; otherwise None: any
+    other p takes less than 4 k + 4 lg p hops, with lg p rounded up.
     """
     if p == 1:
         return 0.0

@@ -1,12 +1,12 @@
-"""What a collective schedule costs: its critical path in the port model, the bounds below it, the published formulas.
+"""The price of a collective schedule: its critical path in the port model, and a lower bound for any schedule.
 
 Port model: a rank sends at most one message and receives at most one at a time, full duplex. A message of n bytes
 takes α + n β of the link between its two ranks, and n γ more where it is added. It starts when both ports are free
 and its data is there; rounds order a port's messages, and nothing else waits for a round to end.
 
-Shared links: what leaves a host passes its uplink and the other host's downlink, n bytes in n / bandwidth. Each
-serves a round after the other, and within a round who could start first; a message passes on what it has received
-(cut-through), so that k equal messages at once take what one of k times the size would.
+Shared links: a message that leaves a host passes its uplink and the other host's downlink, n bytes in n / bandwidth.
+Each link serves one round after the other, and within a round first come, first served. Messages are forwarded as
+they arrive (cut-through), so k equal messages at once take as long as one of k times the size.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 
 Floats = npt.NDArray[np.float64]
-_CELLS = 60_000_000  # of rank x chunk times that are kept at once
+_CELLS = 60_000_000  # (rank, chunk) times kept at once, at most
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Tiers from the innermost: how many ranks each joins, its α (s) and β (s per byte); γ in s per byte added.
+    """The links of a cluster. `tiers`, innermost first: (ranks that it joins, α in s, β in s per byte). γ in s per
+    byte added.
 
-    `shared`: from the innermost, how many neighbouring ranks have one uplink together, and its β (s per byte).
+    `shared`, innermost first: (neighbouring ranks that share an uplink, its β in s per byte).
     """
 
     tiers: tuple[tuple[int, float, float], ...]
@@ -37,7 +38,7 @@ class Costs:
     shared: tuple[tuple[int, float], ...] = ()
 
     def links(self, a: Ints, b: Ints) -> tuple[Floats, Floats]:
-        """α and β of the innermost tier that joins each pair."""
+        """Return α and β of the innermost tier that joins each pair of ranks (a[i], b[i])."""
         _, alpha_last, beta_last = self.tiers[-1]
         alpha, beta = np.full(len(a), alpha_last), np.full(len(a), beta_last)
         for ranks, alpha_s, beta_s in reversed(self.tiers[:-1]):
@@ -47,7 +48,7 @@ class Costs:
 
 
 def costs(cluster: ClusterSpec) -> Costs:
-    """The links of a cluster; γ as measured, else two reads and a write at the device's memory bandwidth."""
+    """Return the Costs of a cluster; γ as measured, else two reads and a write at the device's memory bandwidth."""
     tiers = [(t.ranks, t.latency_s, 1 / t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in cluster.tiers]
     below = [1, *(t.ranks for t in cluster.tiers)]
     shared = [
@@ -61,49 +62,52 @@ def costs(cluster: ClusterSpec) -> Costs:
     return Costs(tuple(tiers), gamma, tuple(shared))
 
 
-def seconds(s: Schedule, element_bytes: float, given: Costs) -> float:
-    """Time from the start until the last rank has its end. Raises InputError for schedules too large to follow."""
+def seconds(s: Schedule, element_bytes: float, links: Costs) -> float:
+    """Return seconds until the last rank has finished. Raises InputError for schedules too large to follow."""
     edges = boundaries(s)
     if s.ranks * len(edges) > _CELLS:
         raise InputError("--ranks", s.ranks, f"{s.algorithm} {s.op} has too many chunks to follow", "use fewer ranks")
     ready = np.zeros((s.ranks, max(1, len(edges) - 1)))
     sends, receives = np.zeros(s.ranks), np.zeros(s.ranks)
-    queues = _Queues(given, s.ranks)
+    queues = _Queues(links, s.ranks)
     first = np.searchsorted(s.round, np.arange(s.rounds + 1)).tolist()
     for number in range(s.rounds):
         rows = slice(first[number], first[number + 1])
         source, destination, length, adds = s.source[rows], s.destination[rows], s.length[rows], s.reduces[rows]
-        row, atom = atoms(edges, s.offset[rows], length)
+        transfer, atom = atoms(edges, s.offset[rows], length)
         # A rank sends one message in a round, of one or more transfers, and receives one.
         receiver = np.full(s.ranks, -1)
         receiver[source] = destination
         sender = np.nonzero(receiver >= 0)[0]
-        to = receiver[sender]
+        target = receiver[sender]
         size, added = np.zeros(s.ranks), np.zeros(s.ranks)  # bytes by sender, and bytes to be added by receiver
         np.add.at(size, source, length * element_bytes)
         np.add.at(added, destination, length * adds * element_bytes)
-        there, mine = np.zeros(s.ranks), np.zeros(s.ranks)  # what is sent, and what it is added to
-        np.maximum.at(there, source[row], ready[source[row], atom])
-        np.maximum.at(mine, destination[row], np.where(adds[row], ready[destination[row], atom], 0.0))
-        start = np.maximum(np.maximum(sends[sender], receives[to]), there[sender])
-        alpha, beta = given.links(sender, to)
-        sends[sender] = alpha + queues.passed(sender, to, start, start + size[sender] * beta, size[sender])
-        receives[to] = np.maximum(sends[sender], mine[to]) + added[to] * given.gamma_s_per_byte
-        ready[destination[row], atom] = np.where(adds, receives[destination], sends[source])[row]
+        # When what is sent is ready, and what it is added to.
+        sent_ready, local_ready = np.zeros(s.ranks), np.zeros(s.ranks)
+        np.maximum.at(sent_ready, source[transfer], ready[source[transfer], atom])
+        np.maximum.at(
+            local_ready, destination[transfer], np.where(adds[transfer], ready[destination[transfer], atom], 0.0)
+        )
+        start = np.maximum(np.maximum(sends[sender], receives[target]), sent_ready[sender])
+        alpha, beta = links.links(sender, target)
+        sends[sender] = alpha + queues.passed(sender, target, start, start + size[sender] * beta, size[sender])
+        receives[target] = np.maximum(sends[sender], local_ready[target]) + added[target] * links.gamma_s_per_byte
+        ready[destination[transfer], atom] = np.where(adds, receives[destination], sends[source])[transfer]
     return float(max(ready.max(initial=0.0), receives.max(initial=0.0)))
 
 
 class _Queues:
-    """The shared links of all hosts: until when each is busy."""
+    """The shared links of all hosts, and until when each is busy."""
 
-    def __init__(self, given: Costs, ranks: int) -> None:
-        up = [(below, beta, np.zeros(-(-ranks // below))) for below, beta in given.shared]
-        down = [(below, beta, np.zeros(-(-ranks // below))) for below, beta in reversed(given.shared)]
+    def __init__(self, links: Costs, ranks: int) -> None:
+        up = [(below, beta, np.zeros(-(-ranks // below))) for below, beta in links.shared]
+        down = [(below, beta, np.zeros(-(-ranks // below))) for below, beta in reversed(links.shared)]
         self.path = [(True, *link) for link in up] + [(False, *link) for link in down]
 
     def passed(self, source: Ints, destination: Ints, head: Floats, tail: Floats, size: Floats) -> Floats:
-        """When the last byte of each message is through, of those whose first one could leave at `head` and whose
-        last one at `tail`."""
+        """Return when the last byte of each message has passed all shared links. `head`, `tail`: when its first and
+        its last byte could leave. Changes `head` and `tail` in place."""
         for up, below, beta, free in self.path:
             out = np.nonzero(source // below != destination // below)[0]
             if len(out):
@@ -114,39 +118,40 @@ class _Queues:
 
 
 def _in_turn(link: Ints, head: Floats, work: Floats, free: Floats) -> Floats:
-    """When each message's turn comes on its link: first come, first served. `free`, by link, moves on."""
+    """Return when each message starts on its link, first come, first served. Advances `free`, by link, in place."""
     order = np.lexsort((head, link))
     place = np.arange(len(order)) - np.searchsorted(link[order], link[order])  # in its link's queue
-    begin = head.copy()
+    start = head.copy()
     for k in range(int(place.max()) + 1):
         turn = order[place == k]
-        begin[turn] = np.maximum(head[turn], free[link[turn]])
-        free[link[turn]] = begin[turn] + work[turn]
-    return begin
+        start[turn] = np.maximum(head[turn], free[link[turn]])
+        free[link[turn]] = start[turn] + work[turn]
+    return start
 
 
-def lower_bound(op: str, p: int, n: float, given: Costs) -> float:
-    """No schedule is faster on these links, for n bytes. The larger of: ceil(lg p) α, as what is known doubles at
-    best; the least bytes of some rank's port over the fastest link; and the least bytes that must enter or leave
-    some host, over all its ports together or over the uplink that they share."""
+def lower_bound(op: str, p: int, n: float, links: Costs) -> float:
+    """Return a bound in seconds below every schedule on these links, for n bytes. It is the largest of: ceil(lg p) α,
+    since each round at best doubles the ranks that have the data; the least bytes through some rank's port, over the
+    fastest link; and the least bytes that must enter or leave some host, over all its ports together or over their
+    shared uplink."""
     if p == 1:
         return 0.0
-    alpha = min(a for _, a, _ in given.tiers)
-    beta = min(b for _, _, b in given.tiers)
+    alpha = min(a for _, a, _ in links.tiers)
+    beta = min(b for _, _, b in links.tiers)
     bound = max(math.ceil(math.log2(p)) * alpha, _crossing(op, p, 1) * n * beta)
-    for i, (ranks, _, _) in enumerate(given.tiers[:-1]):
+    for i, (ranks, _, _) in enumerate(links.tiers[:-1]):
         if ranks < p:
-            outer = min(b for _, _, b in given.tiers[i + 1 :])
+            outer = min(b for _, _, b in links.tiers[i + 1 :])
             bound = max(bound, _crossing(op, p, ranks) * n * outer / ranks)
-    for ranks, shared in given.shared:
+    for ranks, uplink_beta in links.shared:
         if ranks < p:
-            bound = max(bound, _crossing(op, p, ranks) * n * shared)
+            bound = max(bound, _crossing(op, p, ranks) * n * uplink_beta)
     return bound
 
 
 def _crossing(op: str, p: int, q: int) -> float:
-    """Bytes, over the n of the buffer, that at least one of the hosts of q ranks (the last perhaps of fewer) must
-    send or must receive."""
+    """Return the bytes, as a share of the n of the buffer, that at least one host of q ranks (the last may have
+    fewer) must send or must receive."""
     hosts = math.ceil(p / q)
     return {
         "broadcast": 1.0,

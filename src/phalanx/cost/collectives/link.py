@@ -1,4 +1,4 @@
-"""What a group's links can do: α (seconds per message) and β (seconds per byte, one direction, one rank)."""
+"""The α (seconds per message) and β (seconds per byte, one direction, one rank) of a group's links."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from phalanx.spec.strategy.mesh import Mesh, Ranks
 
 @dataclass(frozen=True)
 class Link:
+    """Latency and inverse bandwidth of a link."""
+
     alpha_s: float
     beta_s_per_byte: float
 
 
 def link(cluster: ClusterSpec, mesh: Mesh, axis: str) -> Link:
-    """The link of the innermost tier that spans the axis's groups. Where hosts share an uplink, a rank gets its part:
-    a ring leaves each host once, and all groups of the axis communicate at once."""
+    """Return the link of the innermost tier that spans the axis's groups. Where ranks share an uplink, each gets a
+    part of it: a ring leaves each host once, and all groups of the axis communicate at once."""
     tier = mesh.tier(axis, cluster)
     beta = 1 / tier.bandwidth_bytes_per_s_per_gpu_per_direction
     below = 1  # ranks that share an uplink to a tier
@@ -33,7 +35,8 @@ def link(cluster: ClusterSpec, mesh: Mesh, axis: str) -> Link:
 
 
 def _leaving(groups: Ranks, host: int) -> int:
-    """The most groups, (groups, ranks), with ranks both in a host of so many neighbours and outside of it."""
+    """Return the most groups that leave one host of `host` neighbouring ranks. `groups`: rank numbers, (groups,
+    ranks)."""
     hosts = np.sort(groups // host, axis=1)
     first = np.diff(hosts, axis=1, prepend=-1) > 0  # of each host that a group is in
     crossing = hosts[:, :1] != hosts[:, -1:]

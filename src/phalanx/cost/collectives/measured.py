@@ -1,7 +1,7 @@
-"""How long a collective takes: the cheapest way that was measured over such a group, else the ring's formula.
+"""How long a collective takes on a measured machine: the cheapest fit for such a group, else the ring's formula.
 
 Ring all-reduce of n bytes over p ranks: 2(p-1) α + 2n(p-1)/p β; all-gather and reduce-scatter half of that
-(Thakur et al. 2005); so is a pairwise all-to-all. n counts the buffer, as Event.bytes does.
+(Thakur et al. 2005), and so does a pairwise all-to-all. n counts the buffer, as Event.bytes does.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 
 
 
 def ring_seconds(op: str, p: int, count: Column, total_bytes: Column, over: Link) -> Column:
-    """`count` collectives of `total_bytes` together, by ring over p ranks; 0 for a group of one."""
+    """Return seconds of `count` ring collectives with `total_bytes` in total over p ranks; 0 for one rank."""
     passes = _PASSES[op]
     steps = passes * (p - 1)
     return steps * over.alpha_s * count + passes * (p - 1) / p * over.beta_s_per_byte * total_bytes
 
 
 def measured(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str) -> list[CollectiveFit]:
-    """What was measured of an operation over groups like those of an axis."""
+    """Return the fits measured for an operation over groups like those of an axis; empty if none was measured."""
     if not any(fit.op == op for fit in cluster.collectives):
         return []
     hosts = mesh.hosts(axis, cluster.ranks_per_node)
@@ -32,7 +32,7 @@ def measured(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str) -> list[Colle
 
 
 def seconds(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str, count: Column, total_bytes: Column) -> Column:
-    """`count` collectives along a mesh axis with `total_bytes` together."""
+    """Return seconds of `count` collectives along a mesh axis with `total_bytes` in total."""
     p = mesh.size(axis)
     fits = measured(cluster, mesh, op, axis)
     if fits:

@@ -1,7 +1,8 @@
-"""Seconds of collectives on the tiers of links that their groups really span.
+"""Seconds of NCCL's collectives on the tiers of links that their groups span.
 
-A group of p ranks at distance `stride` has r of them in each block of the innermost tier. Inside, each rank has its
-own link; across, the r of a block use r NICs side by side, for all groups of an axis communicate at once:
+A group of p ranks at distance `stride` has r of them in each block of the innermost tier. Inside a block, each rank
+has its own link; between blocks, the r ranks of a block use r NICs side by side, since all groups of an axis
+communicate at once:
 
     all-gather, reduce-scatter   n (p-1)/p / busbw             busbw = min(inner, r x NIC)
     all-reduce, a ring           both of these
@@ -25,32 +26,35 @@ from phalanx.cost.hardware.system import System, TierRates
 
 
 def together(p: Column, stride: Column, tier: TierRates) -> Column:
-    """Ranks of a group in one block of a tier."""
+    """Return how many ranks of a group of p at distance `stride` lie in one block of a tier."""
     return np.minimum(p, np.maximum(np.floor(tier.ranks / stride), 1))
 
 
 def collective_s(op: str, n: Column, p: Column, stride: Column, system: System) -> Column:
-    """One all_reduce, all_gather, reduce_scatter or all_to_all of n bytes (DESIGN.md's counting); 0 for one rank."""
-    found = _spanning(op, n, p, stride, system)
+    """Return seconds of one all_reduce, all_gather, reduce_scatter or all_to_all of n bytes (counted as Event.bytes)
+    over p ranks at distance `stride`; 0 for one rank."""
+    result = _spanning(op, n, p, stride, system)
     if op != "all_reduce" or not np.any(system.tree):
-        return found
+        return result
     ring = 2 * _spanning("reduce_scatter", n, p, stride, system)
-    return np.where(np.asarray(system.tree) > 0, np.minimum(found, ring), found)
+    return np.where(np.asarray(system.tree) > 0, np.minimum(result, ring), result)
 
 
 def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> Column:
-    """The same, an all_reduce by switches or a tree."""
+    """Return the same, with an all-reduce done by switches or a tree."""
     p = np.maximum(p, 1)
     share, chunk = (p - 1) / p, n / p
     reduces = op == "all_reduce"
     passes = 2 if reduces else 1
     inner = system.tiers[0]
-    members = inside = together(p, stride, inner)
-    gain = np.where(inside >= 4, system.reduce_gain, 1.0) if reduces else 1.0
+    members = per_block = together(p, stride, inner)
+    gain = np.where(per_block >= 4, system.reduce_gain, 1.0) if reduces else 1.0
     seconds = passes * n * share / (inner.bytes_per_s_per_gpu_per_direction * gain)
-    waits = passes * np.maximum(p - 1 - _leaving(np.ceil(p / inside), p), 0) * _hop_s(inner, chunk, reduces, system)
+    latency = (
+        passes * np.maximum(p - 1 - _leaving(np.ceil(p / per_block), p), 0) * _hop_s(inner, chunk, reduces, system)
+    )
     if reduces:
-        waits = passes * (inside - 1) * _hop_s(inner, chunk, reduces, system)
+        latency = passes * (per_block - 1) * _hop_s(inner, chunk, reduces, system)
     for tier in system.tiers[1:]:
         blocks = np.ceil(p / members)
         rate = tier.bytes_per_s_per_gpu_per_direction
@@ -65,30 +69,33 @@ def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> 
         crossing = blocks > 1
         hops = np.minimum(blocks - 1, 2 * np.log2(blocks)) if reduces else _leaving(blocks, p)
         seconds = np.where(crossing, np.maximum(seconds, across), seconds)
-        waits = waits + passes * hops * _hop_s(tier, chunk, reduces, system)
+        latency = latency + passes * hops * _hop_s(tier, chunk, reduces, system)
         members = together(p, stride, tier)
-    return np.where(p > 1, seconds + waits, 0.0)
+    return np.where(p > 1, seconds + latency, 0.0)
 
 
 def _leaving(blocks: Column, p: Column) -> Column:
-    """Hops from block to block of a ring's slowest chunk: it leaves all of them, but where each has one rank."""
+    """Return the hops between blocks of a ring's slowest chunk: one out of every block, or p - 1 if a block is one
+    rank."""
     return np.where(blocks > 1, np.minimum(blocks, p - 1), 0)
 
 
 def _hop_s(tier: TierRates, chunk: Column, reduces: bool, system: System) -> Column:
+    """Return seconds of one hop of a chunk, between the latencies of small and of large chunks."""
     bulk = tier.bulk_reduce_hop_s if reduces else tier.bulk_hop_s
     half = system.bulk_reduce_bytes if reduces else system.bulk_bytes
     return tier.hop_s + (bulk - tier.hop_s) * chunk / (chunk + half)
 
 
 def message_s(n: Column, stride: Column, system: System) -> Column:
-    """n bytes from one rank to the one `stride` away."""
+    """Return seconds of n bytes from one rank to the one `stride` away."""
     inner = system.tiers[0]
-    found = _sent(n, inner, system)
+    result = _sent(n, inner, system)
     for below, tier in zip(system.tiers, system.tiers[1:], strict=False):
-        found = np.where(stride >= below.ranks, _sent(n, tier, system), found)
-    return found
+        result = np.where(stride >= below.ranks, _sent(n, tier, system), result)
+    return result
 
 
 def _sent(n: Column, tier: TierRates, system: System) -> Column:
+    """Return seconds of n bytes over one link of a tier."""
     return n / tier.bytes_per_s_per_gpu_per_direction + _hop_s(tier, n, False, system)

@@ -1,5 +1,5 @@
-"""What experts compute in place of an MLP, apart from the MLP that all tokens share (nn/experts.py): counted in rows,
-as many as come where all is balanced (schedule/experts.py)."""
+"""The work of experts in place of an MLP, except the MLP that all tokens share (nn/moe.py). It is counted in rows,
+with as many on each rank as balanced routing sends there (schedule/layers/routing.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from phalanx.spec.model.spec import ModelSpec
 
 
 def forward(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
-    """The router, rows there and back, and the experts' MLPs."""
+    """Return the forward work: the router, laying out rows for dispatch and combine, and the experts' MLPs."""
     h, f = spec.hidden, x.ffn
     work = gemm(r.tokens, x.count, h, e) + _choice(x, r)
     work += memory(2 * _moved(x, r) * h, e, 4)
@@ -20,19 +20,20 @@ def forward(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
 
 
 def shared(spec: ModelSpec, x: Experts, tokens: Column, e: int, backward: bool) -> Work:
-    """The MLP that all tokens share, of the same passes: what is computed while rows travel."""
+    """Return the work of the MLP that all tokens share, forward or `backward`: what overlaps the dispatch of rows."""
     h, f = spec.hidden, x.shared_ffn
     one = gemm(tokens, f, h, e) * 2 + gemm(tokens, h, f, e) + memory(5 * tokens * f, e, 2)
     return one * (1 + backward)
 
 
 def combined(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
-    """Each token's rows, summed by their weights."""
+    """Return the work of summing each token's rows by their routing weights."""
     return memory((3 * r.rows * r.copies + r.tokens) * spec.hidden, e, 2 * x.top_k * r.copies + 1)
 
 
 def input_grad(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
-    """The gradient of the rows' weights needs the rows; the rest mirrors the forward pass."""
+    """Return the work of input gradients: those of the routing weights need the rows; the rest mirrors the forward
+    pass."""
     h, f = spec.hidden, x.ffn
     work = gemm(r.tokens, h, x.count, e) + memory(10 * r.tokens * x.count, 4, 8)
     work += memory((2 * _moved(x, r) + 5 * r.rows * r.copies) * h, e, 8)
@@ -42,6 +43,7 @@ def input_grad(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
 
 
 def weight_grad(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
+    """Return the work of weight gradients of the router and the local experts."""
     h, f, copied = spec.hidden, x.ffn, 2 * 3 * x.here * x.ffn * spec.hidden
     work = gemm_weight(r.tokens, x.count, h, e) + memory(copied, e, 3)
     for n, k in ((f, h), (f, h), (h, f)):
@@ -50,15 +52,15 @@ def weight_grad(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
 
 
 def _choice(x: Experts, r: Routed) -> Work:
-    """Scores, the best of them, and the order of rows."""
+    """Return the work of routing: scores, top-k, and the order of rows."""
     return memory(6 * r.tokens * x.count, 4, 6) + memory(12 * r.rows, 8, 16)
 
 
 def _moved(x: Experts, r: Routed) -> Column:
-    """Rows that are laid out to leave, and of those that come, to be read by expert and to go back."""
+    """Return the rows that are copied: laid out to leave, and on arrival sorted by expert and back."""
     return r.rows * r.copies + (2 * r.came * (x.here > 1) if x.here < x.count or r.copies > 1 else 0)
 
 
 def _grouped(rows: Column, n: int, k: int, experts: int, e: int) -> Work:
-    """Products of rows with their expert's matrix, one after the other."""
+    """Return the work of multiplying rows by their expert's (n, k) matrix, one expert after the other."""
     return Work(2 * rows * n * k, 0, e * (rows * k + experts * k * n + rows * n), experts)

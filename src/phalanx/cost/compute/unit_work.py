@@ -1,4 +1,4 @@
-"""What a unit computes, and how long a device takes for it.
+"""The work of a unit's passes, and how long a device takes for it.
 
 Work is counted in four kinds, each with its own rate; time is their sum:
 
@@ -30,7 +30,7 @@ from phalanx.spec.strategy.spec import Recompute, Strategy
 
 
 def _linears(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
-    """(out, in) of the matrix products of a block that all tokens go through."""
+    """Return (out, in) of the matrix products of a block that all tokens go through."""
     h, q, kv, f = spec.hidden, spec.q_width, spec.kv_width, mlp_width(spec)
     attention = ((q, h), (kv, h), (kv, h)) if spec.latent is None else mla.linears(spec, spec.latent)
     mlp = ((f, h), (f, h), (h, f)) if spec.gated else ((f, h), (h, f))
@@ -38,19 +38,19 @@ def _linears(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
 
 
 def _result_width(spec: ModelSpec) -> int:
-    """Of attention, all query heads together."""
+    """Return the width of attention's result, over all query heads."""
     return spec.heads * (spec.head_dim if spec.latent is None else spec.latent.v_dim)
 
 
 def mlp_width(spec: ModelSpec) -> int:
-    """Width of the MLP that all tokens go through: beside experts that which they share; 0: there is none."""
+    """Return the width of the MLP that all tokens go through, next to experts the shared one; 0 if there is none."""
     return spec.experts.shared_ffn if spec.experts is not None else spec.ffn
 
 
-def _routed(spec: ModelSpec, tokens: Column, given: Routed | None) -> Routed:
-    """On one rank, where nobody says otherwise."""
+def _routed(spec: ModelSpec, tokens: Column, rows: Routed | None) -> Routed:
+    """Return the routed rows, by default those of all experts on one rank."""
     assert spec.experts is not None
-    return given or routed(spec.experts, Strategy(), tokens)
+    return rows or routed(spec.experts, Strategy(), tokens)
 
 
 def forward(
@@ -62,9 +62,9 @@ def forward(
     keys: int | None = None,
     routed: Routed | None = None,
 ) -> Work:
-    """Work of one forward pass of a unit class (`embed`, `blocks`, `head`) over `tokens` tokens, of which attention
-    shows each so many `keys`: those of its sequence, or over several ranks those of its rectangles. `routed`: of
-    these tokens' rows, where the model has experts (none: one rank has all)."""
+    """Return the work of one forward pass of a unit kind (`embed`, `blocks`, `head`) over `tokens` tokens, in
+    elements of `e` bytes. `keys`: keys per query in attention; `seq` by default, fewer where ranks share a sequence.
+    `routed`: the routed rows of these tokens, where the model has experts; by default one rank has all experts."""
     t, h, f = tokens, spec.hidden, mlp_width(spec)
     norm = _memory(5 * t * h, e, 7) if spec.norm == "rms" else _memory(3 * t * h, e, 1)
     if unit == "embed":
@@ -87,7 +87,7 @@ def forward(
 
 
 def _activation(elements: Column, e: int, per: tuple[int, int]) -> Work:
-    """Inside of an MLP, if there is one: so many elements read or written per element, by so many kernels."""
+    """Return the work inside an MLP, if there is one. `per`: elements read or written per element, and kernels."""
     return _memory(per[0] * elements, e, per[1]) if np.any(elements) else NO_WORK
 
 
@@ -100,12 +100,13 @@ def backward(
     keys: int | None = None,
     routed: Routed | None = None,
 ) -> Work:
-    """Work of one backward pass of a unit class: gradients of its input and of its weights."""
+    """Return the work of one backward pass of a unit kind: input gradients and weight gradients."""
     return input_grad(spec, unit, tokens, seq, e, keys, routed) + weight_grad(spec, unit, tokens, e, routed)
 
 
 def weight_grad(spec: ModelSpec, unit: str, tokens: Column, e: int, routed: Routed | None = None) -> Work:
-    """Of it, what may be put off: products of inputs and gradients of outputs; the embedding's rows."""
+    """Return the work of weight gradients, which may be deferred: products of inputs and output gradients; rows of
+    the embedding."""
     t, h = tokens, spec.hidden
     if unit == "embed":
         rows = _memory((0 if spec.tied else spec.vocab * h) + 3 * t * h, e, 4)
@@ -129,7 +130,7 @@ def input_grad(
     keys: int | None = None,
     routed: Routed | None = None,
 ) -> Work:
-    """And what may not."""
+    """Return the work of input gradients, which cannot be deferred, with those of norms' weights."""
     t, h, f = tokens, spec.hidden, mlp_width(spec)
     if unit == "embed":
         return NO_WORK
@@ -160,8 +161,8 @@ def repeated(
     keys: int | None = None,
     routed: Routed | None = None,
 ) -> Work:
-    """What of a block's forward pass its backward pass does again (runtime/recompute.py): all but the products whose
-    results nobody needs; or attention's core."""
+    """Return the forward work that a block's backward pass recomputes (runtime/autograd/recompute.py): with `full`,
+    all but the products whose results are not needed; with `selective`, attention's core."""
     t = tokens
     if repeat == "none":
         return NO_WORK
@@ -178,45 +179,46 @@ def repeated(
 
 
 def _core(spec: ModelSpec, t: Column, seq: int, e: int, keys: int | None, passes: int = 1) -> Work:
-    """Attention's core forward, or backward, which is two such passes."""
+    """Return the work of attention's core: 1 pass forward, 2 backward."""
     q, kv = spec.heads * spec.core_dim, spec.kv_heads * spec.core_dim
     traffic = 2 * passes * t * (q + kv) + _mask(spec, t, seq, keys)
     return Work(0, 4 * passes * t * (keys or seq) * q, traffic * e, 1)
 
 
 def _norms(spec: ModelSpec) -> int:
-    """Norms of a block's input."""
+    """Return the number of norms in a block."""
     return 1 if spec.residual == "parallel_one_norm" else 2
 
 
 def _rotary(spec: ModelSpec, t: Column, e: int, kernels: int) -> Work:
-    """Queries and keys turned by their position; what of a head does not turn is copied."""
-    turned = spec.rotary_width
-    copied = spec.head_dim - turned
-    if spec.latent is not None:  # one key for all heads, and nothing else of it
-        return _memory(((5 * turned + 2 * copied) * spec.heads + 5 * turned) * t, e, kernels + 1)
-    return _memory((5 * turned + 2 * copied) * t * (spec.heads + spec.kv_heads), e, kernels + 2 * (copied > 0))
+    """Return the work of rotary positions on queries and keys; the part of a head that is not rotated is copied."""
+    rotated = spec.rotary_width
+    copied = spec.head_dim - rotated
+    if spec.latent is not None:  # one rotary key for all heads; nothing is copied
+        return _memory(((5 * rotated + 2 * copied) * spec.heads + 5 * rotated) * t, e, kernels + 1)
+    return _memory((5 * rotated + 2 * copied) * t * (spec.heads + spec.kv_heads), e, kernels + 2 * (copied > 0))
 
 
 def _mask(spec: ModelSpec, t: Column, seq: int, keys: int | None = None) -> Column:
-    """Elements of the mask that attention reads where a window needs one, for each sequence anew: of all blocks
-    together, a block's share."""
+    """Return the mask elements that attention reads in blocks whose window needs a mask, for each sequence again;
+    averaged over all blocks."""
     return t * (keys or seq) * _windowed(spec, seq)
 
 
 def _windowed(spec: ModelSpec, seq: int) -> float:
-    """The share of blocks with a window that is too short for a sequence."""
+    """Return the share of blocks with a window shorter than a sequence."""
     return sum(spec.window_of(i) is not None for i in range(spec.layers)) / spec.layers if spec.masked(seq) else 0
 
 
 def mask(spec: ModelSpec, unit: str, tokens: Column, seq: int, e: int, keys: int | None = None) -> Work:
-    """What a pass of a block reads of a mask between documents, where no window has one anyhow. Rates are fitted
-    without one: that attention then does not skip what is hidden is not in them."""
+    """Return the work of reading a mask between documents, in blocks whose window has no mask already. Rates are
+    fitted without masks, so they do not cover that attention then cannot skip hidden keys."""
     return _memory(tokens * (keys or seq) * (1 - _windowed(spec, seq)), e, 0) if unit == "blocks" else NO_WORK
 
 
 def optimizer(n: int, job: Job) -> Work:
-    """The whole optimizer step over so many parameters of one rank: norm, clip, update, and the cast down."""
+    """Return the work of the optimizer over n parameters of one rank: norm, clipping, update, cast to the compute
+    dtype."""
     master = DTYPE_BYTES[job.precision.master_dtype]
     accumulate = DTYPE_BYTES[job.precision.accumulate_dtype]
     # read and write of weights and moments; gradients: read for the norm, scaled, read for the update
@@ -225,8 +227,9 @@ def optimizer(n: int, job: Job) -> Work:
     return Work(traffic_bytes=n * (update + 4 * accumulate + cast), kernels=1)
 
 
-def beside_seconds(work: Work, coding: Work, code: str, rates: KernelRates) -> Column:
-    """Of what is computed for a collective: copies, and coding by a compressor as it was measured here."""
+def around_collective_seconds(work: Work, coding: Work, code: str, rates: KernelRates) -> Column:
+    """Return seconds of the compute around a collective: copies, and coding at the compressor's measured rate, if
+    any."""
     copies = work.seconds(rates.backward) * rates.whole
     if code in rates.coding:
         return copies + coding.traffic_bytes * rates.coding[code]
@@ -234,4 +237,5 @@ def beside_seconds(work: Work, coding: Work, code: str, rates: KernelRates) -> C
 
 
 def optimizer_seconds(work: Work, rates: KernelRates) -> float:
+    """Return seconds of the optimizer's work at the measured rate."""
     return float(work.traffic_bytes * rates.optimizer_per_byte)

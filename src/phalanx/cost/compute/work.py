@@ -1,4 +1,4 @@
-"""Counts of work, and the seconds that they take (see kernel.py)."""
+"""Counts of work, and the seconds that they take at given rates (see unit_work.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Column = Any
 
 @dataclass(frozen=True)
 class Work:
-    """Counts of one unit's work. FLOPs: 2 per multiply-add; attention over the full square (no causal halving),
+    """Counts of work. FLOPs: 2 per multiply-add; attention over the full square (no causal halving),
     backward twice forward, as model FLOPs are counted (Narayanan et al. 2021, appendix)."""
 
     gemm_flops: Column = 0
@@ -34,9 +34,11 @@ class Work:
 
     @property
     def flops(self) -> Column:
+        """FLOPs of products and attention."""
         return self.gemm_flops + self.attention_flops
 
     def seconds(self, r: Rates) -> Column:
+        """Return the seconds of this work at a device's rates."""
         return (
             self.gemm_flops * r.per_gemm_flop
             + self.attention_flops * r.per_attention_flop
@@ -49,14 +51,15 @@ NO_WORK = Work()
 
 
 def gemm(m: Column, n: int, k: int, e: int) -> Work:
+    """Return the work of a product (m, k) x (k, n) in elements of e bytes."""
     return Work(2 * m * n * k, 0, e * (m * k + k * n + m * n), 1)
 
 
 def gemm_weight(m: Column, n: int, k: int, e: int) -> Work:
-    """The gradient of a weight, and it copied to where it is reduced."""
+    """Return the work of a weight's gradient (n, k), and of copying it to where it is reduced."""
     return gemm(n, k, m, e) + Work(traffic_bytes=2 * n * k * e, kernels=1)
 
 
 def memory(elements: Column, e: int, kernels: int) -> Work:
-    """A memory-bound operation that reads or writes so many elements."""
+    """Return the work of memory-bound kernels that read or write `elements` elements of e bytes in total."""
     return Work(traffic_bytes=elements * e, kernels=kernels)

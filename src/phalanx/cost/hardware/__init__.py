@@ -1,1 +1,2 @@
-""""""
+"""Hardware as the analytic engine reads it: rates of a chip and its links (system.py), rows as columns
+(columns.py)."""

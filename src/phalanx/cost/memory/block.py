@@ -1,4 +1,4 @@
-"""Live bytes along the passes of a block: what each operation takes and gives back, in the order of nn/decoder.py."""
+"""Live bytes along the passes of a block: what each operation allocates and frees, in the order of nn/decoder.py."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from phalanx.spec.strategy.spec import Recompute
 
 
 class Block:
-    """The tensors of a block on one of `tp` ranks, in bytes, for `t` tokens and `e` bytes per element. `spec` is what
-    the rank holds, `core` attention's over several ranks; `repeat`: what of the forward pass is repeated in the
-    backward pass (runtime/recompute.py).
+    """The tensors of a block on one of `tp` ranks, in bytes, for `t` tokens and `e` bytes per element. `spec`: what
+    the rank holds. `core`: attention's core over several ranks. `repeat`: what the backward pass recomputes of the
+    forward pass (runtime/autograd/recompute.py).
 
-    S (t, hidden)    of the residual stream: its norms, their gradients; with `sp` of own tokens, and
-    W (t, hidden)    the same of all, while they are together
-    A (t, ffn)       of the MLP
+    S (t, hidden)    residual stream, its norms, their gradients; with `sp` of the rank's own tokens only
+    W (t, hidden)    the same of all tokens, while they are gathered
+    A (t, ffn)       inside the MLP
     Q (t, q_width)   queries; attention's result      q_sums, k_sums: a number per head, the log-sum-exp or a norm's
     K (t, kv_width)  keys; values
     O (t, q_width)   attention's result as the product reads it
@@ -34,147 +34,150 @@ class Block:
     ) -> None:
         self.spec, self.t, self.e, self.tp, self.sp, self.repeat, self.core = spec, t, e, tp, sp, repeat, core
         h, wide = spec.hidden, max(e, 4)
-        self.own = t // tp if sp else t
-        self.S, self.W = self.own * h * e, t * h * e
+        self.own_tokens = t // tp if sp else t
+        self.S, self.W = self.own_tokens * h * e, t * h * e
         self.A, self.Q, self.K = (t * n * e for n in (spec.ffn, spec.q_width, spec.kv_width))
         self.q_sums, self.k_sums = t * spec.heads * wide, t * spec.kv_heads * wide
-        self.statistics = statistics(spec, self.own, e)
+        self.statistics = statistics(spec, self.own_tokens, e)
         self.dW_mlp, self.dW_q, self.dW_k = (n * h * e for n in (spec.ffn, spec.q_width, spec.kv_width))
         self.O, self.dW_o = self.Q, self.dW_q
         self.serial, self.one_norm = spec.residual == "serial", spec.residual == "parallel_one_norm"
-        self.products = 2 if spec.gated else 1  # of the MLP's input
+        self.products = 2 if spec.gated else 1  # that read the MLP's input
         self.joint = tp > 1  # products of one input have their backward pass together
-        self.made = 1  # 0 where the gradient of a product's weight is made right where it is put, without a copy
-        self.moved = core is not None and core.part.ulysses > 1  # heads go apart, and tokens come together
-        self.apart = self.moved  # the core's result is there as Ulysses gave it back too
+        self.copied = 1  # 0 where a product's weight gradient is computed in its final memory, without a copy
+        self.ulysses = core is not None and core.part.ulysses > 1  # heads are scattered, tokens gathered
+        self.result_copied = self.ulysses  # the core's result is kept as Ulysses returned it, too
 
     def passes(self) -> tuple[Walk, Walk]:
-        """Forward and backward."""
-        there, back = Walk(), Walk()
+        """Return the walks of the forward and the backward pass."""
+        forward, backward = Walk(), Walk()
         if self.repeat == "full":
-            self.forward_alone(there)
-            self.forward(back, made=False)
+            self.forward_without_graph(forward)
+            self.forward(backward, output=False)
         else:
-            self.forward(there)
-        self.backward(back)
-        if self.repeat == "full":  # what the pass began with is kept until it is over
-            back.masked = back.highest
-        return there, back
+            self.forward(forward)
+        self.backward(backward)
+        if self.repeat == "full":  # the inputs of the pass are kept until it ends
+            backward.masked = backward.highest
+        return forward, backward
 
-    def forward(self, walk: Walk, made: bool = True) -> None:
-        """What is live in the end is kept for the backward pass; the output is of it, the input is not. `made`: with
-        the output, and what only that needs."""
+    def forward(self, walk: Walk, output: bool = True) -> None:
+        """Walk the forward pass. What is live at its end is kept for the backward pass; this includes the output, not
+        the input. `output`: also compute the output, and what only the output needs."""
         self._norm(walk)
         self._attention(walk)
-        if (made or self.serial) and (self.serial or not self.sp):
+        if (output or self.serial) and (self.serial or not self.sp):
             self._product(walk, core=True)
             walk.touch(self.S)  # + the input
         if not self.one_norm:
             self._norm(walk)
-        self._mlp(walk, made)
+        self._mlp(walk, output)
 
-    def _mlp(self, walk: Walk, made: bool) -> None:
+    def _mlp(self, walk: Walk, output: bool) -> None:
         self._columns(walk, self.products * self.A)
-        walk.take(self.A)  # activated
-        if made:
+        walk.alloc(self.A)  # activation
+        if output:
             self._product(walk, core=not self.serial)
-            walk.take(self.S)  # + what was before
-            walk.give(self.S if self.serial or self.sp else 2 * self.S)
+            walk.alloc(self.S)  # + the residual
+            walk.free(self.S if self.serial or self.sp else 2 * self.S)
 
-    def forward_alone(self, walk: Walk) -> None:
-        """Without a graph: nothing is kept but the output."""
+    def forward_without_graph(self, walk: Walk) -> None:
+        """Walk the forward pass without an autograd graph: only the output is kept."""
         S, Q, K = self.S, self.Q, self.K
         self._norm(walk)
-        walk.give(self.statistics)
-        self._heads_alone(walk)
-        self._core_alone(walk)
-        walk.take(self.O)
-        walk.give(Q + 2 * K)
+        walk.free(self.statistics)
+        self._heads_without_graph(walk)
+        self._core_without_graph(walk)
+        walk.alloc(self.O)
+        walk.free(Q + 2 * K)
         if self.sp:
-            self._sum_alone(walk)
+            self._sum_without_graph(walk)
             return
-        walk.take(S)
-        walk.give(self.O)
+        walk.alloc(S)
+        walk.free(self.O)
         if self.serial:
-            walk.give(S)  # the norm's result
+            walk.free(S)  # the norm's result
         if self.serial or self.tp == 1:
             walk.touch(S)  # + the input
-        self._mlp_alone(walk)
+        self._mlp_without_graph(walk)
 
-    def _mlp_alone(self, walk: Walk) -> None:
+    def _mlp_without_graph(self, walk: Walk) -> None:
         S, A = self.S, self.A
-        self._activated_alone(walk)
-        walk.take(S)
-        walk.give(A + (0 if self.one_norm else S))
-        walk.take(S)  # + what was before
-        walk.give(2 * S if self.serial else 3 * S)
+        self._activated_without_graph(walk)
+        walk.alloc(S)
+        walk.free(A + (0 if self.one_norm else S))
+        walk.alloc(S)  # + the residual
+        walk.free(2 * S if self.serial else 3 * S)
 
-    def _heads_alone(self, walk: Walk) -> None:
+    def _heads_without_graph(self, walk: Walk) -> None:
         Q, K, spec = self.Q, self.K, self.spec
         self._columns(walk, Q, K, K)
         if spec.qk_norm:
             for size, sums, width in ((Q, self.q_sums, spec.q_width), (K, self.k_sums, spec.kv_width)):
-                walk.take(sums)
+                walk.alloc(sums)
                 self._wide_norm(walk, self.t * width)
-                walk.take(size)
-                walk.give(sums)
-            walk.give(Q + K)
+                walk.alloc(size)
+                walk.free(sums)
+            walk.free(Q + K)
         if spec.position == "rotary":
             walk.touch(Q, K)
 
-    def _activated_alone(self, walk: Walk) -> None:
-        """What the MLP's second product reads, and the norm's result that it was made of."""
+    def _activated_without_graph(self, walk: Walk) -> None:
+        """Walk to the MLP's activation; the norm's result that it comes from stays live."""
         if not self.one_norm:
             self._norm(walk)
-            walk.give(self.statistics)
+            walk.free(self.statistics)
         self._columns(walk, self.products * self.A)
-        walk.take(self.A)
-        walk.give(self.products * self.A)
+        walk.alloc(self.A)
+        walk.free(self.products * self.A)
 
-    def _sum_alone(self, walk: Walk) -> None:
-        """With sequence parallelism, from attention's result on: products are made when they are summed."""
+    def _sum_without_graph(self, walk: Walk) -> None:
+        """With sequence parallelism, walk from attention's result on: products are computed when they are
+        reduce-scattered."""
         S = self.S
         if self.serial:
-            walk.give(S)  # the norm's result
+            walk.free(S)  # the norm's result
             self._product(walk)
             walk.touch(S)  # + the input
-            walk.give(self.O)
-        self._mlp_sum_alone(walk)
+            walk.free(self.O)
+        self._mlp_sum_without_graph(walk)
 
-    def _mlp_sum_alone(self, walk: Walk) -> None:
+    def _mlp_sum_without_graph(self, walk: Walk) -> None:
         S, A = self.S, self.A
-        self._activated_alone(walk)
+        self._activated_without_graph(walk)
         if not self.one_norm:
-            walk.give(S)
+            walk.free(S)
         self._product(walk)
         if self.serial:
-            walk.give(A)
-        walk.take(S)  # + what was before
-        walk.give(2 * S if self.serial else 2 * S + self.O + A)
+            walk.free(A)
+        walk.alloc(S)  # + the residual
+        walk.free(2 * S if self.serial else 2 * S + self.O + A)
 
     def _columns(self, walk: Walk, *results: Column) -> None:
-        """Products that read a norm's result."""
+        """Walk products that read a norm's result; with sequence parallelism, it is gathered for them."""
         together = self.W if self.sp else 0
-        walk.take(together)
-        walk.take(*results)
-        walk.give(together)
+        walk.alloc(together)
+        walk.alloc(*results)
+        walk.free(together)
 
     def _product(self, walk: Walk, core: bool = False) -> None:
-        """What is added to the stream. `core`: with sequence parallelism, where attention's is made again, it is made
-        for this product alone."""
-        again = core and self.sp and self.repeat == "selective"
-        if again:
-            self._core_alone(walk)
-        walk.take(self.S)
-        walk.touch(self.W + self.O * again if self.sp else 0)
+        """Walk a product that is added to the stream. `core`: with sequence parallelism and selective recomputation,
+        attention's core is computed for this product and not kept."""
+        recomputed = core and self.sp and self.repeat == "selective"
+        if recomputed:
+            self._core_without_graph(walk)
+        walk.alloc(self.S)
+        walk.touch(self.W + self.O * recomputed if self.sp else 0)
 
     def _norm(self, walk: Walk) -> None:
-        walk.take(self.statistics)
+        """Walk a norm of the residual stream."""
+        walk.alloc(self.statistics)
         if self.spec.norm == "rms":
-            self._wide_norm(walk, self.own * self.spec.hidden)
-        walk.take(self.S)
+            self._wide_norm(walk, self.own_tokens * self.spec.hidden)
+        walk.alloc(self.S)
 
     def _wide_norm(self, walk: Walk, elements: Column) -> None:
+        """Walk the fp32 temporaries of an RMSNorm over so many elements of a narrower dtype."""
         if self.e < 4:
             walk.touch(2 * elements * 4)
 
@@ -183,140 +186,143 @@ class Block:
         if self.repeat != "selective":
             self._core(walk)
         elif not self.sp:
-            self._core_alone(walk)
+            self._core_without_graph(walk)
             walk.touch(self.O, self.S)
 
     def _heads(self, walk: Walk) -> None:
-        """Queries, keys and values."""
+        """Walk the products to queries, keys and values, their norms and rotation."""
         Q, K, spec = self.Q, self.K, self.spec
         self._columns(walk, Q, K, K)
         if spec.qk_norm:
             for size, sums, width in ((Q, self.q_sums, spec.q_width), (K, self.k_sums, spec.kv_width)):
-                walk.take(sums)
+                walk.alloc(sums)
                 self._wide_norm(walk, self.t * width)
-                walk.take(size)
+                walk.alloc(size)
         if spec.position == "rotary":
-            walk.touch(Q, K)  # turned, in place of those before
+            walk.touch(Q, K)  # rotated, replacing the previous ones
 
     def _core(self, walk: Walk) -> None:
         if self.core is None:
-            walk.take(self.Q, self.q_sums)
+            walk.alloc(self.Q, self.q_sums)
         else:
             self.core.forward(walk)
 
-    def _core_alone(self, walk: Walk) -> None:
-        """Without a graph: what it takes, its result among it."""
-        alone = Walk()
-        self._core(alone)
-        walk.touch(alone.highest)
+    def _core_without_graph(self, walk: Walk) -> None:
+        """Walk the core without an autograd graph. All of it is freed, the result too, which callers allocate."""
+        core_walk = Walk()
+        self._core(core_walk)
+        walk.touch(core_walk.highest)
 
     def backward(self, walk: Walk) -> None:
-        """The gradient of the output is there, and gives way to that of the input; so does what was kept, but for the
-        output, to which the input corresponds. Where all is repeated, input and output's gradient outlive it."""
+        """Walk the backward pass. The output's gradient is replaced by the input's, and what the forward pass kept is
+        freed; the input is freed in place of the output. With full recomputation, the input and the output's gradient
+        outlive the pass."""
         self._mlp_backward(walk)
         S = self.S
         if not self.one_norm:
-            walk.touch(normed(self.spec, self.own, self.e))
-            walk.give(self.statistics)
+            walk.touch(normed(self.spec, self.own_tokens, self.e))
+            walk.free(self.statistics)
         if self.serial:
-            walk.give(S)  # between attention and MLP
+            walk.free(S)  # between attention and MLP
             if self.repeat == "full":
-                walk.take(S)  # the sum of two gradients; one is the output's
-            walk.give(S)  # one gradient of two
+                walk.alloc(S)  # the sum of two gradients; one is the output's
+            walk.free(S)  # one gradient of two
         self._attention_backward(walk)
-        walk.touch(normed(self.spec, self.own, self.e))
-        walk.give(self.statistics)
+        walk.touch(normed(self.spec, self.own_tokens, self.e))
+        walk.free(self.statistics)
         if self.repeat == "full" and self.one_norm:
-            walk.take(S)  # the sum of two gradients; one is the output's
-            walk.give(S)
+            walk.alloc(S)  # the sum of two gradients; one is the output's
+            walk.free(S)
         if self.repeat == "full" and not self.one_norm:
-            walk.give(S)  # the output's gradient, to which others were added
-        walk.give(2 * S)  # the input; one gradient of two
+            walk.free(S)  # the output's gradient, with others added to it
+        walk.free(2 * S)  # the input; one gradient of two
 
     def _mlp_backward(self, walk: Walk) -> None:
         S, A = self.S, self.A
         if self.sp:
             self._product_backward(walk, mlp=True, attention=not self.serial)
         else:
-            walk.take(A)
-            walk.touch(self.dW_mlp * self.made)
-        walk.give(A)  # what the second product read
+            walk.alloc(A)
+            walk.touch(self.dW_mlp * self.copied)
+        walk.free(A)  # what the second product read
         if self.spec.gated:
-            walk.take(3 * A)
-            walk.give(4 * A)
+            walk.alloc(3 * A)
+            walk.free(4 * A)
         else:
-            walk.take(A)
-            walk.give(2 * A)
-        if self.joint:  # gradients of all weights that read one input are made beside its own, which travels
+            walk.alloc(A)
+            walk.free(2 * A)
+        if self.joint:  # all weight gradients of one input are computed while its own gradient is reduced
             self._columns_backward(walk, *[(A, self.dW_mlp)] * self.products)
             self._read(walk)
             return
-        walk.take(S)
+        walk.alloc(S)
         walk.touch(self.dW_mlp)
-        walk.give(A)
+        walk.free(A)
         if self.spec.gated:
-            walk.take(S)
+            walk.alloc(S)
             walk.touch(self.dW_mlp)
-            walk.give(A)
+            walk.free(A)
         self._read(walk)
         if self.spec.gated:
             self._add(walk, self.dW_mlp, self.spec.mlp_bias)
 
     def _columns_backward(self, walk: Walk, *parts: tuple[Column, int]) -> None:
-        """Over tp ranks: with sequence parallelism the input is brought together once more, and its gradient is there
-        of all tokens before it is of own ones. `parts`: the gradients of results, which go, and of weights."""
+        """Walk the joint backward pass of products of one input. With sequence parallelism the input is gathered
+        again, and its gradient is live for all tokens before it is scattered. `parts`: (bytes of the result's
+        gradient, which is freed; bytes of the weight's gradient) of each product."""
         together = 2 * self.W if self.sp else 0
-        walk.take(self.S, together)
+        walk.alloc(self.S, together)
         walk.touch(sum(weight for _, weight in parts))
-        walk.give(together, *(size for size, _ in parts))
+        walk.free(together, *(size for size, _ in parts))
 
     def _product_backward(self, walk: Walk, mlp: bool, attention: bool) -> None:
-        """With sequence parallelism, of the MLP's second product and of attention's, together where they are of one
-        sum: then what is made for attention waits for its turn. That is the gradient of the weight, and that of
-        attention's result, or where it was made again those of what it is made of."""
-        walk.take(self.W)
-        again = attention and self.repeat == "selective"
-        if again:
-            self._core_again(walk)
-        walk.take(self.A * mlp + self.O * attention)
-        walk.take(self.dW_mlp * mlp + self.dW_o * attention)
-        walk.give(self.W)
-        if again:
+        """Walk the backward pass of products added to the stream, with sequence parallelism: the MLP's second
+        product, attention's, or both where one sum has both. In that case attention's gradients wait for their turn:
+        the weight's, and the result's or, where the core was recomputed, those of queries, keys and values."""
+        walk.alloc(self.W)
+        recomputed = attention and self.repeat == "selective"
+        if recomputed:
+            self._core_recompute(walk)
+        walk.alloc(self.A * mlp + self.O * attention)
+        walk.alloc(self.dW_mlp * mlp + self.dW_o * attention)
+        walk.free(self.W)
+        if recomputed:
             self._core_backward(walk)
             walk.masked = walk.highest
-        if attention and self.apart:
-            walk.give(self.O)
-        walk.give(self.dW_mlp * mlp)
+        if attention and self.result_copied:
+            walk.free(self.O)
+        walk.free(self.dW_mlp * mlp)
 
     def _read(self, walk: Walk) -> None:
-        """All gradients of products that read a norm's result are made: it goes, where nobody else has read it."""
+        """Free a norm's result after the gradients of all products that read it, unless attention and MLP share the
+        norm."""
         if not self.one_norm:
-            walk.give(self.S)
+            walk.free(self.S)
 
     def _add(self, walk: Walk, weight: Column, bias: bool) -> None:
-        """Two gradients of one tensor become one, when the gradient of the weight is not yet gone: a bias has torch
-        flatten the input, and then it is."""
-        walk.take(self.S)
+        """Sum two gradients of one tensor, while the weight's gradient is still live. With a bias, torch flattens the
+        input, and the weight's gradient is freed first."""
+        walk.alloc(self.S)
         walk.touch(0 if bias else weight)
-        walk.give(2 * self.S)
+        walk.free(2 * self.S)
 
-    def _core_again(self, walk: Walk) -> None:
-        """Made once more, of queries, keys and values that outlive it."""
+    def _core_recompute(self, walk: Walk) -> None:
+        """Recompute the core from queries, keys and values, which outlive it."""
         self._core(walk)
-        if self.moved:
-            walk.take(self.Q + 2 * self.K)  # which Ulysses alone would have left behind
+        if self.ulysses:
+            walk.alloc(self.Q + 2 * self.K)  # which Ulysses would otherwise have freed
 
     def _core_backward(self, walk: Walk) -> None:
-        """The gradient of the result is there, and gives way to those of queries, keys and values."""
+        """Walk the core's backward pass: the result's gradient is replaced by those of queries, keys and values."""
         Q, K = self.Q, self.K
         if self.core is None:
-            walk.take(Q, K, K)
-            walk.give(Q)
-            walk.give(2 * Q + 2 * K + self.q_sums)
+            walk.alloc(Q, K, K)
+            walk.free(Q)
+            walk.free(2 * Q + 2 * K + self.q_sums)
             return
         self.core.backward(walk)
-        if self.repeat == "selective" and self.moved:
-            walk.give(Q + 2 * K)
+        if self.repeat == "selective" and self.ulysses:
+            walk.free(Q + 2 * K)
 
     def _attention_backward(self, walk: Walk) -> None:
         S = self.S
@@ -325,50 +331,51 @@ class Block:
         if self.sp:
             if self.serial:
                 self._product_backward(walk, mlp=False, attention=True)
-            walk.give(self.dW_o)
+            walk.free(self.dW_o)
         else:
             if selective:
-                self._core_again(walk)
-            walk.take(self.O)
-            walk.touch(self.dW_o * self.made)
-            if self.apart:
-                walk.give(self.O)
+                self._core_recompute(walk)
+            walk.alloc(self.O)
+            walk.touch(self.dW_o * self.copied)
+            if self.result_copied:
+                walk.free(self.O)
         if self.repeat == "none" or (self.sp and selective):
-            walk.give(added)  # the gradient of the output, which that of the MLP's norm was added to
+            walk.free(added)  # the output's gradient, to which that of the MLP's norm was added
         if not (self.sp and selective):
             self._core_backward(walk)
             walk.masked = walk.highest
         if selective and not self.sp:
-            walk.give(added)
+            walk.free(added)
         self._heads_backward(walk)
 
     def _heads_backward(self, walk: Walk) -> None:
-        """The gradients of queries, keys and values give way to that of the norm's result."""
+        """Walk from the gradients of queries, keys and values to that of the norm's result, which replaces them."""
         Q, K, spec = self.Q, self.K, self.spec
         if spec.position == "rotary":
             walk.touch(Q)
         if spec.qk_norm:
             for size, sums, heads in ((K, self.k_sums, spec.kv_heads), (Q, self.q_sums, spec.heads)):
                 walk.touch(rms_temporaries(self.t * heads, spec.head_dim, self.e))
-                walk.give(size, sums)
+                walk.free(size, sums)
         bias = spec.qkv_bias
         self._heads_input(walk, (K, self.dW_k, bias), (K, self.dW_k, bias), (Q, self.dW_q, bias))
 
     def _heads_input(self, walk: Walk, *parts: tuple[Column, int, bool]) -> None:
-        """Of products that read the norm's result, the last one first: the gradients of what they make, which go, and
-        of their weights, and whether there is a bias."""
+        """Walk the backward pass of products that read the norm's result, last one first. `parts`: (bytes of the
+        result's gradient, which is freed; bytes of the weight's gradient; whether there is a bias) of each
+        product."""
         S = self.S
         if self.joint:
             self._columns_backward(walk, *((size, weight) for size, weight, _ in parts))
-            walk.give(S)
+            walk.free(S)
             if self.one_norm:
                 self._add(walk, 0, bias=True)
             return
         for i, (size, weight, bias) in enumerate(parts):
-            walk.take(S)
+            walk.alloc(S)
             walk.touch(weight)
-            walk.give(size)
+            walk.free(size)
             if i == len(parts) - 1:
-                walk.give(S)  # the norm's result: nobody else has read it, or all have
+                walk.free(S)  # the norm's result, after its last use
             if i or self.one_norm:
                 self._add(walk, weight, bias)

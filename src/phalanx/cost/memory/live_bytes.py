@@ -1,4 +1,4 @@
-"""Live bytes along a pass, and what norms hold of them."""
+"""Walk: live bytes along a pass, as tensors are allocated and freed; and the bytes that norms hold."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from phalanx.spec.model.spec import ModelSpec
 
 @dataclass
 class Walk:
-    """Live bytes above those at the start, and the most there were."""
+    """Live bytes above those at the start of a pass, and their peak so far."""
 
     live: Column = 0
     highest: Column = 0
     masked: Column = 0
-    """The most until masks are not needed any more."""
+    """The peak until masks are no longer needed."""
 
-    def take(self, *sizes: Column) -> None:
-        """Tensors are allocated."""
+    def alloc(self, *sizes: Column) -> None:
+        """Allocate tensors of these sizes, in bytes, at once."""
         self.live = self.live + sum(sizes)
         self.highest = np.maximum(self.highest, self.live)
 
-    def give(self, *sizes: Column) -> None:
-        """Tensors are freed."""
+    def free(self, *sizes: Column) -> None:
+        """Free tensors of these sizes, in bytes."""
         self.live = self.live - sum(sizes)
 
     def touch(self, *sizes: Column) -> None:
-        """Tensors are there for a moment."""
-        self.take(*sizes)
-        self.give(*sizes)
+        """Allocate tensors and free them again."""
+        self.alloc(*sizes)
+        self.free(*sizes)
 
 
 def statistics(spec: ModelSpec, t: Column, e: int) -> Column:
-    """What a norm keeps beside its input and output."""
+    """Return the bytes of statistics that a norm of t tokens keeps besides its input and output."""
     return t * (max(e, 4) if spec.norm == "rms" else 2 * e)
 
 
 def normed(spec: ModelSpec, t: Column, e: int) -> Column:
-    """What a norm of the stream holds in its backward pass, its result included, when the normed input has given way
-    to its gradient."""
+    """Return the bytes that a norm of the residual stream holds in its backward pass, with its result, once the
+    normed input has been replaced by its gradient."""
     return rms_temporaries(t, spec.hidden, e) if spec.norm == "rms" else t * spec.hidden * e
 
 
 def rms_temporaries(rows: Column, width: int, e: int) -> Column:
-    """What an RMSNorm's backward pass holds, its result included (nn/functions.py)."""
+    """Return the bytes that an RMSNorm's backward pass holds, with its result (nn/norms.py)."""
     wide = max(e, 4)
     return 3 * rows * width * wide if e < 4 else 2 * rows * width * wide + rows * wide

@@ -1,4 +1,4 @@
-"""Live bytes along the passes of a block whose attention is latent, in the order of nn/latent.py; its rest is as in
+"""Live bytes along the passes of a block with latent attention, in the order of nn/mla.py; all else as in
 block.py."""
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from phalanx.cost.memory.split_backward import SplitBlock
 
 
 class LatentHeads(Block):
-    """To put before any block. Q and K are the core's tensors, all of one width; O its values as the product reads
-    them, of which it has copies where they are narrower.
+    """Latent attention, to be mixed in before any block class. Q and K are the core's tensors, all of one width; O
+    its values as the product reads them, a copy where they are narrower.
 
-    raw (t, q_width)                  queries before they are as wide as the core's
-    first                             what queries come from: (t, q_rank), or they themselves
-    down (t, kv_rank + rope_dim)      what keys and values come from, and
-    latent (t, kv_rank)               that without what turns, normed; token_sums: a number per token
-    rope (t, rope_dim)                what turns
-    up (t, heads (nope_dim + v_dim))  what each head has of keys and values of its own
+    raw (t, q_width)                  queries before they are padded to the core's width
+    first                             what queries are projected from: (t, q_rank), or the queries themselves
+    down (t, kv_rank + rope_dim)      the joint projection that keys and values come from
+    latent (t, kv_rank)               its latent part, normed; token_sums: a number per token
+    rope (t, rope_dim)                its rotary part
+    up (t, heads (nope_dim + v_dim))  each head's keys and values, expanded from the latent
     """
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         spec, a, t, h, e = self.spec, self.spec.latent, self.t, self.spec.hidden, self.e
         assert a is not None
         self.q_rank, self.kv_rank = a.q_rank, a.kv_rank
@@ -36,121 +36,125 @@ class LatentHeads(Block):
         self.dW_first, self.dW_down, self.dW_o = first * h * e, down * h * e, spec.heads * a.v_dim * h * e
         self.dW_q_up, self.dW_up = spec.q_width * (a.q_rank or 0) * e, up * a.kv_rank * e
         self.padded, self.narrow = spec.core_dim > spec.head_dim, a.v_dim < spec.core_dim
-        self.apart = self.apart or self.narrow
-        # Where Ulysses gives a rank one head, all three gradients stay where they came, in one piece of memory; but
-        # where the core is repeated they are copied.
-        one = self.core is not None and self.moved and self.core.part.ulysses == spec.heads
+        self.result_copied = self.result_copied or self.narrow
+        # If Ulysses leaves a rank one head, all three gradients stay in one receive buffer, unless the core is
+        # recomputed: then they are copied.
+        one = self.core is not None and self.ulysses and self.core.part.ulysses == spec.heads
         self.in_one = one and self.repeat != "selective"
 
     def _heads(self, walk: Walk) -> None:
-        self._made(walk, kept=True)
+        self._queries_keys_values(walk, kept=True)
 
-    def _heads_alone(self, walk: Walk) -> None:
-        self._made(walk, kept=False)
+    def _heads_without_graph(self, walk: Walk) -> None:
+        self._queries_keys_values(walk, kept=False)
 
-    def _made(self, walk: Walk, kept: bool) -> None:
-        """`kept`: for a backward pass."""
+    def _queries_keys_values(self, walk: Walk, kept: bool) -> None:
+        """Walk from the norm's result to queries, keys and values. `kept`: keep what the backward pass needs."""
         self._columns(walk, self.first, self.down)
         if self.q_rank is not None:
             self._normed(walk, self.q_rank, kept)
-            walk.take(self.raw)
-            walk.give(0 if kept else 2 * self.first)
-        walk.touch(self.raw)  # turned, in place of those before
+            walk.alloc(self.raw)
+            walk.free(0 if kept else 2 * self.first)
+        walk.touch(self.raw)  # rotated, replacing the previous ones
         if self.padded:
-            walk.take(self.Q)
-            walk.give(self.raw)
+            walk.alloc(self.Q)
+            walk.free(self.raw)
         self._normed(walk, self.kv_rank, kept)
-        walk.take(self.rope)
-        walk.give(0 if kept else self.down)
-        walk.take(self.up)
-        walk.take(2 * self.K)
-        walk.give(self.up + self.rope + (0 if kept else self.latent))
+        walk.alloc(self.rope)
+        walk.free(0 if kept else self.down)
+        walk.alloc(self.up)
+        walk.alloc(2 * self.K)
+        walk.free(self.up + self.rope + (0 if kept else self.latent))
 
     def _normed(self, walk: Walk, rank: int, kept: bool) -> None:
-        walk.take(self.token_sums)
+        """Walk the norm of a latent of width `rank`."""
+        walk.alloc(self.token_sums)
         self._wide_norm(walk, self.t * rank)
-        walk.take(self.t * rank * self.e)
-        walk.give(0 if kept else self.token_sums)
+        walk.alloc(self.t * rank * self.e)
+        walk.free(0 if kept else self.token_sums)
 
     def _core(self, walk: Walk) -> None:
         super()._core(walk)
         if self.narrow:
-            walk.take(self.O)
-            if self.moved:
-                walk.touch(self.Q + 2 * self.K)  # queries, keys and values as they were
-                walk.give(self.Q)
+            walk.alloc(self.O)
+            if self.ulysses:
+                walk.touch(self.Q + 2 * self.K)  # queries, keys and values before the exchange
+                walk.free(self.Q)
 
-    def _core_alone(self, walk: Walk) -> None:
-        """Without a graph the log-sum-exp is gone before values are copied."""
-        alone = Walk()
-        super()._core(alone)
-        walk.touch(alone.highest)
+    def _core_without_graph(self, walk: Walk) -> None:
+        """Walk the core without an autograd graph; the log-sum-exp is freed before values are copied."""
+        core_walk = Walk()
+        super()._core(core_walk)
+        walk.touch(core_walk.highest)
         walk.touch((self.Q + self.O) * self.narrow)
 
     def _core_backward(self, walk: Walk) -> None:
-        held = self.sp and self.repeat == "selective"  # by who repeats the core
+        kept = self.sp and self.repeat == "selective"  # the result, by the recomputation
         if self.narrow:
-            walk.take(self.Q)  # filled up with zeros
-            walk.give(self.O * (not held))
+            walk.alloc(self.Q)  # padded with zeros
+            walk.free(self.O * (not kept))
         super()._core_backward(walk)
-        if self.narrow and held:
-            walk.give(self.O)
+        if self.narrow and kept:
+            walk.free(self.O)
 
     def _heads_backward(self, walk: Walk) -> None:
-        walk.take(self.up, self.rope)
-        walk.give(2 * self.K * (not self.in_one))
-        walk.take(self.latent)
-        walk.touch(self.dW_up * self.made)
-        walk.give(self.up + self.latent)
+        walk.alloc(self.up, self.rope)
+        walk.free(2 * self.K * (not self.in_one))
+        walk.alloc(self.latent)
+        walk.touch(self.dW_up * self.copied)
+        walk.free(self.up + self.latent)
         self._down_backward(walk)
         if self.q_rank is not None:
-            walk.take(self.first)
-            walk.touch(self.dW_q_up * self.made)
-            walk.give(self.raw + self.first)
+            walk.alloc(self.first)
+            walk.touch(self.dW_q_up * self.copied)
+            walk.free(self.raw + self.first)
             self._norm_backward(walk, self.q_rank, self.first)
         biases = self.spec.qkv_bias, self.spec.qkv_bias and self.q_rank is not None
         self._heads_input(walk, (self.down, self.dW_down, biases[0]), (self.first, self.dW_first, biases[1]))
 
     def _down_backward(self, walk: Walk) -> None:
-        """From the gradients of the normed latent and of what turns to theirs together; queries turn back."""
+        """Walk from the gradients of the normed latent and of the rotary part to the joint one; rotate queries
+        back."""
         walk.touch(self.rope)
         self._norm_backward(walk, self.kv_rank, self.down)
-        walk.take(self.down)
-        walk.give(self.latent + self.rope)
+        walk.alloc(self.down)
+        walk.free(self.latent + self.rope)
         with_queries = 2 * self.K * self.in_one
         if self.padded:
-            walk.take(self.raw)
-            walk.give(self.Q + with_queries)
+            walk.alloc(self.raw)
+            walk.free(self.Q + with_queries)
         walk.touch(self.raw)
-        walk.give(with_queries * (not self.padded))
+        walk.free(with_queries * (not self.padded))
 
     def _norm_backward(self, walk: Walk, rank: int, read: Column) -> None:
-        """What it has `read` goes."""
+        """Walk a latent norm's backward pass; its input, of `read` bytes, is freed."""
         walk.touch(rms_temporaries(self.t, rank, self.e))
-        walk.give(read + self.token_sums)
+        walk.free(read + self.token_sums)
 
 
 class LatentBlock(LatentHeads):
-    pass
+    """A block with latent attention and a dense MLP."""
 
 
 class SplitLatentBlock(LatentHeads, SplitBlock):
+    """A block with latent attention whose layers can defer weight gradients."""
+
     def _heads_inputs(self, walk: Walk) -> None:
-        walk.take(self.up, self.rope)
-        walk.give(2 * self.K * (not self.in_one))
-        walk.take(self.latent)
-        walk.take(self.kv_rank * self.e)
+        walk.alloc(self.up, self.rope)
+        walk.free(2 * self.K * (not self.in_one))
+        walk.alloc(self.latent)
+        walk.alloc(self.kv_rank * self.e)
         self._down_backward(walk)
         if self.q_rank is not None:
-            walk.take(self.first)
-            walk.take(self.q_rank * self.e)
+            walk.alloc(self.first)
+            walk.alloc(self.q_rank * self.e)
             self._norm_backward(walk, self.q_rank, self.first)
 
     def _heads_weights(self, walk: Walk, g: Column) -> None:
         self._result_weight(walk, g)
-        walk.touch(self.dW_up * self.made)
-        walk.give(self.up + self.latent + self.kv_rank * self.e)
+        walk.touch(self.dW_up * self.copied)
+        walk.free(self.up + self.latent + self.kv_rank * self.e)
         if self.q_rank is not None:
-            walk.touch(self.dW_q_up * self.made)
-            walk.give(self.raw + self.first + self.q_rank * self.e)
+            walk.touch(self.dW_q_up * self.copied)
+            walk.free(self.raw + self.first + self.q_rank * self.e)
         self._columns_weights(walk, (self.down, self.dW_down), (self.first, self.dW_first))

@@ -1,4 +1,4 @@
-"""Live bytes along the passes of a block that has experts in place of its MLP, in the order of nn/experts.py."""
+"""Live bytes along the passes of a block with experts in place of its MLP, in the order of nn/moe.py."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class _Mixture(Block):
-    """The tensors of the experts and of what goes there, in bytes; the rest as in Block, of which A is now of the
-    MLP that all tokens share.
+    """The tensors of experts and their rows, in bytes; the rest as in Block, whose A is now of the MLP that all
+    tokens share.
 
-    N (own tokens, hidden)   of the tokens that the rank routes    P (own tokens, count)   scores, in fp32 or fp64
-    R (rows, hidden)         of their rows, each once              I (own tokens, width)   8 bytes for each choice
-    D (rows, hidden)         the same as they leave                w (own tokens, width)   weights, as scores
-    C (came, hidden)         of the rows that come                 F (came, ffn)           inside of own experts
+    N (own tokens, hidden)   the tokens that the rank routes       P (own tokens, count)   scores, in fp32 or fp64
+    R (rows, hidden)         their rows, each once                 I (own tokens, width)   8 bytes for each choice
+    D (rows, hidden)         the rows as they are sent             w (own tokens, width)   routing weights, as scores
+    C (came, hidden)         the rows that are received            F (came, ffn)           inside the local experts
     """
 
-    def __init__(self, *given: Any, rows: Routed, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, rows: Routed, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         assert self.spec.experts is not None
         x: Experts = self.spec.experts
         h, e, wide = self.spec.hidden, self.e, max(self.e, 4)
@@ -42,250 +42,254 @@ class _Mixture(Block):
         self.A, self.dW_mlp = self.t * x.shared_ffn * e, x.shared_ffn * h * e
         self.dW_expert, self.dW_experts = x.ffn * h * e, x.here * x.ffn * h * e
         self.dW_router = x.count * h * e
-        self.alone = rows.copies == 1 and x.here == x.count
-        """All experts are here."""
-        laid_out = not self.alone and x.here > 1
+        self.all_local = rows.copies == 1 and x.here == x.count
+        """All experts are on this rank, so no rows are sent."""
+        laid_out = not self.all_local and x.here > 1
         self.in_order, self.order = self.C * laid_out, rows.came * 8 * laid_out
-        """Rows that come, laid out anew; and the order."""
+        """Bytes of received rows, sorted by expert; and of their order."""
         self.kept_choice = (rows.tokens * x.top_k * 8 if self.chosen else 0) + self.P
         self.kept_choice = (
             self.kept_choice + (rows.tokens * wide if x.z_loss else 0) + (self.P if x.balance_loss else 0)
         )
 
     def _choose(self, walk: Walk, kept: bool) -> None:
-        """From the router's product to where rows go; `kept`: for the backward pass of the weights."""
+        """Walk from the router's product to where rows go. `kept`: keep what the weights' backward pass needs."""
         x, P, ids = self.x, self.P, self.I
-        walk.take(self.Z)
+        walk.alloc(self.Z)
         cast = P if self.e < self.wide else 0
-        walk.take(cast)
-        walk.take(P)
-        walk.give(cast)
+        walk.alloc(cast)
+        walk.alloc(P)
+        walk.free(cast)
         even = 0
         if self.chosen:
             best = self.rows.tokens * x.top_k
             walk.touch(best * (self.wide + 8) + P * (x.balance_bias is not None) + P * 2 * (x.groups > 1))
-            walk.take(best * 8)
+            walk.alloc(best * 8)
             even = P * bool(x.balance_loss)
-            walk.take(even)
+            walk.alloc(even)
             key = 0 if x.capacity is None else ids
         else:
             key = ids
-        walk.take(key)
+        walk.alloc(key)
         walk.touch(2 * ids)
-        walk.take(ids)  # slots
+        walk.alloc(ids)  # slots
         walk.touch(2 * P * bool(x.balance_loss or x.z_loss))
-        walk.take(self.rows.tokens * self.wide if x.z_loss else 0)
+        walk.alloc(self.rows.tokens * self.wide if x.z_loss else 0)
         walk.touch(3 * self.w)
-        walk.take(self.w)
+        walk.alloc(self.w)
         if self.chosen:
-            walk.take(ids)  # places
+            walk.alloc(ids)  # places
             walk.touch(ids)
-        walk.take(self.order)
+        walk.alloc(self.order)
         walk.touch(2 * self.order)
-        walk.give(self.Z + key)
+        walk.free(self.Z + key)
         if not kept:
-            walk.give(self.kept_choice)
+            walk.free(self.kept_choice)
 
-    def _leave(self, walk: Walk) -> None:
-        walk.take(self.rows.rows * 8)
-        walk.take(self.R)
-        walk.give(self.rows.rows * 8)
+    def _dispatch(self, walk: Walk) -> None:
+        """Walk laying out rows and sending them."""
+        walk.alloc(self.rows.rows * 8)
+        walk.alloc(self.R)
+        walk.free(self.rows.rows * 8)
         if self.rows.copies > 1:
-            walk.take(self.D)
-            walk.give(self.R)
-        if not self.alone:
-            walk.take(self.C)
+            walk.alloc(self.D)
+            walk.free(self.R)
+        if not self.all_local:
+            walk.alloc(self.C)
 
-    def _come(self, walk: Walk) -> None:
-        if not self.alone:
-            walk.give(self.D)
+    def _receive(self, walk: Walk) -> None:
+        """Walk sorting received rows by expert."""
+        if not self.all_local:
+            walk.free(self.D)
             walk.touch(self.in_order)
 
     def _return(self, walk: Walk) -> None:
-        """Results go; what has come back takes their place."""
-        if not self.alone:
-            walk.take(self.in_order)
-            walk.take(self.D)
-            walk.give(self.in_order)
-            walk.give(self.C)
+        """Walk sending the experts' results back; what is received replaces them."""
+        if not self.all_local:
+            walk.alloc(self.in_order)
+            walk.alloc(self.D)
+            walk.free(self.in_order)
+            walk.free(self.C)
 
     def _combine(self, walk: Walk) -> None:
+        """Walk summing each token's results by routing weight."""
         cast = self.n_w * self.e if self.e < self.wide else 0
-        walk.take(cast)
-        walk.take(self.D if self.rows.copies > 1 else 0)  # one after the other
-        walk.take(self.N)
+        walk.alloc(cast)
+        walk.alloc(self.D if self.rows.copies > 1 else 0)  # in order
+        walk.alloc(self.N)
         self._sum_rows(walk, weighted=True)
-        walk.give(self.D if self.rows.copies > 1 else 0)
-        walk.give(cast)
+        walk.free(self.D if self.rows.copies > 1 else 0)
+        walk.free(cast)
 
     def _sum_rows(self, walk: Walk, weighted: bool) -> None:
-        """A token's rows are added to what there is of it."""
+        """Walk adding each token's rows to its sum."""
         if self.chosen:
             walk.touch(np.minimum(self.x.top_k * self.rows.copies, 2) * self.N)
         else:
             walk.touch(self.rows.rows * (8 + 8 * weighted + self.e * weighted) + self.R * weighted)
 
     def _experts(self, walk: Walk, kept: bool) -> None:
-        walk.take(2 * self.F)
-        walk.take(self.F)
-        walk.take(self.C)
-        walk.give(self.F if kept else 3 * self.F + self.C)  # what it is made of, too
+        """Walk the local experts' MLPs."""
+        walk.alloc(2 * self.F)
+        walk.alloc(self.F)
+        walk.alloc(self.C)
+        walk.free(self.F if kept else 3 * self.F + self.C)  # its inputs too
 
     def _shared_term(self, walk: Walk) -> None:
-        """What all tokens share, inside."""
+        """Walk the first products and activation of the shared MLP."""
         if self.shared:
             self._columns(walk, self.products * self.A)
-            walk.take(self.A)
+            walk.alloc(self.A)
 
-    def _mlp(self, walk: Walk, made: bool) -> None:
+    def _mlp(self, walk: Walk, output: bool) -> None:
         S = self.S
         self._choose(walk, kept=True)
-        self._leave(walk)
+        self._dispatch(walk)
         self._shared_term(walk)
         if self.shared and not self.sp:
-            walk.take(S * made)
-        self._come(walk)
+            walk.alloc(S * output)
+        self._receive(walk)
         self._experts(walk, kept=True)
         self._return(walk)
-        if not made:
+        if not output:
             return
         self._combine(walk)
-        self._together(walk)
-        walk.take(S)  # + what was before
-        walk.give(S)
+        self._add_to_stream(walk)
+        walk.alloc(S)  # + the residual
+        walk.free(S)
 
-    def _together(self, walk: Walk) -> None:
-        """Own tokens' part becomes what is added to the stream, with what all share."""
+    def _add_to_stream(self, walk: Walk) -> None:
+        """Walk from the routed tokens' sums to what is added to the stream, with the shared MLP's result."""
         S = self.S
         if self.sp:
             if self.shared:
-                walk.take(S)
+                walk.alloc(S)
                 walk.touch(self.W)
-                walk.take(S)
-                walk.give(2 * S)
+                walk.alloc(S)
+                walk.free(2 * S)
             return
         if self.tp > 1:
-            walk.take(S)
-            walk.give(self.N)
+            walk.alloc(S)
+            walk.free(self.N)
         if self.shared:
-            walk.take(S)
-            walk.give(2 * S)
+            walk.alloc(S)
+            walk.free(2 * S)
 
-    def _mlp_alone(self, walk: Walk) -> None:
+    def _mlp_without_graph(self, walk: Walk) -> None:
         S = self.S
         self._norm(walk)
-        walk.give(self.statistics)
+        walk.free(self.statistics)
         self._choose(walk, kept=False)
-        self._leave(walk)
+        self._dispatch(walk)
         self._shared_term(walk)
         if self.shared:
-            walk.give(self.products * self.A)
+            walk.free(self.products * self.A)
             if not self.sp:
-                walk.take(S)
-                walk.give(self.A)
-        self._come(walk)
+                walk.alloc(S)
+                walk.free(self.A)
+        self._receive(walk)
         self._experts(walk, kept=False)
         self._return(walk)
         self._combine(walk)
-        walk.give(self.D + self.w + self.I + self.I * self.chosen + self.order)
-        self._together(walk)
-        walk.give(S + self.A * (self.shared and self.sp))  # the norm's result
-        walk.take(S)  # + what was before
-        walk.give(2 * S)
+        walk.free(self.D + self.w + self.I + self.I * self.chosen + self.order)
+        self._add_to_stream(walk)
+        walk.free(S + self.A * (self.shared and self.sp))  # the norm's result
+        walk.alloc(S)  # + the residual
+        walk.free(2 * S)
 
-    def _mlp_sum_alone(self, walk: Walk) -> None:
-        self._mlp_alone(walk)
+    def _mlp_sum_without_graph(self, walk: Walk) -> None:
+        self._mlp_without_graph(walk)
 
     # Backward.
 
     def _combine_backward(self, walk: Walk) -> None:
-        """The gradients of rows that came back, and of weights; the rows go."""
-        R, e, several = self.R, self.e, self.rows.copies > 1
+        """Walk to the gradients of returned rows and of routing weights; the rows are freed."""
+        R, e, copied_rows = self.R, self.e, self.rows.copies > 1
         walk.touch(self.rows.rows * 8 + R)
-        walk.take(R)
-        walk.take(self.D if several else 0)
+        walk.alloc(R)
+        walk.alloc(self.D if copied_rows else 0)
         walk.touch(R + self.rows.rows * e)
-        walk.take(self.w)
-        walk.give(self.D if several else 0)
-        if several:
-            walk.take(self.D)
-            walk.give(R)
-        walk.give(self.D)
-        walk.give(self.w)  # of two, the weights themselves
+        walk.alloc(self.w)
+        walk.free(self.D if copied_rows else 0)
+        if copied_rows:
+            walk.alloc(self.D)
+            walk.free(R)
+        walk.free(self.D)
+        walk.free(self.w)  # one of two: the weights themselves
 
     def _return_backward(self, walk: Walk) -> None:
-        if not self.alone:
-            walk.take(self.C)
+        if not self.all_local:
+            walk.alloc(self.C)
             walk.touch(self.in_order)
-            walk.give(self.D)
+            walk.free(self.D)
 
-    def _come_backward(self, walk: Walk) -> None:
-        if not self.alone:
-            walk.take(self.in_order)
-            walk.take(self.D)
-            walk.give(self.in_order)
+    def _receive_backward(self, walk: Walk) -> None:
+        if not self.all_local:
+            walk.alloc(self.in_order)
+            walk.alloc(self.D)
+            walk.free(self.in_order)
 
-    def _leave_backward(self, walk: Walk) -> None:
-        """Own tokens' part of the gradient."""
-        if not self.alone:
-            walk.give(self.C)  # what has left
-        walk.take(self.D if self.rows.copies > 1 else 0)
-        walk.take(self.N)
+    def _dispatch_backward(self, walk: Walk) -> None:
+        """Walk to the routed tokens' part of the gradient."""
+        if not self.all_local:
+            walk.free(self.C)  # what has been sent
+        walk.alloc(self.D if self.rows.copies > 1 else 0)
+        walk.alloc(self.N)
         self._sum_rows(walk, weighted=False)
-        walk.give(self.D if self.rows.copies > 1 else 0)
-        walk.give(self.D)
+        walk.free(self.D if self.rows.copies > 1 else 0)
+        walk.free(self.D)
 
     def _weights_backward(self, walk: Walk) -> None:
-        """From the gradient of weights to that of the router's product."""
+        """Walk from the gradient of routing weights to that of the router's product."""
         cast = self.Z if self.e < self.wide else 0
         walk.touch(2 * self.w + (3 + bool(self.x.balance_loss)) * self.P)
-        walk.take(self.P)
-        walk.take(cast)
-        walk.give(self.P if cast else 0)
-        walk.give(self.w + self.kept_choice)
+        walk.alloc(self.P)
+        walk.alloc(cast)
+        walk.free(self.P if cast else 0)
+        walk.free(self.w + self.kept_choice)
 
     def _experts_inside(self, walk: Walk) -> None:
-        """The gradients of what gate and up have made."""
-        walk.take(4 * self.F)
-        walk.give(self.F)
+        """Walk to the gradients of the gate and up products."""
+        walk.alloc(4 * self.F)
+        walk.free(self.F)
 
     def _mlp_backward(self, walk: Walk) -> None:
         if self.sp and self.shared:
-            walk.take(self.W)
-            walk.take(self.A)
-            walk.take(self.dW_mlp)
-            walk.give(self.W)
-            walk.give(self.A)
+            walk.alloc(self.W)
+            walk.alloc(self.A)
+            walk.alloc(self.dW_mlp)
+            walk.free(self.W)
+            walk.free(self.A)
         self._combine_backward(walk)
         self._return_backward(walk)
         self._experts_backward(walk)
-        self._come_backward(walk)
+        self._receive_backward(walk)
         if self.shared:
             self._shared_backward(walk)
-        self._leave_backward(walk)
+        self._dispatch_backward(walk)
         self._router_backward(walk)
-        walk.give(self.S)  # the norm's result
+        walk.free(self.S)  # the norm's result
 
     def _router_backward(self, walk: Walk) -> None:
-        """From the gradient of the rows' weights to that of the norm's result."""
-        if self.shared and self.sp:  # one of them is there from what all share
+        """Walk from the gradient of routing weights to that of the norm's result."""
+        if self.shared and self.sp:  # the shared MLP has one already
             walk.touch(self.N)
-            walk.give(self.N)
+            walk.free(self.N)
         self._weights_backward(walk)
-        walk.give(self.I * (1 + self.chosen) + self.order)
-        walk.take(self.dW_router * self.made)
+        walk.free(self.I * (1 + self.chosen) + self.order)
+        walk.alloc(self.dW_router * self.copied)
         walk.touch(2 * self.N)  # from the router, and the sum
-        walk.give(self.Z, self.dW_router * self.made)
-        self._whole(walk)
+        walk.free(self.Z, self.dW_router * self.copied)
+        self._gather_tokens(walk)
 
-    def _whole(self, walk: Walk) -> None:
-        """Of all tokens, from own ones."""
+    def _gather_tokens(self, walk: Walk) -> None:
+        """Walk from the routed tokens' gradient to that of all tokens."""
         if self.tp > 1 and not self.sp:
-            walk.take(self.S)
-            walk.give(self.N)
+            walk.alloc(self.S)
+            walk.free(self.N)
         if self.shared and not self.sp:
             walk.touch(self.S)
-            walk.give(self.S)
+            walk.free(self.S)
 
     def _experts_backward(self, walk: Walk) -> None:
         raise NotImplementedError
@@ -295,40 +299,41 @@ class _Mixture(Block):
 
 
 class ExpertsBlock(_Mixture):
-    """All gradients of weights are made where they belong."""
+    """A block with experts whose weight gradients are computed in the backward pass."""
 
     def _experts_backward(self, walk: Walk) -> None:
         C, F, dW = self.C, self.F, self.dW_experts
         self._experts_inside(walk)
-        walk.take(dW)
-        walk.give(F)
-        walk.take(C)
-        walk.take(2 * dW)
-        walk.give(3 * dW + 4 * F + 2 * C)  # also g, u, what has come, the gradient of what they made
+        walk.alloc(dW)
+        walk.free(F)
+        walk.alloc(C)
+        walk.alloc(2 * dW)
+        walk.free(3 * dW + 4 * F + 2 * C)  # also gate, up, the received rows, the gradient of the experts' results
 
     def _shared_backward(self, walk: Walk) -> None:
-        """As an MLP's that is not over ranks, but for sequence parallelism."""
+        """Walk the shared MLP's backward pass: that of an MLP on one rank, except with sequence parallelism."""
         S, A = self.S, self.A
         if self.sp:
-            walk.give(self.dW_mlp)
+            walk.free(self.dW_mlp)
         else:
-            walk.take(A)
+            walk.alloc(A)
             walk.touch(self.dW_mlp)
-            walk.give(A)
-        walk.take(3 * A)
-        walk.give(4 * A)
+            walk.free(A)
+        walk.alloc(3 * A)
+        walk.free(4 * A)
         if self.sp:
             self._columns_backward(walk, *[(A, self.dW_mlp)] * self.products)
             return
         for _ in range(self.products):
-            walk.take(S)
+            walk.alloc(S)
             walk.touch(self.dW_mlp)
-            walk.give(A)
+            walk.free(A)
         self._add(walk, self.dW_mlp, self.spec.mlp_bias)
 
 
 class SplitExpertsBlock(_Mixture, SplitBlock):
-    """Of experts too each product leaves what the gradient of its weight is made of: expert by expert."""
+    """A block with experts whose layers can defer weight gradients: each product keeps its operands, expert by
+    expert."""
 
     def _experts_backward(self, walk: Walk) -> None:
         self._experts_inputs(walk)
@@ -336,29 +341,29 @@ class SplitExpertsBlock(_Mixture, SplitBlock):
 
     def _experts_inputs(self, walk: Walk) -> None:
         self._experts_inside(walk)
-        walk.take(self.C)
-        walk.give(2 * self.F)
+        walk.alloc(self.C)
+        walk.free(2 * self.F)
 
     def _experts_weights(self, walk: Walk) -> None:
         C, F = self.C, self.F
         for size in (C + F, F, F + C):  # down, up, gate
-            walk.touch(self.dW_expert * self.made)
-            walk.give(size)
+            walk.touch(self.dW_expert * self.copied)
+            walk.free(size)
 
     def _shared_backward(self, walk: Walk) -> None:
         S, A, parts = self.S, self.A, [(self.A, self.dW_mlp)] * self.products
         if self.sp:
-            walk.give(self.dW_mlp)
+            walk.free(self.dW_mlp)
         else:
-            walk.take(A)
-            walk.touch(self.dW_mlp * self.made)
-            walk.give(A)
-        walk.take(3 * A)
-        walk.give(4 * A)
+            walk.alloc(A)
+            walk.touch(self.dW_mlp * self.copied)
+            walk.free(A)
+        walk.alloc(3 * A)
+        walk.free(4 * A)
         if self.sp:
             self._columns_backward(walk, *parts)
             return
-        walk.take(S)
+        walk.alloc(S)
         self._one_by_one(walk, *parts)
 
     def _mlp_inputs(self, walk: Walk) -> None:
@@ -368,27 +373,27 @@ class SplitExpertsBlock(_Mixture, SplitBlock):
         self._combine_backward(walk)
         self._return_backward(walk)
         self._experts_inputs(walk)
-        self._come_backward(walk)
+        self._receive_backward(walk)
         if self.shared:
-            walk.take(A * (not self.sp))
-            walk.take(3 * A)
-            walk.give(4 * A)
+            walk.alloc(A * (not self.sp))
+            walk.alloc(3 * A)
+            walk.free(4 * A)
             self._columns_inputs(walk)
-        self._leave_backward(walk)
+        self._dispatch_backward(walk)
         self._router_backward(walk)
-        walk.take(self.Z)  # stays
+        walk.alloc(self.Z)  # kept for W
 
     def _mlp_weights(self, walk: Walk, g: Column) -> None:
         self._experts_weights(walk)
         if self.shared:
             super()._mlp_weights(walk, g)
-        walk.touch(self.dW_router * self.made)
-        walk.give(self.Z)
+        walk.touch(self.dW_router * self.copied)
+        walk.free(self.Z)
 
     def _biases(self) -> int:
         biased = self.spec.out_bias + (self.spec.mlp_bias and self.shared)
         return biased * self.spec.hidden * self.e * self.sp
 
     @property
-    def _output_left(self) -> bool:
+    def _output_grad_kept(self) -> bool:
         return self.shared and not self.sp

@@ -1,8 +1,8 @@
-"""Live bytes along the passes of a block whose layers may put gradients of weights off, in the order of nn/decoder.py
-and runtime/weight_gradients.py: backward passes in two parts, I and W, and those in one, B.
+"""Live bytes along the passes of a block whose layers can defer weight gradients, in the order of nn/decoder.py and
+runtime/autograd/deferred_weight_grads.py: backward passes split in two, I and W, and undivided ones, B.
 
-What W needs stays after I: of each matrix product its input and the gradient of its output. Norms' own gradients,
-which are small, are made in I.
+What W needs stays live after I: the input and the output's gradient of each matrix product. Gradients of norms'
+weights, which are small, are computed in I.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from phalanx.spec.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Pass:
-    """Live bytes above those when it begins: the most there are, and those in the end. `masked`: the most until masks
-    are not needed any more."""
+    """Live bytes of a pass above those at its start: the peak (`highest`) and those at its end (`change`). `masked`:
+    the peak until masks are no longer needed."""
 
     highest: Column
     change: Column
@@ -27,49 +27,54 @@ class Pass:
 
     @classmethod
     def of(cls, walk: Walk) -> Pass:
+        """Return the Pass of a finished walk."""
         return cls(walk.highest, walk.live, walk.masked)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A backward pass in two. The gradient of the output is live when I begins, that of the input when it ends."""
+    """A backward pass split in two, I and W. The gradient of the output is live when I begins, that of the input when
+    it ends."""
 
     inputs: Pass
     weights: Pass
 
 
 class SplitBlock(Block):
-    """The same tensors; on one rank too, all products of one input have their backward pass together. `in_place`:
-    gradients are put into memory of their own type, where products are made right there."""
+    """The tensors of a block whose layers can defer weight gradients. All products of one input have their backward
+    pass together, on one rank too. `in_place`: gradient memory has the products' dtype, so they write straight into
+    it."""
 
-    def __init__(self, *given: Any, in_place: bool, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, in_place: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.joint = True
-        self.made = int(not in_place)
+        self.copied = int(not in_place)
 
     def parts(self) -> Parts:
+        """Return the backward pass split in I and W."""
         inputs, weights = Walk(), Walk()
         if self.repeat == "full":
-            self.forward(inputs, made=False)
+            self.forward(inputs, output=False)
         self._inputs(inputs)
         self._weights(weights)
         biases = self._biases()
-        inputs.take(biases)
-        weights.give(biases)
+        inputs.alloc(biases)
+        weights.free(biases)
         if self.repeat == "full":
             inputs.masked = inputs.highest
         return Parts(Pass.of(inputs), Pass.of(weights))
 
     def _inputs(self, walk: Walk) -> None:
-        """As `backward`. A gradient that W needs, or whoever repeats the pass, is not added to in its place."""
+        """Walk I, in the order of `backward`. A gradient that W or a recomputed pass needs is not accumulated in
+        place."""
         S = self.S
         self._mlp_inputs(walk)
         if not self.one_norm:
             self._norm_inputs(walk)
         if self.serial:
-            walk.give(S)  # between attention and MLP
+            walk.free(S)  # between attention and MLP
         if not self.one_norm:
-            self._added(walk, held=self._output_left or self.repeat == "full")
+            self._added(walk, held=self._output_grad_kept or self.repeat == "full")
         self._attention_inputs(walk)
         if self.one_norm:
             self._add(walk, 0, bias=True)
@@ -79,64 +84,65 @@ class SplitBlock(Block):
         elif self.one_norm:
             self._added(walk, held=not self.sp or self.repeat == "full")
         else:
-            walk.give(S)
-        if self.repeat == "full" and not self._output_left:
-            walk.give(S)  # the gradient of the output
-        walk.give(S)  # the input
+            walk.free(S)
+        if self.repeat == "full" and not self._output_grad_kept:
+            walk.free(S)  # the gradient of the output
+        walk.free(S)  # the input
 
     @property
-    def _output_left(self) -> bool:
-        """Whether W needs the gradient of the output."""
+    def _output_grad_kept(self) -> bool:
+        """Whether W needs the output's gradient."""
         return not self.sp
 
     def _added(self, walk: Walk, held: bool) -> None:
-        """A gradient, `held` or not, and another one become their sum."""
+        """Sum two gradients; the first stays live if `held`."""
         walk.touch(self.S * held)
-        walk.give(self.S * (not held))
+        walk.free(self.S * (not held))
 
     def _biases(self) -> int:
-        """The gradients of those that are added to the stream, which with sequence parallelism are made in I."""
+        """Return bytes of gradients of biases that are added to the stream; with sequence parallelism I computes
+        them."""
         biased = self.spec.out_bias + self.spec.mlp_bias
         return (biased if self.serial else min(biased, 1)) * self.spec.hidden * self.e * self.sp
 
     def _norm_inputs(self, walk: Walk) -> None:
-        walk.take(norm_weights(self.spec, self.e))
-        walk.touch(normed(self.spec, self.own, self.e))
-        walk.give(self.statistics)
+        walk.alloc(norm_weights(self.spec, self.e))
+        walk.touch(normed(self.spec, self.own_tokens, self.e))
+        walk.free(self.statistics)
 
     def _mlp_inputs(self, walk: Walk) -> None:
         A = self.A
         if self.sp:
             self._product_inputs(walk, self.A, attention=not self.serial)
         else:
-            walk.take(A)
+            walk.alloc(A)
         if self.spec.gated:
-            walk.take(3 * A)
-            walk.give(4 * A)
+            walk.alloc(3 * A)
+            walk.free(4 * A)
         else:
-            walk.take(A)
-            walk.give(2 * A)
+            walk.alloc(A)
+            walk.free(2 * A)
         self._columns_inputs(walk)
 
     def _columns_inputs(self, walk: Walk) -> None:
-        walk.take(self.S)
+        walk.alloc(self.S)
         walk.touch(self.W if self.sp else 0)
 
     def _product_inputs(self, walk: Walk, mlp: Column, attention: bool) -> None:
-        """With sequence parallelism, of what is of one sum."""
-        walk.take(self.W)
-        again = attention and self.repeat == "selective"
-        if again:
-            self._core_again(walk)
-        walk.take(mlp, self.O * attention)
-        if again:
+        """Walk I of the products of one sum, with sequence parallelism."""
+        walk.alloc(self.W)
+        recomputed = attention and self.repeat == "selective"
+        if recomputed:
+            self._core_recompute(walk)
+        walk.alloc(mlp, self.O * attention)
+        if recomputed:
             self._core_inputs(walk)
 
     def _core_inputs(self, walk: Walk) -> None:
         self._core_backward(walk)
         walk.masked = walk.highest
-        if not self.apart:
-            walk.take(self.Q)  # the core's result, which the projection has read
+        if not self.result_copied:
+            walk.alloc(self.Q)  # the core's result, which the projection read
 
     def _attention_inputs(self, walk: Walk) -> None:
         selective = self.repeat == "selective"
@@ -144,8 +150,8 @@ class SplitBlock(Block):
             self._product_inputs(walk, 0, attention=True)
         elif not self.sp:
             if selective:
-                self._core_again(walk)
-            walk.take(self.O)
+                self._core_recompute(walk)
+            walk.alloc(self.O)
         if not (self.sp and selective):
             self._core_inputs(walk)
         self._heads_inputs(walk)
@@ -157,42 +163,43 @@ class SplitBlock(Block):
             walk.touch(Q)
         if spec.qk_norm:
             for size, sums, heads in ((K, self.k_sums, spec.kv_heads), (Q, self.q_sums, spec.heads)):
-                walk.take(spec.head_dim * self.e)
+                walk.alloc(spec.head_dim * self.e)
                 walk.touch(rms_temporaries(self.t * heads, spec.head_dim, self.e))
-                walk.give(size, sums)
+                walk.free(size, sums)
 
     def _weights(self, walk: Walk) -> None:
         spec, S = self.spec, self.S
-        g = self.W if self.sp else S  # of what is added to the stream
+        g = self.W if self.sp else S  # the gradient of what is added to the stream
         self._mlp_weights(walk, g)
         if not self.one_norm:
-            walk.give(S, norm_weights(spec, self.e))
+            walk.free(S, norm_weights(spec, self.e))
         self._heads_weights(walk, g)
-        walk.give(S, norm_weights(spec, self.e))
+        walk.free(S, norm_weights(spec, self.e))
 
     def _mlp_weights(self, walk: Walk, g: Column) -> None:
-        walk.touch(self.dW_mlp * self.made)
-        walk.give(self.A)  # activated
+        walk.touch(self.dW_mlp * self.copied)
+        walk.free(self.A)  # activation
         if self.serial:
-            walk.give(g)
+            walk.free(g)
         self._columns_weights(walk, *[(self.A, self.dW_mlp)] * self.products)
 
     def _heads_weights(self, walk: Walk, g: Column) -> None:
         Q, K = self.Q, self.K
         if self.spec.qk_norm:
-            walk.give(2 * self.spec.head_dim * self.e)
+            walk.free(2 * self.spec.head_dim * self.e)
         self._result_weight(walk, g)
         self._columns_weights(walk, (K, self.dW_k), (K, self.dW_k), (Q, self.dW_q))
 
     def _result_weight(self, walk: Walk, g: Column) -> None:
-        walk.touch(self.dW_o * self.made)
-        walk.give(self.O, g)
+        walk.touch(self.dW_o * self.copied)
+        walk.free(self.O, g)
 
     def _columns_weights(self, walk: Walk, *parts: tuple[Column, int]) -> None:
-        """Of products that read one input: the gradients of their results, and the weights'."""
+        """Walk W of products that read one input. `parts`: (bytes of the result's gradient, bytes of the weight's
+        gradient)."""
         if self.sp:
             walk.touch(self.W + sum(weight for _, weight in parts))
-            walk.give(*(size for size, _ in parts))
+            walk.free(*(size for size, _ in parts))
             return
         self._one_by_one(walk, *parts)
 
@@ -200,20 +207,20 @@ class SplitBlock(Block):
         if self.tp > 1:
             super()._columns_backward(walk, *parts)
             return
-        walk.take(self.S)
+        walk.alloc(self.S)
         self._one_by_one(walk, *parts)
 
     def _one_by_one(self, walk: Walk, *parts: tuple[Column, int]) -> None:
-        """Whoever takes the gradients of weights makes each when its turn comes."""
+        """Walk computing weight gradients one by one, each when it is needed."""
         for size, weight in parts:
-            walk.touch(weight * self.made)
-            walk.give(size)
+            walk.touch(weight * self.copied)
+            walk.free(size)
 
 
 def embed(
     spec: ModelSpec,
     t: Column,
-    own: Column,
+    own_tokens: Column,
     e: int,
     placed: int,
     tp: int,
@@ -222,46 +229,49 @@ def embed(
     rows: Column | None,
     ids: Column,
 ) -> Parts:
-    """The embedding has no input that wants a gradient: I leaves what came. `placed`: bytes per element where
-    gradients are put; `index`: of token ids, where they are copied; `rows`: of the position's gradient where it is
-    summed over sequences, else None; `ids`: of positions that a forward pass has made."""
+    """Return the split backward pass of the embedding, in bytes. Its input needs no gradient, so I keeps the incoming
+    one. `placed`: bytes per element of gradient memory. `index`: bytes of token ids, where they are copied. `rows`:
+    rows of the position embedding's gradient where it is summed over sequences, else None. `ids`: bytes of position
+    ids that the forward pass keeps."""
     inputs, weights, h = Walk(), Walk(), spec.hidden
     wider = h * placed if placed != e else 0
     if spec.position == "learned":
         if rows is not None:
-            inputs.take(rows * h * e)
+            inputs.alloc(rows * h * e)
             weights.touch(rows * wider)
         else:
-            weights.touch(index * (not sp) + own * wider)
-        weights.give((0 if rows is None else rows * h * e) + ids)
+            weights.touch(index * (not sp) + own_tokens * wider)
+        weights.free((0 if rows is None else rows * h * e) + ids)
     if tp > 1:
-        found = t * h * e  # those of tokens that this rank has, zeros else
-        weights.touch(found + t * 9)
-        weights.touch(found + t * 8 + t * wider)
+        lookup = t * h * e  # rows of tokens that this rank has, else zeros
+        weights.touch(lookup + t * 9)
+        weights.touch(lookup + t * 8 + t * wider)
     else:
         weights.touch(index + t * wider)
-    weights.give(own * h * e)
+    weights.free(own_tokens * h * e)
     return Parts(Pass.of(inputs), Pass.of(weights))
 
 
-def head(spec: ModelSpec, t: Column, own: Column, e: int, stream: Column, together: Column, weight: int) -> Parts:
-    """The gradient of the logits lies in their memory. `weight`: the bytes of that of the projection's, where it has
-    any before it is put."""
+def head(
+    spec: ModelSpec, t: Column, own_tokens: Column, e: int, stream: Column, together: Column, weight: int
+) -> Parts:
+    """Return the split backward pass of the head, in bytes. The gradient of the logits reuses their memory. `weight`:
+    bytes of the projection's weight gradient before it is written to gradient memory; 0 if it is computed there."""
     logits = t * spec.vocab * e
     inputs, weights = Walk(), Walk()
-    inputs.take(stream)
+    inputs.alloc(stream)
     inputs.touch(together)
-    inputs.take(norm_weights(spec, e))
-    inputs.touch(normed(spec, own, e))
-    inputs.give(statistics(spec, own, e) + stream)
-    weights.take(together)
+    inputs.alloc(norm_weights(spec, e))
+    inputs.touch(normed(spec, own_tokens, e))
+    inputs.free(statistics(spec, own_tokens, e) + stream)
+    weights.alloc(together)
     weights.touch(weight)
-    weights.give(together)
-    weights.give(logits + stream + norm_weights(spec, e))
+    weights.free(together)
+    weights.free(logits + stream + norm_weights(spec, e))
     return Parts(Pass.of(inputs), Pass.of(weights))
 
 
 def norm_weights(spec: ModelSpec, e: int) -> int:
-    """The gradients of a norm of the stream."""
+    """Return bytes of the weight gradients of a norm of the residual stream."""
     parts = 2 if spec.norm == "layer" and spec.norm_bias else 1
     return parts * spec.hidden * e

@@ -1,9 +1,9 @@
 """The price of a strategy with a pipeline: the terms of every pipeline rank, in the times of its schedule.
 
-    step = max over ranks (end of its last action + communication that is seen) + optimizer
+    step = max over ranks (end of its last action + exposed communication) + optimizer
 
-The schedule is run with each chunk's own seconds (pipeline.py); what is sent inside of layers is in them. Memory is
-that of the fullest rank, from its expanded step.
+The schedule is run with each chunk's own seconds (cost/pipeline_time.py), which include the communication inside
+layers. Memory is that of the fullest rank, from its expanded step.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.collectives import measured
 from phalanx.cost.collectives.link import link
+from phalanx.cost.collectives.measured import seconds as collective_seconds
 from phalanx.cost.compute import unit_work
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.pipeline_time import Costs, Priced, price
@@ -33,8 +33,8 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class Pipelined:
-    """`costs` of each chunk, `priced` with them; by pipeline rank its communication, the part of that which is seen,
-    and its optimizer, in seconds."""
+    """A priced pipeline: `costs` of each chunk, and the schedule `priced` with them. By pipeline rank, in seconds:
+    communication of gradients and parameters, the exposed part of it, and the optimizer."""
 
     costs: Costs
     priced: Priced
@@ -44,94 +44,97 @@ class Pipelined:
 
     @property
     def step_time_s(self) -> float:
-        ends = [own[-1][1] if own else 0.0 for own in self.priced.times]
-        return max(end + seen for end, seen in zip(ends, self.exposed_s, strict=True)) + max(self.optimizer_s)
+        """Seconds of the step on the slowest pipeline rank."""
+        ends = [times[-1][1] if times else 0.0 for times in self.priced.times]
+        return max(end + exposed for end, exposed in zip(ends, self.exposed_s, strict=True)) + max(self.optimizer_s)
 
 
 def programs(spec: ModelSpec, job: Job, s: Strategy) -> tuple[StepProgram, ...]:
-    """The step at each place of the pipeline, of a rank than which none there holds more."""
+    """Return the expanded step of each pipeline rank; of the ranks there, the one that holds the most memory."""
     return tuple(expand(spec, job, s, place=place) for place in range(s.pp))
 
 
 def pipelined(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> Pipelined:
-    """Price every pipeline rank, and the schedule with all of them."""
+    """Price the chunks of every pipeline rank and run the schedule with them."""
     grid, m = mesh(s), s.accumulation(job)
     rates = cluster.rates(job.precision.compute, min(s.world, cluster.ranks_per_node))
     seconds: dict[str, dict[int, float]] = {"F": {}, "I": {}, "W": {}}
-    communication, seen, optimizer = [], [], []
+    communication, exposed, optimizer = [], [], []
     for place in range(s.pp):
-        found = terms(spec, job, s, place=place)
-        of_unit = _units(found, cluster, grid, rates, m)
+        rank_terms = terms(spec, job, s, place=place)
+        of_unit = _units(rank_terms, cluster, grid, rates, m)
         for chunk, units in zip(stages.held_chunks(s, place), chunks(stages.stage(spec, s, place)), strict=True):
             for phase in seconds:
                 seconds[phase][chunk] = sum(of_unit.get((phase, unit_class(spec, s, unit)), 0.0) for unit in units)
-        over_ranks = sum(
-            float(measured.seconds(cluster, grid, t.event.op, t.event.axis, t.count, t.bytes))
-            for t in found
+        sent_seconds = sum(
+            float(collective_seconds(cluster, grid, t.event.op, t.event.axis, t.count, t.bytes))
+            for t in rank_terms
             if t.event.kind == "collective" and not _inside(t) and t.count
         )
-        communication.append(over_ranks)
-        last = sum(sum(seconds[p][c] for p in "IW") for c in stages.held_chunks(s, place))
-        hidden = last if cluster.device.own_communication_engine else 0.0  # behind the last micro-batch's passes
-        beside = sum(
-            float(unit_work.beside_seconds(t.work, t.coding, t.code, rates))
-            for t in found
+        communication.append(sent_seconds)
+        last_passes = sum(sum(seconds[p][c] for p in "IW") for c in stages.held_chunks(s, place))
+        # Communication overlaps the last micro-batch's backward passes.
+        hidden = last_passes if cluster.device.own_communication_engine else 0.0
+        coding_seconds = sum(
+            float(unit_work.around_collective_seconds(t.work, t.coding, t.code, rates))
+            for t in rank_terms
             if t.event.kind == "collective" and not _inside(t) and t.count
         )
-        seen.append(max(over_ranks - hidden, 0.0) + beside)
-        update = next(t for t in found if t.event.op == "optimizer")
+        exposed.append(max(sent_seconds - hidden, 0.0) + coding_seconds)
+        update = next(t for t in rank_terms if t.event.op == "optimizer")
         optimizer.append(unit_work.optimizer_seconds(update.work, rates))
-    over = link(cluster, grid, "pp")
-    size = next(t.bytes / t.count for t in found if t.event.axis == "pp" and t.count)
+    pp_link = link(cluster, grid, "pp")
+    size = next(t.bytes / t.count for t in rank_terms if t.event.axis == "pp" and t.count)
     forward, inputs, weights = ([seconds[p][c] for c in range(len(stages.rank_of(s)))] for p in "FIW")
-    costs = Costs(forward, inputs, weights, over.alpha_s + float(size) * over.beta_s_per_byte)
+    costs = Costs(forward, inputs, weights, pp_link.alpha_s + float(size) * pp_link.beta_s_per_byte)
     priced = price(without(stages.schedule(s, m)), costs)
-    return Pipelined(costs, priced, tuple(communication), tuple(seen), tuple(optimizer))
+    return Pipelined(costs, priced, tuple(communication), tuple(exposed), tuple(optimizer))
 
 
 def unit_seconds(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, place: int) -> dict[str, float]:
-    """Of each class of units that a pipeline rank has, all passes of one micro-batch."""
+    """Return seconds of all passes of one micro-batch, by unit class, on pipeline rank `place`."""
     grid = mesh(s)
     rates = cluster.rates(job.precision.compute, min(s.world, cluster.ranks_per_node))
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     of_unit = _units(terms(spec, job, s, place=place), cluster, grid, rates, s.accumulation(job))
     for (_, unit), seconds in of_unit.items():
-        found[unit] = found.get(unit, 0.0) + float(seconds)
-    return found
+        totals[unit] = totals.get(unit, 0.0) + float(seconds)
+    return totals
 
 
-def seen_beside(cluster: ClusterSpec, rates: KernelRates, term: Term, seconds: Column) -> Column:
-    """Of the seconds of a collective inside of layers those that nothing is computed in."""
+def exposed_seconds(cluster: ClusterSpec, rates: KernelRates, term: Term, seconds: Column) -> Column:
+    """Return the exposed part of the `seconds` of a collective inside layers."""
     if not cluster.device.own_communication_engine:
         return seconds
     by = rates.forward if term.event.phase == "F" else rates.backward
-    return np.maximum(seconds - term.beside.seconds(by) * rates.whole, 0.0)
+    return np.maximum(seconds - term.overlapping.seconds(by) * rates.whole, 0.0)
 
 
 _PHASES = {"forward": "F", "backward": "I", "input_grad": "I", "weight_grad": "W"}
-"""What a pass costs is counted under; a backward pass in one is all I."""
+"""The phase that a pass is priced under; an undivided backward pass counts as I."""
 
 
 def _inside(term: Term) -> bool:
+    """Whether a term communicates in the middle of a layer's pass."""
     return term.event.axis in INSIDE and term.event.phase != "opt"
 
 
 def _units(
-    found: tuple[Term, ...], cluster: ClusterSpec, grid: Mesh, rates: KernelRates, m: int
+    step_terms: tuple[Term, ...], cluster: ClusterSpec, grid: Mesh, rates: KernelRates, m: int
 ) -> dict[tuple[str, str], Column]:
-    """Seconds of a pass of one unit of each class, what is sent inside of it among them."""
+    """Return seconds of one pass by (phase, unit class), with the communication inside it."""
     of_unit: dict[tuple[str, str], Column] = {}
     passes: dict[tuple[str, str], int] = {}
-    for t in found:
+    for t in step_terms:
         phase = _PHASES.get(t.event.op) if t.event.kind == "compute" else None
         if phase is not None and t.count:
             by = rates.forward if phase == "F" else rates.backward
-            again = t.again.seconds(rates.forward) - t.again.seconds(rates.backward)
-            whole = (t.work.seconds(by) + (again if phase != "F" else 0)) * rates.whole
+            difference = t.recomputed.seconds(rates.forward) - t.recomputed.seconds(rates.backward)
+            seconds = (t.work.seconds(by) + (difference if phase != "F" else 0)) * rates.whole
             passes[t.event.phase, t.event.unit] = t.count
-            # A backward pass in one takes what its two parts do, where those are known.
-            of_unit.setdefault((phase, t.event.unit), whole / t.count)
-    for t in found:
+            # Where I and W are known, they price the undivided backward pass too.
+            of_unit.setdefault((phase, t.event.unit), seconds / t.count)
+    for t in step_terms:
         if not _inside(t) or not t.count or t.event.op == "recv":
             continue
         unit = t.event.unit.removesuffix(", then")
@@ -141,10 +144,10 @@ def _units(
                 continue
             phase = "I"
         if t.event.kind == "p2p":
-            over = link(cluster, grid, t.event.axis)
-            sent = over.alpha_s * t.count + over.beta_s_per_byte * t.bytes
+            ring_link = link(cluster, grid, t.event.axis)
+            sent = ring_link.alpha_s * t.count + ring_link.beta_s_per_byte * t.bytes
         else:
-            sent = measured.seconds(cluster, grid, t.event.op, t.event.axis, t.count, t.bytes)
-            sent = seen_beside(cluster, rates, t, sent)
+            sent = collective_seconds(cluster, grid, t.event.op, t.event.axis, t.count, t.bytes)
+            sent = exposed_seconds(cluster, rates, t, sent)
         of_unit[phase, unit] = of_unit.get((phase, unit), 0.0) + sent / passes[t.event.phase, unit]
     return of_unit

@@ -1,7 +1,7 @@
 """The StepProgram: the terms of one strategy, expanded into the ordered events of one training step.
 
 What `verify` and the trainer's own check compare with the recorded step, event for event, byte for byte
-(verify/compare.py).
+(verify/diff.py).
 """
 
 from __future__ import annotations
@@ -21,33 +21,35 @@ class StepProgram:
     events: tuple[Event, ...]
     state: State
     first: int = 0
-    """Bytes above the state when the first pass begins: what comes is received before."""
+    """Bytes above the state when the first pass begins: the first pass's input has been received by then."""
     before: int = 0
-    """The most above the state until then."""
+    """The peak above the state until then."""
 
     def bytes_per_axis(self) -> dict[str, int]:
-        found: Counter[str] = Counter()
+        """Return bytes sent in the step by mesh axis."""
+        totals: Counter[str] = Counter()
         for event in self.events:
             if event.axis:
-                found[event.axis] += event.bytes
-        return dict(found)
+                totals[event.axis] += event.bytes
+        return dict(totals)
 
     def flops_per_unit(self) -> dict[tuple[str, str], int]:
-        """FLOPs of the step by (phase, unit)."""
+        """Return FLOPs of the step by (phase, unit)."""
         return flops_per_unit(self.events)
 
     @property
     def peak_bytes(self) -> int:
-        """The most live bytes at any instant."""
+        """The peak of live bytes over the step."""
         return max((i.highest for i in self.instants()), default=self.state.total + self.before)
 
     def instants(self) -> list[Instant]:
+        """Return live bytes at every compute event."""
         return instants(self.events, self.state.total + self.first)
 
 
 @dataclass(frozen=True)
 class Instant:
-    """Live bytes when an event begins, and the most while it lasts."""
+    """Live bytes when an event begins (`live`), and their peak while it runs (`highest`)."""
 
     event: Event
     live: int
@@ -55,19 +57,19 @@ class Instant:
 
 
 def instants(events: Iterable[Event], state: int) -> list[Instant]:
-    """Live bytes over the computes of a step that begins with `state`: a walk over the events."""
-    found = []
+    """Walk over the events of a step that begins with `state` bytes; return live bytes at every compute event."""
+    result = []
     for event in events:
         if event.kind == "compute":
-            found.append(Instant(event, state, state + event.alloc))
+            result.append(Instant(event, state, state + event.alloc))
             state += event.alloc - event.free
-    return found
+    return result
 
 
 def flops_per_unit(events: Iterable[Event]) -> dict[tuple[str, str], int]:
-    """FLOPs of the model's passes by (phase, unit)."""
-    found: Counter[tuple[str, str]] = Counter()
+    """Return FLOPs of the model's passes by (phase, unit); the optimizer is left out."""
+    totals: Counter[tuple[str, str]] = Counter()
     for event in events:
         if event.kind == "compute" and event.phase != "opt":
-            found[event.phase, event.unit] += event.flops
-    return dict(found)
+            totals[event.phase, event.unit] += event.flops
+    return dict(totals)

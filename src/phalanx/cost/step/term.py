@@ -1,4 +1,4 @@
-"""A term: all events of one template in one step."""
+"""A Term: all events of one template in one step; and strategies as NumPy columns (Columns)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Columns:
-    """Strategies that differ in what stands here as NumPy columns, and else are as `like` is."""
+    """Strategies that differ only in micro-batch and bucket size, given as columns; all else is as in `like`."""
 
     like: Strategy
     micro_batch: Column
     bucket_bytes: Column
 
     def accumulation(self, job: Job) -> Column:
+        """Return micro-batches per step and rank."""
         return job.global_batch // (self.micro_batch * self.like.dp)
 
 
 def columns(strategies: Sequence[Strategy]) -> list[tuple[Columns, Indices]]:
-    """Strategies as columns, group by group, with the rows that each group stands for."""
+    """Group strategies into Columns; return each group with the indices of its strategies."""
     groups: dict[Strategy, list[int]] = {}
     for i, s in enumerate(strategies):
         groups.setdefault(replace(s, micro_batch=1, bucket="auto"), []).append(i)
@@ -48,9 +49,10 @@ def columns(strategies: Sequence[Strategy]) -> list[tuple[Columns, Indices]]:
 
 @dataclass(frozen=True)
 class Term:
-    """`count` events like `event` in a step. `bytes` and `work` are totals over them; `alloc`, `free` are each's, and
-    `before` is what is freed before each, by computes whose own terms do not say it. `masked`: `alloc` until masks
-    are not needed any more."""
+    """`count` events like `event` in one step of one rank.
+
+    `bytes` and `work` are totals over all of them; `alloc` and `free` are bytes of each. `before`: bytes freed before
+    each, by passes whose own terms do not count them. `masked`: `alloc` until the masks are no longer needed."""
 
     event: Event
     count: Column
@@ -60,43 +62,43 @@ class Term:
     free: Column = 0
     before: Column = 0
     masked: Column = 0
-    again: Work = NO_WORK
-    """Of the work, that of forward passes that are repeated."""
-    beside: Work = NO_WORK
-    """What is computed of the same passes while this travels."""
+    recomputed: Work = NO_WORK
+    """The part of `work` that repeats forward passes (recomputation)."""
+    overlapping: Work = NO_WORK
+    """Compute of the same passes that overlaps this communication."""
     coding: Work = NO_WORK
-    """Of compressing what is sent, by the compressor `code`."""
+    """The work of compressing what is sent, with the compressor `code`."""
     code: str = ""
 
 
 def highest(term: Term, masks: Column) -> Column:
-    """What a pass allocates that is the last to need masks of so many bytes."""
+    """Return the peak of a pass that is the last to need `masks` bytes of masks."""
     return np.maximum(term.masked, term.alloc - masks)
 
 
 def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
-    """The units whose passes are alike, in forward order, by the name of their terms: `embed`, `head`, and `blocks`
-    apart from those that repeat something, and where there are experts from those that have none."""
+    """Return units with equal passes, in forward order, by the name of their terms: `embed`, `head`, and classes of
+    `blocks` that differ in what they recompute and in whether they have experts."""
     return _classes(spec, Strategy(recompute=s.recompute))
 
 
 @functools.cache
 def _classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    classes: dict[str, tuple[str, ...]] = {}
     for unit in units(spec):
         name = unit_class(spec, s, unit)
-        found[name] = (*found.get(name, ()), unit)
-    return found
+        classes[name] = (*classes.get(name, ()), unit)
+    return classes
 
 
 def unit_class(spec: ModelSpec, s: Strategy, unit: str) -> str:
-    """The name of a unit's terms."""
+    """Return the class of a unit, which names its terms."""
     kind, repeat = unit.split(".")[0], repeat_of(s, unit)
     dense = ", dense" if spec.experts is not None and seen_from(spec, unit).experts is None else ""
     return kind + dense if repeat == "none" else f"{kind}{dense}, {repeat}"
 
 
 def repeat_of(s: Strategy, unit: str) -> Recompute:
-    """What of a unit's forward pass its backward pass repeats."""
+    """Return what a unit's backward pass recomputes of its forward pass."""
     kind, _, index = unit.partition(".")
     return s.recompute_of(int(index)) if kind == "blocks" else "none"

@@ -2,7 +2,7 @@
 
 A Term stands for all events of one template in one step of one rank: how many, how many bytes, how much work,
 and what each allocates and frees. Its numbers are functions of the Strategy's fields and take one strategy or
-NumPy columns of many. The search sums terms; `program.expand` turns the same terms into ordered events.
+NumPy columns of many. The search sums terms (predict.py); `expand.expand` turns the same terms into ordered events.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from phalanx.cost.compute import unit_work
 from phalanx.cost.compute.unit_work import NO_WORK, Column, Work
-from phalanx.cost.memory import footprint, state
 from phalanx.cost.memory.attention_core import Core
+from phalanx.cost.memory.footprint import documents, footprint
 from phalanx.cost.memory.split_backward import Pass
-from phalanx.cost.memory.state import cast_gradients
-from phalanx.cost.step.gradient_terms import _collective_terms
-from phalanx.cost.step.layer_terms import _inside_terms, _messages
+from phalanx.cost.memory.state import cast_gradients, updated_elements
+from phalanx.cost.step.gradient_terms import data_parallel_terms
+from phalanx.cost.step.layer_terms import layer_terms, pipeline_messages
 from phalanx.cost.step.term import Columns, Term, repeat_of, unit_class, unit_classes
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.layers.context import Context, keys_per_query
@@ -33,9 +33,9 @@ from phalanx.spec.strategy.split import local
 
 
 def metrics(spec: ModelSpec, s: Strategy) -> int:
-    """Numbers in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag, flag of a rank that
-    has something not finite; where each rank has a part of the gradients the square of their norm; and for each layer
-    with experts the load of each, what was dropped, and two losses."""
+    """Return how many numbers the fused fp64 all-reduce of a step carries: loss sum, target tokens, stop flag,
+    non-finite flag; the squared gradient norm where ranks have parts of the gradients; and for each layer with
+    experts the load of every expert, dropped rows, and two losses."""
     loads = len(expert_layers(spec)) * (spec.experts.count + 3) if spec.experts else 0
     return 4 + s.unlike + loads
 
@@ -43,16 +43,17 @@ def metrics(spec: ModelSpec, s: Strategy) -> int:
 def terms(
     spec: ModelSpec, job: Job, s: Strategy | Columns, rank: int | None = None, place: int = 0
 ) -> tuple[Term, ...]:
-    """The terms of a step of one rank: units forward and backward for each micro-batch, the collectives inside of
-    layers, those of the ZeRO stage, the stream's messages, the metrics, the optimizer. `rank`: of a certain
-    one; without one none at a `place` of the pipeline holds more."""
+    """Return the terms of a step of one rank: forward and backward passes of the units for each micro-batch, the
+    collectives inside layers and of the ZeRO stage, the messages between pipeline ranks, metrics, optimizer.
+
+    `rank`: price this rank exactly. Without it, price pipeline rank `place`: no rank there holds more memory."""
     like = s if isinstance(s, Strategy) else s.like
-    whole = stages.stage(spec, like, place)
-    spec = local(whole, like)
+    stage_spec = stages.stage(spec, like, place)
+    spec = local(stage_spec, like)
     m = s.accumulation(job)
-    # FLOPs of a step pass 2^63 for large models: columns go through float64, one strategy through exact ints.
     part = Context(job.seq, like.ring, like.ulysses)
     t: Column = s.micro_batch * part.tokens
+    # FLOPs of a step of a large model exceed 2^63: columns are float64, a single strategy has exact ints.
     if isinstance(s, Columns):
         t = t.astype(float)
     keys = keys_per_query(job.seq, like.ring)
@@ -61,114 +62,118 @@ def terms(
     rows = routed(spec.experts, like, t, rank or 0) if spec.experts is not None else None
     e = DTYPE_BYTES[job.precision.compute]
     dtype = job.precision.compute
-    often = _passes(spec, like, m, place)
-    found = []
-    for name, alike in unit_classes(spec, like).items():
-        unit, repeat, seen = name.split(",")[0], repeat_of(like, alike[0]), seen_from(spec, alike[0])
-        placed, in_parts = _placed(like, job), like.pp > 1  # layers of every pipeline are such, one part or two
-        held = footprint.footprint(
-            seen, unit, t, job.seq, job, placed, like.tp, like.sp, repeat, core, in_parts, rows
+    passes = _passes(spec, like, m, place)
+    step_terms = []
+    for name, members in unit_classes(spec, like).items():
+        unit, repeat, unit_spec = name.split(",")[0], repeat_of(like, members[0]), seen_from(spec, members[0])
+        gradient_dtype = _gradient_dtype(like, job)
+        deferrable = like.pp > 1  # with a pipeline, layers can always defer weight gradients
+        memory = footprint(
+            unit_spec, unit, t, job.seq, job, gradient_dtype, like.tp, like.sp, repeat, core, deferrable, rows
         )
-        apart: Column = 0
-        made: Column = 0
-        if unit == "embed" and job.documents == "separate":  # what blocks need, made of truth values, is made here
-            docs = footprint.documents(spec, job, t, part, blocks_among(chunks(spec)[0]))
-            apart = sum(docs.values())
-            made = (apart + (t * job.seq if core is None else core.lowest_made())) if docs else 0
-        masked = unit_work.mask(spec, unit, t, job.seq, e, keys) if job.documents == "separate" else NO_WORK
-        depends = seen.experts is not None and uncertain(seen.experts, like)
-        found.append(
+        mask_bytes: Column = 0
+        temporary: Column = 0
+        if unit == "embed" and job.documents == "separate":  # the blocks' masks are built here, from boolean ones
+            masks = documents(spec, job, t, part, blocks_among(chunks(spec)[0]))
+            mask_bytes = sum(masks.values())
+            temporary = (
+                (mask_bytes + (t * job.seq if core is None else core.first_visible_temporary())) if masks else 0
+            )
+        mask_work = unit_work.mask(spec, unit, t, job.seq, e, keys) if job.documents == "separate" else NO_WORK
+        depends_on_routing = unit_spec.experts is not None and uncertain(unit_spec.experts, like)
+        step_terms.append(
             Term(
-                Event("compute", "forward", "F", name, dtype=dtype, routed=depends),
-                count=often["F", name],
-                work=(unit_work.forward(seen, unit, t, job.seq, e, keys, rows) + masked) * often["F", name],
-                alloc=held.kept + np.maximum(held.forward, made),
-                free=np.maximum(held.forward, made) - apart,
+                Event("compute", "forward", "F", name, dtype=dtype, routed=depends_on_routing),
+                count=passes["F", name],
+                work=(unit_work.forward(unit_spec, unit, t, job.seq, e, keys, rows) + mask_work) * passes["F", name],
+                alloc=memory.kept + np.maximum(memory.forward, temporary),
+                free=np.maximum(memory.forward, temporary) - mask_bytes,
             )
         )
-        again = unit_work.repeated(seen, repeat, t, job.seq, e, keys, rows) + (
-            masked if repeat != "none" else NO_WORK
+        recomputed = unit_work.repeated(unit_spec, repeat, t, job.seq, e, keys, rows) + (
+            mask_work if repeat != "none" else NO_WORK
         )
-        after = _freed(spec, unit, t // like.tp if like.sp else t, job, held.kept)
-        inputs = unit_work.input_grad(seen, unit, t, job.seq, e, keys, rows) + masked + again
-        weights = unit_work.weight_grad(seen, unit, t, e, rows)
-        event = Event("compute", "backward", "B", name, dtype=dtype, routed=depends)
-        n = often["B", name]
+        freed = _freed(spec, unit, t // like.tp if like.sp else t, job, memory.kept)
+        inputs = unit_work.input_grad(unit_spec, unit, t, job.seq, e, keys, rows) + mask_work + recomputed
+        weights = unit_work.weight_grad(unit_spec, unit, t, e, rows)
+        event = Event("compute", "backward", "B", name, dtype=dtype, routed=depends_on_routing)
+        n = passes["B", name]
         backward = Term(
             event,
             count=n,
             work=(inputs + weights) * n,
-            again=again * n,
-            alloc=held.backward,
-            free=held.backward - held.leaves + after,
-            before=apart,
-            masked=held.masked,
+            recomputed=recomputed * n,
+            alloc=memory.backward,
+            free=memory.backward - memory.leaves + freed,
+            before=mask_bytes,
+            masked=memory.masked,
         )
-        if held.parts is None or not stages.splits_backward(like):
-            found.append(backward)
+        if memory.parts is None or not stages.splits_backward(like):
+            step_terms.append(backward)
             continue
         halves: tuple[tuple[Phase, str, Work, Work, Pass], ...] = (
-            ("I", "input_grad", inputs, again, held.parts.inputs),
-            ("W", "weight_grad", weights, NO_WORK, held.parts.weights),
+            ("I", "input_grad", inputs, recomputed, memory.parts.inputs),
+            ("W", "weight_grad", weights, NO_WORK, memory.parts.weights),
         )
-        for phase, op, work, repeated, of_part in halves:
-            n = often[phase, name]
-            found.append(
+        for phase, op, work, part_recomputed, pass_memory in halves:
+            n = passes[phase, name]
+            step_terms.append(
                 Term(
                     replace(event, op=op, phase=phase),
                     count=n,
                     work=work * n,
-                    again=repeated * n,
-                    alloc=of_part.highest,
-                    free=of_part.highest - of_part.change,
-                    before=apart if phase == "I" else 0,
-                    masked=of_part.masked,
+                    recomputed=part_recomputed * n,
+                    alloc=pass_memory.highest,
+                    free=pass_memory.highest - pass_memory.change,
+                    before=mask_bytes if phase == "I" else 0,
+                    masked=pass_memory.masked,
                 )
             )
-        found.append(backward)
-    found += _inside_terms(whole, job, s, like, t, often, rows)
-    found += _collective_terms(whole, job, s, like)
-    found += _messages(whole, job, s, like, place)
+        step_terms.append(backward)
+    step_terms += layer_terms(stage_spec, job, s, like, t, passes, rows)
+    step_terms += data_parallel_terms(stage_spec, job, s, like)
+    step_terms += pipeline_messages(stage_spec, job, s, like, place)
     active = int(like.world > 1)
-    found.append(
+    step_terms.append(
         Term(
             Event("collective", "all_reduce", "opt", "metrics", "world", dtype="float64"),
             count=active,
-            bytes=active * metrics(whole, like) * 8,
+            bytes=active * metrics(stage_spec, like) * 8,
         )
     )
-    updated = state.updated(spec, like)
-    cast = cast_gradients(updated, job)
+    elements = updated_elements(spec, like)
+    cast = cast_gradients(elements, job)
     optimizer = Event("compute", "optimizer", "opt", dtype=job.precision.master_dtype)
-    found.append(Term(optimizer, count=1, work=unit_work.optimizer(updated, job), alloc=cast, free=cast))
-    return tuple(found)
+    step_terms.append(Term(optimizer, count=1, work=unit_work.optimizer(elements, job), alloc=cast, free=cast))
+    return tuple(step_terms)
 
 
 def _passes(spec: ModelSpec, like: Strategy, m: Column, place: int) -> dict[tuple[str, str], Column]:
-    """How many passes of each kind the units of a class have together in a step: of each chunk, by phase."""
+    """Return the passes in a step by (phase, unit class), summed over the units of the class."""
     classes = unit_classes(spec, like)
     if not stages.splits_backward(like):
         return {
-            (phase, name): len(alike) * (m if phase in "FB" else 0)
-            for name, alike in classes.items()
+            (phase, name): len(members) * (m if phase in "FB" else 0)
+            for name, members in classes.items()
             for phase in "FBIW"
         }
-    actions = Counter((a.kind, a.chunk) for a in stages.schedule(like, int(m)).actions[place])
-    found = dict.fromkeys(((phase, name) for name in classes for phase in "FBIW"), 0)
-    for chunk, own in zip(stages.held_chunks(like, place), chunks(spec), strict=True):
-        for unit in own:
+    counts = Counter((a.kind, a.chunk) for a in stages.schedule(like, int(m)).actions[place])
+    passes = dict.fromkeys(((phase, name) for name in classes for phase in "FBIW"), 0)
+    for chunk, units in zip(stages.held_chunks(like, place), chunks(spec), strict=True):
+        for unit in units:
             for phase in "FBIW":
-                found[phase, unit_class(spec, like, unit)] += actions[phase, chunk]  # type: ignore[index]
-    return found
+                passes[phase, unit_class(spec, like, unit)] += counts[phase, chunk]  # type: ignore[index]
+    return passes
 
 
-def _placed(like: Strategy, job: Job) -> DType:
-    """The type of the memory in which a gradient is put where it becomes ready."""
+def _gradient_dtype(like: Strategy, job: Job) -> DType:
+    """Return the dtype of the memory that a gradient is written to when it is ready."""
     p = job.precision
     return p.accumulate_dtype if like.stage <= 1 or like.compressor else p.reduce_dtype
 
 
 def _freed(spec: ModelSpec, unit: str, t: Column, job: Job, kept: Column) -> Column:
-    """What a backward pass frees of what forward passes kept: its own, and its input instead of its output."""
+    """Return the activation bytes that a backward pass frees: what its forward pass kept, with the input of the unit
+    in place of its output."""
     stream = t * spec.hidden * DTYPE_BYTES[job.precision.compute]
     return {"embed": kept - stream, "blocks": kept, "head": kept + stream}[unit]
