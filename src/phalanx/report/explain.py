@@ -9,13 +9,13 @@ from rich.table import Table
 from phalanx.plan.explain import explanation, operators
 from phalanx.plan.explain.analytic import Subject
 from phalanx.plan.explain.exact import Own
-from phalanx.plan.search.why_not import SAID
+from phalanx.plan.search.why_not import TERM_NAMES
 from phalanx.report.style import seconds, size, table
 
 
 def tables(x: Subject) -> Iterable[Table]:
     """In the order in which one asks."""
-    yield _shares("where the time goes", "of the step", x.priced.terms, seconds, SAID)
+    yield _shares("where the time goes", "of the step", x.priced.terms, seconds, TERM_NAMES)
     yield _shares(
         f"where the memory goes: {size(x.priced.bytes_)} of {size(x.priced.usable)}, the fullest rank",
         "of the peak",

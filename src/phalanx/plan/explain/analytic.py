@@ -11,8 +11,8 @@ from phalanx.plan.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLA
 from phalanx.plan.explain.traffic import Flow, flows
 from phalanx.plan.search import neighbours, priced, refine, space
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.priced import Priced
-from phalanx.plan.search.refine import Run
+from phalanx.plan.search.priced import PricedStrategy
+from phalanx.plan.search.refine import PipelineRun
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -49,16 +49,16 @@ class Subject:
         return self.pricing.job
 
     @cached_property
-    def _priced(self) -> tuple[Priced, Run]:
+    def _priced(self) -> tuple[PricedStrategy, PipelineRun]:
         return refine.refined(self.pricing, [self.strategy])[0]
 
     @property
-    def priced(self) -> Priced:
+    def priced(self) -> PricedStrategy:
         """Its pipeline as it runs."""
         return self._priced[0]
 
     @property
-    def run(self) -> Run:
+    def run(self) -> PipelineRun:
         return self._priced[1]
 
     @cached_property
@@ -82,7 +82,7 @@ class Subject:
     def gradients_sent(self) -> float:
         return sum(f.sent for f in self.flows if f.axis in ("dp", "edp") and f.what == "gradients")
 
-    def tried(self, s: Strategy) -> Priced | None:
+    def tried(self, s: Strategy) -> PricedStrategy | None:
         try:
             check(s, self.model, self.job, None)
         except InputError:
@@ -129,14 +129,14 @@ class Subject:
         ]
 
     @cached_property
-    def neighbours(self) -> list[tuple[str, Priced]]:
+    def neighbours(self) -> list[tuple[str, PricedStrategy]]:
         """Strategies that differ in one decision, the fastest that fit first."""
         near = neighbours.neighbours(self.strategy, self.pricing)
         found = refine.refined(self.pricing, [s for _, s in near])
         named = [(what, p) for (what, _), (p, _) in zip(near, found, strict=True)]
         return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
 
-    def better(self, *words: str) -> Priced | None:
+    def better(self, *words: str) -> PricedStrategy | None:
         """The fastest neighbour that fits, is faster, and changes one of these."""
         for what, p in self.neighbours:
             if p.fits and p.seconds < self.priced.seconds and (not words or what.split(" ")[0] in words):

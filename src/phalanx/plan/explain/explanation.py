@@ -8,7 +8,7 @@ from phalanx.plan.explain import operators
 from phalanx.plan.explain.analytic import Subject
 from phalanx.plan.explain.traffic import term_of
 from phalanx.plan.search import why_not as reasons
-from phalanx.plan.search.priced import COMMUNICATION, Priced
+from phalanx.plan.search.priced import COMMUNICATION, PricedStrategy
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Lever:
     seconds: float
     at_most: float
     change: str
-    priced: Priced | None
+    priced: PricedStrategy | None
 
 
 def axes(x: Subject) -> list[Axis]:
@@ -79,7 +79,7 @@ def levers(x: Subject) -> list[Lever]:
             if p.fits and p.seconds < x.priced.seconds and p.terms.get(name, 0.0) < seconds
         ]
         change, p = min(best, key=lambda item: item[1].seconds) if best else ("", None)
-        found.append(Lever(reasons.SAID[name], seconds, x.seconds / (x.seconds - seconds) - 1, change, p))
+        found.append(Lever(reasons.TERM_NAMES[name], seconds, x.seconds / (x.seconds - seconds) - 1, change, p))
     return found
 
 
@@ -91,7 +91,7 @@ def order_costs(x: Subject) -> str:
     return ""
 
 
-def why_not(x: Subject) -> list[tuple[str, Priced, str]]:
+def why_not(x: Subject) -> list[tuple[str, PricedStrategy, str]]:
     """(what changes, its figures, why not or what it would gain) of each neighbour."""
     found = []
     for what, p in x.neighbours:

@@ -9,8 +9,8 @@ from phalanx.plan.question import asked, cluster_named, model_named
 from phalanx.plan.search import refine, why_not
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import best_on
-from phalanx.plan.search.priced import Priced, price
-from phalanx.plan.search.why_not import SAID
+from phalanx.plan.search.priced import PricedStrategy, price
+from phalanx.plan.search.why_not import TERM_NAMES
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.files.job_file import make_strategy
@@ -221,9 +221,9 @@ class Studied:
     likewise, None where nothing fits."""
 
     case: Case
-    used: Priced | None
+    used: PricedStrategy | None
     used_s: float | None
-    chosen: Priced | None
+    chosen: PricedStrategy | None
     chosen_s: float | None
     why: str
 
@@ -258,14 +258,16 @@ def strategy(case: Case) -> Strategy:
     return found
 
 
-def _why(used: Priced, chosen: Priced, pricing: Pricing) -> str:
+def _why(used: PricedStrategy, chosen: PricedStrategy, pricing: Pricing) -> str:
     """What the chosen one spends less on."""
     if not used.fits:
         return f"as used it {why_not.why_not(used, None, pricing)}"
     saved = {name: used.terms[name] - chosen.terms.get(name, 0.0) for name in used.terms}
     most = sorted(saved, key=lambda name: -saved[name])[:2]
     return ", ".join(
-        f"{SAID[name]} {saved[name] / used.seconds:.0%} less" for name in most if saved[name] > 0.005 * used.seconds
+        f"{TERM_NAMES[name]} {saved[name] / used.seconds:.0%} less"
+        for name in most
+        if saved[name] > 0.005 * used.seconds
     )
 
 
