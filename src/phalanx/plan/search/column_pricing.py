@@ -63,11 +63,11 @@ class Pricing:
 
         Megatron and the stacks built on it have no zero-bubble schedules. With flash attention, selective
         recomputation frees nothing. The order of the mesh matters only if links differ, and our runtime has one."""
-        zero_bubble = self.stack.startswith(("phalanx", "torchtitan"))
+        own = self.stack.startswith(("phalanx", "torchtitan"))
         flash = bool(np.all(self.profile.flash))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
-            schedules=NAMES if zero_bubble else ("1f1b", "interleaved"),
+            schedules=NAMES if own else ("1f1b", "interleaved"),
             recompute=tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective")),
             orders=ORDERS if len(rates) > 1 and self.stack != "phalanx" else ORDERS[:1],
         )

@@ -89,7 +89,7 @@ def expected(least: Floats, p: Ints) -> Floats:
 
 
 def _alone(s: Strategy) -> Strategy:
-    """The same strategy on as many ranks without pipeline and ZeRO, so that rates are those of all ranks at work."""
+    """On as many ranks, without pipeline and ZeRO: rates are those of all ranks at work."""
     return replace(s, dp=s.dp * s.pp, pp=1, virtual=1, schedule="1f1b", zero=0, shard=None)
 
 
