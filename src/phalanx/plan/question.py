@@ -103,8 +103,7 @@ def require_plausible(cluster: ClusterSpec) -> None:
 
 
 def of_plan(plan: Plan, stack: str) -> Callable[[int], Pricing]:
-    """Return the question of a plan, on any number of GPUs. Raises InputError for a device without published
-    rates."""
+    """Return a plan's question, on any number of GPUs. Raises InputError for a device without published rates."""
     profile(stack)
     system_of(plan.cluster)
     return lambda gpus: Pricing(plan.model, plan.cluster, plan.job, stack)

@@ -1,2 +1,1 @@
-"""What people see: terminal tables, charts and SVG files of the results of other rooms. Read style.py first. No
-torch."""
+"""What people see: results of other rooms as terminal tables, charts and SVG. Read style.py first. No torch."""

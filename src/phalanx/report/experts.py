@@ -53,8 +53,8 @@ def busiest(chosen: Sequence[int]) -> float:
 
 
 def balance(parts: Sequence[Stretch]) -> Table:
-    """Tabulate the busiest expert's load over the mean, by layer and stretch, with bars of the last stretch's
-    loads."""
+    """Tabulate the busiest expert's load over the mean, by layer and stretch, with the last stretch's loads as
+    bars."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("busiest / mean")
     for part in parts:

@@ -37,30 +37,30 @@ def of_our_own(x: Own) -> Iterable[Table]:
     yield _shares("where the time goes", "of the step", x.terms, seconds, {})
     need = float(x.chosen.prediction.memory_bytes)
     yield _shares(f"where the memory goes: {size(need)} of {size(x.usable)}", "of the peak", x.held, size, {})
-    new = table("its neighbours", "change", "strategy", "step", "", "memory", left=("change", "strategy"))
+    grid = table("its neighbours", "change", "strategy", "step", "", "memory", left=("change", "strategy"))
     for what, c in x.neighbours:
         change = c.reason or f"{c.seconds / x.chosen.seconds - 1:+.1%}"
-        new.add_row(what, str(c.asked), seconds(c.seconds), change, size(c.prediction.memory_bytes))
-    yield new
+        grid.add_row(what, str(c.asked), seconds(c.seconds), change, size(c.prediction.memory_bytes))
+    yield grid
 
 
 def _shares(
     title: str, share: str, parts: Mapping[str, float], write: Callable[[float], str], names: Mapping[str, str]
 ) -> Table:
-    new = table(title, "", "takes", share, left=("",))
+    grid = table(title, "", "takes", share, left=("",))
     total = sum(parts.values())
     for name, value in sorted(parts.items(), key=lambda item: -item[1]):
         if value > 0.001 * total:
-            new.add_row(names.get(name, name), write(value), f"{value / total:.1%}")
-    return new
+            grid.add_row(names.get(name, name), write(value), f"{value / total:.1%}")
+    return grid
 
 
 def _marks(x: Subject) -> Table:
-    new = table(
+    grid = table(
         "figures against targets", "figure", "here", "good", "excellent", "", "source", left=("figure", "", "source")
     )
     for target, value in x.marks:
-        new.add_row(
+        grid.add_row(
             target.name,
             f"{value:.1%}",
             f"{target.good:.0%}",
@@ -68,11 +68,11 @@ def _marks(x: Subject) -> Table:
             target.mark(value),
             target.source,
         )
-    return new
+    return grid
 
 
 def _axes(x: Subject) -> Table:
-    new = table(
+    grid = table(
         "on the communication roofline, per rank and step",
         "axis",
         "links",
@@ -85,7 +85,7 @@ def _axes(x: Subject) -> Table:
         left=("axis", "links", "regime"),
     )
     for a in explanation.axes(x):
-        new.add_row(
+        grid.add_row(
             a.axis,
             a.tier,
             size(a.sent),
@@ -95,27 +95,29 @@ def _axes(x: Subject) -> Table:
             seconds(a.exposed_s) if a.exposed_s else "0",
             "" if a.critical_batch is None else f"{a.critical_batch:,.0f}",
         )
-    new.caption = "critical batch: sequences in a step from which data-parallel communication takes less than compute"
-    return new
+    grid.caption = (
+        "critical batch: sequences in a step from which data-parallel communication takes less than compute"
+    )
+    return grid
 
 
 def operator_table(title: str, rows: Iterable[operators.Operator]) -> Table:
     """Tabulate operators on the compute roofline."""
-    new = table(
+    grid = table(
         title, "operator", "size", "FLOP", "bytes", "FLOP/byte", "bound by", "time", left=("operator", "size")
     )
     ridge = 0.0
     for o in rows:
         ridge = o.ridge
-        new.add_row(
+        grid.add_row(
             o.name, o.shape, f"{o.flops:.3g}", size(o.bytes_), f"{o.intensity:,.1f}", o.bound, seconds(o.seconds)
         )
-    new.caption = f"the chip's ridge: {ridge:,.0f} FLOP per byte of memory"
-    return new
+    grid.caption = f"the chip's ridge: {ridge:,.0f} FLOP per byte of memory"
+    return grid
 
 
 def _levers(x: Subject) -> Table:
-    new = table(
+    grid = table(
         "what to change first",
         "loss",
         "takes",
@@ -125,7 +127,7 @@ def _levers(x: Subject) -> Table:
         left=("loss", "best single change"),
     )
     for lever in explanation.levers(x):
-        new.add_row(
+        grid.add_row(
             lever.what,
             seconds(lever.seconds),
             f"{lever.at_most:.1%}",
@@ -134,12 +136,12 @@ def _levers(x: Subject) -> Table:
         )
     order = explanation.order_costs(x)
     if order:
-        new.caption = f"order of the mesh, {order}"
-    return new
+        grid.caption = f"order of the mesh, {order}"
+    return grid
 
 
 def _neighbours(x: Subject) -> Table:
-    new = table("why not its neighbours", "change", "step", "memory", "why not", left=("change", "why not"))
+    grid = table("why not its neighbours", "change", "step", "memory", "why not", left=("change", "why not"))
     for what, p, reason in explanation.why_not(x):
-        new.add_row(what, seconds(p.seconds), size(p.bytes_), reason)
-    return new
+        grid.add_row(what, seconds(p.seconds), size(p.bytes_), reason)
+    return grid

@@ -37,8 +37,7 @@ def links(cluster: ClusterSpec) -> Table:
 
 
 def figures(cluster: ClusterSpec) -> Table:
-    """Tabulate matrix products, attention, memory, launches and γ: the best round, and the range of 90 % of
-    rounds."""
+    """Tabulate matrix products, attention, memory, launches and γ: the best round and the middle 90 %."""
     table = empty_table("a rank, while all others do the same")
     for name in ("", "best", "5 % to 95 % of the rounds"):
         table.add_column(name, justify="right" if name == "best" else "left")

@@ -1,5 +1,4 @@
-"""The result of a search as tables: the best strategies, the best of each family, the front, and the rejected
-ones."""
+"""The result of a search as tables: the best strategies, the best of each family, the front, the rejected ones."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ def lines(a: Answer) -> Iterable[str]:
 
 
 def alternatives(candidates: Sequence[Candidate], chosen: Candidate, job: Job, rows: int) -> Table:
-    """Tabulate the `rows` fastest candidates, and the fastest for every other set of axes; the chosen one is
-    marked."""
+    """Tabulate the `rows` fastest candidates and the fastest of each set of axes; the chosen one is marked."""
     table = empty_table("strategies, predicted")
     for name in ("", "strategy", "accum.", "step", "tokens/s", "exposed", "memory"):
         table.add_column(name, justify="left" if name in ("", "strategy") else "right", no_wrap=True)

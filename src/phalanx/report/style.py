@@ -30,7 +30,7 @@ def empty_table(title: str) -> Table:
 
 def table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
     """Return a table with columns, right-aligned unless named in `left`."""
-    new = empty_table(title)
+    grid = empty_table(title)
     for name in columns:
-        new.add_column(name, justify="left" if name in left else "right", overflow="fold")
-    return new
+        grid.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    return grid

@@ -26,8 +26,7 @@ def traffic(totals: Mapping[tuple[str, str], tuple[int, int]]) -> Table:
 
 
 def memory(rows: Sequence[tuple[str, int, int | None, int | None]], measured: bool) -> Table:
-    """Tabulate live bytes, given as rows (name, predicted, recorded without content, measured); None where
-    unknown."""
+    """Tabulate live bytes from rows (name, predicted, recorded without content, measured or None)."""
     table = _table("live bytes", "predicted", "recorded", *(["measured"] if measured else []))
     for name, *values in rows:
         table.add_row(name, *(_bytes(v) for v in (values if measured else values[:2])))

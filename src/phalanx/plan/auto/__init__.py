@@ -1,2 +1,1 @@
-"""What `auto` in a job resolves to: bucket size, blocks per chunk, and the transport and algorithm of each
-collective."""
+"""What `auto` in a job resolves to: bucket size, blocks per chunk, and transport and algorithm of collectives."""

@@ -17,7 +17,8 @@ the group, the larger the bucket.
 That holds for devices that communicate while they compute. Where the computing cores also move the messages, all
 communication is exposed wherever it happens, and only latency can be saved: one bucket for everything, or 25 MiB
 (never less than n*) where that bounds the memory of gradients in flight. Measured on 2 cores over Gloo, 4 ranks, 29.7
-MB of gradients: buckets of 1, 4, 25 and 100 MiB ran at 0.83, 0.96, 1.00 and 0.97 of DistributedDataParallel."""
+MB of gradients: buckets of 1, 4, 25 and 100 MiB ran at 0.83, 0.96, 1.00 and 0.97 of DistributedDataParallel.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A unit costs the seconds of its forward and backward pass on the cluster, and on a rank the bytes of its model state
 and of the activations it keeps for the micro-batches that are live at once. Of all partitions that fit
-(schedule/partition/balance.py), the one with the fastest slowest rank is chosen."""
+(schedule/partition/balance.py), the one with the fastest slowest rank is chosen.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +42,7 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tu
 
 
 def explained(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, reason: str) -> dict[str, Any] | None:
-    """Return what each chunk holds and costs for a micro-batch, the imbalance and the reason; None without a
-    pipeline."""
+    """Return what each chunk holds and costs for a micro-batch, with the reason; None without a pipeline."""
     if s.pp == 1:
         return None
     seconds, limits = costs(model, cluster, job, s)
@@ -51,8 +51,7 @@ def explained(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, rea
 
 
 def costs(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tuple[Units, Limits]:
-    """Return the seconds of every unit's passes for a micro-batch, and its bytes and the limit on every pipeline
-    rank."""
+    """Return every unit's seconds for a micro-batch, and its bytes and the limit on every pipeline rank."""
     passes: dict[str, float] = {}
     activations: dict[str, float] = {}
     for place in range(s.pp):

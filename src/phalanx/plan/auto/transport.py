@@ -24,8 +24,7 @@ def allowed(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> Clu
 def decide(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> tuple[Choice, ...]:
     """Choose transport and algorithm of every collective on a cluster.
 
-    A transport other than `auto` runs every collective; if it was not measured, with the algorithms that send the
-    fewest bytes."""
+    A transport other than `auto` runs every collective; unmeasured, with the algorithms that send fewest bytes."""
     choices = choose(allowed(cluster, transport).collectives)
     if choices or transport == "auto" or transport == "native":
         return choices
@@ -34,8 +33,7 @@ def decide(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> tupl
 
 
 def choose(fits: Iterable[CollectiveFit]) -> tuple[Choice, ...]:
-    """Return, for every operation and kind of group, the fastest transport and algorithm from each size on, and
-    why."""
+    """Return the fastest transport and algorithm, and why, by operation, kind of group and message size."""
     by_group: dict[tuple[str, int, int], list[CollectiveFit]] = {}
     for fit in fits:
         by_group.setdefault((fit.op, fit.group_size, fit.hosts), []).append(fit)

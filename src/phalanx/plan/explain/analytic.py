@@ -43,14 +43,17 @@ class Subject:
 
     @property
     def model(self) -> ModelSpec:
+        """The model of the question."""
         return self.pricing.model
 
     @property
     def cluster(self) -> ClusterSpec:
+        """The cluster that holds all `gpus`."""
         return self.pricing.cluster
 
     @property
     def job(self) -> Job:
+        """The job of the question."""
         return self.pricing.job
 
     @cached_property
@@ -152,8 +155,7 @@ class Subject:
         return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
 
     def better(self, *words: str) -> PricedStrategy | None:
-        """Return the fastest neighbour that fits and is faster, of those that change one of `words`; any if none are
-        named."""
+        """Return the fastest neighbour that fits and is faster, out of all or of those that change one of `words`."""
         for what, p in self.neighbours:
             if p.fits and p.seconds < self.priced.seconds and (not words or what.split(" ")[0] in words):
                 return p

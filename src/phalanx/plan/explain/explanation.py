@@ -26,8 +26,7 @@ class Axis:
     """FLOP per byte from which the links keep up with the chip."""
     exposed_s: float
     critical_batch: float | None
-    """Sequences in a step from which the data axis is compute-bound; None if the axis's traffic grows with the
-    batch."""
+    """Sequences per step from which the data axis is compute-bound; None if its traffic grows with the batch."""
 
     @property
     def regime(self) -> str:
@@ -72,8 +71,7 @@ def axes(x: Subject) -> list[Axis]:
 
 
 def levers(x: Subject) -> list[Lever]:
-    """Return the losses of at least 1 % of the step, largest first, each with the helpful single change that reduces
-    it."""
+    """Return the losses of at least 1 % of the step, largest first, each with the best single change against it."""
     losses = {
         name: x.priced.terms.get(name, 0.0) for name in (*COMMUNICATION, "bubble", "recompute", "launch", "head")
     }

@@ -1,5 +1,4 @@
-"""Good values of the figures of a training, with sources: the one table that `explain` rates by and `lint` warns
-by."""
+"""Good values for the figures of a training, with sources: the table that `explain` rates by and `lint` warns by."""
 
 from __future__ import annotations
 
@@ -60,6 +59,5 @@ IMBALANCE = Target(
 MICRO_BATCHES = 4
 """Micro-batches per pipeline rank from which the bubble is small (Huang et al. 2019)."""
 TOKENS = 1024
-"""Tokens of a micro-batch on a rank; with fewer, matrix products of common widths do not fill the chip's
-processors."""
+"""Tokens of a micro-batch on a rank; with fewer, matrix products of common widths do not fill the chip."""
 TARGETS = (MFU, BUBBLE, EXPOSED, OVERLAP, IMBALANCE)

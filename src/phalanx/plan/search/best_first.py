@@ -9,7 +9,8 @@ heap, keyed by the best estimate so far:
 
 where expected seconds lie a little above the lower bound. The best strategy is settled once it is faster than the
 lower bounds of all unpriced ones. In spaces too large even for that, if the device has published rates, the
-vectorised terms of our own stack (plan/search/branch_and_bound.py) choose which strategies are priced."""
+vectorised terms of our own stack (plan/search/branch_and_bound.py) choose which strategies are priced.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Rows are expanded step by step (plan/search/space.py). Before each step, a row is pruned if none of its completions
 can be among the best: its lower bound on memory does not fit, or its lower bound on seconds
 (plan/search/column_pricing.py) exceeds the incumbents, the strategies known to fit: the best of its own family, and
-the `keep` best of all. So every pruned strategy is provably worse; a test compares the result with pricing every
-strategy."""
+the `keep` best of all. So every pruned strategy is provably worse; a test compares it with pricing every strategy.
+"""
 
 from __future__ import annotations
 

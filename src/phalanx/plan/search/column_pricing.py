@@ -159,8 +159,8 @@ class Pricing:
     def least_bytes(self, rows: Strategies, complete: bool) -> Floats:
         """Lower bound on the bytes of each row, however it is sharded.
 
-        The smallest way to shard over all ranks; for cores also one micro-batch at a time and the recomputation that
-        keeps least."""
+        Takes the smallest way to shard; for cores also one micro-batch at a time and the recomputation that keeps
+        least."""
         smallest = np.full(len(rows), np.inf)
         for zero, kind in self._least_ways(complete):
             smallest = np.minimum(smallest, self.bytes_(_smallest_of(rows, zero, kind, complete)))
@@ -176,8 +176,7 @@ class Pricing:
         return fits
 
     def _least_ways(self, complete: bool) -> list[tuple[int, str]]:
-        """(ZeRO stage, recomputation) pairs that contain the smallest, likely ones first; "" keeps the row's
-        recomputation."""
+        """(ZeRO stage, recomputation) pairs that contain the smallest, likely ones first; "" means the row's own."""
         kinds = [""] if complete else sorted(self.options.recompute, key=lambda kind: kind != "full")
         return [(zero, kind) for kind in kinds for zero in self._smallest]
 
@@ -206,8 +205,7 @@ def published(cluster: ClusterSpec) -> bool:
 
 
 def _smallest_of(rows: Strategies, zero: int, recompute: str, complete: bool) -> Strategies:
-    """Rows sharded over all ranks at this ZeRO stage; cores also one micro-batch at a time, with this
-    recomputation."""
+    """Shard rows over all ranks at a ZeRO stage; give cores one micro-batch at a time and this recomputation."""
     sharded = rows.dp * rows.cp > 1
     best = replace(rows, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
     if complete:

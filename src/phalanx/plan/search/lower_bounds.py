@@ -34,6 +34,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 _KEY = ("tp", "sp", "cp", "ulysses", "ep", "etp", "micro_batch")
 _ROUNDING, _UNEQUAL = 1 - 1e-9, 0.97
+"""Factors of the bound: against rounding without a pipeline, and for chunks that undercut equal ones."""
 
 
 class Bounds:

@@ -147,8 +147,7 @@ def _with_suggested_gpus(error: InputError, pricing: Pricing, gpus: int) -> Inpu
 def _fewer(larger: Callable[[int], Pricing], gpus: int, best: Ranked) -> FewerGpus | None:
     """Return a smaller number of GPUs that is as fast, or None.
 
-    A step on fewer GPUs takes at least its FLOPs at the best rate that kernels reach, so a search is rarely
-    needed."""
+    A step takes at least its FLOPs at the best rate that kernels reach, so a search is rarely needed."""
     pricing, fewest = larger(gpus), None
     node = pricing.cluster.ranks_per_node
     for n in sorted({gpus // 4, gpus // 2, (gpus - 1) // node * node} - {0}):
@@ -240,8 +239,7 @@ def _nothing_fits(
 
 
 def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] | None:
-    """Return the best strategy on so many GPUs, its step time in seconds and its MFU; None if none fits or is
-    legal."""
+    """Return the best strategy on so many GPUs, its step time in seconds and its MFU; None if nothing fits."""
     try:
         explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1)
     except InputError:

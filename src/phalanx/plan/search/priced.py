@@ -44,8 +44,7 @@ class PricedStrategy:
 
 
 def price(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PricedStrategy]:
-    """Price strategies term by term. Raises InputError for a `recompute` or `order` that the search does not
-    cover."""
+    """Price strategies term by term. Raises InputError for a `recompute` or `order` that is never searched."""
     if not strategies:
         return []
     rows = space.of(strategies)

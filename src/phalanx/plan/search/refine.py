@@ -139,10 +139,12 @@ class Ranked:
 
     @property
     def strategy(self) -> Strategy:
+        """The strategy itself."""
         return self.priced.strategy
 
     @property
     def seconds(self) -> float:
+        """Step time."""
         return self.priced.seconds
 
 

@@ -283,7 +283,7 @@ def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = NAMES
 
 
 def _by_recompute(rows: Strategies, model: ModelSpec, options: Options) -> _Expansion:
-    """Kinds that recompute the same blocks are listed once: `every:k` of k blocks or fewer is the first block
+    """Of kinds that recompute the same blocks, one is kept: `every:k` of at most k blocks is the first block
     alone."""
     kinds: dict[tuple[str, ...], tuple[int]] = {}
     for name in options.recompute:

@@ -222,8 +222,7 @@ CASES = (
 class CaseResult:
     """The strategy that was used and the one that a search chooses, priced, with seconds of a step.
 
-    The seconds time the pipeline action by action. `used` is None if it is not published, `chosen` if nothing
-    fits."""
+    The seconds time the pipeline action by action. `used` is None if not published, `chosen` if nothing fits."""
 
     case: Case
     used: PricedStrategy | None

@@ -64,14 +64,14 @@ class _SizedSchedule:
     """Elements of the buffer."""
 
     def seconds(self, n: float, links: Costs) -> float:
+        """Time of the critical path for `n` bytes."""
         return path_seconds(self.schedule, n / self.elements, links)
 
 
 def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Comparison:
     """Price every algorithm of a collective of `size_bytes` over the first `ranks` ranks of a cluster.
 
-    A barrier ignores the size. Raises InputError for an unknown collective or a number of ranks that the cluster
-    lacks."""
+    A barrier ignores the size. Raises InputError for an unknown collective or more ranks than the cluster has."""
     if op not in ALGORITHMS:
         raise InputError("--op", op, "is not a collective", nearest(op, ALGORITHMS))
     if not 1 <= ranks <= cluster.ranks:
@@ -114,8 +114,7 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Com
 def _pricing(
     op: str, ranks: int, cluster: ClusterSpec, slowest: tuple[float, float]
 ) -> Callable[[str, float], _SizedSchedule]:
-    """Return a function (algorithm, bytes) -> schedule, in the number of segments that is best on the slowest
-    link."""
+    """Return a function (algorithm, bytes) -> schedule, in the best number of segments for the slowest link."""
     inner = math.gcd(ranks, cluster.tiers[0].ranks)
 
     @cache

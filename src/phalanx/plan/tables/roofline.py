@@ -13,8 +13,8 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def ridges() -> Sheet:
-    """Tabulate the FLOP per byte at which memory and links keep up with the chip, for every cluster with a known
-    chip."""
+    """Tabulate the FLOP per byte at which memory and links keep up with each cluster's chip, if its rates are
+    known."""
     rows = []
     for name in PRESETS:
         cluster = preset(name, 2)

@@ -1,5 +1,4 @@
-"""Rules of thumb, tested: each leaf of the usual decision trees on the GPUs it is stated for, against what a search
-chooses there."""
+"""Rules of thumb, tested: each leaf of the usual decision trees on the GPUs it is stated for, against a search."""
 
 from __future__ import annotations
 

@@ -55,8 +55,7 @@ def _row(p: Pricing, gpus: int, batch: int, base: float) -> tuple[object, ...]:
 
 
 def by_batch(question: Question, gpus: int, batches: Sequence[int]) -> Sheet:
-    """Tabulate efficiency against the batch; the critical batch is the smallest that reaches 90 % of the best
-    rate."""
+    """Tabulate efficiency against the batch; the critical batch is the smallest with 90 % of the best rate."""
     p = question(gpus)
     rows = [_row(replace(p, job=replace(p.job, global_batch=b)), gpus, b, 0.0) for b in batches]
     best = max((row[4] for row in rows if row[4] is not None), default=None)  # type: ignore[type-var]
