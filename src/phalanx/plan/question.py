@@ -61,7 +61,7 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
 def asked(
     model: ModelSpec, cluster: Callable[[int], ClusterSpec], batch: int, seq: int, stack: str
 ) -> Callable[[int], Pricing]:
-    """Return a function from a number of GPUs to the question spec so many, as a Pricing.
+    """Return a function from a number of GPUs to the question on so many, as a Pricing.
 
     Raises InputError for impossible counts, an unknown stack, or a device without published rates."""
     require_counts(("--batch", batch), ("--seq", seq))

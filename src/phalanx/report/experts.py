@@ -30,7 +30,7 @@ class Stretch:
 
 
 def stretches(rows: Sequence[Mapping[str, Any]]) -> list[Stretch]:
-    """Divide a run's rows of metrics.jsonl that report experts into start most `STRETCHES` stretches."""
+    """Divide a run's rows of metrics.jsonl that report experts into at most `STRETCHES` stretches."""
     reporting = [row for row in rows if "expert_tokens" in row]
     if not reporting:
         return []
@@ -53,8 +53,7 @@ def busiest(chosen: Sequence[int]) -> float:
 
 
 def balance(parts: Sequence[Stretch]) -> Table:
-    """Tabulate the busiest expert's load over the mean, by layer and stretch, with the last stretch's loads as
-    bars."""
+    """Tabulate the busiest expert's load over the mean, by layer and stretch; bars show the last stretch's loads."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("busiest / mean")
     for part in parts:

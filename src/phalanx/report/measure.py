@@ -66,7 +66,7 @@ def title(fit: CollectiveFit) -> str:
 
 
 def plot(fit: CollectiveFit) -> list[str]:
-    """Plot time over size in characters, both axes logarithmic: o points, - the fitted line, | mark n*."""
+    """Plot time over size in characters, both axes logarithmic: o points, - the fitted line, | at n*."""
     scale = _Scale(fit)
     grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
     crossover = scale.crossover

@@ -26,8 +26,7 @@ _IDLE = "·"
 
 
 def chart(priced: Priced, width: int, longest: float) -> Text:
-    """Draw the Gantt chart of a schedule in drawn_to most `width` columns, on a scale that fits a makespan of
-    `longest`.
+    """Draw the Gantt chart of a schedule in at most `width` columns, scaled to fit a makespan of `longest`.
 
     A block shows its kind and micro-batch, or only its kind if it is too narrow."""
     s = priced.schedule
@@ -122,7 +121,7 @@ Spans = dict[tuple[str, int, int], tuple[float, float]]
 
 
 def of_run(folder: Path) -> tuple[Priced, Priced]:
-    """Return the pipeline action a run's first rank, as measured and as predicted.
+    """Return the pipeline of a run's first rank, as measured and as predicted.
 
     Raises InputError if the run had no pipeline, or its trace is missing or incomplete."""
     plan = plans.read(folder / "plan.json")

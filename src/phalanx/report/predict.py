@@ -53,7 +53,7 @@ def _add_payment(table: Table, e: Estimate, saved: Payment) -> None:
 
 
 def bars(e: Estimate, width: int) -> Text:
-    """Draw a bar per term, as long as its share: of the step seconds_by_term, then of peak memory."""
+    """Draw a bar per term, as long as its share: of the step time, then of peak memory."""
     text = Text(no_wrap=True)
     seconds_by_term = {name: float(value) for name, value in e.step.terms.items()}
     memory = {name: float(value) for name, value in e.memory.terms.items()}

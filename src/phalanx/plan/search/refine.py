@@ -169,7 +169,7 @@ class RefinedPrices:
     def descend(self, strategies: Sequence[Strategy]) -> list[Ranked]:
         """Descend from the fastest of `strategies` to faster neighbours until none is faster.
 
-        Returns fitting strategy met on the way that fits, fastest first."""
+        Returns every strategy met on the way that fits, fastest first."""
         fitting = {s: r for s, r in zip(strategies, self.of(strategies), strict=True) if r.priced.fits}
         expanded: Strategy | None = None
         while (best := min(fitting, key=lambda s: fitting[s].seconds)) != expanded:
@@ -180,7 +180,7 @@ class RefinedPrices:
 
 
 def best_of_each_family(explored: Exploration) -> list[int]:
-    """Return the row of the fastest strategy of each family that has one, by the rows pass."""
+    """Return the row of the fastest strategy of each family that has one, by the first pass."""
     rows: dict[int, int] = {}
     kinds = explored.family[explored.order]
     for kind in range(len(FAMILIES)):
