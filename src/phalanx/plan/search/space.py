@@ -10,7 +10,8 @@ A strategy is chosen in five steps, each of which multiplies the rows:
 
 so that a search can drop a row before the next step multiplies it (plan/search/branch_and_bound.py). No two rows mean
 the same: fields without effect keep their defaults (`zero` is set only where there is something to shard over,
-`order` only where stages and replicas can change places)."""
+`order` only where stages and replicas can change places).
+"""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ TERM_NAMES = {
     "tp": "tensor-parallel communication",
     "cp": "context-parallel communication",
     "ep": "expert-parallel communication",
-    "dp": "gradients and parameters on their way",
+    "dp": "data-parallel communication",
     "transfers": "transfers between stages",
     "recompute": "recomputation",
     "launch": "kernel launches",
     "head": "the head's rank, for which the others wait",
     "bubble": "the bubble",
     "optimizer": "the update",
-    "other": "what is left",
+    "other": "the rest",
 }
 """How each term of a step is written in a sentence."""
 
