@@ -14,7 +14,7 @@ from support.in_process_cli import phalanx
 
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.cost.step.terms import terms
-from phalanx.plan.search.priced import Priced
+from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.tables import textbook
 from phalanx.plan.tables.collectives import compare
 from phalanx.schedule.collectives.ir import Schedule
@@ -142,7 +142,7 @@ def test_g15_g16_intensity(tmp_path):
 
 def test_g17_share_of_communication():
     for compute, share in ((10.0, 0.359), (3.0, 0.651)):
-        p = Priced(Strategy(), compute + 5.6, 0.0, {"matmul": compute, "dp": 5.6}, {}, 1)
+        p = PricedStrategy(Strategy(), compute + 5.6, 0.0, {"matmul": compute, "dp": 5.6}, {}, 1)
         assert p.communication == pytest.approx(share, abs=5e-4)
 
 

@@ -91,16 +91,18 @@ def _points(seconds: np.ndarray, bytes_: np.ndarray) -> list[float]:
 def test_bounds_are_below_all_that_they_stand_for(llama):
     options = llama.options
     cores = space.cores(llama.model, llama.job, 32)
-    fits = llama.may_fit(cores, whole=False)
-    assert (fits == (llama.least_bytes(cores, whole=False) <= llama.usable)).all()
+    fits = llama.may_fit(cores, complete=False)
+    assert (fits == (llama.least_bytes(cores, complete=False) <= llama.usable)).all()
     for core in np.random.default_rng(1).integers(0, len(cores), 12):
         own = cores.take([core])
         rows = space.recomputing(space.pipelines(own, llama.model, llama.job, options), llama.model, options)
         full = space.sharding(rows, options)
-        assert llama.least_seconds(own, whole=False)[0] <= llama.least_seconds(rows, whole=True).min() * (1 + 1e-12)
-        assert llama.least_seconds(rows, whole=True).min() <= llama.seconds(full).min() * (1 + 1e-12)
-        assert llama.least_bytes(own, whole=False)[0] <= llama.least_bytes(rows, whole=True).min() * (1 + 1e-12)
-        assert llama.least_bytes(rows, whole=True).min() <= llama.bytes_(full).min() * (1 + 1e-12)
+        assert llama.least_seconds(own, complete=False)[0] <= llama.least_seconds(rows, complete=True).min() * (
+            1 + 1e-12
+        )
+        assert llama.least_seconds(rows, complete=True).min() <= llama.seconds(full).min() * (1 + 1e-12)
+        assert llama.least_bytes(own, complete=False)[0] <= llama.least_bytes(rows, complete=True).min() * (1 + 1e-12)
+        assert llama.least_bytes(rows, complete=True).min() <= llama.bytes_(full).min() * (1 + 1e-12)
 
 
 # How far the formula of equal chunks may be from the schedule: where it holds, not at all.

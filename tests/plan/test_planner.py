@@ -163,7 +163,7 @@ def test_nothing_that_is_shown_beats_the_best():
         ({"--out": "no/where.json"}, "make its folder first"),
         ({"--gpus": "9" * 21}, "is more than anybody has; at most 10,000,000"),
         ({"--batch": "9" * 21}, "is more than anybody has; at most 1,000,000,000"),
-        ({"--cluster": "local"}, "plan a job on it, phalanx plan JOB.toml"),
+        ({"--cluster": "local"}, "plan a job on it with phalanx plan JOB.toml"),
         ({"--price": "-2", "--tokens": "300B"}, "--price = -2.0: is not a price"),
         ({"--price": "nan", "--tokens": "300B"}, "is not a price"),
         ({"--price": "2"}, "say how long it is: --tokens 300B"),

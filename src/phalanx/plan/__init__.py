@@ -1,1 +1,1 @@
-"""The search for the best strategy. No torch."""
+"""Choosing a strategy and explaining the choice. Read question.py first (what is asked), then search/. No torch."""

@@ -1,4 +1,4 @@
-"""What a step's time means for a whole training: tokens, days, GPU-hours, money."""
+"""From the time of a step to a complete training: tokens, days, GPU-hours, money."""
 
 from __future__ import annotations
 
@@ -16,30 +16,35 @@ _SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 @dataclass(frozen=True)
 class Goal:
-    """`price_per_gpu_hour` in whatever currency it is given."""
+    """A training of a number of tokens on a number of GPUs."""
 
     tokens: float
     gpus: int
     price_per_gpu_hour: float | None = None
+    """In any currency."""
 
     def steps(self, job: Job) -> float:
+        """Number of steps that the tokens take."""
         return self.tokens / (job.global_batch * job.seq)
 
     def days(self, job: Job, step_s: float) -> float:
+        """Days of training, at `step_s` seconds a step."""
         return self.steps(job) * step_s / 86_400
 
     def gpu_hours(self, job: Job, step_s: float) -> float:
+        """GPU-hours of training, at `step_s` seconds a step."""
         return self.steps(job) * step_s / 3600 * self.gpus
 
     def money(self, job: Job, step_s: float) -> float | None:
+        """Cost of the training; None without a price."""
         return None if self.price_per_gpu_hour is None else self.gpu_hours(job, step_s) * self.price_per_gpu_hour
 
 
 def tokens(text: str, model: ModelSpec) -> float:
-    """`300B`, `1.4T`, or `optimal`: 20 for each parameter that a token meets. Raises InputError."""
+    """Parse a number of tokens: `300B`, `1.4T`, or `optimal`, 20 per active parameter. Raises InputError."""
     if text.strip().lower() == "optimal":
         return float(OPTIMAL * model.active_count)
-    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE)
-    if not found or float(found[1]) <= 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE)
+    if not match or float(match[1]) <= 0:
         raise InputError("--tokens", text, "is not a number of tokens", "write 300B, 1.4T, or optimal")
-    return float(found[1]) * _SCALE[found[2].upper()]
+    return float(match[1]) * _SCALE[match[2].upper()]

@@ -1,5 +1,5 @@
-"""A question as people ask it: names and numbers made into model, cluster and job, or one line that says what is
-wrong with them."""
+"""A question as users ask it: names and numbers turned into model, cluster and job, or an error that says in one line
+what is wrong with them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 
 _MOST = {"--gpus": 10**7, "--batch": 10**9}
-"""What a question may ask for at most: beyond it a number is a slip, and its divisors take minutes."""
-_PCIE = 64e9  # of generation 5, 16 lanes
+"""Upper limits: a larger number is a typing error, and enumerating its divisors would take minutes."""
+_PCIE = 64e9  # bytes/s, generation 5, 16 lanes
 _FASTEST_NIC = 100e9
 """Bytes/s in one direction of one GPU's ports between nodes: 800 Gb/s."""
 
 
 def model_named(name: str) -> tuple[ModelSpec, list[str]]:
-    """A preset, a Hugging Face config.json or a folder with one; with notes. Raises InputError."""
+    """Load a model by preset name, Hugging Face config.json or folder with one; return it with notes for the user.
+
+    Raises InputError for an unknown name or an unusable file."""
     path = Path(name)
     if path.is_dir():
         name = str(path / "config.json")
@@ -34,20 +36,24 @@ def model_named(name: str) -> tuple[ModelSpec, list[str]]:
 
 
 def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
-    """A preset or a TOML file, of as many nodes as hold so many GPUs. Raises InputError."""
+    """Look up a cluster by preset name or TOML file; return a function from a number of GPUs to the cluster.
+
+    A preset gets as many nodes as the GPUs need. Raises InputError for an unknown name or an unusable file."""
     if name.lower().endswith(".toml"):
-        given = cluster_from_toml(Path(name))
-        require_plausible(given)
+        cluster = cluster_from_toml(Path(name))
+        require_plausible(cluster)
 
         def of_file(gpus: int) -> ClusterSpec:
-            if gpus > given.ranks:
-                raise InputError("--gpus", gpus, f"{given.name} has {given.ranks}", "ask for as many, or add nodes")
-            return given
+            if gpus > cluster.ranks:
+                raise InputError(
+                    "--gpus", gpus, f"{cluster.name} has {cluster.ranks}", "ask for as many, or add nodes"
+                )
+            return cluster
 
         return of_file
     if name == "local":
-        mend = "plan a job on it, phalanx plan JOB.toml, or name a cluster, as of phalanx clusters"
-        raise InputError("--cluster", name, "is this machine: the rates of its devices are not published", mend)
+        remedy = "plan a job on it with phalanx plan JOB.toml, or name a cluster that phalanx clusters lists"
+        raise InputError("--cluster", name, "is this machine: the rates of its devices are not published", remedy)
     node = preset(name, 1).ranks_per_node
     return lambda gpus: preset(name, -(-gpus // node))
 
@@ -55,23 +61,25 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
 def asked(
     model: ModelSpec, cluster: Callable[[int], ClusterSpec], batch: int, seq: int, stack: str
 ) -> Callable[[int], Pricing]:
-    """The question on so many GPUs. Raises InputError."""
+    """Return a function from a number of GPUs to the question on so many, as a Pricing.
+
+    Raises InputError for impossible counts, an unknown stack, or a device without published rates."""
     require_counts(("--batch", batch), ("--seq", seq))
     profile(stack)
     job = Job(batch, seq, Precision("bfloat16"))
 
     def larger(gpus: int) -> Pricing:
         require_counts(("--gpus", gpus))
-        found = cluster(gpus)
-        system_of(found)
-        compute = "bfloat16" if "bfloat16" in found.device.dense_flops_per_s else "float16"
-        return Pricing(model, found, replace(job, precision=Precision(compute)), stack)  # type: ignore[arg-type]
+        spec = cluster(gpus)
+        system_of(spec)
+        compute = "bfloat16" if "bfloat16" in spec.device.dense_flops_per_s else "float16"
+        return Pricing(model, spec, replace(job, precision=Precision(compute)), stack)  # type: ignore[arg-type]
 
     return larger
 
 
 def require_counts(*given: tuple[str, int]) -> None:
-    """Refuse numbers of things that nobody has. Raises InputError."""
+    """Raise InputError unless every (name, count) is at least 1 and below its upper limit."""
     for name, count in given:
         if count < 1:
             raise InputError(name, count, "must be at least 1")
@@ -80,7 +88,7 @@ def require_counts(*given: tuple[str, int]) -> None:
 
 
 def require_plausible(cluster: ClusterSpec) -> None:
-    """Refuse links that no such device has: rates of both directions, or in bits. Raises InputError."""
+    """Raise InputError if a link is faster than the device allows: a rate of both directions, or in bits."""
     name = chip_name(cluster.device.name)
     inside, chip = cluster.tiers[0], CHIPS[name]
     limits = [(inside, chip.nvlink, f"{'NVLink' if chip.nvlink > _PCIE else 'PCIe'} of {name}")]
@@ -95,7 +103,7 @@ def require_plausible(cluster: ClusterSpec) -> None:
 
 
 def of_plan(plan: Plan, stack: str) -> Callable[[int], Pricing]:
-    """A plan's own question. Raises InputError for a device of which no rates are known."""
+    """Return a plan's question, on any number of GPUs. Raises InputError for a device without published rates."""
     profile(stack)
     system_of(plan.cluster)
     return lambda gpus: Pricing(plan.model, plan.cluster, plan.job, stack)

@@ -1,4 +1,4 @@
-"""Terminal table of clusters: device, memory, dense FLOP/s, tiers of links; and where each number is from."""
+"""Clusters as a table: device, memory, dense FLOP/s and tiers of links; and the source of each number."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from phalanx.report.style import size
 from phalanx.spec.cluster.spec import ClusterSpec, Tier
 
 
-def table(found: Sequence[ClusterSpec]) -> Table:
-    """A line for each cluster; its tiers one under the other."""
+def table(clusters: Sequence[ClusterSpec]) -> Table:
+    """Tabulate clusters, with the tiers of each one below the other."""
     grid = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("preset", "device", "usable", "TFLOP/s", "ranks", "GB/s per rank", "links"):
         grid.add_column(name, justify="left" if name in ("preset", "device", "links") else "right", no_wrap=True)
-    for spec in found:
+    for spec in clusters:
         device = spec.device
         flops = device.dense_flops_per_s
         half = flops.get("bfloat16")
@@ -24,7 +24,7 @@ def table(found: Sequence[ClusterSpec]) -> Table:
         for i, tier in enumerate(spec.tiers):
             about = (spec.name, device.name, size(device.usable_bytes), peak) if i == 0 else ("",) * 4
             grid.add_row(*about, f"{tier.ranks:,}", _rate(tier), tier.name + _shared(tier))
-    grid.caption = "TFLOP/s: dense, bf16 unless fp16 is said; GB/s in one direction; ranks: joined by these links"
+    grid.caption = "TFLOP/s: dense, bf16 unless marked fp16; GB/s in one direction; ranks: joined by these links"
     grid.caption_justify = "left"
     return grid
 
@@ -39,7 +39,7 @@ def _shared(tier: Tier) -> str:
 
 
 def sources(spec: ClusterSpec) -> Iterator[str]:
-    """Where the numbers of a cluster come from, a line for the device and one for each tier."""
+    """Yield the sources of a cluster's numbers, a line for the device and one for each tier."""
     yield f"{spec.device.name}: {spec.device.origin}: {spec.device.source}"
     for tier in spec.tiers:
         yield f"{tier.name}: {tier.origin}: {tier.source}; latency {tier.latency_s * 1e6:g} µs, estimated"

@@ -1,4 +1,4 @@
-"""Pictures of collective schedules: who sends what to whom in each round, and what each rank then holds."""
+"""Collective schedules drawn round by round, and tables of what algorithms and transports cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST = 26  # contributions are letters
 
 
 def steps(schedule: Schedule) -> Iterator[tuple[str, Table]]:
-    """(What happens, what each rank holds afterwards) for the start and every round."""
+    """Yield (messages, table of what each rank then holds) for the start and every round."""
     symbolic = run(schedule)
     holdings = _blocks if schedule.op == "all_to_all" else _contributions
     for number, counts in symbolic.states():
@@ -28,21 +28,22 @@ def steps(schedule: Schedule) -> Iterator[tuple[str, Table]]:
 
 
 def drawable(schedule: Schedule) -> bool:
+    """Whether the schedule has few enough ranks to name their contributions by letters."""
     return schedule.ranks <= _MOST
 
 
 def _messages(s: Schedule, symbolic: Run, number: int) -> str:
-    """A line per message: all that a rank sends in a round, and what the other one does with it."""
+    """One line per message: what a rank sends in a round, and what the receiver does with it."""
     rows = np.nonzero(s.round == number)[0]
     lines = []
     for source, reduces in dict.fromkeys(zip(s.source[rows].tolist(), s.reduces[rows].tolist(), strict=True)):
-        mine = rows[(s.source[rows] == source) & (s.reduces[rows] == reduces)]
-        _, chunks = atoms(symbolic.edges, s.offset[mine], s.length[mine])
+        sends = rows[(s.source[rows] == source) & (s.reduces[rows] == reduces)]
+        _, chunks = atoms(symbolic.edges, s.offset[sends], s.length[sends])
         if s.op == "all_to_all":
             what = "block " + ", ".join(f"{a} to {b}" for a, b in zip(*_ends(symbolic, chunks), strict=True))
         else:
             what = "chunk " + _runs(sorted(chunks.tolist()), str, ",")
-        destination = s.destination[mine[0]]
+        destination = s.destination[sends[0]]
         lines.append(f"\n  {source} -> {destination}: {what}, {destination} {'adds' if reduces else 'keeps'} it")
     return "".join(lines)
 
@@ -52,25 +53,25 @@ def _contributions(symbolic: Run, counts: Counts) -> Table:
     ranks, chunks, _ = counts.shape
     table = _grid("chunk", chunks)
     for rank in range(ranks):
-        found = [np.nonzero(counts[rank, chunk])[0].tolist() for chunk in range(chunks)]
-        table.add_row(str(rank), *(_runs(who, lambda r: chr(ord("A") + r), "") for who in found))
+        contributors = [np.nonzero(counts[rank, chunk])[0].tolist() for chunk in range(chunks)]
+        table.add_row(str(rank), *(_runs(who, lambda r: chr(ord("A") + r), "") for who in contributors))
     return table
 
 
 def _blocks(symbolic: Run, counts: Counts) -> Table:
-    """Of an all-to-all. A row per rank, a column per rank from which blocks come; a cell says to whom they go."""
+    """For an all-to-all: a row per rank, a column per sender of blocks; a cell names their receivers."""
     ranks, chunks, _ = counts.shape
     table = _grid("from", ranks)
     sender, receiver = _ends(symbolic, np.arange(chunks))
     for rank in range(ranks):
         here = counts[rank].any(axis=1)
-        found = [sorted(receiver[here & (sender == other)].tolist()) for other in range(ranks)]
-        table.add_row(str(rank), *(_runs(whom, str, ",") for whom in found))
+        receivers = [sorted(receiver[here & (sender == other)].tolist()) for other in range(ranks)]
+        table.add_row(str(rank), *(_runs(whom, str, ",") for whom in receivers))
     return table
 
 
 def _ends(symbolic: Run, chunks: Ints) -> tuple[Ints, Ints]:
-    """Of chunks of an all-to-all, the rank that each comes from and the one that it goes to."""
+    """For chunks of an all-to-all: the sender and the receiver of each."""
     s = symbolic.schedule
     return symbolic.held(s.start).argmax(axis=0)[chunks], symbolic.held(s.end).argmax(axis=0)[chunks]
 
@@ -85,7 +86,7 @@ def _grid(column: str, columns: int) -> Table:
 
 
 def _runs(members: list[int], name: Callable[[int], str], between: str) -> str:
-    """Ascending numbers by name, more than four in a row as first-last: ABC, A-F; a point for none."""
+    """Join ascending numbers by name, more than four in a row as first-last: ABC, A-F; "." for none."""
     parts, i = [], 0
     while i < len(members):
         j = i
@@ -96,14 +97,15 @@ def _runs(members: list[int], name: Callable[[int], str], between: str) -> str:
     return between.join(parts) or "."
 
 
-def comparison(found: Comparison, title: str) -> Table:
-    """Fastest first; `x bound` is the distance from what no schedule can beat on these links, `m` the best number
-    of segments."""
+def comparison(compared: Comparison, title: str) -> Table:
+    """Tabulate algorithms, fastest first.
+
+    `x bound` is the time over the lower bound on these links, `m` the best number of segments."""
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    formulas = any(row.formula_seconds is not None for row in found.rows)
+    formulas = any(row.formula_seconds is not None for row in compared.rows)
     for name in ("algorithm", "rounds", "most bytes sent", "time", "x bound", *(["formula"] if formulas else [])):
         table.add_column(name, justify="left" if name == "algorithm" else "right")
-    for row in found.rows:
+    for row in compared.rows:
         published = "-" if row.formula_seconds is None else seconds(row.formula_seconds)
         formula = [published] if formulas else []
         distance = f"{row.seconds / row.bound:.2f}" if row.bound else "-"
@@ -112,13 +114,13 @@ def comparison(found: Comparison, title: str) -> Table:
     return table
 
 
-def winners(found: Comparison) -> list[str]:
-    """A line per range of sizes in which one algorithm is the fastest."""
-    return [f"{_binary(low)} to {_binary(high)}: {name}" for low, high, name in found.winners]
+def winners(compared: Comparison) -> list[str]:
+    """Return a line per range of sizes in which one algorithm is the fastest."""
+    return [f"{_binary(low)} to {_binary(high)}: {name}" for low, high, name in compared.winners]
 
 
 def measured(fits: Sequence[CollectiveFit], size: float, title: str) -> Table:
-    """Every way in which a collective was measured, fastest first."""
+    """Tabulate every transport and algorithm by which a collective was measured, fastest first."""
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("over", "time", "algbw", "alpha", "ns/B", "n*", "error"):
         table.add_column(name, justify="left" if name == "over" else "right")
@@ -133,13 +135,13 @@ def measured(fits: Sequence[CollectiveFit], size: float, title: str) -> Table:
 
 
 def choices(chosen: Sequence[Choice]) -> list[str]:
-    """A line per range of sizes, with its reason."""
+    """Return a line per range of sizes with the chosen transport and algorithm, and the reason."""
     return [f"from {_binary(c.from_bytes)}: {c.way} ({c.reason})" for c in chosen]
 
 
-def crossovers(found: Comparison) -> list[str]:
-    """A line per tier of links: where a message's latency costs as much as its bytes."""
-    return [f"crossover n* = alpha/beta: {c.tier} {_decimal(c.bytes)}" for c in found.crossovers]
+def crossovers(compared: Comparison) -> list[str]:
+    """Return a line per tier of links: the size at which a message's latency costs as much as its bytes."""
+    return [f"crossover n* = alpha/beta: {c.tier} {_decimal(c.bytes)}" for c in compared.crossovers]
 
 
 def _decimal(n: float) -> str:

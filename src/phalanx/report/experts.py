@@ -1,4 +1,4 @@
-"""How evenly tokens were spread over experts in the course of a run: a line per layer, a column per some steps."""
+"""How evenly tokens were spread over experts during a run: a row per layer, a column per stretch of steps."""
 
 from __future__ import annotations
 
@@ -11,59 +11,62 @@ from rich.table import Table
 from rich.text import Text
 
 STRETCHES = 8
+"""Into how many stretches of steps a run is divided at most."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 _WIDE = 32
-"""Experts that are drawn one by one; more are not."""
+"""The most experts whose loads are drawn."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Some steps of a run: of each layer how many tokens have chosen each expert, and what was dropped of all."""
+    """Consecutive steps of a run with their routing."""
 
     first: int
     last: int
     chosen: Mapping[str, Sequence[int]]
+    """Tokens that chose each expert, by layer."""
     dropped: float
+    """Share of tokens dropped, averaged over the steps."""
 
 
 def stretches(rows: Sequence[Mapping[str, Any]]) -> list[Stretch]:
-    """A run's lines of metrics.jsonl with experts, in up to `STRETCHES` parts of as many steps."""
-    counted = [row for row in rows if "expert_tokens" in row]
-    if not counted:
+    """Divide a run's rows of metrics.jsonl that report experts into at most `STRETCHES` stretches."""
+    reporting = [row for row in rows if "expert_tokens" in row]
+    if not reporting:
         return []
-    size = -(-len(counted) // STRETCHES)
-    found = []
-    for at in range(0, len(counted), size):
-        part = counted[at : at + size]
+    size = -(-len(reporting) // STRETCHES)
+    result = []
+    for start in range(0, len(reporting), size):
+        part = reporting[start : start + size]
         chosen = {
-            block: [sum(of) for of in zip(*(row["expert_tokens"][block] for row in part), strict=True)]
+            block: [sum(counts) for counts in zip(*(row["expert_tokens"][block] for row in part), strict=True)]
             for block in part[0]["expert_tokens"]
         }
         dropped = sum(row["expert_dropped"] for row in part) / len(part)
-        found.append(Stretch(part[0]["step"], part[-1]["step"], chosen, dropped))
-    return found
+        result.append(Stretch(part[0]["step"], part[-1]["step"], chosen, dropped))
+    return result
 
 
 def busiest(chosen: Sequence[int]) -> float:
-    """The load of the busiest expert, over the mean."""
+    """Return the load of the busiest expert over the mean load."""
     return max(chosen) * len(chosen) / max(1, sum(chosen))
 
 
-def balance(found: Sequence[Stretch]) -> Table:
-    """Of every layer the busiest expert's load over the mean, by stretch; and the last one's loads of its experts."""
+def balance(parts: Sequence[Stretch]) -> Table:
+    """Tabulate the busiest expert's load over the mean, by layer and stretch; bars show the last stretch's loads."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("busiest / mean")
-    for part in found:
+    for part in parts:
         table.add_column(f"{part.first}-{part.last}", justify="right")
-    experts = len(next(iter(found[-1].chosen.values())))
+    experts = len(next(iter(parts[-1].chosen.values())))
     if experts <= _WIDE:
         table.add_column("loads in the last")
-    for block in found[0].chosen:
-        line = [Text(f"{busiest(part.chosen[block]):.2f}") for part in found]
-        bars = [_bars(found[-1].chosen[block])] if experts <= _WIDE else []
+    for block in parts[0].chosen:
+        line = [Text(f"{busiest(part.chosen[block]):.2f}") for part in parts]
+        bars = [_bars(parts[-1].chosen[block])] if experts <= _WIDE else []
         table.add_row(f"block {block}", *line, *bars)
-    if any(part.dropped for part in found):
-        table.add_row("dropped", *(f"{part.dropped:.1%}" for part in found))
+    if any(part.dropped for part in parts):
+        table.add_row("dropped", *(f"{part.dropped:.1%}" for part in parts))
     table.caption = "1 is even; a bar per expert, the highest is the busiest" if experts <= _WIDE else "1 is even"
     table.caption_justify = "left"
     return table

@@ -1,21 +1,21 @@
-"""An explanation as tables: time and memory with their shares, figures beside their targets, rooflines, levers."""
+"""An explanation as tables: time and memory with their shares, figures against targets, rooflines, levers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from rich.table import Table
 
 from phalanx.plan.explain import explanation, operators
 from phalanx.plan.explain.analytic import Subject
 from phalanx.plan.explain.exact import Own
-from phalanx.plan.search.why_not import SAID
+from phalanx.plan.search.why_not import TERM_NAMES
 from phalanx.report.style import seconds, size, table
 
 
 def tables(x: Subject) -> Iterable[Table]:
-    """In the order in which one asks."""
-    yield _shares("where the time goes", "of the step", x.priced.terms, seconds, SAID)
+    """Yield all tables, the most asked-for first."""
+    yield _shares("where the time goes", "of the step", x.priced.terms, seconds, TERM_NAMES)
     yield _shares(
         f"where the memory goes: {size(x.priced.bytes_)} of {size(x.priced.usable)}, the fullest rank",
         "of the peak",
@@ -33,32 +33,34 @@ def tables(x: Subject) -> Iterable[Table]:
 
 
 def of_our_own(x: Own) -> Iterable[Table]:
-    """Of a plan that was made of a job, on a measured machine."""
+    """Yield the tables of a job's plan on a measured machine, priced exactly."""
     yield _shares("where the time goes", "of the step", x.terms, seconds, {})
     need = float(x.chosen.prediction.memory_bytes)
     yield _shares(f"where the memory goes: {size(need)} of {size(x.usable)}", "of the peak", x.held, size, {})
-    made = table("its neighbours", "change", "strategy", "step", "", "memory", left=("change", "strategy"))
+    grid = table("its neighbours", "change", "strategy", "step", "", "memory", left=("change", "strategy"))
     for what, c in x.neighbours:
         change = c.reason or f"{c.seconds / x.chosen.seconds - 1:+.1%}"
-        made.add_row(what, str(c.asked), seconds(c.seconds), change, size(c.prediction.memory_bytes))
-    yield made
+        grid.add_row(what, str(c.asked), seconds(c.seconds), change, size(c.prediction.memory_bytes))
+    yield grid
 
 
-def _shares(title: str, share: str, parts: Mapping[str, float], written: object, names: Mapping[str, str]) -> Table:
-    made = table(title, "", "takes", share, left=("",))
-    whole = sum(parts.values())
+def _shares(
+    title: str, share: str, parts: Mapping[str, float], write: Callable[[float], str], names: Mapping[str, str]
+) -> Table:
+    grid = table(title, "", "takes", share, left=("",))
+    total = sum(parts.values())
     for name, value in sorted(parts.items(), key=lambda item: -item[1]):
-        if value > 0.001 * whole:
-            made.add_row(names.get(name, name), written(value), f"{value / whole:.1%}")  # type: ignore[operator]
-    return made
+        if value > 0.001 * total:
+            grid.add_row(names.get(name, name), write(value), f"{value / total:.1%}")
+    return grid
 
 
 def _marks(x: Subject) -> Table:
-    made = table(
-        "beside what is good", "figure", "here", "good", "excellent", "", "source", left=("figure", "", "source")
+    grid = table(
+        "figures against targets", "figure", "here", "good", "excellent", "", "source", left=("figure", "", "source")
     )
     for target, value in x.marks:
-        made.add_row(
+        grid.add_row(
             target.name,
             f"{value:.1%}",
             f"{target.good:.0%}",
@@ -66,11 +68,11 @@ def _marks(x: Subject) -> Table:
             target.mark(value),
             target.source,
         )
-    return made
+    return grid
 
 
 def _axes(x: Subject) -> Table:
-    made = table(
+    grid = table(
         "on the communication roofline, per rank and step",
         "axis",
         "links",
@@ -78,12 +80,12 @@ def _axes(x: Subject) -> Table:
         "FLOP/byte",
         "ridge",
         "regime",
-        "seen",
+        "exposed",
         "critical batch",
         left=("axis", "links", "regime"),
     )
     for a in explanation.axes(x):
-        made.add_row(
+        grid.add_row(
             a.axis,
             a.tier,
             size(a.sent),
@@ -93,36 +95,39 @@ def _axes(x: Subject) -> Table:
             seconds(a.exposed_s) if a.exposed_s else "0",
             "" if a.critical_batch is None else f"{a.critical_batch:,.0f}",
         )
-    made.caption = "critical batch: sequences in a step from which gradients and parameters take less than compute"
-    return made
+    grid.caption = (
+        "critical batch: sequences in a step from which data-parallel communication takes less than compute"
+    )
+    return grid
 
 
-def operator_table(title: str, found: Iterable[operators.Operator]) -> Table:
-    made = table(
+def operator_table(title: str, rows: Iterable[operators.Operator]) -> Table:
+    """Tabulate operators on the compute roofline."""
+    grid = table(
         title, "operator", "size", "FLOP", "bytes", "FLOP/byte", "bound by", "time", left=("operator", "size")
     )
     ridge = 0.0
-    for o in found:
+    for o in rows:
         ridge = o.ridge
-        made.add_row(
+        grid.add_row(
             o.name, o.shape, f"{o.flops:.3g}", size(o.bytes_), f"{o.intensity:,.1f}", o.bound, seconds(o.seconds)
         )
-    made.caption = f"the chip's ridge: {ridge:,.0f} FLOP per byte of memory"
-    return made
+    grid.caption = f"the chip's ridge: {ridge:,.0f} FLOP per byte of memory"
+    return grid
 
 
 def _levers(x: Subject) -> Table:
-    made = table(
+    grid = table(
         "what to change first",
         "loss",
         "takes",
         "gain at most",
         "best single change",
-        "then",
+        "step then",
         left=("loss", "best single change"),
     )
     for lever in explanation.levers(x):
-        made.add_row(
+        grid.add_row(
             lever.what,
             seconds(lever.seconds),
             f"{lever.at_most:.1%}",
@@ -131,12 +136,12 @@ def _levers(x: Subject) -> Table:
         )
     order = explanation.order_costs(x)
     if order:
-        made.caption = f"order of the mesh, {order}"
-    return made
+        grid.caption = f"order of the mesh, {order}"
+    return grid
 
 
 def _neighbours(x: Subject) -> Table:
-    made = table("why not its neighbours", "change", "step", "memory", "why not", left=("change", "why not"))
+    grid = table("why not its neighbours", "change", "step", "memory", "why not", left=("change", "why not"))
     for what, p, reason in explanation.why_not(x):
-        made.add_row(what, seconds(p.seconds), size(p.bytes_), reason)
-    return made
+        grid.add_row(what, seconds(p.seconds), size(p.bytes_), reason)
+    return grid

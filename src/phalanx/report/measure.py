@@ -1,4 +1,4 @@
-"""What was measured, drawn: points, the fitted line and its crossover n*, in a terminal and as an SVG file."""
+"""Measurements of a cluster: tables, and plots of points, fitted line and crossover n* in a terminal or as SVG."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from html import escape
 
 from rich.table import Table
 
-from phalanx.report.style import _table, seconds, size
+from phalanx.report.style import empty_table, seconds, size
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 
 _WIDTH, _HEIGHT = 64, 14
 
 
 def links(cluster: ClusterSpec) -> Table:
-    """α and bandwidth of each tier."""
-    table = _table("links, by messages between pairs of ranks")
+    """Tabulate latency and bandwidth of each tier of links."""
+    table = empty_table("links, by messages between pairs of ranks")
     for name in ("tier", "ranks", "alpha", "GB/s of a rank", "GB/s of a host", "n*"):
         table.add_column(name, justify="left" if name == "tier" else "right")
     for tier in cluster.tiers:
@@ -37,8 +37,8 @@ def links(cluster: ClusterSpec) -> Table:
 
 
 def figures(cluster: ClusterSpec) -> Table:
-    """Products, attention, memory, launches, γ: the best of the rounds, and where nine tenths of them lie."""
-    table = _table("a rank, while all others do the same")
+    """Tabulate matrix products, attention, memory, launches and γ: the best round and the middle 90 %."""
+    table = empty_table("a rank, while all others do the same")
     for name in ("", "best", "5 % to 95 % of the rounds"):
         table.add_column(name, justify="right" if name == "best" else "left")
     for f in cluster.figures:
@@ -56,7 +56,7 @@ def _written(value: float, unit: str) -> str:
 
 
 def title(fit: CollectiveFit) -> str:
-    """One line: what, over whom, the line, its crossover, and whether to trust it."""
+    """Describe a fit in one line: collective, group, α and β, crossover, error, and whether to trust it."""
     hosts = f" on {fit.hosts} hosts" if fit.hosts > 1 else ""
     line = f"{seconds(fit.alpha_s)} + {fit.beta_s_per_byte * 1e9:.4g} ns/B"
     crossover = f", n* = {size(fit.alpha_s / fit.beta_s_per_byte)}" if fit.beta_s_per_byte and fit.alpha_s else ""
@@ -66,7 +66,7 @@ def title(fit: CollectiveFit) -> str:
 
 
 def plot(fit: CollectiveFit) -> list[str]:
-    """Time over size, both in powers of two: o points, - the line, | at n*."""
+    """Plot time over size in characters, both axes logarithmic: o points, - the fitted line, | at n*."""
     scale = _Scale(fit)
     grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
     crossover = scale.crossover
@@ -87,15 +87,15 @@ def plot(fit: CollectiveFit) -> list[str]:
     left, right = size(2**scale.low_n), size(2**scale.high_n)
     under = f"{left}{right:>{_WIDTH - len(left)}}"
     if crossover is not None:
-        at = f"n* {size(crossover)}"
-        column = min(scale.column(crossover), _WIDTH - len(at))
-        if len(left) < column < _WIDTH - len(right) - len(at):
-            under = f"{left:<{column}}{at}{right:>{_WIDTH - column - len(at)}}"
+        mark = f"n* {size(crossover)}"
+        column = min(scale.column(crossover), _WIDTH - len(mark))
+        if len(left) < column < _WIDTH - len(right) - len(mark):
+            under = f"{left:<{column}}{mark}{right:>{_WIDTH - column - len(mark)}}"
     return [*lines, f"{'':>9} {under}"]
 
 
 class _Scale:
-    """Logarithms of the ends of both axes, and places between them."""
+    """The logarithmic axes of a plot: their ends, and the position of a size or time between them."""
 
     def __init__(self, fit: CollectiveFit) -> None:
         sizes, times = zip(*fit.points, strict=True)
@@ -106,20 +106,24 @@ class _Scale:
         self.crossover = n if n > 0 and self.low_n <= math.log2(n) <= self.high_n else None
 
     def x(self, n: float) -> float:
+        """Position of a size, 0 to 1."""
         return (math.log2(n) - self.low_n) / max(self.high_n - self.low_n, 1e-9)
 
     def y(self, t: float) -> float:
+        """Position of a time, 0 to 1."""
         return (math.log2(t) - self.low_t) / (self.high_t - self.low_t) if t > 0 else -1.0
 
     def column(self, n: float) -> int:
+        """Character column of a size."""
         return round(self.x(n) * (_WIDTH - 1))
 
     def row(self, t: float) -> int:
+        """Character row of a time."""
         return _HEIGHT - 1 - round(self.y(t) * (_HEIGHT - 1))
 
 
 def svg(fits: Sequence[CollectiveFit]) -> str:
-    """Every fit with points as a panel: points, line, n*; two beside each other."""
+    """Return an SVG with a panel for every fit that has points: points, line and n*; two side by side."""
     fits = [fit for fit in fits if len(fit.points) > 1]
     wide, high, edge = 460, 250, 46
     rows = -(-len(fits) // 2)
@@ -156,8 +160,8 @@ def svg(fits: Sequence[CollectiveFit]) -> str:
 
 
 def rates(cluster: ClusterSpec) -> list[Table]:
-    """What was measured of a cluster."""
-    kernels = _table(f"kernels of {cluster.device.name}; peak and matrix products in TFLOP/s")
+    """Tabulate the measured kernels and, if there are any, collectives of a cluster."""
+    kernels = empty_table(f"kernels of {cluster.device.name}; peak and matrix products in TFLOP/s")
     for name in (
         "type",
         "at once",
@@ -182,7 +186,7 @@ def rates(cluster: ClusterSpec) -> list[Table]:
             f"x {k.whole:.2f}",
             f"{k.residual:.0%}" + (" (not to be trusted)" if k.residual > 0.2 else ""),
         )
-    links = _table("collectives: time of n bytes as alpha + n beta, crossover n* = alpha / beta")
+    links = empty_table("collectives: time of n bytes as alpha + n beta, crossover n* = alpha / beta")
     for name in ("operation", "ranks", "over", "alpha", "ns/B", "n*", "16 MiB", "error"):
         links.add_column(name, justify="left" if name in ("operation", "over") else "right", no_wrap=True)
     for fit in cluster.collectives:

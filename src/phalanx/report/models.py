@@ -1,4 +1,4 @@
-"""Models as tables: those that have a name, and what one is made of."""
+"""Models as tables: the presets, and the parameters of one model by role."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from phalanx.spec.model.spec import ModelSpec, parameters
 
 
 def by_role(model: ModelSpec) -> dict[str, int]:
-    """How many elements the parameters of each role have, in the order in which a token meets them."""
-    found: Counter[str] = Counter()
+    """Count parameters by role, in the order in which a token meets them."""
+    count: Counter[str] = Counter()
     for p in parameters(model):
-        found[p.role] += p.numel
-    return dict(found)
+        count[p.role] += p.numel
+    return dict(count)
 
 
 def presets(models: Mapping[str, ModelSpec]) -> Table:
-    """One row per model: parameters, those that one token meets, and the sizes that matter most."""
+    """Tabulate models: parameters, active parameters, and the main sizes."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("model", "family", "parameters", "active", "layers", "hidden", "heads", "ffn", "vocab", "max seq"):
         table.add_column(name, justify="left" if name in ("model", "family") else "right", no_wrap=True)
@@ -47,7 +47,7 @@ def presets(models: Mapping[str, ModelSpec]) -> Table:
 
 
 def parts(model: ModelSpec) -> Table:
-    """What the parameters do, and how many they are."""
+    """Tabulate a model's parameters by role."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("role", "parameters", "share"):
         table.add_column(name, justify="left" if name == "role" else "right", no_wrap=True)
@@ -57,24 +57,26 @@ def parts(model: ModelSpec) -> Table:
 
 
 def shape(name: str, model: ModelSpec) -> str:
-    """A model in a few lines, as a job file would state it."""
+    """Describe a model in two lines: parameters, and the fields that a job file would set."""
     active = f", {model.active_count:,} of them for each token" if model.experts else ""
-    stated = [f"{f.name} = {_written(getattr(model, f.name))}" for f in fields(model) if _says(model, f)]
+    stated = [f"{f.name} = {_written(getattr(model, f.name))}" for f in fields(model) if _is_set(model, f)]
     return f"{name}: {model.parameter_count:,} parameters{active}\n{', '.join(stated)}"
 
 
 def billions(n: int) -> str:
+    """Write a number of parameters in billions (B) or millions (M)."""
     return f"{n / 1e9:,.1f} B" if n >= 1e9 else f"{n / 1e6:,.0f} M"
 
 
-def _says(model: ModelSpec, field: Any) -> bool:
+def _is_set(model: Any, field: Any) -> bool:
     return bool(getattr(model, field.name) != field.default)
 
 
 def _written(value: Any) -> str:
-    """As in TOML."""
+    """Write a value as in TOML."""
     if is_dataclass(value):
-        inner = ", ".join(f"{f.name} = {_written(getattr(value, f.name))}" for f in fields(value) if _says(value, f))  # type: ignore[arg-type]
+        shown = [f for f in fields(value) if _is_set(value, f)]
+        inner = ", ".join(f"{f.name} = {_written(getattr(value, f.name))}" for f in shown)
         return f"{{ {inner} }}"
     if isinstance(value, bool):
         return str(value).lower()

@@ -1,4 +1,4 @@
-"""Pipeline schedules drawn: a line per rank, time to the right, and what they cost side by side."""
+"""Pipeline schedules drawn as Gantt charts, a line per rank, and their costs side by side."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _IDLE = "·"
 
 
 def chart(priced: Priced, width: int, longest: float) -> Text:
-    """The Gantt chart of a schedule in at most `width` columns, on a scale on which a makespan of `longest` fits. In
-    a block stand kind and micro-batch, as far as they fit."""
+    """Draw the Gantt chart of a schedule in at most `width` columns, scaled to fit a makespan of `longest`.
+
+    A block shows its kind and micro-batch, or only its kind if it is too narrow."""
     s = priced.schedule
     label = f"rank {s.ranks - 1} "
     columns = max(1, width - len(label) - len(_beside(priced, 0)))
@@ -35,27 +36,27 @@ def chart(priced: Priced, width: int, longest: float) -> Text:
     widest = max(2, len(str(s.micro_batches - 1)) + 1)  # a letter and a number in the shortest block
     scale = min(columns / longest, widest / shortest)
     end = round(priced.makespan * scale)
-    found = Text(no_wrap=True)
+    text = Text(no_wrap=True)
     for rank, (own, times) in enumerate(zip(s.actions, priced.times, strict=True)):
-        found.append(f"rank {rank} ".ljust(len(label)))
-        at = 0
+        text.append(f"rank {rank} ".ljust(len(label)))
+        drawn_to = 0
         for action, (start, stop) in zip(own, times, strict=True):
             left, right = round(start * scale), round(stop * scale)
-            found.append(_IDLE * (left - at), "dim")
+            text.append(_IDLE * (left - drawn_to), "dim")
             second = " underline" if action.chunk >= s.ranks else ""
-            found.append(
+            text.append(
                 _block(action.kind, action.micro_batch, right - left), f"black {_COLOURS[action.kind]}{second}"
             )
-            at = max(at, right)
-        found.append(_IDLE * (end - at), "dim")
-        found.append(_beside(priced, rank) + "\n")
-    found.rstrip()
-    return found
+            drawn_to = max(drawn_to, right)
+        text.append(_IDLE * (end - drawn_to), "dim")
+        text.append(_beside(priced, rank) + "\n")
+    text.rstrip()
+    return text
 
 
 def _block(kind: str, micro_batch: int, width: int) -> str:
-    whole = f"{kind}{micro_batch}"
-    return whole.ljust(width) if len(whole) <= width else kind * width
+    label = f"{kind}{micro_batch}"
+    return label.ljust(width) if len(label) <= width else kind * width
 
 
 def _beside(priced: Priced, rank: int) -> str:
@@ -64,7 +65,7 @@ def _beside(priced: Priced, rank: int) -> str:
 
 
 def said(priced: Priced) -> str:
-    """What a schedule costs, in a sentence."""
+    """Say in one sentence what a schedule costs."""
     s = priced.schedule
     of = "activations" if s.chunks == s.ranks else f"activations of a chunk, {s.chunks // s.ranks} chunks per rank"
     return (
@@ -74,7 +75,7 @@ def said(priced: Priced) -> str:
 
 
 def parts(chunks: Sequence[Mapping[str, Any]]) -> Table:
-    """What each chunk holds and costs, as a plan has it (schedule/partition.py, ChunkShare)."""
+    """Tabulate what each chunk holds and costs, from a plan's rows (ChunkShare in schedule/partition/balance.py)."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("chunk", "rank"):
         table.add_column(name, justify="right")
@@ -90,13 +91,13 @@ def parts(chunks: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def compared(found: Sequence[Priced]) -> Table:
-    """Memory against bubble, a schedule per line."""
+def compared(schedules: Sequence[Priced]) -> Table:
+    """Tabulate schedules: bubble, makespan, live activations and messages."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("schedule")
     for name in ("chunks per rank", "bubble fraction", "bubble overhead", "makespan", "live at most", "messages"):
         table.add_column(name, justify="right")
-    for priced in found:
+    for priced in schedules:
         s = priced.schedule
         virtual = s.chunks // s.ranks
         table.add_row(
@@ -120,7 +121,9 @@ Spans = dict[tuple[str, int, int], tuple[float, float]]
 
 
 def of_run(folder: Path) -> tuple[Priced, Priced]:
-    """(As measured, as predicted), of the pipeline that the run's first rank is part of. Raises InputError."""
+    """Return the pipeline of a run's first rank, as measured and as predicted.
+
+    Raises InputError if the run had no pipeline, or its trace is missing or incomplete."""
     plan = plans.read(folder / "plan.json")
     s = plan.strategy
     if s.pp == 1:
@@ -132,9 +135,12 @@ def of_run(folder: Path) -> tuple[Priced, Priced]:
     spans: dict[int, Spans] = {rank: {} for rank in ranks}
     for event in json.loads(path.read_text())["traceEvents"]:
         if event.get("cat") == "schedule" and event["pid"] in spans:
-            of = event["args"]
+            action = event["args"]
             start = event["ts"] / 1e6
-            spans[event["pid"]][of["kind"], of["chunk"], of["micro_batch"]] = start, start + event["dur"] / 1e6
+            spans[event["pid"]][action["kind"], action["chunk"], action["micro_batch"]] = (
+                start,
+                start + event["dur"] / 1e6,
+            )
     predicted = pipelined(plan.model, plan.cluster, plan.job, s).priced
     schedule = without(stages.schedule(s, s.accumulation(plan.job)))
     try:
@@ -144,6 +150,6 @@ def of_run(folder: Path) -> tuple[Priced, Priced]:
         ]
     except KeyError as error:
         raise InputError("run", str(folder), f"its trace lacks {error.args[0]}", "train it again") from None
-    begin = min(own[0][0] for own in times)
-    measured = [[(start - begin, stop - begin) for start, stop in own] for own in times]
+    origin = min(own[0][0] for own in times)
+    measured = [[(start - origin, stop - origin) for start, stop in own] for own in times]
     return Priced(schedule, measured, predicted.messages, predicted.peak), predicted

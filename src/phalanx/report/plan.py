@@ -1,4 +1,4 @@
-"""A plan's answer: the best strategies as a table, the best of each family, the front, and what was rejected."""
+"""The result of a search as tables: the best strategies, the best of each family, the front, the rejected ones."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rich.table import Table
 from phalanx.plan.budget import Goal
 from phalanx.plan.search.planner import Answer
 from phalanx.plan.search.refine import Ranked
-from phalanx.report.style import _table, seconds, size
+from phalanx.report.style import empty_table, seconds, size
 from phalanx.spec.job import Job
 
-if TYPE_CHECKING:  # a table needs none of what prices a strategy
+if TYPE_CHECKING:  # printing a table does not load the pricing code
     from phalanx.plan.search.best_first import Candidate, Searched
 
 
 def ranked(rows: Sequence[Ranked], title: str, marked: Ranked | None = None) -> Table:
-    """One line per strategy: step, tokens per second, MFU, and what keeps it from more."""
+    """Tabulate strategies: step time, MFU, communication, bubble and memory; the row of `marked` gets an arrow."""
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     left = ("", "family", "strategy")
     for name in (*left, "step", "MFU", "comm.", "bubble", "memory"):
@@ -40,7 +40,7 @@ def ranked(rows: Sequence[Ranked], title: str, marked: Ranked | None = None) -> 
 
 
 def rejected(a: Answer, most: int) -> Table:
-    """Why not."""
+    """Tabulate at most `most` rejected strategies with the reasons."""
     table = Table(title="why not", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("family", "strategy", "reason"):
         table.add_column(name, overflow="fold")
@@ -50,7 +50,7 @@ def rejected(a: Answer, most: int) -> Table:
 
 
 def training(a: Answer, goal: Goal) -> str:
-    """What the best one means for a number of tokens."""
+    """Say what the best strategy means for a complete training."""
     job, step = a.pricing.job, a.ranked[0].seconds
     hours, money = goal.gpu_hours(job, step), goal.money(job, step)
     cost = "" if money is None else f", {money:,.0f} at {goal.price_per_gpu_hour:g} a GPU-hour"
@@ -59,7 +59,7 @@ def training(a: Answer, goal: Goal) -> str:
 
 
 def lines(a: Answer) -> Iterable[str]:
-    """What was asked, and how it was answered."""
+    """Yield lines on the question and on the search."""
     p = a.pricing
     yield (
         f"{p.model.family} decoder, {p.model.parameter_count:,} parameters, on {a.gpus} x {p.cluster.device.name} of "
@@ -68,22 +68,22 @@ def lines(a: Answer) -> Iterable[str]:
     yield f"{a.evaluated:,} legal strategies in {a.seconds:.2f} s: {a.examined:,} priced one by one, others bounded"
     if a.fewer:
         few, step = a.fewer.gpus, seconds(a.fewer.seconds)
-        yield f"{few} GPUs would be as fast, with {a.fewer.strategy}: {step}; {a.gpus - few} might stand idle"
+        yield f"{few} GPUs would be as fast, with {a.fewer.strategy}: {step}; {a.gpus - few} could stay idle"
 
 
-def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: int) -> Table:
-    """The fastest candidates, the chosen one marked, and the first that splits anything else."""
-    table = _table("strategies, predicted")
+def alternatives(candidates: Sequence[Candidate], chosen: Candidate, job: Job, rows: int) -> Table:
+    """Tabulate the `rows` fastest candidates and the fastest of each set of axes; the chosen one is marked."""
+    table = empty_table("strategies, predicted")
     for name in ("", "strategy", "accum.", "step", "tokens/s", "exposed", "memory"):
         table.add_column(name, justify="left" if name in ("", "strategy") else "right", no_wrap=True)
-    piped = any(c.strategy.pp > 1 for c in found)
-    if piped:
+    pipelined = any(c.strategy.pp > 1 for c in candidates)
+    if pipelined:
         table.add_column("bubble", justify="right", no_wrap=True)
-    if any(c.reason for c in found):
+    if any(c.reason for c in candidates):
         table.add_column("rejected")
-    split = {id(c): tuple(getattr(c.strategy, axis) > 1 for axis in ("tp", "cp", "ep", "pp")) for c in found}
-    first = {split[id(c)]: c for c in reversed(found)}
-    shown = [c for i, c in enumerate(found) if i < rows or c is chosen or first[split[id(c)]] is c]
+    split = {id(c): tuple(getattr(c.strategy, axis) > 1 for axis in ("tp", "cp", "ep", "pp")) for c in candidates}
+    fastest_of_split = {split[id(c)]: c for c in reversed(candidates)}
+    shown = [c for i, c in enumerate(candidates) if i < rows or c is chosen or fastest_of_split[split[id(c)]] is c]
     for c in shown:
         p = c.prediction
         exposed = p.exposed_communication_s
@@ -95,21 +95,23 @@ def alternatives(found: Sequence[Candidate], chosen: Candidate, job: Job, rows: 
             f"{job.global_batch * job.seq / p.step_time_s:,.0f}",
             seconds(exposed) if exposed else "none",
             size(p.memory_bytes),
-            *([f"{p.bubble_fraction:.0%}"] if piped else []),
+            *([f"{p.bubble_fraction:.0%}"] if pipelined else []),
             *([c.reason] if c.reason else []),
             style="bold" if c is chosen else ("dim" if c.reason else ""),
         )
-    left = len(found) - len(shown)
-    table.caption = "exposed: communication that nothing hides" + (f"; {left} more not shown" if left else "")
+    hidden = len(candidates) - len(shown)
+    table.caption = "exposed: communication that nothing hides" + (f"; {hidden} more not shown" if hidden else "")
     table.caption_justify = "left"
     return table
 
 
-def searched(found: Searched) -> str:
-    """One line on what was chosen from."""
-    *some, most = found.worlds
-    over = " or ".join(filter(None, [", ".join(map(str, some)), str(most)])) + (" rank" if most == 1 else " ranks")
-    others = (
-        "no other promises to be faster" if found.settled else "the others are slower, or do not fit, by estimate"
+def searched(result: Searched) -> str:
+    """Say in one line what was searched."""
+    *smaller, largest = result.worlds
+    over = " or ".join(filter(None, [", ".join(map(str, smaller)), str(largest)])) + (
+        " rank" if largest == 1 else " ranks"
     )
-    return f"{found.legal:,} legal strategies over {over}: {len(found.candidates)} priced one by one, {others}"
+    others = (
+        "no other promises to be faster" if result.settled else "the others are slower, or do not fit, by estimate"
+    )
+    return f"{result.legal:,} legal strategies over {over}: {len(result.candidates)} priced one by one, {others}"

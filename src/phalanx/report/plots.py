@@ -1,5 +1,5 @@
-"""Sheets as plots: what a table has over its first column, where that holds numbers. Columns of one unit share a
-panel; what is counted has one of its own."""
+"""Sheets as plots: the columns of a table over its first one, if that holds numbers. Columns of one unit share a
+panel; each column of counts has its own."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _COLOURS = ("#2266bb", "#bb3322", "#338833", "#aa7711", "#7744aa", "#118899")
 
 @dataclass(frozen=True)
 class _Panel:
-    """`lines`: points by the name of their column."""
+    """One plot with its axes."""
 
     title: str
     across: str
     unit: str
     lines: dict[str, list[tuple[float, float]]]
+    """Points by the name of their column."""
 
 
 def svg(sheets: Iterable[Sheet]) -> str:
-    """All panels, two beside each other. Raises InputError where no table has any."""
+    """Return all panels as one SVG, two side by side. Raises InputError if no table can be plotted."""
     panels = [panel for sheet in sheets for panel in _panels(sheet)]
     if not panels:
         raise InputError("--plot", None, "has nothing to draw: these tables have words in their first column")
@@ -38,7 +39,7 @@ def svg(sheets: Iterable[Sheet]) -> str:
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for i, panel in enumerate(panels):
-        out += _drawn(panel, i % 2 * wide + _EDGE, i // 2 * _HIGH + _TOP)
+        out += _draw(panel, i % 2 * wide + _EDGE, i // 2 * _HIGH + _TOP)
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
@@ -59,12 +60,12 @@ def _panels(sheet: Sheet) -> Iterable[_Panel]:
 
 
 def _kind(column: Column) -> tuple[str, str]:
-    """What may stand on one axis."""
+    """A key that columns share if they may share an axis."""
     return (column.unit, column.name if column.unit == "count" else "")
 
 
-def _drawn(panel: _Panel, left: int, top: int) -> Iterable[str]:
-    """A panel with logarithmic axes; of shares the vertical one is linear, from 0."""
+def _draw(panel: _Panel, left: int, top: int) -> Iterable[str]:
+    """Draw a panel with logarithmic axes; for shares the vertical axis is linear from 0."""
     w, h = _WIDE - _EDGE - 14, _HIGH - _TOP - _FOOT
     xs, ys = zip(*(point for line in panel.lines.values() for point in line), strict=True)
     x, y = _scale(xs), _scale(ys) if panel.unit != "share" else (lambda v: v / max(1.0, max(ys)))
@@ -95,6 +96,6 @@ def _label(value: float, unit: str) -> str:
 
 
 def _scale(values: Sequence[float]) -> Callable[[float], float]:
-    """From 0 to 1, logarithmic."""
+    """Return a logarithmic map of the range of values to 0 ... 1."""
     low, high = math.log2(min(values)), math.log2(max(values))
     return lambda v: (math.log2(v) - low) / max(high - low, 1e-9)

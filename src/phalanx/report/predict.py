@@ -1,49 +1,44 @@
-"""One prediction: its figures, where its time and memory go as bars, and each term with formula and numbers."""
+"""One prediction: its figures, time and memory by term as bars, and each term with formula and numbers."""
 
 from __future__ import annotations
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from phalanx.cost.analytic.compression import MOST, Payment
 from phalanx.cost.analytic.estimate import Estimate, paid
 from phalanx.cost.analytic.step import FORMULAS
-from phalanx.report.style import seconds, size
+from phalanx.report.style import empty_table, seconds, size
 
 _SHOWN = 0.002
-"""Terms below this share of the step are not drawn."""
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+"""Terms below this share are not drawn."""
 
 
 def figures(e: Estimate, line: str) -> Table:
-    """The numbers that people ask for."""
-    table = _table(line)
+    """Tabulate the main figures: step time, throughput, MFU, HFU, memory and compression."""
+    table = empty_table(line)
     table.add_column("")
     table.add_column("predicted", justify="right")
     table.add_column("how it came about")
     tokens, world = e.layout.step_tokens, e.layout.world
-    held, usable = e.memory, float(e.system.memory_bytes)
+    memory, usable = e.memory, float(e.system.memory_bytes)
     six = 6 * e.active_params * tokens
     table.add_row("step", seconds(float(e.seconds)), "estimated: the terms below, summed")
     table.add_row("tokens/s per GPU", f"{tokens / e.seconds / world:,.0f}", f"{tokens:,.0f} tokens a step")
     table.add_row("MFU", f"{e.mfu:.1%}", f"{e.model_flops:.3g} FLOP a step; 6N says {six:.3g}; peak of bf16")
-    table.add_row("HFU", f"{e.hfu:.1%}", "with what recomputation repeats")
+    table.add_row("HFU", f"{e.hfu:.1%}", "including what recomputation repeats")
     fits = "fits" if e.fits else "does not fit"
-    table.add_row("memory, peak", size(float(held.peak)), "allocated, fullest rank, fullest instant")
-    table.add_row("memory, reserved", size(float(held.reserved)), f"{fits}: {size(usable)} usable (estimated)")
+    table.add_row("memory, peak", size(float(memory.peak)), "allocated, fullest rank, fullest instant")
+    table.add_row("memory, reserved", size(float(memory.reserved)), f"{fits}: {size(usable)} usable (estimated)")
     if e.layout.compressed.bound:
-        table.add_row("compression", "a bound", "gradients decide what is sent; priced is the most, one in dp x cp")
+        table.add_row("compression", "a bound", "gradients decide what is sent; priced at the most, one in dp x cp")
     if saved := paid(e):
         _add_payment(table, e, saved)
     return table
 
 
 def _add_payment(table: Table, e: Estimate, saved: Payment) -> None:
-    """What compressing takes and saves of the exchange alone, and the number of ranks where that ends."""
+    """Add rows on what compression costs and saves in the gradient exchange, and up to how many ranks it pays."""
     gain = saved.dense_s - saved.sent_s - saved.coding_s
     parts = (
         f"all-reduce {seconds(saved.dense_s)}; compressed {seconds(saved.sent_s)}, coding {seconds(saved.coding_s)}"
@@ -58,32 +53,32 @@ def _add_payment(table: Table, e: Estimate, saved: Payment) -> None:
 
 
 def bars(e: Estimate, width: int) -> Text:
-    """A line per term, as long as its share; of time, then of the peak of memory."""
-    found = Text(no_wrap=True)
-    time = {name: float(value) for name, value in e.step.terms.items()}
-    held = {name: float(value) for name, value in e.memory.terms.items()}
-    for parts, written, colour in ((time, seconds, "#56b4e9"), (held, size, "#e69f00")):
-        whole = sum(parts.values())
+    """Draw a bar per term, as long as its share: of the step time, then of peak memory."""
+    text = Text(no_wrap=True)
+    seconds_by_term = {name: float(value) for name, value in e.step.terms.items()}
+    memory = {name: float(value) for name, value in e.memory.terms.items()}
+    for terms, write, colour in ((seconds_by_term, seconds, "#56b4e9"), (memory, size, "#e69f00")):
+        total = sum(terms.values())
         room = max(10, width - 34)
-        for name, value in sorted(parts.items(), key=lambda item: -item[1]):
-            if value < _SHOWN * whole:
+        for name, value in sorted(terms.items(), key=lambda item: -item[1]):
+            if value < _SHOWN * total:
                 continue
-            found.append(f"{name:12} {written(value):>10} {value / whole:5.0%} ")
-            found.append("█" * max(1, round(room * value / whole)), colour)
-            found.append("\n")
-        found.append("\n")
-    found.rstrip()
-    return found
+            text.append(f"{name:12} {write(value):>10} {value / total:5.0%} ")
+            text.append("█" * max(1, round(room * value / total)), colour)
+            text.append("\n")
+        text.append("\n")
+    text.rstrip()
+    return text
 
 
 def explained(e: Estimate) -> Table:
-    """Each term's formula, and the numbers that went into it."""
-    table = _table("terms of the step")
+    """Tabulate each term's formula and the numbers that went into it."""
+    table = empty_table("terms of the step")
     for name in ("term", "seconds", "formula", "with"):
         table.add_column(name, justify="right" if name == "seconds" else "left", overflow="fold")
     for name, value in e.step.terms.items():
-        of = e.step.of.get(name, {})
-        numbers = ", ".join(f"{k} = {_number(k, float(v))}" for k, v in of.items())
+        inputs = e.step.of.get(name, {})
+        numbers = ", ".join(f"{k} = {_number(k, float(v))}" for k, v in inputs.items())
         table.add_row(name, seconds(float(value)) if float(value) else "0", FORMULAS[name], numbers)
     return table
 

@@ -1,4 +1,4 @@
-"""Sheets on a terminal: numbers with their units."""
+"""Sheets as terminal tables, with the units of their numbers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from phalanx.report.style import seconds, size
 
 
 def drawn(sheet: Sheet) -> Table:
+    """Return a sheet as a terminal table."""
     table = Table(title=sheet.title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in sheet.columns:
         name = f"{column.name} (GB)" if column.unit == "GB" else column.name
@@ -28,7 +29,7 @@ def drawn(sheet: Sheet) -> Table:
 
 
 def written(value: Any, unit: str) -> str:
-    """A number of a column, with its unit where the column's name does not have it."""
+    """Write a value of a column, with its unit unless the heading states it."""
     if value is None:
         return ""
     if unit == "bytes":

@@ -9,26 +9,28 @@ from phalanx.spec.cluster.spec import GIB
 
 
 def seconds(value: float) -> str:
+    """Write a time with two digits after the point or fewer, in s, ms or µs."""
     if value >= 1:
         return f"{value:.2f} s"
     return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
 
 
 def size(value: float) -> str:
-    """Memory, in powers of 1024."""
+    """Write a number of bytes in GiB, MiB, KiB or B."""
     for unit, scale in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
         if value >= scale:
             return f"{value / scale:.1f} {unit}"
     return f"{value:.0f} B"
 
 
-def _table(title: str) -> Table:
+def empty_table(title: str) -> Table:
+    """Return a table with a title and no columns, in the style of all tables."""
     return Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
-    """In the style of all tables; columns are right-aligned unless named in `left`."""
-    made = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    """Return a table with columns, right-aligned unless named in `left`."""
+    grid = empty_table(title)
     for name in columns:
-        made.add_column(name, justify="left" if name in left else "right", overflow="fold")
-    return made
+        grid.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    return grid

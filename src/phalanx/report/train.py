@@ -1,4 +1,4 @@
-"""Terminal tables: the alternatives of a plan, predicted against measured, where a step's time goes."""
+"""The result of a training: predicted against measured, and where a step's time goes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import Any
 
 from rich.table import Table
 
-from phalanx.report.style import _table, seconds, size
+from phalanx.report.style import empty_table, seconds, size
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One quantity, predicted and measured. `text`: how to write its values."""
+    """One quantity, predicted and measured."""
 
     name: str
     predicted: float
     measured: float | None
+    """None if it was not measured."""
     text: str
+    """How to write the values: "s", "memory" or "bytes"."""
 
     @property
     def error(self) -> float | None:
-        """Relative, of the prediction; None where nothing was measured."""
+        """Relative error of the prediction; None if nothing was measured."""
         if self.measured is None:
             return None
         if self.measured == 0:
@@ -30,13 +32,15 @@ class Comparison:
         return self.predicted / self.measured - 1
 
     def write(self, value: float | None) -> str:
+        """Write a value of this quantity with its unit."""
         if value is None:
             return "not measured"
         return {"s": seconds(value), "memory": size(value), "bytes": f"{value:,.0f} B"}[self.text]
 
 
 def comparison(rows: Sequence[Comparison]) -> Table:
-    table = _table("predicted against measured")
+    """Tabulate quantities, predicted against measured, with relative errors."""
+    table = empty_table("predicted against measured")
     for name in ("", "predicted", "measured", "error"):
         table.add_column(name, justify="left" if not name else "right")
     for row in rows:
@@ -48,7 +52,7 @@ def comparison(rows: Sequence[Comparison]) -> Table:
 
 
 def step_times(step_time_s: float, timeline: dict[str, Any], trace: str) -> str:
-    """One line on where a step's time goes. `trace`: the file that shows it, if there is one."""
+    """Say in one line where a step's time goes. `trace` names the file with the timeline, or is ""."""
     exposed, hidden = timeline["exposed_communication_s"], timeline["hidden_communication_s"]
     line = f"a step of {seconds(step_time_s)}: "
     if exposed + hidden:

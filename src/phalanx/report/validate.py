@@ -1,13 +1,13 @@
-"""How far predictions are from published runs, as tables."""
+"""The error of predictions against published runs, as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
+from phalanx.report.style import empty_table
 from phalanx.validate.prediction_error import Comparison
 
 _PLACES = {
@@ -18,26 +18,22 @@ _PLACES = {
 }
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-
-
 def _percent(value: float | None, sign: bool = False) -> str:
     return "" if value is None else f"{value:+.1f}" if sign else f"{value:.1f}"
 
 
-def families(told: Mapping[str, Any]) -> Table:
-    """A line per source family and quantity."""
-    table = _table("predicted against published runs: error in percent")
+def families(scores: Mapping[str, Any]) -> Table:
+    """Tabulate the error by source family and quantity."""
+    table = empty_table("predicted against published runs: error in percent")
     for name in ("family", "of", "runs", "mean", "median", "p90", "bias", "rank corr."):
         table.add_column(name, justify="left" if name in ("family", "of") else "right", no_wrap=True)
-    parts = dict(told["by_family"])
-    kinds = [name.split("/")[0] for name in told["by_kind"]]
-    several = {name: of for name, of in told["by_kind"].items() if kinds.count(name.split("/")[0]) > 1}
+    parts = dict(scores["by_family"])
+    kinds = [name.split("/")[0] for name in scores["by_kind"]]
+    several = {name: of for name, of in scores["by_kind"].items() if kinds.count(name.split("/")[0]) > 1}
     lines = [(name, of, _PLACES) for name, of in parts.items()]
     lines += [(name, of, {"time": _PLACES["time"]}) for name, of in several.items()]
     lines.sort(key=lambda line: line[0].split("/")[0])
-    for family, scored, places in [*lines, ("all", told, _PLACES)]:
+    for family, scored, places in [*lines, ("all", scores, _PLACES)]:
         for key, shown in places.items():
             e = scored[key]
             if e["n"]:
@@ -47,14 +43,14 @@ def families(told: Mapping[str, Any]) -> Table:
     return table
 
 
-def side_by_side(found: Comparison) -> Table:
-    """A line per run: what was published, what is predicted, and the error."""
-    table = _table("step time, seconds")
+def side_by_side(compared: Comparison) -> Table:
+    """Tabulate every run: published and predicted step time, and the error."""
+    table = empty_table("step time, seconds")
     for name in ("model", "GPUs", "layout", "batch x seq", "number format", "published", "predicted", "error"):
         left = ("model", "GPUs", "layout", "number format")
         table.add_column(name, justify="left" if name in left else "right", no_wrap=name != "layout")
-    for p in found.time:
-        r = p.row
+    for prediction in compared.time:
+        r = prediction.row
         degrees = {n: r[n] for n in ("tp", "cp", "pp", "vpp", "ep", "dp", "mbs") if r[n] not in ("", "1")}
         layout = " ".join(f"{n}={v}" for n, v in degrees.items())
         full = " full recompute" if r["act_ckpt"].startswith("full") else ""
@@ -64,25 +60,25 @@ def side_by_side(found: Comparison) -> Table:
             layout + full,
             f"{r['gbs']} x {r['seq_len']}",
             r["precision"],
-            f"{p.measured:.4g}",
-            f"{p.predicted:.4g}",
-            f"{100 * (p.predicted / p.measured - 1):+.1f} %",
+            f"{prediction.measured:.4g}",
+            f"{prediction.predicted:.4g}",
+            f"{100 * (prediction.predicted / prediction.measured - 1):+.1f} %",
         )
     return table
 
 
-def overall(told: Mapping[str, Any]) -> str:
-    """Whether runs fit, and collectives, in sentences."""
+def overall(scores: Mapping[str, Any]) -> str:
+    """Summarise, in sentences, the predictions of whether runs fit and of collective times."""
     lines = []
     for key, where in (("fit", "of all"), ("fit_near", "of those predicted at half to twice the card")):
-        f = told[key]
+        f = scores[key]
         if f["n"]:
             lines.append(
                 f"fits or not: {f['accuracy']:.1f} % right {where} ({f['n']}; {f['tp']} fit and {f['tn']} do not as "
                 f"predicted, {f['fp']} did not fit, {f['fn']} did after all)"
             )
-    if "collectives" in told:
-        for name, e in told["collectives"].items():
+    if "collectives" in scores:
+        for name, e in scores["collectives"].items():
             if isinstance(e, Mapping) and e.get("n"):
                 what = "all-reduce" if name == "all_reduce" else "other collectives"
                 lines.append(
@@ -91,12 +87,12 @@ def overall(told: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def reasons(told: Mapping[str, Any]) -> Table:
-    """Why rows were left out."""
-    table = _table(f"{told['skipped']['n']} rows left out")
+def reasons(scores: Mapping[str, Any]) -> Table:
+    """Tabulate why rows were left out."""
+    table = empty_table(f"{scores['skipped']['n']} rows left out")
     for name in ("family", "rows", "reason"):
         table.add_column(name, justify="right" if name == "rows" else "left")
-    for family, found in told["skipped"]["reasons"].items():
-        for why, count in found.items():
+    for family, counts in scores["skipped"]["reasons"].items():
+        for why, count in counts.items():
             table.add_row(family, str(count), why)
     return table

@@ -1,4 +1,4 @@
-"""What a verification found, as tables: the plan beside the program, and the first difference in its context."""
+"""The result of a verification as tables: predicted beside recorded, and the first difference in its context."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def _table(*names: str) -> Table:
     return table
 
 
-def traffic(found: Mapping[tuple[str, str], tuple[int, int]]) -> Table:
-    """(operation, axis) -> (number, bytes) of a step's collectives on one rank."""
+def traffic(totals: Mapping[tuple[str, str], tuple[int, int]]) -> Table:
+    """Tabulate a step's collectives on one rank, given as (operation, axis) -> (number, bytes)."""
     table = _table("collectives of a step, predicted", "number", "bytes")
-    for (op, axis), (count, total) in found.items():
+    for (op, axis), (count, total) in totals.items():
         table.add_row(f"{op} over {axis}", f"{count:,}", f"{total:,}")
     return table
 
 
 def memory(rows: Sequence[tuple[str, int, int | None, int | None]], measured: bool) -> Table:
-    """Live bytes: (name, predicted, recorded without content, measured) with what there is of them."""
+    """Tabulate live bytes from rows (name, predicted, recorded without content, measured or None)."""
     table = _table("live bytes", "predicted", "recorded", *(["measured"] if measured else []))
     for name, *values in rows:
         table.add_row(name, *(_bytes(v) for v in (values if measured else values[:2])))
@@ -34,7 +34,7 @@ def memory(rows: Sequence[tuple[str, int, int | None, int | None]], measured: bo
 
 
 def context(around: Sequence[tuple[int, str, str]], number: int) -> Table:
-    """Both sides about a difference, the place itself marked."""
+    """Tabulate (number, predicted, recorded) events around a difference, with event `number` marked."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     table.add_column("predicted")

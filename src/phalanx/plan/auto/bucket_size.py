@@ -1,23 +1,23 @@
-"""How large a gradient bucket should be: `bucket = auto`, resolved on a cluster.
+"""The size of a gradient bucket: `bucket = auto`, resolved on a cluster.
 
 A reduction of b bytes takes α + β b. G bytes of gradients in buckets of b bytes take
 
-    G/b α     latency, of all G/b buckets together
-    G β       on the links, whatever b is; beside the backward pass, all but the last bucket
-    b β       of the last bucket, which is full when the backward pass is over: it hides behind nothing
+    G/b α     latency of all G/b buckets
+    G β       on the links, whatever b is; overlapped with the backward pass, except for the last bucket
+    b β       for the last bucket, which fills when the backward pass ends: it is exposed
 
-What b decides is T(b) = G α/b + b β. T' = 0 at b = sqrt(G α/β) = sqrt(G n*), where n* = α/β is the crossover: the
-size that spends as long on latency as on the links. sqrt(G n*) lies between n* and G; fewer gradients than n* travel
-at once.
+The part that depends on b is T(b) = G α/b + b β. T' = 0 at b = sqrt(G α/β) = sqrt(G n*), where n* = α/β is the
+crossover: the size that spends as long on latency as on the links. sqrt(G n*) lies between n* and G; with fewer
+gradients than n*, one bucket holds them all.
 
-α and β are the collective's own. Of a measured one they are its fitted line. A ring of p ranks sends p - 1 messages
+α and β belong to the collective. For a measured one they are its fitted line. A ring of p ranks sends p - 1 messages
 of n/p bytes in each pass, so α = passes (p-1) α_link, β = passes (p-1)/p β_link and n* = p α_link/β_link: the larger
 the group, the larger the bucket.
 
-That is for devices that communicate beside computing. Where the computing cores carry the messages too, travel hides
-behind nothing wherever it stands, and only latency is left to save: all at once, or 25 MiB (never less than n*) where
-that bounds the memory of what is on its way. Measured on 2 cores over Gloo, 4 ranks, 29.7 MB of gradients: buckets of
-1, 4, 25 and 100 MiB ran at 0.83, 0.96, 1.00 and 0.97 of DistributedDataParallel.
+That holds for devices that communicate while they compute. Where the computing cores also move the messages, all
+communication is exposed wherever it happens, and only latency can be saved: one bucket for everything, or 25 MiB
+(never less than n*) where that bounds the memory of gradients in flight. Measured on 2 cores over Gloo, 4 ranks, 29.7
+MB of gradients: buckets of 1, 4, 25 and 100 MiB ran at 0.83, 0.96, 1.00 and 0.97 of DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from phalanx.spec.strategy.mesh import Mesh, mesh
 from phalanx.spec.strategy.spec import DEFAULT_BUCKET_MIB, Strategy
 from phalanx.spec.strategy.split import local
 
-GIVEN = "given"  # the reason for a bucket that the user chose
-_LEAST = 2**16  # bytes: what a host spends on a bucket stands in no link's α
+GIVEN = "given"  # the reason recorded for a bucket that the user chose
+_LEAST = 2**16  # bytes: the host's time per bucket is in no link's α
 
 
 @dataclass(frozen=True)
 class Line:
-    """A collective of n bytes over a group takes α + β n. `way`: what it was measured over, or the ring."""
+    """The time of a collective of n bytes over a group, α + β n seconds."""
 
     alpha_s: float
     beta_s_per_byte: float
     way: str
+    """The transport and algorithm that were measured, or a description of the ring."""
 
     @property
     def crossover_bytes(self) -> float:
@@ -55,32 +56,33 @@ class Line:
 
 
 def best_bytes(gradient_bytes: float, crossover_bytes: float) -> float:
-    """b = sqrt(G n*), where it is not more than all there is."""
+    """Return b = sqrt(G n*) in bytes, at least `_LEAST` and at most G = `gradient_bytes`."""
     return min(max(math.sqrt(gradient_bytes * crossover_bytes), _LEAST), gradient_bytes)
 
 
 def has_buckets(strategy: Strategy) -> bool:
-    """Whether `bucket` means something: gradients travel, and not unit by unit as at stage 3."""
+    """Whether `bucket` has an effect: gradients are reduced, and not unit by unit as in ZeRO-3."""
     return strategy.gradient_ranks > 1 and strategy.stage < 3
 
 
 def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> tuple[Strategy, str]:
-    """The strategy with `bucket = auto` as MiB, of two digits, and why; as it is, and "", where a bucket was given or
-    there is none."""
+    """Replace `bucket = auto` by a size in MiB with two digits; return the strategy and the reason.
+
+    Returns the strategy unchanged and "" if the bucket is set or has no effect."""
     if strategy.bucket != "auto" or not has_buckets(strategy):
         return strategy, ""
     grid = mesh(strategy)
     op, axis = ("reduce_scatter", grid.shard_axis) if strategy.stage else ("all_reduce", grid.gradient_axis)
-    stage = stages.stage(model, strategy, 0)  # of a pipeline; the others hold about as much
+    stage = stages.stage(model, strategy, 0)  # the first of a pipeline; the others hold about as much
     total = local(stage, strategy).parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
     line = _line(cluster, grid, op, axis, total)
-    beside = cluster.device.own_communication_engine
+    overlaps = cluster.device.own_communication_engine
     default = DEFAULT_BUCKET_MIB * 2**20
-    best = best_bytes(total, line.crossover_bytes) if beside else min(total, max(default, line.crossover_bytes))
+    best = best_bytes(total, line.crossover_bytes) if overlaps else min(total, max(default, line.crossover_bytes))
     crossover = write_bytes(line.crossover_bytes) if line.beta_s_per_byte else "without bound"
     if best == total:
         why = "all at once"
-    elif not beside:
+    elif not overlaps:
         why = "no smaller: this device hides none of them"
     else:
         why = f"no less than {write_bytes(_LEAST)}" if best == _LEAST else "sqrt(G n*)"
@@ -91,14 +93,14 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy
 
 
 def _two_digits_up(x: float) -> float:
-    """2.81 -> 2.9: upwards, so that what travels at once is not cut in two."""
+    """Round up to two digits, 2.81 -> 2.9: rounded down, gradients meant for one bucket would need two."""
     unit = 10.0 ** (math.floor(math.log10(x)) - 1)
     return float(f"{math.ceil(x / unit * (1 - 1e-12)) * unit:.2g}")
 
 
 def _line(cluster: ClusterSpec, grid: Mesh, op: str, axis: str, total: float) -> Line:
-    """The collective's α and β: of the measured way that takes `total` bytes through soonest in its own best buckets,
-    where it was measured; else of the ring."""
+    """The collective's α and β: those of the measured transport and algorithm that is fastest for `total` bytes in
+    its own best buckets; those of a ring if the collective was not measured."""
     ranks = grid.size(axis)
     if fits := measured(cluster, grid, op, axis):
         lines = [Line(fit.alpha_s, fit.beta_s_per_byte, fit.way) for fit in fits]

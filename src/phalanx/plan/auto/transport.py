@@ -1,4 +1,4 @@
-"""Which transport and algorithm serve which collective: the cheapest that was measured, size by size."""
+"""Which transport and algorithm run which collective: the fastest measured one, size by size."""
 
 from __future__ import annotations
 
@@ -11,52 +11,53 @@ from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 
 _SIZES = tuple(2**k for k in range(10, 31))
 _FORCED = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "all_to_all": "pairwise"}
-_CLEARLY = 0.95  # what another way may take at most: neighbouring sizes flip less by noise
+_CLEARLY = 0.95  # switch only below this share of the time, so that noise does not flip neighbouring sizes
 
 
 def allowed(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> ClusterSpec:
-    """The cluster with one transport's measurements alone; with all of them for `auto`."""
+    """Return the cluster with only one transport's measurements; with all of them for `auto`."""
     if transport == "auto":
         return cluster
     return replace(cluster, collectives=tuple(f for f in cluster.collectives if f.transport == transport))
 
 
 def decide(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> tuple[Choice, ...]:
-    """The choices for a cluster's ranks. A transport that was asked for serves everything; where it was
-    not measured, with the algorithms that send the fewest bytes."""
-    found = choose(allowed(cluster, transport).collectives)
-    if found or transport == "auto" or transport == "native":
-        return found
+    """Choose transport and algorithm of every collective on a cluster.
+
+    A transport other than `auto` runs every collective; unmeasured, with the algorithms that send fewest bytes."""
+    choices = choose(allowed(cluster, transport).collectives)
+    if choices or transport == "auto" or transport == "native":
+        return choices
     names = {op: name if transport == "p2p" else "" for op, name in _FORCED.items()}
     return tuple(Choice(op, cluster.ranks_per_node, 0, transport, name, "asked for") for op, name in names.items())
 
 
 def choose(fits: Iterable[CollectiveFit]) -> tuple[Choice, ...]:
-    """For every operation and kind of group, who is the cheapest from which size on, and why."""
+    """Return the fastest transport and algorithm, and why, by operation, kind of group and message size."""
     by_group: dict[tuple[str, int, int], list[CollectiveFit]] = {}
     for fit in fits:
         by_group.setdefault((fit.op, fit.group_size, fit.hosts), []).append(fit)
-    return tuple(choice for group, found in by_group.items() for choice in _ranges(*group, found))
+    return tuple(choice for group, group_fits in by_group.items() for choice in _ranges(*group, group_fits))
 
 
 def _ranges(op: str, ranks: int, hosts: int, fits: Sequence[CollectiveFit]) -> Iterable[Choice]:
-    before: CollectiveFit | None = None
+    previous: CollectiveFit | None = None
     for size in _SIZES:
         best = min(fits, key=lambda fit: float(fit.seconds(size)))
-        if before is not None and best.seconds(size) >= _CLEARLY * before.seconds(size):
+        if previous is not None and best.seconds(size) >= _CLEARLY * previous.seconds(size):
             continue
-        start = 0 if before is None else size
+        start = 0 if previous is None else size
         yield Choice(op, ranks, start, best.transport, best.algorithm, _reason(best, fits, size), hosts)
-        before = best
+        previous = best
 
 
 def _reason(best: CollectiveFit, fits: Sequence[CollectiveFit], size: int) -> str:
-    others = [fit for fit in fits if fit is not best]
+    slower = [fit for fit in fits if fit is not best]
     text = f"{_time(best.seconds(size))} at {_bytes(size)}"
-    if not others:
+    if not slower:
         return f"{text}; nothing else was allowed or measured"
-    second = min(others, key=lambda fit: float(fit.seconds(size)))
-    return f"{text}; next {second.way}, {_time(second.seconds(size))}"
+    runner_up = min(slower, key=lambda fit: float(fit.seconds(size)))
+    return f"{text}; next {runner_up.way}, {_time(runner_up.seconds(size))}"
 
 
 def _time(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""One strategy under examination: its price, its pipeline as it runs, what it sends, and better neighbours."""
+"""One strategy priced by the formulas of a software stack: step time, pipeline, traffic, and its neighbours."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from phalanx.plan.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLA
 from phalanx.plan.explain.traffic import Flow, flows
 from phalanx.plan.search import neighbours, priced, refine, space
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.priced import Priced
-from phalanx.plan.search.refine import Run
+from phalanx.plan.search.priced import PricedStrategy
+from phalanx.plan.search.refine import PipelineRun
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -23,66 +23,80 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class Subject:
-    """`larger`: the same question on so many GPUs."""
+    """A strategy of a question, with everything that explanations and lints read from it.
+
+    Raises InputError if the strategy is not legal for the model and job."""
 
     larger: Callable[[int], Pricing]
+    """The question on any number of GPUs."""
     strategy: Strategy
     gpus: int
+    """Number of GPUs there are; the strategy may use fewer."""
 
     def __post_init__(self) -> None:
         check(self.strategy, self.pricing.model, self.pricing.job, None)
 
     @cached_property
     def pricing(self) -> Pricing:
+        """The question on all `gpus`."""
         return self.larger(self.gpus)
 
     @property
     def model(self) -> ModelSpec:
+        """The model of the question."""
         return self.pricing.model
 
     @property
     def cluster(self) -> ClusterSpec:
+        """The cluster that holds all `gpus`."""
         return self.pricing.cluster
 
     @property
     def job(self) -> Job:
+        """The job of the question."""
         return self.pricing.job
 
     @cached_property
-    def _priced(self) -> tuple[Priced, Run]:
+    def _priced(self) -> tuple[PricedStrategy, PipelineRun]:
         return refine.refined(self.pricing, [self.strategy])[0]
 
     @property
-    def priced(self) -> Priced:
-        """Its pipeline as it runs."""
+    def priced(self) -> PricedStrategy:
+        """The strategy's price, its pipeline timed action by action."""
         return self._priced[0]
 
     @property
-    def run(self) -> Run:
+    def run(self) -> PipelineRun:
+        """The pipeline, timed action by action."""
         return self._priced[1]
 
     @cached_property
     def flows(self) -> list[Flow]:
+        """What a rank sends in a step, by axis and operation."""
         return flows(self.pricing, self.strategy)
 
     @property
-    def quick(self) -> float:
-        """Seconds by the terms alone."""
+    def comparable_seconds(self) -> float:
+        """Step time, seconds."""
         return self.priced.seconds
 
     @property
     def tensor_parallel(self) -> float:
+        """Tensor-parallel communication as a share of the step."""
         return self.priced.terms.get("tp", 0.0) / self.priced.seconds
 
     @property
     def imbalance(self) -> float:
+        """Excess of the slowest pipeline rank over the mean, as a share of the mean."""
         return self.run.imbalance
 
     @property
     def gradients_sent(self) -> float:
+        """Bytes of gradients that a rank sends in a step."""
         return sum(f.sent for f in self.flows if f.axis in ("dp", "edp") and f.what == "gradients")
 
-    def tried(self, s: Strategy) -> Priced | None:
+    def alternative(self, s: Strategy) -> PricedStrategy | None:
+        """Price another strategy by the formulas; None if it is not legal or does not fit."""
         try:
             check(s, self.model, self.job, None)
         except InputError:
@@ -92,34 +106,38 @@ class Subject:
 
     @property
     def seconds(self) -> float:
+        """Step time."""
         return self.priced.seconds
 
     @cached_property
     def model_flops(self) -> float:
+        """FLOPs of a step that the model needs, over all ranks."""
         return float(model_flops(self.pricing.shape, self.pricing.layout(space.of([self.strategy])))[0])
 
     @cached_property
     def hardware_flops(self) -> float:
+        """FLOPs of a step that the chips compute, recomputation included, over all ranks."""
         return float(hardware_flops(self.pricing.shape, self.pricing.layout(space.of([self.strategy])))[0])
 
     @property
     def mfu(self) -> float:
+        """Model FLOP/s as a share of the bf16 peak."""
         return self.model_flops / (self.seconds * self.strategy.world * float(self.pricing.system.peak_bf16))
 
     @property
     def bubble(self) -> float:
-        """Its share of the step."""
+        """Bubble as a share of the step."""
         return self.run.bubble / self.seconds
 
     @property
     def overlap(self) -> float:
-        """The share of what gradients and parameters take to travel that something hides; 1 where none do."""
-        whole = sum(flow.seconds for flow in self.flows if flow.axis in ("dp", "edp"))
-        return 1 - min(self.priced.terms.get("dp", 0.0) / whole, 1.0) if whole else 1.0
+        """Hidden share of the data-parallel communication time; 1 without data parallelism."""
+        total = sum(flow.seconds for flow in self.flows if flow.axis in ("dp", "edp"))
+        return 1 - min(self.priced.terms.get("dp", 0.0) / total, 1.0) if total else 1.0
 
     @property
     def marks(self) -> list[tuple[Target, float]]:
-        """Its figures beside the table of targets."""
+        """Every target with the strategy's figure."""
         return [
             (MFU, self.mfu),
             (BUBBLE, self.bubble),
@@ -129,15 +147,15 @@ class Subject:
         ]
 
     @cached_property
-    def neighbours(self) -> list[tuple[str, Priced]]:
-        """Strategies that differ in one decision, the fastest that fit first."""
-        near = neighbours.neighbours(self.strategy, self.pricing)
-        found = refine.refined(self.pricing, [s for _, s in near])
-        named = [(what, p) for (what, _), (p, _) in zip(near, found, strict=True)]
+    def neighbours(self) -> list[tuple[str, PricedStrategy]]:
+        """(change, price) of every strategy that differs in one decision, the fastest that fits first."""
+        others = neighbours.neighbours(self.strategy, self.pricing)
+        prices = refine.refined(self.pricing, [s for _, s in others])
+        named = [(what, p) for (what, _), (p, _) in zip(others, prices, strict=True)]
         return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
 
-    def better(self, *words: str) -> Priced | None:
-        """The fastest neighbour that fits, is faster, and changes one of these."""
+    def better(self, *words: str) -> PricedStrategy | None:
+        """Return the fastest neighbour that fits and is faster, out of all or of those that change one of `words`."""
         for what, p in self.neighbours:
             if p.fits and p.seconds < self.priced.seconds and (not words or what.split(" ")[0] in words):
                 return p

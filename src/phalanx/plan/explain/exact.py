@@ -1,4 +1,4 @@
-"""A plan of our own runtime on a machine that was measured, explained and examined by the exact price of its step."""
+"""A strategy of our own runtime on a measured machine, explained and linted by the exact price of its step."""
 
 from __future__ import annotations
 
@@ -26,35 +26,38 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class Own:
-    """`neighbours`: what a single other decision would make of it, the fastest that fit first."""
+    """A strategy and its neighbours, priced exactly."""
 
     chosen: Candidate
     neighbours: tuple[tuple[str, Candidate], ...]
+    """(change, candidate) of every strategy that differs in one decision, the fastest that fits first."""
     usable: int
+    """Usable bytes of a device."""
 
     @property
     def terms(self) -> dict[str, float]:
-        """Seconds of the step; of a pipeline those of the rank that computes longest, which waits for the others."""
+        """Seconds of the step by what takes them; in a pipeline, those of the rank that computes longest."""
         p = self.chosen.prediction
-        found = {
+        terms = {
             "forward passes": float(p.forward_s),
             "backward passes": float(p.backward_s),
             "the update": float(p.optimizer_s),
         }
-        seen = float(p.exposed_communication_s)
-        found["communication that nothing hides"] = seen
-        found["waiting for other stages"] = max(0.0, self.chosen.seconds - sum(found.values()))
-        return {name: seconds for name, seconds in found.items() if seconds}
+        exposed = float(p.exposed_communication_s)
+        terms["communication that nothing hides"] = exposed
+        terms["waiting for other stages"] = max(0.0, self.chosen.seconds - sum(terms.values()))
+        return {name: seconds for name, seconds in terms.items() if seconds}
 
     @property
     def held(self) -> dict[str, float]:
+        """Bytes by what occupies them."""
         p = self.chosen.prediction
         return {"model state": float(p.state_bytes), "activations": float(p.activation_bytes)}
 
 
 @dataclass(frozen=True)
-class Tried:
-    """One strategy's exact price."""
+class ExactPrice:
+    """A strategy with its exact step time in seconds, its memory and the device's usable memory in bytes."""
 
     strategy: Strategy
     seconds: float
@@ -64,7 +67,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Examined:
-    """One strategy for `lint`, by exact prices."""
+    """A strategy for `lint`, priced exactly. Raises InputError if it is not legal for the model and job."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -77,54 +80,62 @@ class Examined:
 
     @cached_property
     def chosen(self) -> Candidate:
+        """The strategy with its exact price."""
         return price(self.model, self.cluster, self.job, self.strategy)
 
     @property
-    def quick(self) -> float:
+    def comparable_seconds(self) -> float:
+        """Step time, seconds."""
         return self.chosen.seconds
 
     @property
     def tensor_parallel(self) -> float:
+        """Tensor-parallel communication as a share of the step."""
         grid = mesh(self.strategy)
-        found = (measured.seconds(self.cluster, grid, e.op, "tp", 1, e.bytes) for e in self._events if e.axis == "tp")
-        return float(sum(found)) / self.quick
+        times = (measured.seconds(self.cluster, grid, e.op, "tp", 1, e.bytes) for e in self._events if e.axis == "tp")
+        return float(sum(times)) / self.comparable_seconds
 
     @property
     def bubble(self) -> float:
+        """Bubble as a share of the step."""
         return float(self.chosen.prediction.bubble_fraction)
 
     @property
     def imbalance(self) -> float:
-        found = stage_split.explained(self.model, self.cluster, self.job, self.chosen.strategy, "")
-        return float(found["imbalance"]) if found else 0.0
+        """Excess of the slowest pipeline rank over the mean, as a share of the mean."""
+        split = stage_split.explained(self.model, self.cluster, self.job, self.chosen.strategy, "")
+        return float(split["imbalance"]) if split else 0.0
 
     @property
     def gradients_sent(self) -> float:
-        """As rings send them."""
-        found = 0.0
+        """Bytes of gradients that a rank sends in a step, by ring algorithms."""
+        sent = 0.0
         for e in self._events:
             if e.axis not in INSIDE and e.op in ("all_reduce", "reduce_scatter"):
-                found += (2 if e.op == "all_reduce" else 1) * (e.group_size - 1) / e.group_size * e.bytes
-        return found
+                sent += (2 if e.op == "all_reduce" else 1) * (e.group_size - 1) / e.group_size * e.bytes
+        return sent
 
     @property
     def _events(self) -> list[Event]:
         events = expand(self.model, self.job, self.chosen.strategy, 0).events
         return [e for e in events if e.kind == "collective"]
 
-    def tried(self, s: Strategy) -> Tried | None:
+    def alternative(self, s: Strategy) -> ExactPrice | None:
+        """Price another strategy exactly; None if it is not legal, cannot run or does not fit."""
         try:
             check(s, self.model, self.job, None)
             require_runnable(s, self.job)
-            found = price(self.model, self.cluster, self.job, s)
+            candidate = price(self.model, self.cluster, self.job, s)
         except InputError:
             return None
-        size = float(found.prediction.memory_bytes)
-        return None if found.reason else Tried(s, found.seconds, size, self.cluster.device.usable_bytes)
+        size = float(candidate.prediction.memory_bytes)
+        return None if candidate.reason else ExactPrice(s, candidate.seconds, size, self.cluster.device.usable_bytes)
 
 
 def examined(plan: Plan, strategy: Strategy | None, gpus: int | None) -> Examined:
-    """A strategy of a plan's job on its cluster; its own as it was asked for. Raises InputError."""
+    """Take a strategy of a plan's job on its cluster, by default the plan's own as the user wrote it.
+
+    Raises InputError if it is not legal for the job."""
     if strategy is None:
         strategy = plan.strategy
         if (plan.choices.get("bucket") or {}).get("reason"):
@@ -135,20 +146,20 @@ def examined(plan: Plan, strategy: Strategy | None, gpus: int | None) -> Examine
 
 
 def own(x: Examined) -> Own:
-    """With the prices of all strategies next to it."""
-    found = []
+    """Price the strategy and all of its neighbours that our runtime can run."""
+    neighbours_priced = []
     for what, other in neighbours.neighbours(x.chosen.asked, Pricing(x.model, x.cluster, x.job, STACK)):
         try:
             require_runnable(other, x.job)
         except InputError:
             continue
-        found.append((what, price(x.model, x.cluster, x.job, other)))
-    found.sort(key=lambda item: (bool(item[1].reason), item[1].seconds))
-    return Own(x.chosen, tuple(found), x.cluster.device.usable_bytes)
+        neighbours_priced.append((what, price(x.model, x.cluster, x.job, other)))
+    neighbours_priced.sort(key=lambda item: (bool(item[1].reason), item[1].seconds))
+    return Own(x.chosen, tuple(neighbours_priced), x.cluster.device.usable_bytes)
 
 
 def as_json(x: Own) -> dict[str, Any]:
-    """As `phalanx explain --json` prints it."""
+    """Return what `phalanx explain --json` prints."""
     c = x.chosen
     return {
         "strategy": str(c.asked),

@@ -1,4 +1,4 @@
-"""Why a strategy takes what it takes: time, memory, both rooflines, what to change first, and why not others."""
+"""What a strategy spends its time and memory on: both rooflines, what to change first, and why not its neighbours."""
 
 from __future__ import annotations
 
@@ -8,55 +8,61 @@ from phalanx.plan.explain import operators
 from phalanx.plan.explain.analytic import Subject
 from phalanx.plan.explain.traffic import term_of
 from phalanx.plan.search import why_not as reasons
-from phalanx.plan.search.priced import COMMUNICATION, Priced
+from phalanx.plan.search.priced import COMMUNICATION, PricedStrategy
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis on the communication roofline. `intensity`: FLOP of a rank per byte that it sends over the axis;
-    `ridge`: at which the links that the group spans keep up with the chip. `critical_batch`: sequences in a step from
-    which the data axis is compute-bound; None for axes whose traffic grows with the batch."""
+    """One mesh axis on the communication roofline, per rank and step."""
 
     axis: str
     tier: str
+    """The links that the axis's groups span."""
     sent: float
+    """Bytes."""
     intensity: float
+    """FLOP per byte sent over the axis."""
     ridge: float
+    """FLOP per byte from which the links keep up with the chip."""
     exposed_s: float
     critical_batch: float | None
+    """Sequences per step from which the data axis is compute-bound; None if its traffic grows with the batch."""
 
     @property
     def regime(self) -> str:
+        """Whether the axis is compute-bound or communication-bound."""
         return "compute-bound" if self.intensity >= self.ridge else "communication-bound"
 
 
 @dataclass(frozen=True)
 class Lever:
-    """Something that the step spends time on, what is gained at most without it, and the neighbour that gains most
-    of it (None where none does)."""
+    """A loss of time in the step, and the single change that reduces it best."""
 
     what: str
     seconds: float
     at_most: float
+    """Speed-up without the loss, as a share: the most that can be gained."""
     change: str
-    priced: Priced | None
+    """The change, such as `tp 4 -> 8`; "" if no neighbour helps."""
+    priced: PricedStrategy | None
+    """The neighbour with that change; None if none helps."""
 
 
 def axes(x: Subject) -> list[Axis]:
-    """Every axis that talks; per rank and step."""
+    """Place every axis that communicates on the roofline."""
     s, system = x.strategy, x.pricing.system
     flops = x.hardware_flops / s.world
-    found: dict[str, tuple[float, str]] = {}
+    totals: dict[str, tuple[float, str]] = {}
     for flow in x.flows:
-        sent, _ = found.get(flow.axis, (0.0, ""))
-        found[flow.axis] = (sent + flow.sent, flow.tier)
+        sent, _ = totals.get(flow.axis, (0.0, ""))
+        totals[flow.axis] = (sent + flow.sent, flow.tier)
     rates = {
-        t.name: float(own.bytes_per_s_per_gpu_per_direction)
-        for t, own in zip(x.pricing.cluster.tiers, system.tiers, strict=True)
+        t.name: float(rate.bytes_per_s_per_gpu_per_direction)
+        for t, rate in zip(x.pricing.cluster.tiers, system.tiers, strict=True)
     }
     batch = x.pricing.job.global_batch
     rows = []
-    for axis, (sent, tier) in found.items():
+    for axis, (sent, tier) in totals.items():
         intensity, top = flops / sent, float(system.peak_bf16) / rates[tier]
         once = axis in ("dp", "edp") and (s.zero < 3 or s.gathers_once)
         critical = batch * top / intensity if once else None
@@ -65,45 +71,45 @@ def axes(x: Subject) -> list[Axis]:
 
 
 def levers(x: Subject) -> list[Lever]:
-    """What to change first: the largest losses, each with the best single change that lessens it."""
+    """Return the losses of at least 1 % of the step, largest first, each with the best single change against it."""
     losses = {
         name: x.priced.terms.get(name, 0.0) for name in (*COMMUNICATION, "bubble", "recompute", "launch", "head")
     }
-    found = []
+    rows = []
     for name, seconds in sorted(losses.items(), key=lambda item: -item[1]):
         if seconds < 0.01 * x.seconds:
             continue
-        best = [
+        helpful = [
             (what, p)
             for what, p in x.neighbours
             if p.fits and p.seconds < x.priced.seconds and p.terms.get(name, 0.0) < seconds
         ]
-        change, p = min(best, key=lambda item: item[1].seconds) if best else ("", None)
-        found.append(Lever(reasons.SAID[name], seconds, x.seconds / (x.seconds - seconds) - 1, change, p))
-    return found
+        change, p = min(helpful, key=lambda item: item[1].seconds) if helpful else ("", None)
+        rows.append(Lever(reasons.TERM_NAMES[name], seconds, x.seconds / (x.seconds - seconds) - 1, change, p))
+    return rows
 
 
 def order_costs(x: Subject) -> str:
-    """What the other order of the mesh would cost, "" where there is none."""
+    """Say what the other order of the mesh would cost; "" if there is none."""
     for what, p in x.neighbours:
         if what.startswith("order "):
             return f"{what.removeprefix('order ')}: {p.seconds / x.priced.seconds - 1:+.1%}"
     return ""
 
 
-def why_not(x: Subject) -> list[tuple[str, Priced, str]]:
-    """(what changes, its figures, why not or what it would gain) of each neighbour."""
-    found = []
+def why_not(x: Subject) -> list[tuple[str, PricedStrategy, str]]:
+    """Return (change, price, reason against it or its gain) for each neighbour."""
+    rows = []
     for what, p in x.neighbours:
         if p.fits and p.seconds < x.priced.seconds:
-            found.append((what, p, f"saves {1 - p.seconds / x.priced.seconds:.1%}"))
+            rows.append((what, p, f"saves {1 - p.seconds / x.priced.seconds:.1%}"))
         else:
-            found.append((what, p, reasons.why_not(p, x.priced, x.pricing)))
-    return found
+            rows.append((what, p, reasons.why_not(p, x.priced, x.pricing)))
+    return rows
 
 
 def as_json(x: Subject) -> dict[str, object]:
-    """All of it."""
+    """Return what `phalanx explain --json` prints."""
     return {
         "strategy": str(x.strategy),
         "step_time_s": x.seconds,

@@ -1,4 +1,4 @@
-"""Anti-patterns in a strategy, each with its numbers and its mend; silent where there is nothing to say."""
+"""Anti-patterns in a strategy, each with numbers and a remedy; a strategy without any yields no findings."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
 _WORTH = 0.01
-"""A mend that saves less than this share of the step is not worth a line."""
+"""A remedy that saves less than this share of the step is not reported."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`name` of the lint; `said` with numbers; `mend`: what to do instead."""
+    """One anti-pattern that a strategy has."""
 
     name: str
+    """Key in LINTS."""
     said: str
+    """What is wrong, with numbers."""
     mend: str
+    """What to do instead."""
 
 
-class Tried(Protocol):
-    """A strategy that is legal and fits, with its price."""
+class Alternative(Protocol):
+    """Another strategy that is legal and fits, with its step time in seconds and its memory in bytes."""
 
     @property
     def strategy(self) -> Strategy: ...
@@ -43,8 +46,8 @@ class Tried(Protocol):
 
 
 class Examined(Protocol):
-    """A strategy and how it is priced: by the terms of a software stack (plan/subject.py), or as our own runtime on a
-    machine that was measured (plan/own.py). `quick` are seconds that compare with those of what is tried."""
+    """A strategy and how it is priced: by the formulas of a software stack (plan/explain/analytic.py), or exactly, as
+    our own runtime on a measured machine (plan/explain/exact.py)."""
 
     @property
     def strategy(self) -> Strategy: ...
@@ -57,36 +60,39 @@ class Examined(Protocol):
     @property
     def job(self) -> Job: ...
     @property
-    def quick(self) -> float: ...
+    def comparable_seconds(self) -> float:
+        """Step time, priced like that of `alternative`."""
+
     @property
     def tensor_parallel(self) -> float:
-        """Share of the step that communication over tp takes."""
+        """Tensor-parallel communication as a share of the step."""
 
     @property
     def bubble(self) -> float:
-        """Share of the step."""
+        """Bubble as a share of the step."""
 
     @property
     def imbalance(self) -> float:
-        """What the slowest pipeline rank takes over the mean, as a share of it."""
+        """Excess of the slowest pipeline rank over the mean, as a share of the mean."""
 
     @property
     def gradients_sent(self) -> float:
-        """Bytes that a rank sends in a step."""
+        """Bytes of gradients that a rank sends in a step."""
 
-    def tried(self, s: Strategy) -> Tried | None:
-        """Another strategy's price, where it is legal and fits."""
+    def alternative(self, s: Strategy) -> Alternative | None:
+        """Price another strategy; None if it is not legal or does not fit."""
 
 
 Lint = Callable[[Examined], Iterator[Finding]]
 
 
 def lint(subject: Examined) -> list[Finding]:
-    """Everything that is found, in the order of the table below."""
+    """Return the findings of every lint, in the order of LINTS."""
     return [finding for name in LINTS for finding in LINTS[name](subject)]
 
 
 def _wide_tp(x: Examined) -> Iterator[Finding]:
+    """tp spans more ranks than the fastest links join."""
     s, node = x.strategy, x.cluster.ranks_per_node
     fast = x.cluster.tiers[0].ranks
     if s.tp > 1 and not mesh(s).within("tp", min(fast, node)):
@@ -99,6 +105,7 @@ def _wide_tp(x: Examined) -> Iterator[Finding]:
 
 
 def _straddling(x: Examined) -> Iterator[Finding]:
+    """Groups of tp, or of cp x tp, lie partly on one node and partly on another."""
     s, node = x.strategy, x.cluster.ranks_per_node
     inner = s.tp * s.cp
     if 1 < s.tp < node and node % s.tp and s.world > node:
@@ -116,6 +123,7 @@ def _straddling(x: Examined) -> Iterator[Finding]:
 
 
 def _few_micro_batches(x: Examined) -> Iterator[Finding]:
+    """Fewer micro-batches than stages."""
     s, m = x.strategy, x.strategy.accumulation(x.job)
     if s.pp > 1 and m < s.pp:
         yield Finding(
@@ -126,15 +134,16 @@ def _few_micro_batches(x: Examined) -> Iterator[Finding]:
 
 
 def _not_interleaved(x: Examined) -> Iterator[Finding]:
+    """A plain schedule where interleaving would be faster."""
     s, m = x.strategy, x.strategy.accumulation(x.job)
     facts = SCHEDULES[s.schedule]
     plain = facts.chunks == 1 and not facts.split_backward
     if s.pp > 1 and plain and s.pp <= m < MICRO_BATCHES * s.pp:
         for virtual in range(2, (x.model.layers + 2) // s.pp + 1):
             other = replace(s, schedule="interleaved", virtual=virtual)
-            p = x.tried(other)
-            if p is not None and p.seconds < (1 - _WORTH) * x.quick:
-                gain = 1 - p.seconds / x.quick
+            p = x.alternative(other)
+            if p is not None and p.seconds < (1 - _WORTH) * x.comparable_seconds:
+                gain = 1 - p.seconds / x.comparable_seconds
                 yield Finding(
                     "not-interleaved",
                     f"M = {m} micro-batches are fewer than {MICRO_BATCHES}P = {MICRO_BATCHES * s.pp}: the bubble is "
@@ -145,53 +154,58 @@ def _not_interleaved(x: Examined) -> Iterator[Finding]:
 
 
 def _small_micro_batch(x: Examined) -> Iterator[Finding]:
+    """Too few tokens at a time to keep the chip busy."""
     s = x.strategy
     tokens = s.micro_batch * x.job.seq // s.cp
     if tokens < TOKENS:
         p = _larger_micro_batch(x)
-        saved = 1 - p.seconds / x.quick if p else 0.0
+        saved = 1 - p.seconds / x.comparable_seconds if p else 0.0
         gain = f", saves {saved:.0%}" if saved >= _WORTH else ""
         mend = f"micro_batch={p.strategy.micro_batch}{gain}" if p else "fewer ranks of cp or dp, or a larger batch"
         yield Finding("small-micro-batch", f"a rank multiplies {tokens} tokens at a time, fewer than {TOKENS}", mend)
 
 
 def _needless_accumulation(x: Examined) -> Iterator[Finding]:
+    """Gradient accumulation where a larger micro-batch fits and is faster."""
     s, m = x.strategy, x.strategy.accumulation(x.job)
     if s.pp == 1 and m > 1:
         p = _larger_micro_batch(x)
-        if p is not None and p.seconds < (1 - _WORTH) * x.quick:
+        if p is not None and p.seconds < (1 - _WORTH) * x.comparable_seconds:
             yield Finding(
                 "needless-accumulation",
                 f"{m} micro-batches are accumulated, but {p.strategy.micro_batch} sequences at once fit "
                 f"({p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB)",
-                f"micro_batch={p.strategy.micro_batch} saves {1 - p.seconds / x.quick:.0%}",
+                f"micro_batch={p.strategy.micro_batch} saves {1 - p.seconds / x.comparable_seconds:.0%}",
             )
 
 
 def _uneven_heads(x: Examined) -> Iterator[Finding]:
+    """tp duplicates key heads, or does not divide the vocabulary."""
     s, kv, vocab = x.strategy, x.model.kv_heads, x.model.vocab
     if s.tp > kv:
         yield Finding(
             "uneven-heads",
-            f"tp={s.tp} ranks share {kv} key heads: each is held and computed {s.tp // kv} times",
+            f"tp={s.tp} ranks share {kv} key heads: each is stored and computed {s.tp // kv} times",
             f"tp at most {kv}",
         )
     if vocab % s.tp and vocab / s.tp < 1024:
-        yield Finding("uneven-heads", f"a vocabulary of {vocab} does not divide by tp={s.tp}", "fill it up")
+        yield Finding("uneven-heads", f"a vocabulary of {vocab} is not divisible by tp={s.tp}", "pad the vocabulary")
 
 
 def _unbalanced_stages(x: Examined) -> Iterator[Finding]:
+    """The slowest stage has clearly more work than the mean."""
     s = x.strategy
     if s.pp > 1 and x.imbalance > IMBALANCE.good:
         blocks = x.model.layers
         yield Finding(
             "unbalanced-stages",
             f"{blocks} blocks and the head over {s.pp} ranks: the slowest has {x.imbalance:.0%} more than the mean",
-            "other pp, or virtual stages, which are cut finer",
+            "another pp, or virtual stages, which divide the blocks more finely",
         )
 
 
 def _small_buckets(x: Examined) -> Iterator[Finding]:
+    """Buckets in which latency takes longer than the bytes."""
     s = x.strategy
     if s.bucket == "auto" or s.gradient_ranks == 1:
         return
@@ -211,30 +225,33 @@ def _small_buckets(x: Examined) -> Iterator[Finding]:
 
 
 def _idle(x: Examined) -> Iterator[Finding]:
+    """The strategy uses fewer GPUs than there are."""
     s = x.strategy
     if s.world < x.gpus:
         yield Finding(
-            "idle-gpus", f"{x.gpus - s.world} of {x.gpus} GPUs have nothing to do", "a product of all degrees"
+            "idle-gpus", f"{x.gpus - s.world} of {x.gpus} GPUs are idle", f"choose degrees whose product is {x.gpus}"
         )
 
 
 def _needless_zero3(x: Examined) -> Iterator[Finding]:
+    """ZeRO-3 where a lower stage fits and is faster."""
     if x.strategy.zero != 3:
         return
     for zero in (0, 1, 2):
         shard = x.strategy.shard if zero else None
-        p = x.tried(replace(x.strategy, zero=zero, shard=shard))
-        if p is not None and p.seconds < x.quick:
+        p = x.alternative(replace(x.strategy, zero=zero, shard=shard))
+        if p is not None and p.seconds < x.comparable_seconds:
             yield Finding(
                 "needless-zero3",
                 f"zero={zero} fits as well ({p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB), and "
                 "gathers parameters once a step or never",
-                f"zero={zero} saves {1 - p.seconds / x.quick:.1%}",
+                f"zero={zero} saves {1 - p.seconds / x.comparable_seconds:.1%}",
             )
             return
 
 
 def _wide_gradients(x: Examined) -> Iterator[Finding]:
+    """Gradients reduced in a wider type than they are computed in."""
     p, s = x.job.precision, x.strategy
     if s.gradient_ranks > 1 and p.compute in ("bfloat16", "float16") and p.reduce == "float32":
         half = DTYPE_BYTES["float32"] // DTYPE_BYTES[p.compute]
@@ -247,15 +264,16 @@ def _wide_gradients(x: Examined) -> Iterator[Finding]:
 
 
 def _losing_compressor(x: Examined) -> Iterator[Finding]:
+    """A sparse compressor that sends more than the dense all-reduce."""
     s = x.strategy
-    found = compression.parse(s.compression)
-    if found is None or found.name not in ("topk", "randk") or s.gradient_ranks == 1:
+    compressor = compression.parse(s.compression)
+    if compressor is None or compressor.name not in ("topk", "randk") or s.gradient_ranks == 1:
         return
     e, p = DTYPE_BYTES[x.job.precision.accumulate_dtype], s.gradient_ranks
     share = float(s.compression.partition(":")[2])
-    element = e + (PLACE_BYTES if found.name == "topk" else 0)
-    if found.name == "randk":
-        return  # all ranks draw the same places, and reduce them
+    element = e + (PLACE_BYTES if compressor.name == "topk" else 0)
+    if compressor.name == "randk":
+        return  # all ranks draw the same elements, so they reduce them
     sparse, dense = (p - 1) * share * element, 2 * (p - 1) / p * e
     if sparse >= dense:
         most = 2 * e / element / share
@@ -284,13 +302,13 @@ LINTS: dict[str, Lint] = {
 }
 
 
-def _larger_micro_batch(x: Examined) -> Tried | None:
-    """With the fastest larger micro-batch that fits."""
-    found: Tried | None = None
+def _larger_micro_batch(x: Examined) -> Alternative | None:
+    """Return the strategy with the fastest larger micro-batch that fits; None if no larger one is faster."""
+    best: Alternative | None = None
     size = 2 * x.strategy.micro_batch
     while size * x.strategy.dp <= x.job.global_batch:
-        p = x.tried(replace(x.strategy, micro_batch=size))
-        if p is not None and p.seconds < (found.seconds if found else x.quick):
-            found = p
+        p = x.alternative(replace(x.strategy, micro_batch=size))
+        if p is not None and p.seconds < (best.seconds if best else x.comparable_seconds):
+            best = p
         size *= 2
-    return found
+    return best

@@ -1,4 +1,4 @@
-"""What good figures are, and who says so: the one table that `explain` marks against and `lint` warns by."""
+"""Good values for the figures of a training, with sources: the table that `explain` rates by and `lint` warns by."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Target:
-    """`good` is the bound, `excellent` a better one; `more`: whether more is better."""
+    """A figure, and the values that count as good and as excellent."""
 
     name: str
     good: float
     excellent: float
     more: bool
+    """Whether larger values are better."""
     source: str
 
     def mark(self, value: float) -> str:
-        """excellent, good, or below target."""
+        """Rate a value: "excellent", "good" or "below target"."""
         sign = 1 if self.more else -1
         if sign * value >= sign * self.excellent:
             return "excellent"
@@ -50,11 +51,13 @@ OVERLAP = Target(
     0.80,
     0.95,
     True,
-    "gradients and parameters have a whole pass to hide behind (Li et al. 2020, Rajbhandari et al. 2020)",
+    "gradients and parameters have an entire pass to hide behind (Li et al. 2020, Rajbhandari et al. 2020)",
 )
-IMBALANCE = Target("imbalance of stages", 0.05, 0.02, False, "every step waits for the slowest rank: lost as it is")
+IMBALANCE = Target(
+    "imbalance of stages", 0.05, 0.02, False, "every step waits for the slowest rank, so all of it is lost"
+)
 MICRO_BATCHES = 4
-"""Per pipeline rank (Huang et al. 2019)."""
+"""Micro-batches per pipeline rank from which the bubble is small (Huang et al. 2019)."""
 TOKENS = 1024
-"""Of a micro-batch on a rank: below it matrix products of common widths fill less than the chip's processors."""
+"""Tokens of a micro-batch on a rank; with fewer, matrix products of common widths do not fill the chip."""
 TARGETS = (MFU, BUBBLE, EXPOSED, OVERLAP, IMBALANCE)

@@ -1,14 +1,15 @@
-"""`strategy = "auto"`: of all strategies that the trainer runs the fastest that fits, by our own exact price.
+"""`strategy = "auto"`: the fastest strategy that fits, out of all that the trainer runs, by the exact price of a
+step.
 
-A price is a StepProgram's: milliseconds for most strategies, far more for a long pipeline. So no strategy is priced
-before it is clear that it may be among the best (plan/bounds.py has what each promises). Rows wait in a heap by what
-is known of them:
+An exact price comes from a StepProgram: milliseconds for most strategies, far more for a long pipeline. So a strategy
+is priced only once it may be among the best, judged by its lower bound (plan/search/lower_bounds.py). Rows wait in a
+heap, keyed by the best estimate so far:
 
-    seconds without recomputation  ->  seconds  ->  its price
+    expected seconds without recomputation  ->  expected seconds  ->  exact price
 
-where the first two are expected ones, a little over the least. The best is settled where it is faster than the least
-seconds of all that have no price. Of spaces too large even for that, where the device has published rates, the
-vectorised terms of our own stack (plan/explore.py) choose who is priced.
+where expected seconds lie a little above the lower bound. The best strategy is settled once it is faster than the
+lower bounds of all unpriced ones. In spaces too large even for that, if the device has published rates, the
+vectorised terms of our own stack (plan/search/branch_and_bound.py) choose which strategies are priced.
 """
 
 from __future__ import annotations
@@ -34,87 +35,97 @@ from phalanx.spec.strategy.spec import Strategy
 
 STACK = "phalanx"
 OPTIONS = Options(orders=space.ORDERS[:1])
-"""What the trainer runs: the mesh has one order."""
+"""What the trainer runs: a single order of the mesh axes."""
 SHOWN = 16
-"""How many of the best are looked for: the first is what is wanted, the others are its alternatives."""
+"""How many of the fastest strategies that fit are sought: the best and its alternatives."""
 _LARGE = 50_000
-"""Strategies beyond which the vectorised terms choose first."""
+"""Number of strategies beyond which the vectorised terms choose which are priced."""
 _FIRST = 24
-"""How many of those they hand on, beside the best of each family."""
+"""How many strategies the vectorised terms choose, beside the best of each family."""
 _PATIENCE = 40
-"""Prices after which no alternatives are looked for any more,"""
+"""Number of prices after which the search for alternatives stops."""
 _MOST = 120
-"""and nothing that fits."""
+"""Number of prices after which the search for any strategy that fits stops."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy with its price; `reason` says why it was rejected ("" where it was not), `bucket_reason` why its
-    bucket is as large as it is ("" where it was given, or there is none), `layers_reason` likewise of the chunks."""
+    """A strategy with its exact price."""
 
     strategy: Strategy
+    """With its bucket size and the blocks of its chunks resolved."""
     prediction: Prediction
     reason: str = ""
+    """Why the strategy was rejected; "" if it fits."""
     bucket_reason: str = ""
+    """Why the bucket has its size; "" if the user chose it, or there are no buckets."""
     layers_reason: str = ""
+    """Why the blocks are cut into chunks as they are; "" if the user chose the cut, or there is no pipeline."""
 
     @property
     def seconds(self) -> float:
+        """Step time."""
         return float(self.prediction.step_time_s)
 
     @property
     def asked(self) -> Strategy:
-        """The strategy without what was resolved for it: as somebody would ask for it."""
-        found = replace(self.strategy, bucket="auto") if self.bucket_reason else self.strategy
-        return replace(found, layers="auto") if self.layers_reason else found
+        """The strategy as a user would write it: `auto` where bucket or chunks were resolved."""
+        strategy = replace(self.strategy, bucket="auto") if self.bucket_reason else self.strategy
+        return replace(strategy, layers="auto") if self.layers_reason else strategy
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What was priced: those that fit first, fastest first. `legal`: strategies there are, over `worlds` ranks.
-    `settled`: whether no other promises to be faster than the first; else they were left out by estimates."""
+    """The result of a search."""
 
     candidates: tuple[Candidate, ...]
+    """The priced strategies: those that fit first, fastest first."""
     legal: int
+    """Number of legal strategies over all `worlds`."""
     worlds: tuple[int, ...]
+    """World sizes that were searched."""
     settled: bool
+    """Whether the bounds prove that no unpriced strategy is faster; if False, estimates ruled out the others."""
 
     @property
     def best(self) -> Candidate:
+        """The fastest strategy that fits."""
         return self.candidates[0]
 
 
 def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> Searched:
-    """The best strategies over any of so many ranks. Raises InputError where none is legal, or none fits: with what
-    the smallest one needs."""
+    """Find the fastest strategies that fit, over any of the world sizes `worlds`.
+
+    Raises InputError if no strategy is legal, or if none fits: then it says what the smallest one needs.
+    """
     cores = _cores(model, job, worlds)
     if not len(cores):
-        few = next((n for n in range(max(worlds) - 1, 0, -1) if len(_cores(model, job, [n]))), 1)
+        fewer = next((n for n in range(max(worlds) - 1, 0, -1) if len(_cores(model, job, [n]))), 1)
         reason = (
             f"no split of {max(worlds)} ranks divides job.global_batch = {job.global_batch} and the model's sizes"
         )
-        raise InputError("strategy", "auto", reason, f"use {few} ranks, or another batch")
+        raise InputError("strategy", "auto", reason, f"use {fewer} ranks, or another batch")
     legal = int(space.size(cores, model, job, OPTIONS).sum())
     settled = legal <= _LARGE or not published(cluster)
     if settled:
         rows = space.pipelines(space.experts(cores, model), model, job, OPTIONS)
         rows = space.sharding(space.recomputing(rows, model, OPTIONS), OPTIONS)
-        found, settled = _best_first(model, cluster, job, rows)
+        candidates, settled = _best_first(model, cluster, job, rows)
     else:
-        found = [price(model, cluster, job, s) for s in _first_pass(model, cluster, job, worlds)]
-    found.sort(key=lambda c: (bool(c.reason), c.seconds))
-    if not found:
-        found = [price(model, cluster, job, _smallest(model, cluster, job, cores))]
-    if found[0].reason:
-        least = min(found, key=lambda c: int(c.prediction.memory_bytes))
+        candidates = [price(model, cluster, job, s) for s in _first_pass(model, cluster, job, worlds)]
+    candidates.sort(key=lambda c: (bool(c.reason), c.seconds))
+    if not candidates:
+        candidates = [price(model, cluster, job, _smallest(model, cluster, job, cores))]
+    if candidates[0].reason:
+        least = min(candidates, key=lambda c: int(c.prediction.memory_bytes))
         raise InputError(
             "strategy", "auto", f"nothing fits: {least.asked} {least.reason}", "use a smaller model, seq or batch"
         )
-    return Searched(tuple(found), legal, tuple(worlds), settled)
+    return Searched(tuple(candidates), legal, tuple(worlds), settled)
 
 
 def price(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> Candidate:
-    """One strategy with its bucket and its chunks resolved, its prediction, and whether it fits."""
+    """Price one strategy exactly: resolve its bucket and chunks, predict its step, and check that it fits."""
     strategy, why = stage_split.resolve(model, cluster, job, strategy)
     strategy, bucket_reason = resolve(model, cluster, job, strategy)
     prediction = predict(model, cluster, job, strategy)
@@ -124,37 +135,39 @@ def price(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) 
 
 
 def _cores(model: ModelSpec, job: Job, worlds: Sequence[int]) -> Strategies:
-    found = []
+    parts = []
     for ranks in worlds:
         try:
-            found.append(space.cores(model, job, ranks))
-        except InputError as wrong:
-            if wrong.field != "--gpus":  # of the job, whatever the ranks
+            parts.append(space.cores(model, job, ranks))
+        except InputError as error:
+            if error.field != "--gpus":  # a fault of the job, whatever the world size
                 raise
-    return space.joined(found) if found else space.of([])
+    return space.joined(parts) if parts else space.of([])
 
 
 def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> list[Strategy]:
-    """The best by the vectorised terms, and the best of each family; none where nothing fits."""
+    """The best strategies by the vectorised terms, and the best of each family; empty if nothing fits."""
     pricing, chosen = Pricing(model, cluster, job, STACK), []
     for ranks in worlds:
-        found = branch_and_bound.explore(pricing, ranks, OPTIONS, _FIRST)
-        first = [int(np.flatnonzero(found.family[found.order] == kind)[0]) for kind in np.unique(found.family)]
-        places = dict.fromkeys([*range(min(_FIRST, len(found.order))), *first])
-        chosen += [found.rows.strategy(int(found.order[place])) for place in places]
+        explored = branch_and_bound.explore(pricing, ranks, OPTIONS, _FIRST)
+        first = [
+            int(np.flatnonzero(explored.family[explored.order] == kind)[0]) for kind in np.unique(explored.family)
+        ]
+        picks = dict.fromkeys([*range(min(_FIRST, len(explored.order))), *first])
+        chosen += [explored.rows.strategy(int(explored.order[place])) for place in picks]
     return chosen
 
 
-def _others(rows: Strategies, seconds: Floats, found: Sequence[Candidate]) -> list[Strategy]:
-    """Of each family of which none was priced the one that is likely to be fastest: somebody asks why not."""
+def _others(rows: Strategies, seconds: Floats, candidates: Sequence[Candidate]) -> list[Strategy]:
+    """The strategy with the least expected seconds of each family without a price, so that a user can compare."""
     kinds = branch_and_bound.family(rows)
-    known = branch_and_bound.family(space.of([c.asked for c in found]))
+    known = branch_and_bound.family(space.of([c.asked for c in candidates]))
     missing = (np.flatnonzero(kinds == kind) for kind in np.setdiff1d(kinds, known))
-    return [rows.strategy(int(own[np.argmin(seconds[own])])) for own in missing]
+    return [rows.strategy(int(members[np.argmin(seconds[members])])) for members in missing]
 
 
 def _smallest(model: ModelSpec, cluster: ClusterSpec, job: Job, cores: Strategies) -> Strategy:
-    """By estimate: all sharded, all repeated."""
+    """The strategy of least estimated memory: everything sharded and recomputed."""
     all_ = np.ones_like(cores.zero)
     sharded = np.where(cores.dp * cores.cp > 1, 3, 0)
     rows = replace(
@@ -164,42 +177,44 @@ def _smallest(model: ModelSpec, cluster: ClusterSpec, job: Job, cores: Strategie
 
 
 def _estimated(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategies) -> Floats:
-    """Bytes on the fullest rank, by formulas."""
+    """Bytes on the fullest rank of each row, by the vectorised formulas."""
     return np.broadcast_to(Pricing(model, cluster, job, STACK).memory(rows).reserved, len(rows))
 
 
 def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategies) -> tuple[list[Candidate], bool]:
-    """Some priced, and whether no other promises to be faster than the first of them that fits. Where the fastest do
-    not fit, and many of them, those that are estimated to be the smallest are tried."""
-    found: list[Candidate] = []
+    """Price strategies best first; return them, and whether the bounds prove the fastest that fits to be the best.
+
+    If none of the first `_MOST` strategies fits, those of least estimated memory are tried."""
+    candidates: list[Candidate] = []
     bounds = Bounds(model, cluster, job)
     rows = rows.take(bounds.bytes_of_rows(rows) <= cluster.device.usable_bytes)
     least = bounds.of_rows(rows)
-    # Of equally fast ones that of which more is known is first: 0 is the price, of a place in `found`.
+    # (seconds, what is missing, row). On a tie the better known comes first: 0 has its exact price, and `row` is then
+    # an index into `candidates`; 1 lacks only the price; 2 also lacks the time of recomputation.
     heap = [(seconds, 2, row) for row, seconds in enumerate(expected(least, rows.pp).tolist())]
     heapq.heapify(heap)
     fitting = 0
-    while heap and fitting < SHOWN and len(found) < (_PATIENCE if fitting else _MOST):
-        _, unknown, row = heapq.heappop(heap)
-        if unknown == 0:
-            fitting += not found[row].reason
+    while heap and fitting < SHOWN and len(candidates) < (_PATIENCE if fitting else _MOST):
+        _, missing, row = heapq.heappop(heap)
+        if missing == 0:
+            fitting += not candidates[row].reason
             continue
         s = rows.strategy(row)
-        if unknown == 2 and s.recompute != "none":
+        if missing == 2 and s.recompute != "none":
             least[row] = bounds.of(s)
             heapq.heappush(heap, (float(expected(least[row], rows.pp[row])), 1, row))
             continue
-        found.append(price(model, cluster, job, s))
+        candidates.append(price(model, cluster, job, s))
         least[row] = np.inf
-        heapq.heappush(heap, (found[-1].seconds, 0, len(found) - 1))
-    fit = [c.seconds for c in found if not c.reason]
+        heapq.heappush(heap, (candidates[-1].seconds, 0, len(candidates) - 1))
+    fit = [c.seconds for c in candidates if not c.reason]
     if fit:
-        found += [price(model, cluster, job, s) for s in _others(rows, expected(least, rows.pp), found)]
-        fit = [c.seconds for c in found if not c.reason]
+        candidates += [price(model, cluster, job, s) for s in _others(rows, expected(least, rows.pp), candidates)]
+        fit = [c.seconds for c in candidates if not c.reason]
     if fit or not heap:
-        return found, bool(fit and min(fit) <= least.min(initial=np.inf))
+        return candidates, bool(fit and min(fit) <= least.min(initial=np.inf))
     for row in np.argsort(_estimated(model, cluster, job, rows), kind="stable")[:_MOST]:
-        found.append(price(model, cluster, job, rows.strategy(int(row))))
-        if not found[-1].reason:
+        candidates.append(price(model, cluster, job, rows.strategy(int(row))))
+        if not candidates[-1].reason:
             break
-    return found, False
+    return candidates, False

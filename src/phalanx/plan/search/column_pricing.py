@@ -1,4 +1,4 @@
-"""Seconds and bytes of many strategies at once: the terms of a step (cost/stack), over columns of strategies."""
+"""Seconds and bytes of many strategies at once: the terms of a step (cost/analytic) over columns of strategies."""
 
 from __future__ import annotations
 
@@ -26,35 +26,44 @@ from phalanx.spec.model.spec import ModelSpec
 
 Floats = npt.NDArray[np.float64]
 _SLICE = 16_384
-"""Rows priced together: their columns stay in the cache."""
+"""Rows priced together, few enough for their columns to stay in the cache."""
 
 
 @dataclass(frozen=True)
 class Pricing:
-    """What all strategies of a question share."""
+    """A model, cluster, job and software stack, under which columns of strategies are priced.
+
+    Methods take strategies as columns (`rows`) and return one number per row. Where a lower bound is meant,
+    `complete` says what the rows are: False for cores (plain 1f1b, no recomputation, no sharding chosen yet), True
+    for rows of which only the sharding is open."""
 
     model: ModelSpec
     cluster: ClusterSpec
     job: Job
     stack: str
+    """Name of a profile (cost/analytic/stacks.py)."""
 
     @cached_property
     def shape(self) -> Shape:
+        """The sizes of the model that the formulas use."""
         return shape(self.model)
 
     @cached_property
     def system(self) -> System:
+        """Rates of the cluster's chips and links. Raises InputError for a device without published rates."""
         return system_of(self.cluster)
 
     @cached_property
     def profile(self) -> Profile:
+        """Constants and policies of the software stack."""
         return profile(self.stack)
 
     @cached_property
     def options(self) -> Options:
-        """What a search chooses from. Megatron and what is built on it have no zero-bubble schedules; where
-        scores are never written, repeating attention's core frees nothing; of links all alike one order is all,
-        and so it is where none but that is run."""
+        """What a search may choose from.
+
+        Megatron and the stacks built on it have no zero-bubble schedules. With flash attention, selective
+        recomputation frees nothing. The order of the mesh matters only if links differ, and our runtime has one."""
         own = self.stack.startswith(("phalanx", "torchtitan"))
         flash = bool(np.all(self.profile.flash))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
@@ -65,14 +74,15 @@ class Pricing:
         )
 
     def layout(self, rows: Strategies) -> Layout:
+        """Translate rows into the columns that the formulas read."""
         full, selective = self._recomputed
 
         def as_float(column: Ints) -> Floats:
-            return column.astype(np.float64)  # once, or every operation does it
+            return column.astype(np.float64)  # convert once, not in every operation
 
         m = rows.micro_batches(self.job)
         first, last = in_flight(rows.schedule, m, rows.pp)
-        inside, stages = rows.tp * rows.cp, rows.order == ORDERS.index("dp/pp/cp/tp")
+        inside, stages_inside = rows.tp * rows.cp, rows.order == ORDERS.index("dp/pp/cp/tp")
         return Layout(
             tp=as_float(rows.tp),
             sp=as_float(rows.sp),
@@ -95,8 +105,8 @@ class Pricing:
             gathers_once=1.0 * ((rows.zero == 3) & (rows.pp > 1)),
             tp_stride=1.0,
             cp_stride=as_float(rows.tp),
-            dp_stride=as_float(np.where(stages, inside * rows.pp, inside)),
-            pp_stride=as_float(np.where(stages, inside, inside * rows.dp)),
+            dp_stride=as_float(np.where(stages_inside, inside * rows.pp, inside)),
+            pp_stride=as_float(np.where(stages_inside, inside, inside * rows.dp)),
             bubble=bubble(rows.schedule, m, rows.pp, rows.virtual),
             in_flight=first,
             in_flight_last=last,
@@ -104,85 +114,90 @@ class Pricing:
 
     @cached_property
     def _recomputed(self) -> tuple[Floats, Floats]:
-        """The shares of the blocks that each kind of recomputation repeats whole, and in part."""
+        """Shares of the blocks recomputed in full and selectively, one element per kind in RECOMPUTE."""
         n = self.model.layers
         kinds = [repeated(name, n) for name in RECOMPUTE]
-        shares = [[own.count(part) / n for own in kinds] for part in ("full", "selective")]
+        shares = [[blocks.count(part) / n for blocks in kinds] for part in ("full", "selective")]
         return np.array(shares[0]), np.array(shares[1])
 
     def step(self, rows: Strategies) -> Step:
-        """The terms, with the bubble of each row's own schedule."""
+        """Step time by term, seconds, with the bubble of each row's schedule."""
         return step(self.shape, self.layout(rows), self.system, self.profile)
 
     def seconds(self, rows: Strategies) -> Floats:
-        """Of a step."""
+        """Step time of each row."""
         return _sliced(rows, lambda part: self.step(part).seconds)
 
     def memory(self, rows: Strategies) -> Memory:
-        """On the fullest rank, where the CPU launches ahead of the GPU."""
+        """Bytes of the fullest rank by term, with the CPU launching ahead of the GPU."""
         return memory(self.shape, self.layout(rows), self.profile)
 
     def bytes_(self, rows: Strategies) -> Floats:
-        """What "fits" is judged by: reserved at most."""
+        """Peak reserved bytes of the fullest rank; a row fits if they do not exceed `usable`."""
         return _sliced(rows, lambda part: self.memory(part).reserved)
 
-    def least_seconds(self, rows: Strategies, whole: bool) -> Floats:
-        """No way to shard these rows is faster: what gradients and parameters take to travel is left out, the update
-        is over all shards, stages are neighbours, or replicas where that brings experts together. Of cores (`whole`
-        false), that have plain 1f1b and repeat nothing, no schedule and recomputation is either: their bubble is
-        left out too."""
+    def least_seconds(self, rows: Strategies, complete: bool) -> Floats:
+        """Lower bound on the seconds of each row, however it is sharded.
+
+        Communication of gradients and parameters is left out, the update is divided over all shards, and the order of
+        the mesh is the better one: stages as neighbours, or replicas where that keeps experts together. For cores the
+        bubble is left out too, so no schedule or recomputation is faster either."""
         sharded = np.where(rows.dp * rows.cp > 1, 1, 0)
         best = replace(rows, zero=sharded, shard=rows.dp, order=np.ones_like(rows.order))
 
         def least(part: Strategies) -> Column:
-            found = self.step(part)
-            return found.seconds - found.terms["dp"] - (0 if whole else found.terms["bubble"])
+            priced = self.step(part)
+            return priced.seconds - priced.terms["dp"] - (0 if complete else priced.terms["bubble"])
 
         seconds = _sliced(best, least)
-        apart = np.flatnonzero((rows.ep * rows.etp > rows.tp * rows.cp) & (rows.pp > 1) & (rows.dp > 1))
-        if len(apart):
-            other = best.take(apart)
+        spread = np.flatnonzero((rows.ep * rows.etp > rows.tp * rows.cp) & (rows.pp > 1) & (rows.dp > 1))
+        if len(spread):
+            other = best.take(spread)
             other = replace(other, order=np.zeros_like(other.order))
-            seconds[apart] = np.minimum(seconds[apart], _sliced(other, least))
+            seconds[spread] = np.minimum(seconds[spread], _sliced(other, least))
         return seconds
 
-    def least_bytes(self, rows: Strategies, whole: bool) -> Floats:
-        """The same of memory: of the ways to shard over all ranks the smallest; of cores, one micro-batch at a time
-        and the smallest recomputation."""
-        found = np.full(len(rows), np.inf)
-        for zero, kind in self._least_ways(whole):
-            found = np.minimum(found, self.bytes_(_smallest_of(rows, zero, kind, whole)))
-        return found
+    def least_bytes(self, rows: Strategies, complete: bool) -> Floats:
+        """Lower bound on the bytes of each row, however it is sharded.
 
-    def may_fit(self, rows: Strategies, whole: bool) -> npt.NDArray[np.bool_]:
-        """Whether the least bytes fit: as soon as one way does, no other is looked at."""
-        found = np.zeros(len(rows), dtype=bool)
-        for zero, kind in self._least_ways(whole):
-            open_ = np.flatnonzero(~found)
-            own = self.bytes_(_smallest_of(rows.take(open_), zero, kind, whole))
-            found[open_[own <= self.usable]] = True
-        return found
+        Takes the smallest way to shard; for cores also one micro-batch at a time and the recomputation that keeps
+        least."""
+        smallest = np.full(len(rows), np.inf)
+        for zero, kind in self._least_ways(complete):
+            smallest = np.minimum(smallest, self.bytes_(_smallest_of(rows, zero, kind, complete)))
+        return smallest
 
-    def _least_ways(self, whole: bool) -> list[tuple[int, str]]:
-        """ZeRO stage and recomputation ("": the row's own) among which the smallest one is, likely ones first."""
-        kinds = [""] if whole else sorted(self.options.recompute, key=lambda kind: kind != "full")
+    def may_fit(self, rows: Strategies, complete: bool) -> npt.NDArray[np.bool_]:
+        """Whether the lower bound on memory fits; faster than `least_bytes`, since one way that fits is enough."""
+        fits = np.zeros(len(rows), dtype=bool)
+        for zero, kind in self._least_ways(complete):
+            undecided = np.flatnonzero(~fits)
+            bytes_ = self.bytes_(_smallest_of(rows.take(undecided), zero, kind, complete))
+            fits[undecided[bytes_ <= self.usable]] = True
+        return fits
+
+    def _least_ways(self, complete: bool) -> list[tuple[int, str]]:
+        """(ZeRO stage, recomputation) pairs that contain the smallest, likely ones first; "" means the row's own."""
+        kinds = [""] if complete else sorted(self.options.recompute, key=lambda kind: kind != "full")
         return [(zero, kind) for kind in kinds for zero in self._smallest]
 
     @cached_property
     def _smallest(self) -> tuple[int, ...]:
-        """ZeRO stages one of which is the smallest over all ranks: 2 always keeps less than 1, and less than 0 where
-        a stack's constants say so of two shards already."""
+        """ZeRO stages that contain the smallest over all ranks.
+
+        Stage 2 always keeps less than 1, and less than 0 if the stack's constants say so for two shards already."""
         p = self.profile
         two = p.kept_bytes - 4 + (p.shard_bytes + 4) / 2
         return (3, 2) if np.all(p.whole_bytes + p.replica_bytes >= two) else (3, 2, 0)
 
     @property
     def usable(self) -> int:
+        """Usable bytes of a device."""
         return self.cluster.device.usable_bytes
 
 
 def published(cluster: ClusterSpec) -> bool:
-    """Whether its device is one of which the terms know the rates; a measured machine mostly is none."""
+    """Whether the formulas know the rates of the cluster's device; those of a measured machine are mostly unknown."""
     try:
         system_of(cluster)
     except InputError:
@@ -190,19 +205,20 @@ def published(cluster: ClusterSpec) -> bool:
     return True
 
 
-def _smallest_of(rows: Strategies, zero: int, recompute: str, whole: bool) -> Strategies:
-    """All sharded; of cores, one micro-batch at a time with this recomputation."""
+def _smallest_of(rows: Strategies, zero: int, recompute: str, complete: bool) -> Strategies:
+    """Shard rows over all ranks at a ZeRO stage; give cores one micro-batch at a time and this recomputation."""
     sharded = rows.dp * rows.cp > 1
     best = replace(rows, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
-    if whole:
+    if complete:
         return best
     one = np.ones_like(rows.dp)
     return replace(best, schedule=NAMES.index("naive") * one, recompute=RECOMPUTE.index(recompute) * one)
 
 
 def _sliced(rows: Strategies, price: Column) -> Floats:
-    found = np.empty(len(rows))
-    for at in range(0, len(rows), _SLICE):
-        part = rows.take(slice(at, at + _SLICE))
-        found[at : at + _SLICE] = price(part)
-    return found
+    """Apply `price` to slices of the rows that fit the cache."""
+    result = np.empty(len(rows))
+    for start in range(0, len(rows), _SLICE):
+        part = rows.take(slice(start, start + _SLICE))
+        result[start : start + _SLICE] = price(part)
+    return result

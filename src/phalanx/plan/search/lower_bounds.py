@@ -1,16 +1,16 @@
-"""The least seconds and bytes of a step, whatever ZeRO makes of it.
+"""Lower bounds on the seconds and bytes of a step, whatever its ZeRO stage.
 
-T is the time of all passes of one micro-batch, on the ranks that share its layers (tp, cp, ep), what they send inside
-of layers among it. Of m micro-batches over p pipeline ranks each computes m T/p and waits, with equal chunks,
+T is the time of all passes of one micro-batch on the ranks that share its layers (tp, cp, ep), with the communication
+inside layers. With m micro-batches over p pipeline ranks and equal chunks, each rank computes m T/p and waits
 
     1f1b, gpipe  (p-1) T/p     interleaved  (p-1) T/(p v)     zero-bubble  (p-1) T/(3p)     naive  m (p-1) T/p
 
-which no chunks of whole blocks undercut by much: some hundredths are left for those that do, and are no reason to
-price a pipeline before what is likely to be as fast. Without pipeline T is exact. What gradients and parameters take
-to travel, and the update, are left out: they depend on ZeRO.
+which chunks of whole blocks hardly undercut: the bound leaves them a few hundredths, which `expected` takes out again
+so that a pipeline is not priced before strategies likely to be as fast. Without a pipeline T is exact. Communication
+of gradients and parameters and the update are left out: they depend on ZeRO.
 
-Of memory the model state alone is counted, spread evenly (Rajbhandari et al. 2020, figure 1): N parameters with
-weights of e bytes, gradients of g, optimizer state of o, over S shards
+For memory only the model state is counted, spread evenly (Rajbhandari et al. 2020, figure 1): N parameters with
+weights of e bytes, gradients of g and optimizer state of o, over S shards, take N times
 
     zero 0   e + g + o      1   e + g + o/S      2   e + (g + o)/S      3   (e + g + o)/S
 """
@@ -34,17 +34,18 @@ from phalanx.spec.strategy.spec import Strategy
 
 _KEY = ("tp", "sp", "cp", "ulysses", "ep", "etp", "micro_batch")
 _ROUNDING, _UNEQUAL = 1 - 1e-9, 0.97
+"""Factors of the bound: against rounding without a pipeline, and for chunks that undercut equal ones."""
 
 
 class Bounds:
-    """Of the strategies of a job on a cluster."""
+    """Lower bounds on the strategies of a job on a cluster."""
 
     def __init__(self, model: ModelSpec, cluster: ClusterSpec, job: Job) -> None:
         self._model, self._cluster, self._job = model, cluster, job
         self._passes = cache(self._timed)
 
     def of_rows(self, rows: Strategies) -> Floats:
-        """Whatever they repeat."""
+        """Least seconds of each row, with any recomputation."""
         key = np.stack([rows.dp * rows.pp, *(getattr(rows, name) for name in _KEY)], axis=1)
         each, first, own = np.unique(key, axis=0, return_index=True, return_inverse=True)
         passes = [self._passes(_alone(replace(rows.strategy(int(row)), recompute="none"))) for row in first]
@@ -52,12 +53,12 @@ class Bounds:
         return _least(seconds, rows.micro_batches(self._job), rows.pp, rows.virtual, rows.schedule)
 
     def of(self, s: Strategy) -> float:
-        """Of one, with what it repeats."""
+        """Least seconds of one strategy, its recomputation included."""
         own = (s.accumulation(self._job), s.pp, s.virtual, NAMES.index(s.schedule))
         return float(_least(np.array([self._passes(_alone(s))]), *(np.array([n]) for n in own))[0])
 
     def bytes_of_rows(self, rows: Strategies) -> Floats:
-        """Of the model state on the fullest rank."""
+        """Least bytes of each row: the model state, spread evenly over the ranks."""
         routed = sum(p.numel for p in parameters(self._model) if p.of_experts)
         inside = rows.ep * rows.etp
         dense = (self._model.parameter_count - routed) / (rows.tp * rows.pp) * self._per_parameter(rows, rows.shards)
@@ -76,14 +77,14 @@ class Bounds:
         return found
 
     def _timed(self, alone: Strategy) -> float:
-        """T of strategies without pipeline."""
+        """T, seconds, of a strategy without pipeline."""
         one = replace(self._job, global_batch=alone.micro_batch * alone.dp)
         seconds = unit_seconds(self._model, self._cluster, one, alone, 0)
         return sum(seconds[name] * len(units) for name, units in unit_classes(self._model, alone).items())
 
 
 def expected(least: Floats, p: Ints) -> Floats:
-    """The time that is likely, of the least one: p pipeline ranks have equal chunks."""
+    """The likely seconds for the lower bounds `least`: `p` pipeline ranks have equal chunks."""
     found: Floats = least / np.where(p > 1, _UNEQUAL, 1.0)
     return found
 

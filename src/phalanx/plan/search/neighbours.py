@@ -1,4 +1,4 @@
-"""The neighbours of a strategy: one field changed."""
+"""The neighbours of a strategy: legal strategies that differ from it in one decision."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
-    """Legal strategies that differ from one in a single decision (which the data axis makes up for), each with what
-    was changed."""
-    found: dict[Strategy, str] = {}
-    for what, changes in _changes(s):
+    """Return (change, strategy) for every legal strategy that differs from `s` in a single decision.
+
+    The world size stays the same: the data axis takes the ranks that another axis gives up or needs. `change` reads
+    like `tp 4 -> 8`. Only strategies that the search may choose under `pricing` are returned."""
+    changes_by_strategy: dict[Strategy, str] = {}
+    for change, fields in _changes(s):
         try:
-            other = replace(s, **_mended(s, changes))  # type: ignore[arg-type]
+            other = replace(s, **_completed(s, fields))  # type: ignore[arg-type]
             check(other, pricing.model, pricing.job, s.world)
         except InputError:
             continue
         m = other.accumulation(pricing.job)
         way = (NAMES.index(other.schedule), other.virtual)
-        own = pricing.options
+        options = pricing.options
         if (
-            other.schedule not in own.schedules
-            or other.recompute not in own.recompute
-            or other.order not in own.orders
+            other.schedule not in options.schedules
+            or other.recompute not in options.recompute
+            or other.order not in options.orders
         ):
             continue
         if other != s and way in space.pipeline_ways(pricing.model.layers, other.pp, m):
-            found.setdefault(other, what)
-    return [(what, other) for other, what in found.items()]
+            changes_by_strategy.setdefault(other, change)
+    return [(change, other) for other, change in changes_by_strategy.items()]
 
 
 def _changes(s: Strategy) -> Iterator[tuple[str, dict[str, object]]]:
     for axis in ("tp", "pp", "cp", "ep", "micro_batch"):
-        here = getattr(s, axis)
-        for there in (2 * here, here // 2):
-            if there >= 1 and there != here:
-                yield f"{axis} {here} -> {there}", {axis: there}
+        degree = getattr(s, axis)
+        for other in (2 * degree, degree // 2):
+            if other >= 1 and other != degree:
+                yield f"{axis} {degree} -> {other}", {axis: other}
     for zero in range(4):
         yield f"zero {s.zero} -> {zero}", {"zero": zero}
     for kind in RECOMPUTE:
@@ -66,11 +68,11 @@ def _changes(s: Strategy) -> Iterator[tuple[str, dict[str, object]]]:
             yield f"shard {s.dp_shard} -> {shard}", {"shard": shard}
 
 
-def _mended(s: Strategy, changes: dict[str, object]) -> dict[str, object]:
-    """The change with what follows: dp takes the ranks that are left, fields without effect their defaults."""
+def _completed(s: Strategy, changes: dict[str, object]) -> dict[str, object]:
+    """The change with its consequences: dp takes the remaining ranks, fields without effect their defaults."""
     new = {f: changes.get(f, getattr(s, f)) for f in ("tp", "pp", "cp", "sp", "zero", "virtual", "schedule", "order")}
-    dp, left = divmod(s.world, int(new["tp"]) * int(new["pp"]) * int(new["cp"]))  # type: ignore[call-overload]
-    if left or not dp:
+    dp, remainder = divmod(s.world, int(new["tp"]) * int(new["pp"]) * int(new["cp"]))  # type: ignore[call-overload]
+    if remainder or not dp:
         raise InputError("strategy", None, "does not divide the ranks")
     facts = SCHEDULES[str(new["schedule"])]
     shard = changes.get("shard", s.shard)

@@ -1,5 +1,5 @@
-"""The best strategy for a model on a cluster, and why: both passes of the search, families, front, and what was
-rejected."""
+"""The best strategy for a model on a cluster, and why: both passes of the search, the best of each family, the front
+of time and memory, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Literal
 import numpy as np
 
 from phalanx.plan.search import branch_and_bound, priced, space, why_not
-from phalanx.plan.search.branch_and_bound import FAMILIES, Found
+from phalanx.plan.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.neighbours import neighbours
-from phalanx.plan.search.priced import Priced
-from phalanx.plan.search.refine import Ranked, Second, best_of_each
+from phalanx.plan.search.priced import PricedStrategy
+from phalanx.plan.search.refine import Ranked, RefinedPrices, best_of_each_family
 from phalanx.plan.search.space import Options, Strategies
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
@@ -24,29 +24,29 @@ from phalanx.spec.strategy.spec import Strategy
 Objective = Literal["throughput", "memory"]
 OBJECTIVES = ("throughput", "memory")
 THRIFT = ("gpu-hours", "money")
-"""Of which there are fewer where fewer GPUs are taken; days are throughput."""
+"""Objectives that fewer GPUs may improve; days are throughput."""
 _SLACK = 0.10
-"""How much slower than the fastest a strategy may be that is chosen for the memory that it leaves."""
+"""Slowdown against the fastest strategy, as a share, that the objective `memory` accepts."""
 _NEAR = 64
-"""How many fewer GPUs are tried where the batch cannot be split over all."""
+"""How many smaller GPU counts are tried for the hint if the batch cannot be split over all GPUs."""
 _FRONT = 1.5
-"""The front of time and memory goes up to this many times the shortest step."""
+"""The front of time and memory extends to this many times the shortest step."""
 _POINTS, _CLEARLY = 8, 0.98
-"""Of the front that is shown unasked: how many points at most, each with clearly less memory than the one before."""
+"""The front shown by default: at most this many points, each with at most this share of the previous one's memory."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A strategy with the reason, in numbers, why it is not the best one."""
+    """A strategy and the reason, in numbers, why it is not the best one."""
 
     family: str
-    priced: Priced
+    priced: PricedStrategy
     reason: str
 
 
 @dataclass(frozen=True)
-class Fewer:
-    """The best strategy on fewer GPUs, where it is as fast."""
+class FewerGpus:
+    """A smaller number of GPUs whose best strategy is as fast as that of all."""
 
     gpus: int
     strategy: Strategy
@@ -55,23 +55,28 @@ class Fewer:
 
 @dataclass(frozen=True)
 class Answer:
-    """`ranked`: best first. `families`: the best of each that has any. `front`: fastest first, each with less memory
-    than all before it. `evaluated`: all legal strategies; `examined`: those priced one by one, the others were
-    decided by a bound. `seconds`: of the search."""
+    """The result of a search for one model, job and number of GPUs."""
 
     pricing: Pricing
     gpus: int
     ranked: tuple[Ranked, ...]
+    """Best first by the objective."""
     families: tuple[Ranked, ...]
+    """The fastest of each family of which any strategy fits."""
     front: tuple[Ranked, ...]
+    """Fastest first, each with less memory than all before it."""
     rejected: tuple[Rejected, ...]
     evaluated: int
+    """Number of legal strategies."""
     examined: int
+    """Number of strategies priced one by one; a bound excluded the others."""
     seconds: float
-    fewer: Fewer | None = None
+    """Time of the search."""
+    fewer: FewerGpus | None = None
 
     @property
     def best(self) -> Ranked:
+        """The best strategy by the objective."""
         return self.ranked[0]
 
 
@@ -82,182 +87,196 @@ def answer(
     keep: int = 10,
     whole_front: bool = False,
 ) -> Answer:
-    """Search. `larger`: the question on so many GPUs of the same kind. `whole_front`: no point of it is missed; else
-    it is that of what the search for the best has met. Raises InputError where nothing is legal, or nothing fits:
-    then with the least hardware that would do."""
+    """Find the best strategies on `gpus` GPUs.
+
+    `larger` returns the same question on another number of GPUs. With `whole_front` no point of the front is missed;
+    without it, the front covers what the search for the best strategy met.
+
+    Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice.
+    """
     start = time.perf_counter()
     pricing = larger(gpus)
     options = pricing.options
     try:
-        slack, upto = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
-        found = branch_and_bound.explore(pricing, gpus, options, keep, slack, upto)
-    except InputError as wrong:
-        raise _with_a_number(wrong, pricing, gpus) from None
-    if not len(found.rows):
-        raise _nothing_fits(pricing, found, larger, gpus, options)
-    kept, each = [int(row) for row in found.order[:keep]], best_of_each(found)
-    front = _promising(found, whole_front)
+        slack, front_limit = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
+        explored = branch_and_bound.explore(pricing, gpus, options, keep, slack, front_limit)
+    except InputError as error:
+        raise _with_suggested_gpus(error, pricing, gpus) from None
+    if not len(explored.rows):
+        raise _nothing_fits(pricing, explored, larger, gpus, options)
+    fastest, family_rows = [int(row) for row in explored.order[:keep]], best_of_each_family(explored)
+    front = _promising(explored, whole_front)
     if objective == "memory":
-        near = found.order[found.seconds[found.order] <= (1 + _SLACK) * found.seconds[found.order[0]]]
-        kept += [int(row) for row in near[np.argsort(found.bytes_[near], kind="stable")][:keep]]
-    rows = list(dict.fromkeys([*kept, *each, *front]))
-    second = Second(pricing)
-    every = second.descended([found.rows.strategy(row) for row in rows])
-    each_best = {r.family: r for r in reversed(every)}
+        near = explored.order[explored.seconds[explored.order] <= (1 + _SLACK) * explored.seconds[explored.order[0]]]
+        fastest += [int(row) for row in near[np.argsort(explored.bytes_[near], kind="stable")][:keep]]
+    rows = list(dict.fromkeys([*fastest, *family_rows, *front]))
+    prices = RefinedPrices(pricing)
+    candidates = prices.descend([explored.rows.strategy(row) for row in rows])
+    each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
-    ranked = every[:keep]
+    ranked = candidates[:keep]
     if objective == "memory":
-        near_best = [r for r in every if r.seconds <= (1 + _SLACK) * every[0].seconds]
+        near_best = [r for r in candidates if r.seconds <= (1 + _SLACK) * candidates[0].seconds]
         ranked = sorted(near_best, key=lambda r: r.priced.bytes_)[:keep]
-    rejected = tuple(_rejected(second, ranked[0], found, {r.family for r in families}, options))
+    rejected = tuple(_rejected(prices, ranked[0], explored, {r.family for r in families}, options))
     return Answer(
         pricing=pricing,
         gpus=gpus,
         ranked=tuple(ranked),
         families=families,
-        front=tuple(_front(every, whole_front)),
+        front=tuple(_front(candidates, whole_front)),
         rejected=rejected,
-        evaluated=found.legal,
-        examined=found.priced,
+        evaluated=explored.legal,
+        examined=explored.priced,
         seconds=time.perf_counter() - start,
         fewer=_fewer(larger, gpus, ranked[0]) if objective == "throughput" else None,
     )
 
 
-def _with_a_number(wrong: InputError, pricing: Pricing, gpus: int) -> InputError:
-    """Of GPUs that share nothing evenly: how many would."""
-    for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if wrong.field == "--gpus" else ():
+def _with_suggested_gpus(error: InputError, pricing: Pricing, gpus: int) -> InputError:
+    """Add to an error about `--gpus` the next smaller number of GPUs that has a legal strategy."""
+    for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if error.field == "--gpus" else ():
         try:
             space.cores(pricing.model, pricing.job, n)
         except InputError:
             continue
-        return InputError(wrong.field, wrong.value, wrong.reason, f"use {n}, or another batch")
-    return wrong
+        return InputError(error.field, error.value, error.reason, f"use {n}, or another batch")
+    return error
 
 
-def _fewer(larger: Callable[[int], Pricing], gpus: int, best: Ranked) -> Fewer | None:
-    """Whether some of the GPUs might as well stand idle. Fewer take at least what the FLOPs take at the best rate
-    that kernels reach, so mostly nothing needs to be searched."""
-    pricing, found = larger(gpus), None
+def _fewer(larger: Callable[[int], Pricing], gpus: int, best: Ranked) -> FewerGpus | None:
+    """Return a smaller number of GPUs that is as fast, or None.
+
+    A step takes at least its FLOPs at the best rate that kernels reach, so a search is rarely needed."""
+    pricing, fewest = larger(gpus), None
     node = pricing.cluster.ranks_per_node
     for n in sorted({gpus // 4, gpus // 2, (gpus - 1) // node * node} - {0}):
         if best.mfu * gpus / n > np.max(pricing.system.gemm):
             continue
         candidate = best_on(larger(n), n)
-        if candidate and candidate[1] <= best.seconds and (not found or candidate[1] < found.seconds):
-            found = Fewer(n, candidate[0].strategy, candidate[1])
-    return found
+        if candidate and candidate[1] <= best.seconds and (not fewest or candidate[1] < fewest.seconds):
+            fewest = FewerGpus(n, candidate[0].strategy, candidate[1])
+    return fewest
 
 
 def thriftiest(larger: Callable[[int], Pricing], most: int) -> int:
-    """How many GPUs, of `most` and its halves, take the fewest GPU-seconds for a step; `most` where none fit."""
-    spent, n = {most: np.inf}, most
+    """Return the GPU count, out of `most`, `most`/2, `most`/4, ..., with the fewest GPU-seconds per step.
+
+    Returns `most` if no strategy fits on any of them."""
+    gpu_seconds, n = {most: np.inf}, most
     while n:
-        found = best_on(larger(n), n)
-        if found:
-            spent[n] = n * found[1]
+        best = best_on(larger(n), n)
+        if best:
+            gpu_seconds[n] = n * best[1]
         n //= 2
-    return min(spent, key=lambda n: spent[n])
+    return min(gpu_seconds, key=lambda n: gpu_seconds[n])
 
 
-def _promising(found: Found, whole: bool) -> list[int]:
-    """The front of the first pass."""
-    order = found.order
-    order = order[found.seconds[order] <= _FRONT * found.seconds[order[0]]]
-    least = np.minimum.accumulate(found.bytes_[order])
+def _promising(explored: Exploration, whole: bool) -> list[int]:
+    """Rows of the front of time and memory, by the first pass."""
+    order = explored.order
+    order = order[explored.seconds[order] <= _FRONT * explored.seconds[order[0]]]
+    least = np.minimum.accumulate(explored.bytes_[order])
     clearly = 1.0 if whole else _CLEARLY
     points = [int(i) for i in order[np.concatenate([[True], least[1:] < clearly * least[:-1]])]]
     return points if whole else points[:_POINTS]
 
 
-def _front(every: Sequence[Ranked], whole: bool) -> list[Ranked]:
-    """Of what the second pass has priced, fastest first: each with less memory than all faster ones, or else those
-    with clearly less."""
-    points = [every[0]]
-    for r in every:
+def _front(candidates: Sequence[Ranked], whole: bool) -> list[Ranked]:
+    """The front of what the second pass priced, fastest first.
+
+    With `whole`, each point needs less memory than all faster ones; without it, clearly less, and points are few."""
+    points = [candidates[0]]
+    for r in candidates:
         if r.priced.bytes_ < (1.0 if whole else _CLEARLY) * points[-1].priced.bytes_:
             points.append(r)
-    points = [r for r in points if r.seconds <= _FRONT * every[0].seconds]
+    points = [r for r in points if r.seconds <= _FRONT * candidates[0].seconds]
     return points if whole else points[:_POINTS]
 
 
-def _rejected(second: Second, best: Ranked, found: Found, has: set[str], options: Options) -> Iterable[Rejected]:
-    """Families of which nothing fits, by the member of least memory; and the neighbours of the best one."""
-    pricing = second.pricing
-    for p, kind in _misfits(pricing, found.cores, has, options):
+def _rejected(
+    prices: RefinedPrices, best: Ranked, explored: Exploration, has: set[str], options: Options
+) -> Iterable[Rejected]:
+    """The smallest member of each family of which nothing fits, and the neighbours of the best strategy."""
+    pricing = prices.pricing
+    for p, kind in _misfits(pricing, explored.cores, has, options):
         yield Rejected(kind, p, why_not.why_not(p, best.priced, pricing))
-    near = neighbours(best.strategy, pricing)
-    for (what, _), other in zip(near, second.of([s for _, s in near]), strict=True):
+    close = neighbours(best.strategy, pricing)
+    for (what, _), other in zip(close, prices.of([s for _, s in close]), strict=True):
         if other.priced.fits and other.seconds < best.seconds:
-            continue  # faster, but with less memory left, which is what was asked for
+            continue  # faster, but needs more memory, and memory is the objective
         yield Rejected(other.family, other.priced, f"{what}: {why_not.why_not(other.priced, best.priced, pricing)}")
 
 
-def _misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Options) -> Iterable[tuple[Priced, str]]:
-    """By family without a strategy that fits, the one that lacks least, of plain cores."""
+def _misfits(
+    pricing: Pricing, cores: Strategies, has: set[str], options: Options
+) -> Iterable[tuple[PricedStrategy, str]]:
+    """For each family not in `has`, its strategy of least memory, if that does not fit; cp = micro_batch = 1."""
     rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
     rows = space.sharding(space.recomputing(rows, pricing.model, options), options)
     kinds, bytes_ = branch_and_bound.family(rows), pricing.bytes_(rows)
     for kind, name in enumerate(FAMILIES):
-        own = np.flatnonzero(kinds == kind)
-        if name in has or not len(own):
+        members = np.flatnonzero(kinds == kind)
+        if name in has or not len(members):
             continue
-        least = own[np.argmin(bytes_[own])]
+        least = members[np.argmin(bytes_[members])]
         if bytes_[least] > pricing.usable:
             yield priced.price(pricing, [rows.strategy(int(least))])[0], name
 
 
 def _nothing_fits(
-    pricing: Pricing, found: Found, larger: Callable[[int], Pricing], gpus: int, options: Options
+    pricing: Pricing, explored: Exploration, larger: Callable[[int], Pricing], gpus: int, options: Options
 ) -> InputError:
-    every: dict[str, Priced] = {kind: p for p, kind in _misfits(pricing, found.cores, set(), options)}
-    most = min(every.values(), key=lambda p: p.bytes_, default=None)
-    needs = f": {most.strategy} {why_not.why_not(most, None, pricing)}" if most else ""
+    smallest_of_family: dict[str, PricedStrategy] = {
+        kind: p for p, kind in _misfits(pricing, explored.cores, set(), options)
+    }
+    smallest = min(smallest_of_family.values(), key=lambda p: p.bytes_, default=None)
+    needs = f": {smallest.strategy} {why_not.why_not(smallest, None, pricing)}" if smallest else ""
     enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)
     device = f"{pricing.cluster.device.name}, {pricing.cluster.device.usable_bytes / GIB:.1f} GiB each"
     mend = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"
     return InputError("--gpus", gpus, f"nothing fits{needs}", mend)
 
 
-def best_on(pricing: Pricing, gpus: int) -> tuple[Priced, float, float] | None:
-    """The best strategy on so many GPUs, its seconds with the pipeline as it runs, and MFU; None where none fits."""
+def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] | None:
+    """Return the best strategy on so many GPUs, its step time in seconds and its MFU; None if nothing fits."""
     try:
-        found = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1)
+        explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1)
     except InputError:
         return None
-    if not len(found.rows):
+    if not len(explored.rows):
         return None
-    rows = dict.fromkeys([int(found.order[0]), *best_of_each(found)])
-    first = Second(pricing).descended([found.rows.strategy(row) for row in rows])[0]
+    rows = dict.fromkeys([int(explored.order[0]), *best_of_each_family(explored)])
+    first = RefinedPrices(pricing).descend([explored.rows.strategy(row) for row in rows])[0]
     return first.priced, first.seconds, first.mfu
 
 
 _MOST = 2**17
-"""GPUs beyond which nobody looks."""
-
-
+"""The largest number of GPUs that is tried."""
 _CORES = 400
+"""How many cores, those of least memory, are checked in full."""
 
 
 def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
-    """Whether any strategy over so many ranks fits: those whose least bytes promise most are looked at in full."""
+    """Whether a strategy over so many ranks fits, among the expansions of the cores with the lowest memory bounds."""
     try:
         cores = space.cores(pricing.model, pricing.job, ranks)
     except InputError:
         return False
     cores = space.experts(cores, pricing.model)
-    least = pricing.least_bytes(cores, whole=False)
-    able = np.flatnonzero(least <= pricing.usable)
-    able = able[np.argsort(least[able])][:_CORES]
-    rows = space.pipelines(cores.take(able), pricing.model, pricing.job, options)
+    least = pricing.least_bytes(cores, complete=False)
+    fitting = np.flatnonzero(least <= pricing.usable)
+    fitting = fitting[np.argsort(least[fitting])][:_CORES]
+    rows = space.pipelines(cores.take(fitting), pricing.model, pricing.job, options)
     rows = space.recomputing(rows, pricing.model, options)
-    return bool(len(rows) and np.any(pricing.least_bytes(rows, whole=True) <= pricing.usable))
+    return bool(len(rows) and np.any(pricing.least_bytes(rows, complete=True) <= pricing.usable))
 
 
 def least_ranks(larger: Callable[[int], Pricing], above: int, node: int, options: Options) -> int | None:
-    """The fewest GPUs, in whole nodes, more than `above`, over which something fits; None where none within reach do.
-    `larger`: the question on so many GPUs. Memory falls with ranks, but not every number of them divides a batch: so
-    twice as many until something fits, then every eighth of the way from the last that did not."""
+    """Return about the fewest GPUs, more than `above` and in multiples of `node`, on which a strategy fits, or None.
+
+    Memory per rank falls with the number of ranks, but not every number divides the batch. So the number doubles
+    until something fits, then seven numbers spaced evenly above the last one that did not are tried."""
     low = high = max(above, node)
     while not fits_somewhere(larger(high), high, options):
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""A strategy with its price under a stack."""
+"""The price of a strategy under a software stack: step time by term, memory by what occupies it."""
 
 from __future__ import annotations
 
@@ -13,45 +13,51 @@ from phalanx.plan.search.column_pricing import Pricing
 from phalanx.spec.strategy.spec import Strategy
 
 COMMUNICATION = ("tp", "cp", "ep", "dp", "transfers")
+"""The terms of a step that are exposed communication."""
 
 
 @dataclass(frozen=True)
-class Priced:
-    """One strategy's figures. `terms`: seconds of the step by term; `held`: bytes by what holds them; `bytes_`: what
-    must be less than the device's usable ones."""
+class PricedStrategy:
+    """A strategy with its step time and memory."""
 
     strategy: Strategy
     seconds: float
+    """Step time, the sum of `terms`."""
     bytes_: float
+    """Reserved memory of the fullest rank; the strategy fits if it does not exceed `usable`."""
     terms: dict[str, float]
+    """Seconds of the step by term."""
     held: dict[str, float]
+    """Bytes by what occupies them: parameters, gradients, activations, ..."""
     usable: int
+    """Usable bytes of the device."""
 
     @property
     def fits(self) -> bool:
+        """Whether the strategy fits the device's usable memory."""
         return self.bytes_ <= self.usable
 
     @property
     def communication(self) -> float:
-        """Its share of the step, as far as nothing hides it."""
+        """Exposed communication as a share of the step."""
         return sum(self.terms.get(name, 0.0) for name in COMMUNICATION) / self.seconds
 
 
-def price(pricing: Pricing, given: Sequence[Strategy]) -> list[Priced]:
-    """Each strategy, term by term. Raises InputError for one that a search would not take."""
-    if not given:
+def price(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PricedStrategy]:
+    """Price strategies term by term. Raises InputError for a `recompute` or `order` that is never searched."""
+    if not strategies:
         return []
-    rows = space.of(given)
+    rows = space.of(strategies)
     step, memory = pricing.step(rows), pricing.memory(rows)
-    terms, held = each(step.terms, len(rows)), each(memory.terms, len(rows))
+    terms, held = _per_row(step.terms, len(rows)), _per_row(memory.terms, len(rows))
     reserved = np.broadcast_to(memory.reserved, len(rows))
     return [
-        Priced(s, sum(terms[i].values()), float(reserved[i]), terms[i], held[i], pricing.usable)
-        for i, s in enumerate(given)
+        PricedStrategy(s, sum(terms[i].values()), float(reserved[i]), terms[i], held[i], pricing.usable)
+        for i, s in enumerate(strategies)
     ]
 
 
-def each(columns: Mapping[str, Column], count: int) -> list[dict[str, float]]:
-    """Columns by name as the numbers of each row."""
+def _per_row(columns: Mapping[str, Column], count: int) -> list[dict[str, float]]:
+    """Turn columns by name into one dict per row."""
     full = {name: np.broadcast_to(column, count) for name, column in columns.items()}
     return [{name: float(column[i]) for name, column in full.items()} for i in range(count)]

@@ -1,8 +1,8 @@
-"""The second pass of a search: a candidate's pipeline as it really runs, cut and timed action by action.
+"""The second pass of a search: a candidate's pipeline simulated action by action, with its real chunks.
 
 The first pass prices bubbles by a formula for equal chunks. Here the blocks are cut into chunks
-(schedule/partition.py), every action of the schedule has its chunk's seconds, and the makespan is that of running it
-(cost/stack/schedules.py).
+(schedule/partition/balance.py), every action of the schedule takes its chunk's seconds, and the makespan is that of
+running the schedule (cost/analytic/pipeline_formulas.py).
 """
 
 from __future__ import annotations
@@ -17,101 +17,109 @@ from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.pipeline_formulas import makespan
 from phalanx.cost.pipeline_time import Costs
 from phalanx.plan.search import branch_and_bound, space
-from phalanx.plan.search.branch_and_bound import FAMILIES, Found
+from phalanx.plan.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.neighbours import neighbours
-from phalanx.plan.search.priced import Priced, price
+from phalanx.plan.search.priced import PricedStrategy, price
 from phalanx.plan.search.space import ORDERS, of
 from phalanx.schedule.partition.balance import Units, explain, partition
 from phalanx.schedule.pipeline import stages
 from phalanx.spec.strategy.spec import Strategy
 
 _PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "launch", "head", "bubble")
-"""The terms of a step that a pipeline's makespan stands for."""
+"""The terms of a step that a pipeline's makespan replaces."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """`blocks` of each chunk; `imbalance`: of the slowest rank over the mean, as a share of it; `bubble`: seconds in
-    which the slowest rank waits; `mean`: what all blocks of a step take, over the ranks (None where there is one)."""
+class PipelineRun:
+    """A pipeline's passes of one step, timed action by action."""
 
     makespan: float
+    """Seconds from the first forward to the last backward pass."""
     blocks: tuple[int, ...]
+    """Number of blocks in each chunk."""
     imbalance: float
+    """Excess of the slowest rank over the mean rank, as a share of the mean."""
     bubble: float
+    """Seconds that the slowest rank waits."""
     mean: float | None = None
+    """Seconds of all blocks of a step divided by the number of pipeline ranks; None without a pipeline."""
 
     def seconds(self, terms: Mapping[str, float]) -> float:
-        """Of a step with these terms, its pipeline as it runs."""
+        """Seconds of a step with these terms, the makespan in place of the terms that it replaces."""
         return self.makespan + sum(value for name, value in terms.items() if name not in _PIPELINED)
 
     def terms(self, formula: Mapping[str, float]) -> dict[str, float]:
-        """Those of the formula as it runs: blocks as a mean rank has them, what the slowest has more of, and the
-        bubble. They sum to `seconds`."""
+        """Correct a formula's terms by this run; they sum to `seconds`.
+
+        The blocks' terms become those of a mean rank, `head` the excess of the slowest rank, `bubble` its waiting."""
         if self.mean is None:
             return dict(formula)
-        own = {name: formula.get(name, 0.0) for name in _PIPELINED if name not in ("head", "bubble")}
-        share = self.mean / sum(own.values())
+        block_terms = {name: formula.get(name, 0.0) for name in _PIPELINED if name not in ("head", "bubble")}
+        share = self.mean / sum(block_terms.values())
         waits = {"head": self.makespan - self.bubble - self.mean, "bubble": self.bubble}
-        return dict(formula) | {name: share * value for name, value in own.items()} | waits
+        return dict(formula) | {name: share * value for name, value in block_terms.items()} | waits
 
 
-def refined(pricing: Pricing, given: Sequence[Strategy]) -> list[tuple[Priced, Run]]:
-    """Each strategy, term by term, its pipeline as it runs; those that differ in sharding alone have the same one."""
-    like = [replace(s, zero=0, shard=None, order=ORDERS[0]) for s in given]
-    alike = list(dict.fromkeys(like))
-    runs = dict(zip(alike, run(pricing, alike), strict=True))
-    found = []
-    for p, s in zip(price(pricing, given), like, strict=True):
-        own = runs[s]
-        found.append((replace(p, seconds=own.seconds(p.terms), terms=own.terms(p.terms)), own))
-    return found
+def refined(pricing: Pricing, strategies: Sequence[Strategy]) -> list[tuple[PricedStrategy, PipelineRun]]:
+    """Price strategies term by term, with their pipelines timed action by action.
+
+    Strategies that differ only in sharding share one run."""
+    unsharded = [replace(s, zero=0, shard=None, order=ORDERS[0]) for s in strategies]
+    distinct = list(dict.fromkeys(unsharded))
+    runs = dict(zip(distinct, run(pricing, distinct), strict=True))
+    results = []
+    for p, s in zip(price(pricing, strategies), unsharded, strict=True):
+        pipeline = runs[s]
+        refined_price = replace(p, seconds=pipeline.seconds(p.terms), terms=pipeline.terms(p.terms))
+        results.append((refined_price, pipeline))
+    return results
 
 
-def run(pricing: Pricing, strategies: Sequence[Strategy]) -> list[Run]:
-    """The pipeline of each strategy; of one rank its work."""
+def run(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PipelineRun]:
+    """Time the pipeline of each strategy; without a pipeline, the makespan is the rank's work."""
     if not strategies:
         return []
     step, count = pricing.step(of(strategies)), len(strategies)
     work = np.broadcast_to(sum(step.terms[name] for name in _PIPELINED), count)
-    kinds = [_rows(own, count) for _, own in step.blocks]
+    kinds = [_rows(passes, count) for _, passes in step.blocks]
     heads = _rows(step.head, count)
     experts = pricing.model.experts
     plain = [experts is None or i in experts.dense_layers for i in range(pricing.model.layers)]
-    found = []
+    runs = []
     for i, s in enumerate(strategies):
         if s.pp == 1:
-            found.append(Run(float(work[i]), (pricing.model.layers,), 0.0, 0.0))
+            runs.append(PipelineRun(float(work[i]), (pricing.model.layers,), 0.0, 0.0))
             continue
         passes = [kinds[0][i] if dense else kinds[-1][i] for dense in plain]
-        found.append(_run(s, s.accumulation(pricing.job), passes, heads[i]))
-    return found
+        runs.append(_run(s, s.accumulation(pricing.job), passes, heads[i]))
+    return runs
 
 
-def _rows(own: Passes, count: int) -> list[tuple[float, float]]:
-    forward, backward = (np.broadcast_to(part, count) for part in (own.forward, own.backward))
+def _rows(passes: Passes, count: int) -> list[tuple[float, float]]:
+    forward, backward = (np.broadcast_to(part, count) for part in (passes.forward, passes.backward))
     return [(float(f), float(b)) for f, b in zip(forward, backward, strict=True)]
 
 
-def _run(s: Strategy, m: int, passes: list[tuple[float, float]], head: tuple[float, float]) -> Run:
-    """`passes`: seconds of every block's forward and backward pass; `head`: of the head's."""
-    whole = Units(0.0, tuple(f + b for f, b in passes), sum(head))
+def _run(s: Strategy, m: int, passes: list[tuple[float, float]], head: tuple[float, float]) -> PipelineRun:
+    """Time `m` micro-batches. `passes`: seconds of each block's forward and backward pass; `head`: of the head's."""
+    units = Units(0.0, tuple(f + b for f, b in passes), sum(head))
     ranks = stages.rank_of(s)
-    blocks = partition(whole, ranks).blocks
-    found = explain(whole, ranks, blocks)
-    slowest = max(share.seconds for share in found.ranks)
-    took = makespan(s.schedule, s.pp, m, s.virtual, _costs(passes, head, blocks), slowest)
-    return Run(took, blocks, found.imbalance, took - m * slowest, m * sum(whole.blocks) / s.pp)
+    blocks = partition(units, ranks).blocks
+    shares = explain(units, ranks, blocks)
+    slowest = max(share.seconds for share in shares.ranks)
+    total = makespan(s.schedule, s.pp, m, s.virtual, _costs(passes, head, blocks), slowest)
+    return PipelineRun(total, blocks, shares.imbalance, total - m * slowest, m * sum(units.blocks) / s.pp)
 
 
 def _costs(passes: list[tuple[float, float]], head: tuple[float, float], blocks: tuple[int, ...]) -> Costs:
-    """Of every chunk; gradients of weights are half of a backward pass."""
-    forward, backward, at = [], [], 0
+    """Seconds of each chunk's passes; weight gradients take half of a backward pass."""
+    forward, backward, start = [], [], 0
     for count in blocks:
-        own = passes[at : at + count]
-        at += count
-        forward.append(sum(f for f, _ in own))
-        backward.append(sum(b for _, b in own))
+        chunk = passes[start : start + count]
+        start += count
+        forward.append(sum(f for f, _ in chunk))
+        backward.append(sum(b for _, b in chunk))
     forward[-1] += head[0]
     backward[-1] += head[1]
     half = [b / 2 for b in backward]
@@ -120,57 +128,62 @@ def _costs(passes: list[tuple[float, float]], head: tuple[float, float], blocks:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A strategy, its pipeline as it runs; `mfu` of the peak in bf16."""
+    """A strategy that survived the first pass, priced with its pipeline timed action by action."""
 
     family: str
-    priced: Priced
-    run: Run
+    """One of FAMILIES."""
+    priced: PricedStrategy
+    run: PipelineRun
     mfu: float
+    """Model FLOP/s as a share of the bf16 peak."""
 
     @property
     def strategy(self) -> Strategy:
+        """The strategy itself."""
         return self.priced.strategy
 
     @property
     def seconds(self) -> float:
+        """Step time."""
         return self.priced.seconds
 
 
-class Second:
-    """Prices each strategy of a question once."""
+class RefinedPrices:
+    """The second pass's prices of the strategies of one question, each computed once."""
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
         self._known: dict[Strategy, Ranked] = {}
 
-    def of(self, given: Sequence[Strategy]) -> list[Ranked]:
-        """Each of them."""
-        new = [s for s in dict.fromkeys(given) if s not in self._known]
+    def of(self, strategies: Sequence[Strategy]) -> list[Ranked]:
+        """Price each strategy, in the order of `strategies`."""
+        new = [s for s in dict.fromkeys(strategies) if s not in self._known]
         if new:
             rows, peak = space.of(new), float(self.pricing.system.peak_bf16)
-            flops = float(np.max(model_flops(self.pricing.shape, self.pricing.layout(rows))))  # of all the same
+            flops = float(np.max(model_flops(self.pricing.shape, self.pricing.layout(rows))))  # the same for all
             for kind, (p, run) in zip(branch_and_bound.family(rows), refined(self.pricing, new), strict=True):
                 mfu = flops / (p.seconds * p.strategy.world * peak)
                 self._known[p.strategy] = Ranked(FAMILIES[kind], p, run, mfu)
-        return [self._known[s] for s in given]
+        return [self._known[s] for s in strategies]
 
-    def descended(self, given: Sequence[Strategy]) -> list[Ranked]:
-        """Those that fit of these, and of the neighbours of the fastest for as long as one of them is faster: fastest
-        first."""
-        every = {s: r for s, r in zip(given, self.of(given), strict=True) if r.priced.fits}
-        looked: Strategy | None = None
-        while (best := min(every, key=lambda s: every[s].seconds)) != looked:
-            looked = best
-            near = [s for _, s in neighbours(best, self.pricing)]
-            every |= {s: r for s, r in zip(near, self.of(near), strict=True) if r.priced.fits}
-        return sorted(every.values(), key=lambda r: r.seconds)
+    def descend(self, strategies: Sequence[Strategy]) -> list[Ranked]:
+        """Descend from the fastest of `strategies` to faster neighbours until none is faster.
+
+        Returns every strategy met on the way that fits, fastest first."""
+        fitting = {s: r for s, r in zip(strategies, self.of(strategies), strict=True) if r.priced.fits}
+        expanded: Strategy | None = None
+        while (best := min(fitting, key=lambda s: fitting[s].seconds)) != expanded:
+            expanded = best
+            close = [s for _, s in neighbours(best, self.pricing)]
+            fitting |= {s: r for s, r in zip(close, self.of(close), strict=True) if r.priced.fits}
+        return sorted(fitting.values(), key=lambda r: r.seconds)
 
 
-def best_of_each(found: Found) -> list[int]:
-    """By the first pass: the row of each family that has any."""
-    first: dict[int, int] = {}
-    kinds = found.family[found.order]
+def best_of_each_family(explored: Exploration) -> list[int]:
+    """Return the row of the fastest strategy of each family that has one, by the first pass."""
+    rows: dict[int, int] = {}
+    kinds = explored.family[explored.order]
     for kind in range(len(FAMILIES)):
         if np.any(kinds == kind):
-            first[kind] = int(found.order[np.argmax(kinds == kind)])
-    return list(first.values())
+            rows[kind] = int(explored.order[np.argmax(kinds == kind)])
+    return list(rows.values())

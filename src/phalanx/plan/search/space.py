@@ -1,16 +1,16 @@
-"""All legal strategies of a model over a number of ranks, none twice, as NumPy columns.
+"""All legal strategies of a model over a number of ranks, each once, as NumPy columns.
 
 A strategy is chosen in five steps, each of which multiplies the rows:
 
     core       dp, tp, sp, cp, ulysses, pp, micro_batch     what every rank computes
-    experts    ep, etp                                      and of which experts
+    experts    ep, etp                                      and which experts it holds
     pipeline   schedule, virtual                            when
-    recompute  none, selective, full, every:k               what is computed again
-    sharding   zero, shard, order                           where the model state lies, and who are neighbours
+    recompute  none, selective, full, every:k               what the backward pass computes again
+    sharding   zero, shard, order                           where the model state lies, and which ranks are neighbours
 
-so that a search can drop a row of one step before it is multiplied by the next (plan/explore.py). Two rows never
-mean the same: fields without effect keep their defaults (`shard` is written only where it is less than dp, ZeRO only
-where there is something to shard over, `order` only where stages and replicas can change places).
+so that a search can drop a row before the next step multiplies it (plan/search/branch_and_bound.py). No two rows mean
+the same: fields without effect keep their defaults (`zero` is set only where there is something to shard over,
+`order` only where stages and replicas can change places).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from phalanx.spec.strategy.split import require_split
 Ints = npt.NDArray[np.int64]
 Ways = Sequence[tuple[int, ...]]
 ORDERS = ("pp/dp/cp/tp", "dp/pp/cp/tp")
-"""Stages outermost, as the mesh has them by default; or replicas outermost, and stages on neighbouring nodes."""
+"""Stages outermost, the default of the mesh; or replicas outermost, with stages on neighbouring nodes."""
 RECOMPUTE = ("none", "selective", "full", "every:2", "every:4")
 _DEFAULT = NAMES.index(Strategy.schedule)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a search may choose from, where the grammar allows more or a stack has less."""
+    """The schedules, recomputation and mesh orders that a search may choose: a stack may have fewer than all."""
 
     schedules: tuple[str, ...] = NAMES
     recompute: tuple[str, ...] = RECOMPUTE
@@ -51,8 +51,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Strategies:
-    """Many strategies: one column per field of Strategy. `shard` is the number itself, also where it is dp;
-    `schedule`, `recompute` and `order` are places in NAMES, RECOMPUTE and ORDERS."""
+    """Many strategies: one column per searched field of Strategy, each of shape (rows,).
+
+    `shard` holds the number of shards over the data axis, also where it equals dp. `schedule`, `recompute` and
+    `order` hold indices into NAMES, RECOMPUTE and ORDERS."""
 
     dp: Ints
     zero: Ints
@@ -74,11 +76,11 @@ class Strategies:
         return len(self.dp)
 
     def take(self, rows: Any) -> Strategies:
-        """Those rows, by number or by mask."""
+        """Select rows by number, slice or mask."""
         return Strategies(**{name: getattr(self, name)[rows] for name in COLUMNS})
 
     def strategy(self, row: int) -> Strategy:
-        """One row as a Strategy."""
+        """Return one row as a Strategy."""
         found: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in COLUMNS}
         whole = not found["zero"] or found["shard"] == found["dp"]
         return Strategy(
@@ -93,14 +95,16 @@ class Strategies:
         )
 
     def strategies(self) -> list[Strategy]:
+        """Return every row as a Strategy."""
         return [self.strategy(row) for row in range(len(self))]
 
     def micro_batches(self, job: Job) -> Ints:
+        """Micro-batches per step and replica."""
         return job.global_batch // (self.micro_batch * self.dp)
 
     @property
     def shards(self) -> Ints:
-        """Ranks over which the model state is sharded."""
+        """Number of ranks over which the model state is sharded, 1 without ZeRO."""
         return np.where(self.zero > 0, self.shard * self.cp, 1)
 
 
@@ -108,8 +112,9 @@ COLUMNS = tuple(f.name for f in fields(Strategies))
 
 
 def of(strategies: Sequence[Strategy]) -> Strategies:
-    """Given ones as columns; fields that a search does not choose are left out of it. Raises InputError for a
-    `recompute` or `order` that it never takes."""
+    """Turn strategies into columns; fields that a search does not choose are dropped.
+
+    Raises InputError for a `recompute` or `order` that a search never chooses."""
     found: dict[str, list[int]] = {name: [] for name in COLUMNS}
     for s in strategies:
         for name, known in (("recompute", RECOMPUTE), ("order", ORDERS)):
@@ -128,12 +133,12 @@ def of(strategies: Sequence[Strategy]) -> Strategies:
 
 
 def joined(parts: Sequence[Strategies]) -> Strategies:
-    """The rows of all parts, one after the other."""
+    """Concatenate the rows of all parts."""
     return Strategies(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS})
 
 
 def first(rows: Strategies) -> Ints:
-    """The numbers of rows, without those that are there before."""
+    """Return the row numbers of distinct rows: the first of each group of equal ones."""
     key = np.zeros(len(rows), np.uint64)
     for name in COLUMNS:
         _, places = np.unique(getattr(rows, name), return_inverse=True)
@@ -142,16 +147,16 @@ def first(rows: Strategies) -> Ints:
 
 
 def everything(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
-    """All of them, all steps. Raises InputError where a model or batch has none."""
+    """Enumerate every legal strategy, all five steps. Raises InputError if there is none over so many ranks."""
     options = options or Options()
     rows = pipelines(experts(cores(model, job, ranks), model), model, job, options)
     return sharding(recomputing(rows, model, options), options)
 
 
 def cores(model: ModelSpec, job: Job, ranks: int) -> Strategies:
-    """What every rank computes: degrees and micro-batch, without experts, schedules, recomputation and ZeRO.
+    """Enumerate degrees and micro-batch sizes: the first step, without experts, schedules, recomputation and ZeRO.
 
-    Raises InputError where the job has no strategy over so many ranks.
+    Raises InputError if the job has no strategy over so many ranks.
     """
     if job.seq > model.max_seq:
         reason = f"is longer than model.max_seq = {model.max_seq}"
@@ -180,7 +185,7 @@ def cores(model: ModelSpec, job: Job, ranks: int) -> Strategies:
 
 
 def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints:
-    """How many strategies each core becomes, without making them."""
+    """Count the strategies that each core expands to, without building them."""
     steps = (
         _by_experts(rows, model),
         _by_pipeline(rows, model, job, options),
@@ -192,27 +197,27 @@ def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints
 
 
 def experts(rows: Strategies, model: ModelSpec) -> Strategies:
-    """Each row with every way to spread experts over its ranks."""
+    """Expand each row by every way to spread experts over its ranks."""
     return _by_experts(rows, model).rows
 
 
 def pipelines(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
-    """Each row with every schedule that it can have (schedule/stages.py refuses the others)."""
+    """Expand each row by every legal schedule (schedule/pipeline/stages.py refuses the others)."""
     return _by_pipeline(rows, model, job, options).rows
 
 
 def recomputing(rows: Strategies, model: ModelSpec, options: Options) -> Strategies:
-    """Each row with everything that may be computed again."""
+    """Expand each row by every kind of recomputation."""
     return _by_recompute(rows, model, options).rows
 
 
 def sharding(rows: Strategies, options: Options) -> Strategies:
-    """Each row with every ZeRO stage, number of shards, and order of the mesh."""
+    """Expand each row by every ZeRO stage, number of shards, and order of the mesh."""
     return _by_sharding(rows, options).rows
 
 
 class _Expansion:
-    """Every row once for each way that its two keys have; a way is the values of some columns."""
+    """Repeats each row once for every way that its two keys allow; a way is the values of the columns `into`."""
 
     def __init__(
         self, rows: Strategies, first: Ints, second: Ints, into: tuple[str, ...], ways: Callable[[int, int], Ways]
@@ -225,7 +230,7 @@ class _Expansion:
 
     @property
     def times(self) -> Ints:
-        """How many ways each row has."""
+        """Number of ways of each row."""
         return self._lengths[self._kind]
 
     @property
@@ -280,7 +285,8 @@ def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = NAMES
 
 
 def _by_recompute(rows: Strategies, model: ModelSpec, options: Options) -> _Expansion:
-    """Every k-th block of k or less is the first alone, so of those that mean the same one is enough."""
+    """Of kinds that recompute the same blocks, one is kept: `every:k` of at most k blocks is the first block
+    alone."""
     kinds: dict[tuple[str, ...], tuple[int]] = {}
     for name in options.recompute:
         kinds.setdefault(repeated(name, model.layers), (RECOMPUTE.index(name),))
@@ -289,7 +295,7 @@ def _by_recompute(rows: Strategies, model: ModelSpec, options: Options) -> _Expa
 
 @cache
 def repeated(recompute: str, layers: int) -> tuple[str, ...]:
-    """What of each block is computed again."""
+    """Return what each block recomputes: "full", "selective" or "none"."""
     s = Strategy(recompute=recompute)
     return tuple(s.recompute_of(i) for i in range(layers))
 
@@ -307,7 +313,7 @@ def _by_sharding(rows: Strategies, options: Options) -> _Expansion:
 
 
 def _pairs(ranks: int) -> list[tuple[int, int]]:
-    """Two degrees whose product divides the ranks."""
+    """All pairs of degrees whose product divides the number of ranks."""
     return [(one, other) for one in divisors(ranks) for other in divisors(ranks // one)]
 
 

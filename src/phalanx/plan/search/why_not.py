@@ -1,33 +1,36 @@
-"""Why not: what a strategy needs that is not there, or what it spends its time on that a better one does not."""
+"""Why a strategy is not the best one: the memory it lacks, or the term that costs more than in the best one."""
 
 from __future__ import annotations
 
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.priced import COMMUNICATION, Priced
+from phalanx.plan.search.priced import COMMUNICATION, PricedStrategy
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
-SAID = {
+TERM_NAMES = {
     "matmul": "matrix products",
     "attention": "attention",
     "memory": "memory-bound work",
     "tp": "tensor-parallel communication",
     "cp": "context-parallel communication",
     "ep": "expert-parallel communication",
-    "dp": "gradients and parameters on their way",
+    "dp": "data-parallel communication",
     "transfers": "transfers between stages",
     "recompute": "recomputation",
     "launch": "kernel launches",
     "head": "the head's rank, for which the others wait",
     "bubble": "the bubble",
     "optimizer": "the update",
-    "other": "what is left",
+    "other": "the rest",
 }
+"""How each term of a step is written in a sentence."""
 
 
-def why_not(p: Priced, best: Priced | None, pricing: Pricing) -> str:
-    """The reason in numbers: memory where it does not fit, else what takes longer than in the best one."""
+def why_not(p: PricedStrategy, best: PricedStrategy | None, pricing: Pricing) -> str:
+    """Say in numbers why `p` is not the best strategy: its memory if it does not fit, else the term that grew most.
+
+    `best` may be None only if `p` does not fit."""
     if not p.fits:
         name, most = max(p.held.items(), key=lambda item: item[1])
         return f"needs {p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB, {most / GIB:.1f} of them {name}"
@@ -35,18 +38,19 @@ def why_not(p: Priced, best: Priced | None, pricing: Pricing) -> str:
     slower = p.seconds / best.seconds - 1
     grown = {name: p.terms[name] - best.terms.get(name, 0.0) for name in p.terms}
     worst = max(grown, key=lambda name: grown[name])
-    leaves = leaving(p.strategy, pricing)
+    leaves = _wider_than_node(p.strategy, pricing)
     if worst in COMMUNICATION and leaves:
         return f"{slower:+.1%}: {leaves}: {p.communication:.0%} of the step is communication"
-    return f"{slower:+.1%}: {SAID.get(worst, worst)} {_seconds(p.terms[worst])}, there {_seconds(best.terms[worst])}"
+    here, there = _seconds(p.terms[worst]), _seconds(best.terms[worst])
+    return f"{slower:+.1%}: {TERM_NAMES.get(worst, worst)} {here}, there {there}"
 
 
 def _seconds(s: float) -> str:
     return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.0f} ms"
 
 
-def leaving(s: Strategy, pricing: Pricing) -> str:
-    """Which axis of those that talk in every layer is wider than a node, "" where none is."""
+def _wider_than_node(s: Strategy, pricing: Pricing) -> str:
+    """Name the axis with communication in every layer that is wider than a node; "" if there is none."""
     node = pricing.cluster.ranks_per_node
     grid = mesh(s)
     for axis, degree in (("tp", s.tp), ("ep", s.ep), ("cp", s.cp)):

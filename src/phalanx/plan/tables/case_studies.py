@@ -1,4 +1,4 @@
-"""Case studies: trainings that were published, the strategy that was used, and what a search chooses instead."""
+"""Case studies: published trainings, the strategy that each used, and what a search chooses instead."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from phalanx.plan.question import asked, cluster_named, model_named
 from phalanx.plan.search import refine, why_not
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import best_on
-from phalanx.plan.search.priced import Priced, price
-from phalanx.plan.search.why_not import SAID
+from phalanx.plan.search.priced import PricedStrategy, price
+from phalanx.plan.search.why_not import TERM_NAMES
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.files.job_file import make_strategy
@@ -19,8 +19,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class Case:
-    """`used`: "" where the layout is not published. `measured_s`: of a step, as published; None where it was not, or
-    not on this hardware and number format. `stack`: of the time. `note`: what is not published, or differs here."""
+    """A published training."""
 
     name: str
     model: str
@@ -29,14 +28,18 @@ class Case:
     batch: int
     seq: int
     used: str
+    """The strategy that was used; "" if its layout is not published."""
     stack: str
+    """The software stack of the time."""
     measured_s: float | None
+    """Published step time, seconds; None if there is none for this hardware and number format."""
     source: str
     note: str = ""
+    """What is not published, or differs here."""
 
 
 def _llama(size: str, hours: int, tokens: float) -> Case:
-    """From GPU-hours and tokens of Touvron et al. 2023a, table 15 and section 2; batches of 4 M tokens."""
+    """A case from the GPU-hours and tokens of Touvron et al. 2023a, table 15 and section 2; batches of 4 M tokens."""
     gpus, batch, seq = 2048, 2048, 2048
     return Case(
         f"LLaMA {size}",
@@ -216,20 +219,23 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Studied:
-    """`used` as priced, its `seconds` with the pipeline as it runs, None where it is not published; `chosen`
-    likewise, None where nothing fits."""
+class CaseResult:
+    """The strategy that was used and the one that a search chooses, priced, with seconds of a step.
+
+    The seconds time the pipeline action by action. `used` is None if not published, `chosen` if nothing fits."""
 
     case: Case
-    used: Priced | None
+    used: PricedStrategy | None
     used_s: float | None
-    chosen: Priced | None
+    chosen: PricedStrategy | None
     chosen_s: float | None
     why: str
 
 
-def study(case: Case) -> Studied:
-    """Price what was used, and search."""
+def study(case: Case) -> CaseResult:
+    """Price the strategy that was used, and search for a better one.
+
+    Raises InputError if the strategy that was used is not legal."""
     pricing = question(case)
     used, seconds = None, None
     if case.used:
@@ -237,43 +243,47 @@ def study(case: Case) -> Studied:
         check(s, pricing.model, pricing.job, case.gpus)
         (used,), (run,) = price(pricing, [s]), refine.run(pricing, [s])
         seconds = run.seconds(used.terms)
-    found = best_on(pricing, case.gpus)
-    if found is None:
-        return Studied(case, used, seconds, None, None, "nothing fits here")
-    chosen, chosen_s, _ = found
+    best = best_on(pricing, case.gpus)
+    if best is None:
+        return CaseResult(case, used, seconds, None, None, "nothing fits here")
+    chosen, chosen_s, _ = best
     why = _why(used, chosen, pricing) if used else case.note
-    return Studied(case, used, seconds, chosen, chosen_s, why)
+    return CaseResult(case, used, seconds, chosen, chosen_s, why)
 
 
 def question(case: Case) -> Pricing:
+    """Return the model, cluster and job of a case, to be priced under its stack."""
     model, _ = model_named(case.model)
-    if case.seq > model.max_seq:  # a model that was stretched
+    if case.seq > model.max_seq:  # the training extended the model's context
         model = replace(model, max_seq=case.seq)
     return asked(model, cluster_named(case.cluster), case.batch, case.seq, case.stack)(case.gpus)
 
 
 def strategy(case: Case) -> Strategy:
-    found = make_strategy(case.used)
-    assert found is not None
-    return found
+    """Parse the strategy that a case used."""
+    parsed = make_strategy(case.used)
+    assert parsed is not None
+    return parsed
 
 
-def _why(used: Priced, chosen: Priced, pricing: Pricing) -> str:
-    """What the chosen one spends less on."""
+def _why(used: PricedStrategy, chosen: PricedStrategy, pricing: Pricing) -> str:
+    """Name the terms on which the chosen strategy saves most."""
     if not used.fits:
         return f"as used it {why_not.why_not(used, None, pricing)}"
     saved = {name: used.terms[name] - chosen.terms.get(name, 0.0) for name in used.terms}
     most = sorted(saved, key=lambda name: -saved[name])[:2]
     return ", ".join(
-        f"{SAID[name]} {saved[name] / used.seconds:.0%} less" for name in most if saved[name] > 0.005 * used.seconds
+        f"{TERM_NAMES[name]} {saved[name] / used.seconds:.0%} less"
+        for name in most
+        if saved[name] > 0.005 * used.seconds
     )
 
 
-def sheet(studied: Sequence[Studied] | None = None) -> Sheet:
-    """All cases in one table."""
-    found: Iterable[Studied] = map(study, CASES) if studied is None else studied
+def sheet(studied: Sequence[CaseResult] | None = None) -> Sheet:
+    """Tabulate `studied`, by default all cases."""
+    results: Iterable[CaseResult] = map(study, CASES) if studied is None else studied
     rows = []
-    for x in found:
+    for x in results:
         c = x.case
         rows.append(
             (

@@ -1,4 +1,4 @@
-"""Which collective algorithm wins on a cluster, at which size, and how far it is from what cannot be beaten."""
+"""Which collective algorithm is fastest on a cluster, at which size, and how far it is from the lower bound."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ _SIZES = tuple(2.0**k for k in range(8, 33))  # 256 B .. 4 GiB
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm at one size; `bound`: no schedule is faster on these links."""
+    """One algorithm at one size."""
 
     algorithm: str
     segments: int | None
-    """The best number of them, where the algorithm sends in segments."""
+    """Best number of segments; None if the algorithm sends none."""
     rounds: int
     sent_bytes: float
     seconds: float
     bound: float
+    """Seconds that no schedule beats on these links."""
     formula_seconds: float | None
-    """The published closed form, where all ranks share one tier of links."""
+    """By the published closed form; None if the ranks do not share one tier of links."""
 
 
 @dataclass(frozen=True)
@@ -43,53 +44,55 @@ class Crossover:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All algorithms of an operation, fastest first; who wins from which size (bytes) to which; and the crossover
-    of every tier of links in use."""
+    """All algorithms of an operation on a cluster."""
 
     rows: tuple[Row, ...]
+    """Fastest first."""
     winners: tuple[tuple[float, float, str], ...]
+    """(from bytes, to bytes, fastest algorithm)."""
     crossovers: tuple[Crossover, ...]
+    """Of every tier of links in use."""
 
 
 @dataclass(frozen=True)
-class _Priced:
-    """A schedule whose chunks are equal, for any size."""
+class _SizedSchedule:
+    """A schedule of equal chunks, which can be timed for any number of bytes."""
 
     schedule: Schedule
     segments: int
     elements: int
-    """Of the buffer."""
+    """Elements of the buffer."""
 
     def seconds(self, n: float, links: Costs) -> float:
+        """Time of the critical path for `n` bytes."""
         return path_seconds(self.schedule, n / self.elements, links)
 
 
 def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Comparison:
-    """Price every algorithm of a collective over the first `ranks` ranks of a cluster; a barrier has no size.
+    """Price every algorithm of a collective of `size_bytes` over the first `ranks` ranks of a cluster.
 
-    Raises InputError.
-    """
+    A barrier ignores the size. Raises InputError for an unknown collective or more ranks than the cluster has."""
     if op not in ALGORITHMS:
         raise InputError("--op", op, "is not a collective", nearest(op, ALGORITHMS))
     if not 1 <= ranks <= cluster.ranks:
         raise InputError("--ranks", ranks, f"{cluster.name} has {cluster.ranks} ranks", "ask for as many or fewer")
     links = costs(cluster)
-    used = next((i for i, t in enumerate(cluster.tiers) if t.ranks >= ranks), len(cluster.tiers) - 1) + 1
-    priced = _pricing(op, ranks, cluster, links.tiers[used - 1][1:])
+    tiers_used = next((i for i, t in enumerate(cluster.tiers) if t.ranks >= ranks), len(cluster.tiers) - 1) + 1
+    priced = _pricing(op, ranks, cluster, links.tiers[tiers_used - 1][1:])
     n = 0.0 if op == "barrier" else size_bytes
     _, alpha, beta = links.tiers[0]
-    flat = used == 1 and cluster.tiers[0].uplink_bandwidth_bytes_per_s_per_direction is None
+    flat = tiers_used == 1 and cluster.tiers[0].uplink_bandwidth_bytes_per_s_per_direction is None
     bound = lower_bound(op, ranks, n, links)
     rows = []
     for algorithm in ALGORITHMS[op]:
-        found = priced(algorithm, n)
-        formula = closed_form(op, algorithm, ranks, n, alpha, beta, links.gamma_s_per_byte, found.segments)
+        timed = priced(algorithm, n)
+        formula = closed_form(op, algorithm, ranks, n, alpha, beta, links.gamma_s_per_byte, timed.segments)
         row = Row(
             algorithm=algorithm,
-            segments=found.segments if (op, algorithm) in SEGMENTED else None,
-            rounds=found.schedule.rounds,
-            sent_bytes=float(found.schedule.sent.max(initial=0)) * n / found.elements,
-            seconds=found.seconds(n, links),
+            segments=timed.segments if (op, algorithm) in SEGMENTED else None,
+            rounds=timed.schedule.rounds,
+            sent_bytes=float(timed.schedule.sent.max(initial=0)) * n / timed.elements,
+            seconds=timed.seconds(n, links),
             bound=bound,
             formula_seconds=formula if flat else None,
         )
@@ -102,22 +105,25 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Com
         else:
             winners.append((size, size, best))
     crossovers = [
-        Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in cluster.tiers[:used]
+        Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction)
+        for t in cluster.tiers[:tiers_used]
     ]
     return Comparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
 
 
 def _pricing(
     op: str, ranks: int, cluster: ClusterSpec, slowest: tuple[float, float]
-) -> Callable[[str, float], _Priced]:
-    """(algorithm, bytes) -> the schedule to price, in the number of segments that is best on the slowest link."""
+) -> Callable[[str, float], _SizedSchedule]:
+    """Return a function (algorithm, bytes) -> schedule, in the best number of segments for the slowest link."""
     inner = math.gcd(ranks, cluster.tiers[0].ranks)
 
     @cache
-    def built(algorithm: str, segments: int) -> _Priced:
-        # As many elements as equal chunks, or in both halves of a double tree as segments.
+    def build_schedule(algorithm: str, segments: int) -> _SizedSchedule:
+        # One element per chunk; in a double tree, one per segment of each half.
         elements = 2 * segments if (op, algorithm) in SEGMENTED else ranks
         tiers = (inner, ranks // inner)
-        return _Priced(build(op, algorithm, ranks, elements, tiers=tiers, segments=segments), segments, elements)
+        return _SizedSchedule(
+            build(op, algorithm, ranks, elements, tiers=tiers, segments=segments), segments, elements
+        )
 
-    return lambda algorithm, n: built(algorithm, best_segments(op, algorithm, ranks, n, *slowest))
+    return lambda algorithm, n: build_schedule(algorithm, best_segments(op, algorithm, ranks, n, *slowest))

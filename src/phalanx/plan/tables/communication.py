@@ -1,4 +1,4 @@
-"""Sheets of what is sent and of both rooflines."""
+"""The table of what a strategy sends in a step."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from phalanx.plan.tables.table import Sheet, columns
 
 
 def sheet(x: Subject) -> Sheet:
-    """Each kind of operation of a strategy, per rank and step."""
+    """Tabulate each kind of operation of a strategy, per rank and step."""
     rows = []
-    whole: dict[str, float] = {}
+    seconds_of_term: dict[str, float] = {}
     for f in x.flows:
-        whole[term_of(f.axis)] = whole.get(term_of(f.axis), 0.0) + f.seconds
+        seconds_of_term[term_of(f.axis)] = seconds_of_term.get(term_of(f.axis), 0.0) + f.seconds
     for f in x.flows:
         term = term_of(f.axis)
-        share = min(1.0, x.priced.terms.get(term, 0.0) / whole[term])
-        said = "critical" if share > 0.5 else "hidden" if share < 0.05 else "partly hidden"
+        share = min(1.0, x.priced.terms.get(term, 0.0) / seconds_of_term[term])
+        visibility = "critical" if share > 0.5 else "hidden" if share < 0.05 else "partly hidden"
         rows.append(
             (
                 f.axis,
@@ -30,7 +30,7 @@ def sheet(x: Subject) -> Sheet:
                 f.network,
                 f.sent * x.strategy.world,
                 f.seconds,
-                said,
+                visibility,
             )
         )
     node = x.pricing.cluster.ranks_per_node
@@ -53,6 +53,6 @@ def sheet(x: Subject) -> Sheet:
         ),
         rows,
         "payload: the buffer of one operation as nccl-tests counts it; sent, over the network: by one rank, "
-        "a ring's bytes on the wire; all ranks: sent x world; alone: where nothing hides it. Busiest link: a rank's "
+        "a ring's bytes on the wire; all ranks: sent x world; alone: without overlap. Busiest link: a rank's "
         f"port, {port / 2**30:.2f} GiB a step, {node * port / 2**30:.2f} a node",
     )

@@ -13,7 +13,8 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def ridges() -> Sheet:
-    """FLOP per byte at which memory and links keep up with the chip, of every cluster with a known chip."""
+    """Tabulate the FLOP per byte at which memory and links keep up with each cluster's chip, if its rates are
+    known."""
     rows = []
     for name in PRESETS:
         cluster = preset(name, 2)
@@ -47,7 +48,7 @@ def ridges() -> Sheet:
 
 
 def rooflines(pricing: Pricing, s: Strategy) -> list[Sheet]:
-    """Operators of a block in training, and in decoding one token for one sequence and for 64."""
+    """Tabulate the operators of a block in training, and in decoding one token for one sequence and for 64."""
     job = pricing.job
     return [
         _operators(f"training: a forward pass of {s.micro_batch} x {job.seq} tokens", operators.training(pricing, s)),
@@ -61,9 +62,9 @@ def rooflines(pricing: Pricing, s: Strategy) -> list[Sheet]:
     ]
 
 
-def _operators(title: str, found: list[Operator]) -> Sheet:
-    rows = [(o.name, o.shape, o.flops / 1e9, o.bytes_, o.intensity, o.bound, o.seconds) for o in found]
-    ridge = found[0].ridge if found else 0.0
+def _operators(title: str, operators_: list[Operator]) -> Sheet:
+    rows = [(o.name, o.shape, o.flops / 1e9, o.bytes_, o.intensity, o.bound, o.seconds) for o in operators_]
+    ridge = operators_[0].ridge if operators_ else 0.0
     return Sheet(
         title,
         columns(

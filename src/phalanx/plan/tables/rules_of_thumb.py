@@ -1,11 +1,10 @@
-"""The taught rules, examined: each leaf of the usual decision trees on GPUs that it is stated for, as the rule has it
-and as a search does."""
+"""Rules of thumb, tested: each leaf of the usual decision trees on the GPUs it is stated for, against a search."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from phalanx.plan.tables.case_studies import Case, Studied, study
+from phalanx.plan.tables.case_studies import Case, CaseResult, study
 from phalanx.plan.tables.table import Sheet, columns
 
 _STACK = "megatron-core"
@@ -29,8 +28,8 @@ RULES = (
 )
 
 
-def sheet(given: Iterable[Case] = RULES) -> Sheet:
-    """Rule, what it costs, what a search takes instead."""
+def sheet(rules: Iterable[Case] = RULES) -> Sheet:
+    """Tabulate rules: what each costs, and what a search chooses instead."""
     return Sheet(
         "taught rules: what following them costs",
         columns(
@@ -43,12 +42,12 @@ def sheet(given: Iterable[Case] = RULES) -> Sheet:
             ("costs", "share"),
             "because",
         ),
-        [_row(study(case)) for case in given],
+        [_row(study(case)) for case in rules],
         "costs: the rule's step over the chosen one's, less 1; none where the rule's strategy does not fit",
     )
 
 
-def _row(x: Studied) -> tuple[object, ...]:
+def _row(x: CaseResult) -> tuple[object, ...]:
     c = x.case
     on = f"{c.model}, {c.gpus:,} of {c.cluster}, {c.batch:,} x {c.seq:,}"
     if x.chosen is None or x.chosen_s is None:

@@ -1,4 +1,4 @@
-"""How a training scales: the best strategy on more and more GPUs, on a batch or with it, and what moves it."""
+"""How a training scales: the best strategy by number of GPUs, batch, link rates and device."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from phalanx.plan.search.planner import best_on
 from phalanx.plan.tables.table import Sheet, columns
 
 Question = Callable[[int], Pricing]
+"""A question on any number of GPUs."""
 
 
 def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
-    """Strong scaling: the same batch; weak: the batch grows with the GPUs, from that of the first."""
+    """Tabulate strong scaling (one batch on more GPUs), or weak scaling (the batch grows with the GPUs)."""
     first = question(gpus[0]).job.global_batch
     rows, base = [], 0.0
     for n in gpus:
@@ -45,31 +46,31 @@ _COLUMNS = columns(
 
 
 def _row(p: Pricing, gpus: int, batch: int, base: float) -> tuple[object, ...]:
-    found = best_on(p, gpus)
-    if found is None:
+    best = best_on(p, gpus)
+    if best is None:
         return (gpus, batch, "nothing fits or divides", None, None, None, None)
-    priced, seconds, mfu = found
+    priced, seconds, mfu = best
     rate = batch * p.job.seq / seconds
     return (gpus, batch, str(priced.strategy), seconds, rate, rate / gpus / base if base else 1.0, mfu)
 
 
 def by_batch(question: Question, gpus: int, batches: Sequence[int]) -> Sheet:
-    """Efficiency against the batch; the critical batch is the smallest from which 90 % of the best is reached."""
+    """Tabulate efficiency against the batch; the critical batch is the smallest with 90 % of the best rate."""
     p = question(gpus)
     rows = [_row(replace(p, job=replace(p.job, global_batch=b)), gpus, b, 0.0) for b in batches]
-    most = max((row[4] for row in rows if row[4] is not None), default=None)  # type: ignore[type-var]
-    marked, critical = [], None
+    best = max((row[4] for row in rows if row[4] is not None), default=None)  # type: ignore[type-var]
+    with_efficiency, critical = [], None
     for row in rows:
-        share = row[4] / most if row[4] is not None and most else None  # type: ignore[operator]
+        share = row[4] / best if row[4] is not None and best else None  # type: ignore[operator]
         if critical is None and share is not None and share >= 0.9:
             critical = row[1]
-        marked.append((*row[:5], share, row[6]))
-    said = f"critical batch, from which 90 % of the best rate is reached: {critical}" if critical else "nothing fits"
-    return Sheet(f"efficiency against the batch on {gpus} GPUs", _COLUMNS, marked, said)
+        with_efficiency.append((*row[:5], share, row[6]))
+    note = f"critical batch, from which 90 % of the best rate is reached: {critical}" if critical else "nothing fits"
+    return Sheet(f"efficiency against the batch on {gpus} GPUs", _COLUMNS, with_efficiency, note)
 
 
 def sensitivity(question: Question, gpus: int) -> Sheet:
-    """The network at half and at double its rate, the fastest links likewise: planned anew each time."""
+    """Tabulate the best strategy with the network, then the fastest links, at half and at double their rate."""
     p, rows = question(gpus), []
     base: float | None = None
     for what, inner, outer in (
@@ -87,11 +88,11 @@ def sensitivity(question: Question, gpus: int) -> Sheet:
             )
             for i, t in enumerate(p.cluster.tiers)
         )
-        found = best_on(replace(p, cluster=replace(p.cluster, tiers=tiers)), gpus)
-        if found is None:
+        best = best_on(replace(p, cluster=replace(p.cluster, tiers=tiers)), gpus)
+        if best is None:
             continue
-        base = base or found[1]
-        rows.append((what, str(found[0].strategy), found[1], found[1] / base - 1, found[2]))
+        base = base or best[1]
+        rows.append((what, str(best[0].strategy), best[1], best[1] / base - 1, best[2]))
     return Sheet(
         f"sensitivity on {gpus} GPUs",
         columns("links", "strategy", ("step", "s"), ("change", "share"), ("MFU", "share")),
@@ -100,16 +101,16 @@ def sensitivity(question: Question, gpus: int) -> Sheet:
 
 
 def by_device(questions: Sequence[tuple[str, Question]], gpus: int) -> Sheet:
-    """The same job on other hardware."""
+    """Tabulate the best strategy for the same job on each of several clusters."""
     rows: list[tuple[object, ...]] = []
     for name, question in questions:
         p = question(gpus)
-        found = best_on(p, gpus)
-        if found is None:
+        best = best_on(p, gpus)
+        if best is None:
             rows.append((name, p.cluster.device.name, "nothing fits or divides", None, None, None))
         else:
-            rate = p.job.global_batch * p.job.seq / found[1]
-            rows.append((name, p.cluster.device.name, str(found[0].strategy), found[1], rate, found[2]))
+            rate = p.job.global_batch * p.job.seq / best[1]
+            rows.append((name, p.cluster.device.name, str(best[0].strategy), best[1], rate, best[2]))
     return Sheet(
         f"what the device changes, on {gpus} of each",
         columns("cluster", "device", "strategy", ("step", "s"), ("tokens/s", "count"), ("MFU", "share")),

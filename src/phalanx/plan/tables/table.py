@@ -13,31 +13,36 @@ Unit = Literal["", "bytes", "GB", "s", "share", "count", "rate"]
 
 @dataclass(frozen=True)
 class Column:
-    """`unit` of its numbers: bytes, GB (1e9 bytes), s, share (of one), count, rate (bytes/s); "" for words."""
+    """A column's heading and the unit of its numbers."""
 
     name: str
     unit: Unit = ""
+    """bytes, GB (1e9 bytes), s, share (of one), count, rate (bytes/s); "" for words."""
 
     @property
     def key(self) -> str:
-        """In JSON and CSV."""
+        """The column's key in JSON and CSV."""
         word = self.name.lower().replace(" ", "_").replace("/", "_per_").replace("-", "_").replace(",", "")
         return f"{word}_{self.unit}" if self.unit in ("bytes", "GB", "s") else word
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """`rows` hold a number or a word for each column, or None; `note` names conventions and sources."""
+    """A table with a title."""
 
     title: str
     columns: tuple[Column, ...]
     rows: Sequence[tuple[Any, ...]]
+    """A number, a word or None for each column."""
     note: str = ""
+    """Conventions and sources."""
 
     def records(self) -> list[dict[str, Any]]:
+        """Return each row as a dict by column key, as in JSON."""
         return [{c.key: value for c, value in zip(self.columns, row, strict=True)} for row in self.rows]
 
     def as_csv(self) -> str:
+        """Return the table as CSV, with a header line of column keys."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow([c.key for c in self.columns])
@@ -45,5 +50,6 @@ class Sheet:
         return out.getvalue()
 
 
-def columns(*given: tuple[str, Unit] | str) -> tuple[Column, ...]:
-    return tuple(Column(g) if isinstance(g, str) else Column(*g) for g in given)
+def columns(*headings: tuple[str, Unit] | str) -> tuple[Column, ...]:
+    """Build columns from (name, unit) pairs, or names alone for columns of words."""
+    return tuple(Column(h) if isinstance(h, str) else Column(*h) for h in headings)

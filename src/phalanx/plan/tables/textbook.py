@@ -1,14 +1,14 @@
-"""The textbook's tables of memory and traffic, for a model or for a number of parameters alone.
+"""The textbook's tables of memory and traffic, for a model or only a number of parameters.
 
 State per parameter in mixed precision with Adam (Rajbhandari et al. 2020): weight 2, gradient 2, master copy and two
-moments 12 bytes: 16 in all; 18 where gradients are kept in fp32, 20 where in both. Over P ranks
+moments 12 bytes: 16 in all; 18 if gradients are kept in fp32, 20 if in both types. Over P ranks
 
     ZeRO-0  16        ZeRO-1  4 + 12/P        ZeRO-2  2 + 14/P        ZeRO-3  16/P
 
 Activations of a block (Korthikanti et al. 2022, table 2), in bytes:
 
-    none                s b h (10 + 24/t + 5 a s / (h t))      with sequence parallelism all over t
-    attention repeated  s b h (10 + 24/t), 34/t with sp        full  2 s b h
+    none                s b h (10 + 24/t + 5 a s / (h t))      divided by t as a whole with sequence parallelism
+    selective           s b h (10 + 24/t), 34/t with sp        full  2 s b h
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec
 
 _POLICIES = {16: (2, 2, 12), 18: (2, 4, 12), 20: (2, 6, 12)}
-"""Bytes of weight, gradient and optimizer state of a parameter, by their sum."""
+"""Bytes of weight, gradient and optimizer state per parameter, keyed by their sum."""
 
 
 def counted(text: str, field: str = "--params") -> float:
-    """`25M`, `7B`, `1.5T` parameters or tokens. Raises InputError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmbt]?)", text.strip(), re.IGNORECASE)
-    if not found or float(found[1]) <= 0:
+    """Parse a number of parameters or tokens: `25M`, `7B`, `1.5T`. Raises InputError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmbt]?)", text.strip(), re.IGNORECASE)
+    if not match or float(match[1]) <= 0:
         raise InputError(
             field,
             text,
             f"is not a number of {'tokens' if field == '--tokens' else 'parameters'}",
             "write 25M, 7B or 1.5T",
         )
-    return float(found[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[found[2].lower()]
+    return float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[match[2].lower()]
 
 
 def zero_bytes(params: float, stage: int, ranks: int, policy: int = 16) -> float:
-    """State on a rank. Raises InputError for a policy that is not known."""
+    """Return the bytes of model state on a rank at a ZeRO stage. Raises InputError for an unknown policy."""
     if policy not in _POLICIES:
         raise InputError("--bytes-per-parameter", policy, "is not known", "use 16, 18 or 20")
     weight, gradient, rest = _POLICIES[policy]
@@ -48,47 +48,49 @@ def zero_bytes(params: float, stage: int, ranks: int, policy: int = 16) -> float
 
 
 def state(params: float, ranks: Sequence[int], policy: int, card_bytes: float) -> Sheet:
-    """ZeRO stages by ranks."""
+    """Tabulate the model state per rank, by number of ranks and ZeRO stage."""
     rows = []
     for p in ranks:
-        found = [zero_bytes(params, stage, p, policy) / 1e9 for stage in range(4)]
-        first = next((f"ZeRO-{stage}" for stage, held in enumerate(found) if held * 1e9 <= card_bytes), "none")
-        rows.append((p, *found, first))
-    whole = policy * params
+        sizes = [zero_bytes(params, stage, p, policy) / 1e9 for stage in range(4)]
+        first = next((f"ZeRO-{stage}" for stage, size in enumerate(sizes) if size * 1e9 <= card_bytes), "none")
+        rows.append((p, *sizes, first))
+    total = policy * params
     return Sheet(
         f"state of {params:,.0f} parameters, {policy} bytes each, on each of P ranks",
         columns("P", *((f"ZeRO-{stage}", "GB") for stage in range(4)), "first that fits"),
         rows,
         f"GB = 1e9 bytes; fits: state alone within {card_bytes / 1e9:.0f} GB; activations come on top. "
         f"Cards that hold weights of 2 bytes, {2 * params / 1e9:g} GB: {cards(2 * params, card_bytes)}; "
-        f"state, {whole / 1e9:g} GB: {cards(whole, card_bytes)}",
+        f"state, {total / 1e9:g} GB: {cards(total, card_bytes)}",
     )
 
 
 def cards(held: float, card_bytes: float) -> int:
-    """How many cards hold so many bytes, spread evenly."""
+    """Return how many cards hold so many bytes, spread evenly."""
     return math.ceil(held / card_bytes)
 
 
 def activation_bytes(
     model: ModelSpec, micro_batch: int, seq: int, tp: int = 1, sp: bool = False, recompute: str = "none"
 ) -> float:
-    """Of all blocks for one micro-batch on a rank; 4 h wide MLP, no flash attention, as the paper has it."""
+    """Return the activation bytes of all blocks for one micro-batch on a rank.
+
+    As in the paper: an MLP 4 h wide, no flash attention."""
     h, a, t = model.hidden, model.heads, tp
     if recompute == "full":
         return 2 * seq * micro_batch * h * model.layers / (t if sp else 1)
-    whole = 10 / (t if sp else 1) + 24 / t + (5 * a * seq / (h * t) if recompute == "none" else 0)
-    return seq * micro_batch * h * whole * model.layers
+    per_element = 10 / (t if sp else 1) + 24 / t + (5 * a * seq / (h * t) if recompute == "none" else 0)
+    return seq * micro_batch * h * per_element * model.layers
 
 
 def activations(model: ModelSpec, micro_batch: int, seq: int, degrees: Sequence[int]) -> Sheet:
-    """By recomputation and tensor parallelism."""
+    """Tabulate activations by tensor parallelism and recomputation."""
     rows = []
     for tp, sp in [(1, False)] + [(t, sp) for t in degrees if t > 1 for sp in (False, True)]:
-        found = [
+        sizes = [
             activation_bytes(model, micro_batch, seq, tp, sp, kind) / 1e9 for kind in ("none", "selective", "full")
         ]
-        rows.append((tp, "yes" if sp else "no", *found))
+        rows.append((tp, "yes" if sp else "no", *sizes))
     return Sheet(
         f"activations of {model.layers} blocks, {micro_batch} x {seq} tokens, on each tp rank",
         columns("tp", "sp", ("none", "GB"), ("selective", "GB"), ("full", "GB")),
@@ -98,7 +100,7 @@ def activations(model: ModelSpec, micro_batch: int, seq: int, degrees: Sequence[
 
 
 def gradient_traffic(params: float, ranks: Sequence[int], rate: float, element: int = 2) -> Sheet:
-    """What data parallelism sends in a step, where a parameter count alone is known."""
+    """Tabulate what data parallelism sends in a step, from a parameter count alone."""
     rows = []
     for p in ranks:
         n = params * element
@@ -121,7 +123,7 @@ def gradient_traffic(params: float, ranks: Sequence[int], rate: float, element: 
 
 
 def intensity(params: float, seq: int, batches: Sequence[int], peak: float, rate: float, link: str) -> Sheet:
-    """Data parallelism on the communication roofline: FLOP of a rank per byte that it sends."""
+    """Tabulate data parallelism on the communication roofline: FLOP of a rank per byte that it sends."""
     rows: list[tuple[object, ...]] = []
     ridge = peak / rate
     for b in batches:
@@ -138,7 +140,7 @@ def intensity(params: float, seq: int, batches: Sequence[int], peak: float, rate
 
 
 def training(params: float, tokens: float, rate: float, gpus: Sequence[int]) -> Sheet:
-    """How long so many tokens take where each GPU reaches `rate` FLOP/s."""
+    """Tabulate how long training on so many tokens takes if each GPU reaches `rate` FLOP/s."""
     flops = 6 * params * tokens
     rows = [(n, flops / rate / n / _DAY / 365, flops / rate / n / _DAY, flops / rate / 3600) for n in gpus]
     return Sheet(
