@@ -28,7 +28,8 @@ run: install
 
 # Most tests wait more than they compute: two at a time use two cores. Each worker has its own pool of ranks.
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=
+	@echo "coverage, ranks and forked runs not counted: $$($(BIN)/coverage report --format=total) % (coverage report: by file)"
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff format --check .

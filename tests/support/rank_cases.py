@@ -505,6 +505,7 @@ def loopback_bytes(world: World, size: int) -> tuple[int, int]:
     for transport in ("p2p", "native") * 3:
         comm.barrier()
         before = _loopback()
+        comm.barrier()  # nobody sends before everybody has read the counter
         comm.start(call, transport, "ring").wait()  # type: ignore[arg-type]
         comm.barrier()
         found[transport].append(_loopback() - before)
