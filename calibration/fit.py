@@ -18,10 +18,11 @@ import numpy.typing as npt
 from phalanx.cost.analytic import stacks
 from phalanx.cost.analytic.chips import _BUILT as GENERATIONS
 from phalanx.cost.analytic.chips import _DEFAULTS as HARDWARE
-from phalanx.cost.analytic.chips import CHIPS, chain, system
+from phalanx.cost.analytic.chips import chain, system
 from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import gather, take
+from phalanx.spec.cluster.chips import CHIPS
 from phalanx.validate.from_row import Case
 from phalanx.validate.systems import benched, description, measured
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from phalanx.cost.analytic.chips import CHIPS, chip_name, system_of
+from phalanx.cost.analytic.chips import chip_name, system_of
 from phalanx.cost.analytic.stacks import profile
 from phalanx.plan.search.column_pricing import Pricing
+from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -91,7 +92,7 @@ def require_plausible(cluster: ClusterSpec) -> None:
     """Raise InputError if a link is faster than the device allows: a rate of both directions, or in bits."""
     name = chip_name(cluster.device.name)
     inside, chip = cluster.tiers[0], CHIPS[name]
-    limits = [(inside, chip.nvlink, f"{'NVLink' if chip.nvlink > _PCIE else 'PCIe'} of {name}")]
+    limits = [(inside, chip.link_bytes_per_s, f"{'NVLink' if chip.link_bytes_per_s > _PCIE else 'PCIe'} of {name}")]
     limits += [(tier, _FASTEST_NIC, "the fastest port of a GPU") for tier in cluster.tiers[1:]]
     for tier, most, what in limits:
         rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction

@@ -1,4 +1,4 @@
-"""Chips and links by name: the datasheet of a chip, and the shares of it that kernels and NCCL reach, as a System."""
+"""What kernels and NCCL reach of a chip and its links, as a System. The chips' datasheets: spec/cluster/chips.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from phalanx.cost.analytic.fitted_constants import CONSTANTS, resolve
 from phalanx.cost.analytic.kernels import product_s
 from phalanx.cost.hardware.system import System, TierRates
+from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 
@@ -78,44 +79,6 @@ def generation(name: str, constants: Mapping[str, float] = CONSTANTS) -> Generat
     return Generation(**(resolve(_DEFAULTS, chain(name), constants) | _BUILT[name]))
 
 
-@dataclass(frozen=True)
-class Chip:
-    """Dense peak FLOP/s by format, bytes/s and bytes of memory, and of NVLink (PCIe where there is none) in one
-    direction. `clock`: sustained clock relative to the generation's first chip; a fitted constant `NAME.clock`
-    overrides it. `processors`: where the chip has fewer than its generation."""
-
-    generation: str
-    bf16: float
-    fp8: float
-    fp4: float
-    bandwidth: float
-    memory: float
-    nvlink: float
-    clock: float = 1.0
-    processors: float | None = None
-
-
-_MIB = 2**20
-CHIPS: dict[str, Chip] = {
-    "V100": Chip("volta", 125e12, 125e12, 125e12, 0.9e12, 32510 * _MIB, 150e9),
-    "V100-16GB": Chip("volta", 125e12, 125e12, 125e12, 0.9e12, 16160 * _MIB, 150e9),
-    "A100-40GB": Chip("ampere", 312e12, 312e12, 312e12, 1.555e12, 40960 * _MIB, 300e9),
-    "A100": Chip("ampere", 312e12, 312e12, 312e12, 2.039e12, 81920 * _MIB, 300e9),
-    "H100": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 81559 * _MIB, 450e9),
-    # HBM2e and 500 W, of 700: power goes with the third power of the clock.
-    "H100-500W": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 2.4e12, 97871 * _MIB, 450e9, (5 / 7) ** (1 / 3)),
-    "H800": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 3.35e12, 81559 * _MIB, 200e9),
-    "H200": Chip("hopper", 989.4e12, 1978.9e12, 1978.9e12, 4.8e12, 143771 * _MIB, 450e9),
-    "B200": Chip("blackwell", 2250e12, 4500e12, 9000e12, 7.7e12, 183359 * _MIB, 900e9),
-    "GB200": Chip("blackwell", 2500e12, 5000e12, 10000e12, 8e12, 186e9, 900e9),
-    "B300": Chip("blackwell-ultra", 2250e12, 4500e12, 13500e12, 8e12, 270e9, 900e9),
-    "GB300": Chip("blackwell-ultra", 2500e12, 5000e12, 15000e12, 8e12, 279e9, 900e9),
-    "A10": Chip("ampere-gddr", 125e12, 125e12, 125e12, 0.6e12, 23028 * _MIB, 32e9),
-    "L4": Chip("ada", 121e12, 242.5e12, 242.5e12, 0.3e12, 23034 * _MIB, 32e9, processors=58),
-    "RTX-4090": Chip("ada", 165.2e12, 330.3e12, 330.3e12, 1.008e12, 24564 * _MIB, 32e9),
-}
-
-
 def system(
     name: str, node: int, nic: float, cloud: bool = False, constants: Mapping[str, float] = CONSTANTS
 ) -> System:
@@ -126,11 +89,11 @@ def system(
     hop, bulk = (g.cloud_hop_s, g.cloud_bulk_s) if cloud else (g.net_hop_s, g.net_bulk_s)
     clock = constants.get(f"{name}.clock", chip.clock)
     return System(
-        peak_bf16=chip.bf16,
+        peak_bf16=chip.half,
         peak_fp8=chip.fp8,
         peak_fp4=chip.fp4,
-        memory_bytes_per_s=chip.bandwidth,
-        memory_bytes=chip.memory,
+        memory_bytes_per_s=chip.bandwidth_bytes_per_s,
+        memory_bytes=chip.memory_bytes,
         processors=chip.processors or g.processors,
         gemm=g.gemm * clock,
         gemm_half=g.gemm_half,
@@ -153,7 +116,7 @@ def system(
         bulk_bytes=g.bulk_bytes,
         bulk_reduce_bytes=g.bulk_reduce_bytes,
         tiers=(
-            TierRates(node, chip.nvlink * g.nvlink, g.node_hop_s, g.node_bulk_s, g.node_bulk_s),
+            TierRates(node, chip.link_bytes_per_s * g.nvlink, g.node_hop_s, g.node_bulk_s, g.node_bulk_s),
             TierRates(1 << 30, nic * g.nic, hop, bulk, bulk),
         ),
     )

@@ -245,7 +245,7 @@ class _Mixture(Block):
         walk.touch(2 * self.w + (3 + bool(self.x.balance_loss)) * self.P)
         walk.alloc(self.P)
         walk.alloc(cast)
-        walk.free(self.P if cast else 0)
+        walk.free(self.P * (cast > 0))
         walk.free(self.w + self.kept_choice)
 
     def _experts_inside(self, walk: Walk) -> None:

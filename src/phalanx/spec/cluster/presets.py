@@ -11,59 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec, Device, KernelRates, Origin, Rates, Tier
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import DType
 
-_MIB = 2**20
-_CONTEXT = 2048 * _MIB
-"""About what CUDA's context, cuBLAS's workspaces and NCCL's buffers take of a device's memory, in bytes."""
-
-
-def _gpu(
-    name: str, mib: int, bandwidth: float, tera: dict[DType, float], source: str, memory: str = "nvidia-smi"
-) -> Device:
-    """A GPU of `mib` MiB as `memory` reports them, with memory bandwidth in bytes/s and dense TFLOP/s by type."""
-    return Device(
-        name=name,
-        kind="cuda",
-        memory_bytes=mib * _MIB,
-        usable_bytes=mib * _MIB - _CONTEXT,
-        memory_bandwidth_bytes_per_s=bandwidth,
-        dense_flops_per_s={dtype: t * 1e12 for dtype, t in tera.items()},
-        own_communication_engine=True,
-        origin="published",
-        source=f"{source}, dense; memory as {memory} says, usable: less 2 GiB for context and libraries (estimated)",
-    )
-
-
-def _tera(half: float, single: float, double: float | None, bf16: bool = True) -> dict[DType, float]:
-    """Dense TFLOP/s by type: fp16 and bf16 on tensor cores, fp32 outside of them, and fp64 on tensor cores where
-    they support it, which cuBLAS then uses by default. Blackwell's datasheets give fp64 the same rate on both."""
-    rates: dict[DType, float] = {"bfloat16": half} if bf16 else {}
-    rates |= {"float16": half, "float32": single}
-    return rates | ({"float64": double} if double else {})
-
-
-_VOLTA = _tera(125, 15.7, 7.8, bf16=False)
-_AMPERE = _tera(312, 19.5, 19.5)
-_HOPPER = _tera(989.4, 66.9, 66.9)
-_V100_16 = _gpu("V100-SXM2-16GB", 16160, 900e9, _VOLTA, "NVIDIA V100 datasheet")
-_V100_32 = _gpu("V100-SXM2-32GB", 32510, 900e9, _VOLTA, "NVIDIA V100 datasheet")
-_V100_DGX2 = _gpu("V100-SXM3-32GB", 32510, 900e9, _VOLTA, "NVIDIA V100 datasheet")
-_A100_40 = _gpu("A100-SXM4-40GB", 40960, 1.555e12, _AMPERE, "NVIDIA A100 datasheet")
-_A100_80 = _gpu("A100-SXM4-80GB", 81920, 2.039e12, _AMPERE, "NVIDIA A100 datasheet")
-_A100_PCIE = _gpu("A100-PCIe-80GB", 81920, 1.935e12, _AMPERE, "NVIDIA A100 datasheet")
-_H100 = _gpu("H100-SXM5-80GB", 81559, 3.35e12, _HOPPER, "NVIDIA H100 datasheet")
-_H800 = _gpu("H800-SXM5-80GB", 81559, 3.35e12, _HOPPER, "NVIDIA H800: H100 with 400 GB/s of NVLink; fp64 as there")
-_H200 = _gpu("H200-SXM5-141GB", 143771, 4.8e12, _HOPPER, "NVIDIA H200 datasheet")
-_B200 = _gpu("B200-SXM-180GB", 183359, 7.7e12, _tera(2250, 75, 37), "NVIDIA HGX B200 datasheet")
-_GB200 = _gpu(
-    "GB200-186GB", 177383, 8e12, _tera(2500, 80, 40), "NVIDIA GB200 NVL72 datasheet", "the datasheet (186 GB)"
-)
-_A10 = _gpu("A10-24GB", 23028, 600e9, _tera(125, 31.2, None), "NVIDIA A10 datasheet")
-_L4 = _gpu("L4-24GB", 23034, 300e9, _tera(121, 30.3, None), "NVIDIA L4 datasheet")
-_RTX_4090 = _gpu("RTX-4090-24GB", 24564, 1.008e12, _tera(165.2, 82.6, None), "NVIDIA Ada whitepaper, fp32 sums")
+_H100, _A100_40 = CHIPS["H100"].as_device(), CHIPS["A100-40GB"].as_device()
+_V100_DGX2 = CHIPS["V100"].as_device("V100-SXM3-32GB")
+_A100_PCIE = CHIPS["A100"].as_device("A100-PCIe-80GB", bandwidth_bytes_per_s=1.935e12)
 
 
 def _rates(device: Device, dtype: DType) -> KernelRates:
@@ -148,7 +103,7 @@ _WAN = _Links(
 
 def dgx_a100(nodes: int) -> ClusterSpec:
     """DGX A100 nodes: 8 GPUs of 80 GB behind NVSwitch, an HDR InfiniBand port per GPU."""
-    return _boxes("dgx-a100", _A100_80, 8, _nvlink(300e9, 3), _HDR, nodes)
+    return _boxes("dgx-a100", CHIPS["A100"].as_device(), 8, _nvlink(300e9, 3), _HDR, nodes)
 
 
 def dgx_h100(nodes: int) -> ClusterSpec:
@@ -175,28 +130,38 @@ def _pcie(name: str, device: Device, rate: float, network: float, nodes: int) ->
 
 
 PRESETS: dict[str, Callable[[int], ClusterSpec]] = {
-    "dgx-1v-16gb": lambda n: _cube_mesh("dgx-1v-16gb", _V100_16, n),
-    "dgx-1v": lambda n: _cube_mesh("dgx-1v", _V100_32, n),
+    "dgx-1v-16gb": lambda n: _cube_mesh("dgx-1v-16gb", CHIPS["V100-16GB"].as_device(), n),
+    "dgx-1v": lambda n: _cube_mesh("dgx-1v", CHIPS["V100"].as_device(), n),
     "dgx-2": lambda n: _boxes("dgx-2", _V100_DGX2, 16, _nvlink(150e9, 2), _EDR_8, n),
     "dgx-a100-40gb": lambda n: _boxes("dgx-a100-40gb", _A100_40, 8, _nvlink(300e9, 3), _HDR, n),
     "dgx-a100": dgx_a100,
     "dgx-h100": dgx_h100,
-    "dgx-h800": lambda n: _boxes("dgx-h800", _H800, 8, _nvlink(200e9, 4), _NDR, n),
-    "dgx-h200": lambda n: _boxes("dgx-h200", _H200, 8, _nvlink(450e9, 4), _NDR, n),
-    "dgx-b200": lambda n: _boxes("dgx-b200", _B200, 8, _nvlink(900e9, 5), _NDR, n),
+    "dgx-h800": lambda n: _boxes("dgx-h800", CHIPS["H800"].as_device(), 8, _nvlink(200e9, 4), _NDR, n),
+    "dgx-h200": lambda n: _boxes("dgx-h200", CHIPS["H200"].as_device(), 8, _nvlink(450e9, 4), _NDR, n),
+    "dgx-b200": lambda n: _boxes("dgx-b200", CHIPS["B200"].as_device(), 8, _nvlink(900e9, 5), _NDR, n),
     # A node is a rack: 18 trays of 4 GPUs in one NVLink domain.
-    "gb200-nvl72": lambda n: _boxes("gb200-nvl72", _GB200, 72, _nvlink(900e9, 5), _NDR, n),
+    "gb200-nvl72": lambda n: _boxes("gb200-nvl72", CHIPS["GB200"].as_device(), 72, _nvlink(900e9, 5), _NDR, n),
     "ethernet-a100": lambda n: _boxes(
-        "ethernet-a100", _A100_40, 8, _nvlink(300e9, 3), _ethernet(12.5e9, "400 Gb/s per host in four ports", 50e9), n
+        "ethernet-a100",
+        _A100_40,
+        8,
+        _nvlink(300e9, 3),
+        _ethernet(12.5e9, "400 Gb/s per host in four ports", 50e9),
+        n,
     ),
     "ethernet-h100": lambda n: _boxes(
-        "ethernet-h100", _H100, 8, _nvlink(450e9, 4), _ethernet(12.5e9, "one 100 Gb/s port per host", 12.5e9), n
+        "ethernet-h100",
+        _H100,
+        8,
+        _nvlink(450e9, 4),
+        _ethernet(12.5e9, "one 100 Gb/s port per host", 12.5e9),
+        n,
     ),
     "pcie-a100": lambda n: _pcie("pcie-a100", _A100_PCIE, 25e9, 12.5e9, n),
-    "pcie-a10": lambda n: _pcie("pcie-a10", _A10, 25e9, 12.5e9, n),
-    "pcie-l4": lambda n: _pcie("pcie-l4", _L4, 25e9, 12.5e9, n),
+    "pcie-a10": lambda n: _pcie("pcie-a10", CHIPS["A10"].as_device(), 25e9, 12.5e9, n),
+    "pcie-l4": lambda n: _pcie("pcie-l4", CHIPS["L4"].as_device(), 25e9, 12.5e9, n),
     # No peer-to-peer between these: every copy goes through the host's memory.
-    "pcie-rtx4090": lambda n: _pcie("pcie-rtx4090", _RTX_4090, 12.5e9, 1.25e9, n),
+    "pcie-rtx4090": lambda n: _pcie("pcie-rtx4090", CHIPS["RTX-4090"].as_device(), 12.5e9, 1.25e9, n),
     "sites-h100": _sites,
 }
 
