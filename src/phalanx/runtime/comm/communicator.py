@@ -176,7 +176,7 @@ class Comm:
     def all_gather(
         self, target: Tensor, source: Tensor, axis: str, *, unit: str, phase: Phase, micro_batch: int | None = None
     ) -> Handle:
-        """Start gathering every rank's `source` (n,) into `target` (ranks n,); source may be a view of its part of target."""
+        """Start gathering every rank's `source` (n,) into `target` (ranks n,); source may be part of target."""
         return self._record("all_gather", axis, source, target, target.nbytes, unit, phase, micro_batch)
 
     def reduce_scatter(
@@ -356,7 +356,7 @@ class Comm:
         return len({rank // self.world.local_size for rank in ranks})
 
     def broadcast(self, tensor: Tensor, axis: str) -> None:
-        """Overwrite `tensor` on every rank of an axis with that of its first rank. Not recorded: not for use in a step."""
+        """Overwrite `tensor` on every rank of an axis with that of the first. Not recorded: not for use in a step."""
         ranks = self.ranks(axis)
         if self.null:
             self._unrecorded(f"broadcast over {axis}")
@@ -368,7 +368,7 @@ class Comm:
             ).wait()
 
     def gather_objects(self, mine: Any, axis: str) -> list[Any]:
-        """Gather a picklable object from every rank of an axis, in rank order. Not recorded: not for use in a step."""
+        """Gather a picklable object from every rank of an axis, in order. Not recorded: not for use in a step."""
         ranks = self.ranks(axis)
         if self.null:
             self._unrecorded(f"gather_objects over {axis}")

@@ -4,8 +4,8 @@
     across    all-reduce of that part with the ranks of the same local index on the other hosts, by messages
     inside    all-gather through shared memory
 
-Between hosts it sends what the schedule of that name sends (schedule/collectives/hierarchy.py); inside a host it sends
-nothing.
+Between hosts it sends what the schedule of that name sends (schedule/collectives/algorithms.py); inside a host it
+sends nothing.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch.distributed as dist
 from torch import Tensor
 
@@ -78,10 +80,8 @@ def message(ranks: tuple[int, ...], peer: int, tensor: Tensor, sends: bool, tag:
     over = group(ranks)
     if not tensor.is_cuda:
         return _Messages([(over.send if sends else over.recv)([tensor], peer, tag)])
-    if sends:
-        work = dist.isend(tensor, group=over, group_dst=peer)
-    else:
-        work = dist.irecv(tensor, group=over, group_src=peer)
+    send, receive = partial(dist.isend, group_dst=peer), partial(dist.irecv, group_src=peer)
+    work = (send if sends else receive)(tensor, group=over)
     assert work is not None  # None is for ranks outside the group
     return _Messages([work])
 

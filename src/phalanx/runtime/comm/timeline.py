@@ -9,7 +9,7 @@ Inside an issue or a wait the caller computes nothing: it is blocked. From these
     exposed   active while the caller is blocked, by any collective
     hidden    active while the caller computes: the rest;  overlap = 1 - exposed / active
 
-Over shared memory the work is done inside the caller's own waits, sometimes one operation inside the wait for another:
+Over shared memory the work is done inside the caller's own waits, sometimes inside the wait for another operation:
 it is under way only then, and all of it is exposed. Times are `time.perf_counter()`, in seconds. With an accelerator
 the stream waits instead of the host, so host times say nothing and no collective is timed.
 """
@@ -84,7 +84,7 @@ class Flight:
         self.done = self.done or perf_counter()
 
     def waited(self, start: float) -> None:
-        """Note that the caller has waited since `start`: it is complete, even if the thread that reports so is late."""
+        """Note that the caller waited from `start` on: it is complete, even if the thread that says so is late."""
         stop = perf_counter()
         self.done = self.done or stop
         self.waits.append((start, stop))

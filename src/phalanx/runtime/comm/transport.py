@@ -1,7 +1,7 @@
 """The interface of every transport: it takes a Call and returns a Handle.
 
-The transports are native (torch.distributed's own collectives), p2p (our schedules over sends and receives), and shm (ranks
-of one host through shared memory). Tensors are flat and contiguous.
+The transports are native (torch.distributed's own collectives), p2p (our schedules over sends and receives), and shm
+(ranks of one host through shared memory). Tensors are flat and contiguous.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The agent checks every 50 ms whether a rank has failed, and less often whether one keeps the others waiting
 (watchdog.py). On a failure it names the culprit in one sentence and ends all ranks: with SIGTERM, then with SIGKILL
 after a few seconds. A rank that did not arrive, has not begun, or whose process is stopped is killed at once. torch's
-agent restarts the ranks while restarts are left; every attempt has its own status pages. Wrong input is never retried:
-a restart would not mend it.
+agent restarts the ranks while restarts are left; every attempt has its own status pages. After wrong input there is
+no restart, for it would fail again.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _forwarding_interrupts(agents: list[Agent], on_interrupt: Callable[[], None]
 
 
 class StopFlag:
-    """True once this rank has been asked to stop: by SIGUSR1, SIGTERM, SIGINT or SIGHUP, or because its launcher died.
+    """True once this rank has been asked to stop: by SIGUSR1, SIGTERM, SIGINT or SIGHUP, or by its launcher's death.
 
     The ranks agree on it once a step.
     """
@@ -194,8 +194,8 @@ def run_rank(world: World, timeout_s: float, work: Callable[[], object], orderly
     """Run the whole life of a launched rank: join the world, work, leave it, exit.
 
     A failure writes its reason where the launcher finds it. When the launcher dies, the rank exits too; `orderly`
-    work, which holds a StopFlag, has `timeout_s` seconds to do so. The process exits without the cleanup of Python and
-    C++: after a failure other threads may hang in a collective that will never end, and after success torch's
+    work, which holds a StopFlag, has `timeout_s` seconds to do so. The process skips the cleanup of Python and C++:
+    after a failure other threads may hang in a collective that will never end, and after success torch's
     background threads, torn down in no fixed order, now and then abort the process.
     """
     parent = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))

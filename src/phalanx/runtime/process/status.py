@@ -148,7 +148,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Status:
-    """A status page as read. `entries`: the last ones, oldest first. `arrived`: collectives reached, by their ranks."""
+    """A status page as read: the last entries, oldest first, and how many collectives were reached, by ranks."""
 
     rank: int
     pid: int
