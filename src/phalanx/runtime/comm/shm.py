@@ -150,9 +150,7 @@ class Shm:
         problem = next((p for p in problems if p), "")
         if problem:
             if rank == ranks[0]:
-                say(
-                    f"note: {problem}; {len(ranks)} ranks use torch.distributed's own collectives instead of shared memory"
-                )
+                say(f"note: {problem}; {len(ranks)} ranks use torch.distributed's own collectives instead")
             return None
         return _Group(ranks, ranks.index(rank), own, peers)
 

@@ -36,8 +36,8 @@ def _attention_flops(name: str, args: tuple[Any, ...]) -> int:
 class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts FLOPs into a recorder and follows live bytes.
 
-    `live`: bytes now; `start`: bytes that were live at the beginning; `peak`: the most since then; `highest`: the most
-    since it was last set.
+    `live`: bytes now; `start`: bytes live at the beginning; `peak`: the most since then; `highest`: the most since it
+    was last set.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -112,7 +112,7 @@ def instrument(
 ) -> Iterator[Tracker]:
     """Record a step: its collectives and each unit's forward and backward pass with FLOPs and live bytes.
 
-    `now` says which micro-batch and phase runs. A unit's backward pass begins when the gradient of its output arrives.
+    `now` says which micro-batch and phase runs. A unit's backward pass begins when its output's gradient arrives.
     """
     recorder.clear()
     hooks: list[RemovableHandle] = []

@@ -20,7 +20,7 @@ from phalanx.spec.files.plan import write_json
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """One rank's spans. `place`: its coordinates in words; `clock_ns`: what to add to its times for the time of day."""
+    """One rank's spans. `place`: its coordinates in words; `clock_ns` plus its times is the time of day."""
 
     rank: int
     place: str
