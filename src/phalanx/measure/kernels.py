@@ -45,7 +45,7 @@ class _Sizes:
     """What is timed: the units of a ladder of shapes, full passes of one shape, a product of square matrices."""
 
     ladder: tuple[tuple[Shape, tuple[Batch, ...]], ...]
-    whole: tuple[Shape, Batch]
+    full: tuple[Shape, Batch]
     square: int
 
 
@@ -57,7 +57,7 @@ _FULL = _Sizes(
         ((256, 8, 8, 1024, 4096), ((1, 256), (4, 256), (2, 512))),
         ((512, 8, 4, 1408, 8192), ((2, 128), (4, 128))),
     ),
-    whole=((192, 6, 3, 512, 2048), (6, 128)),
+    full=((192, 6, 3, 512, 2048), (6, 128)),
     square=1024,
 )
 # For fp16 on CPUs without instructions for it, which have a hundredth of the speed: far less work.
@@ -68,7 +68,7 @@ _SMALL = _Sizes(
         ((64, 4, 4, 160, 256), ((1, 64), (4, 32))),
         ((64, 4, 2, 128, 512), ((1, 32), (2, 64))),
     ),
-    whole=((64, 4, 2, 128, 512), (2, 32)),
+    full=((64, 4, 2, 128, 512), (2, 32)),
     square=128,
 )
 
@@ -149,12 +149,12 @@ def _as_the_engine(place: torch.Tensor, p: torch.Tensor) -> None:
 
 
 def measure_points(
-    dtype: DType, device: torch.device, barrier: Callable[[], None], whole: Callable[[], None], rounds: int
+    dtype: DType, device: torch.device, barrier: Callable[[], None], full_passes: Callable[[], None], rounds: int
 ) -> list[Point]:
     """Time the ladder on this rank, `rounds` times after one to warm up.
 
-    `barrier` starts each shape together with the other ranks. `whole` is called now and then between shapes, so that
-    what it times meets the same disturbances.
+    `barrier` starts each shape together with the other ranks. `full_passes` is called now and then between shapes,
+    so that what it times meets the same disturbances.
     """
     benches: list[_Bench] = []
     for shape, batches in _sizes(dtype, device).ladder:
@@ -170,7 +170,7 @@ def measure_points(
             barrier()
             bench.run()
             if i % 4 == 3:
-                whole()
+                full_passes()
     return [point for bench in benches for point in bench.points()]
 
 
@@ -186,7 +186,7 @@ def peak_flops(dtype: DType, device: torch.device, barrier: Callable[[], None]) 
         a @ a
         synchronize(device)
         best = min(best, time.perf_counter() - start)
-    return float(2 * n**3 / best)
+    return 2 * n**3 / best
 
 
 def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float:
@@ -216,7 +216,7 @@ def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[],
     per_parameter = unit_work.optimizer(spec.parameter_count, job).traffic_bytes / spec.parameter_count
     if job.precision.compute != job.precision.master_dtype:
         per_parameter -= DTYPE_BYTES[dtype] + DTYPE_BYTES[job.precision.master_dtype]  # no cast was timed
-    return median(times[1:]) / (per_parameter * flat.numel())
+    return float(median(times[1:]) / (per_parameter * flat.numel()))
 
 
 def fit(points: list[Point], phase: str) -> tuple[Rates, float]:
@@ -234,7 +234,7 @@ def _features(work: Work) -> tuple[Any, ...]:
     return (work.gemm_flops, work.attention_flops, work.traffic_bytes, work.kernels)
 
 
-class Whole:
+class FullPasses:
     """Full passes of a four-layer decoder with its gradient all-reduce, timed beside the ladder.
 
     They show what a pass costs beyond the price of its parts: cold caches, ranks that wait for the slowest. With
@@ -242,7 +242,7 @@ class Whole:
     """
 
     def __init__(self, dtype: DType, comm: Comm) -> None:
-        shape, (self.sequences, seq) = _sizes(dtype, comm.world.device).whole
+        shape, (self.sequences, seq) = _sizes(dtype, comm.world.device).full
         self.comm, self.spec = comm, replace(_spec(*shape), layers=4)
         self.job = Job(global_batch=self.sequences * comm.world.size, seq=seq, precision=Precision(compute=dtype))
         self.model = create(self.spec, DTYPES[dtype], comm.world.device)

@@ -70,11 +70,11 @@ def kernel_rates(
 ) -> KernelRates:
     """Measure how fast all ranks of a Comm compute at once, `concurrent` of them on each host.
 
-    `over`: the fits of their all-reduces, whose time is subtracted from whole passes.
+    `over`: the fits of their all-reduces, whose time is subtracted from full passes.
     """
     device = together.world.device
-    whole = kernels.Whole(dtype, together)
-    points = kernels.measure_points(dtype, device, together.barrier, whole.run, rounds)
+    full = kernels.FullPasses(dtype, together)
+    points = kernels.measure_points(dtype, device, together.barrier, full.run, rounds)
     forward, forward_error = kernels.fit(points, "F")
     backward, backward_error = kernels.fit(points, "B")
     return KernelRates(
@@ -84,7 +84,7 @@ def kernel_rates(
         forward=forward,
         backward=backward,
         optimizer_per_byte=kernels.optimizer_per_byte(dtype, device, together.barrier),
-        whole=whole.over_parts(forward, backward, over),
+        whole=full.over_parts(forward, backward, over),
         peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
         residual=max(forward_error, backward_error),
         origin="measured",

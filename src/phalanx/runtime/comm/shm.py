@@ -54,7 +54,7 @@ class _Group:
 
     ranks: tuple[int, ...]
     me: int
-    own: int  # word at which our control block begins
+    control: int  # word at which our control block begins
     peers: list[tuple[int, Neighbour, int]]  # (index in the group, arena, word of its control block)
     issued: int = 0
     done: int = 0
@@ -131,9 +131,9 @@ class Shm:
 
     def _meet(self, ranks: tuple[int, ...], rank: int, say: Callable[[str], None]) -> _Group | None:
         group = worlds.group(ranks)
-        address, own = self._control_block(len(ranks))
+        address, control_block = self._control_block(len(ranks))
         blocks: list[tuple[Address | None, int]] = [(None, 0)] * len(ranks)
-        dist.all_gather_object(blocks, (address, own), group=group)
+        dist.all_gather_object(blocks, (address, control_block), group=group)
         peers: list[tuple[int, Neighbour, int]] = []
         problem = f"rank {rank} has no shared memory ({self.reason})" if address is None else ""
         for i, (other, (where, control)) in enumerate(zip(ranks, blocks, strict=True)):
@@ -152,19 +152,19 @@ class Shm:
             if rank == ranks[0]:
                 say(f"note: {problem}; {len(ranks)} ranks use torch.distributed's own collectives instead")
             return None
-        return _Group(ranks, ranks.index(rank), own, peers)
+        return _Group(ranks, ranks.index(rank), control_block, peers)
 
     def _control_block(self, ranks: int) -> tuple[Address | None, int]:
         """Allocate a control block; return the arena's address and the word at which the block begins."""
         if self.arena is None:
             return None, 0
         try:
-            own = self.arena.allocate(8 * (2 * _LINE + _RING * _entry_words(ranks))) // 8
+            control = self.arena.allocate(8 * (2 * _LINE + _RING * _entry_words(ranks))) // 8
         except OSError as error:
             self.reason = str(error)
             return None, 0
-        self.arena.words[own + _ARRIVED] = self.arena.words[own + _FINISHED] = 0
-        return self.arena.address, own
+        self.arena.words[control + _ARRIVED] = self.arena.words[control + _FINISHED] = 0
+        return self.arena.address, control
 
     def maps(self, tensor: Tensor) -> bool:
         """Whether a tensor is a view of an entire arena; buffers have storage of their own."""
@@ -184,7 +184,7 @@ class Shm:
         if place is None:
             place, staged = (_stage(call, arena), True) if source.numel() else (0, False)
         code = _code(call)
-        words, at = arena.words, group.own + group.entry(number)
+        words, at = arena.words, group.control + group.entry(number)
         words[at], words[at + 1], words[at + 2] = code, source.nbytes, place
         if call.sends:
             for j, offset in enumerate(accumulate(call.sends, initial=0)):
@@ -192,7 +192,7 @@ class Shm:
         operation = _Operation(group, number, call, code, place, staged, self.started)
         group.issued = number + 1
         self.started += 1
-        words[group.own + _ARRIVED] = number + 1
+        words[group.control + _ARRIVED] = number + 1
         self._pending.append(operation)
         return Waiting(self, operation)
 
@@ -232,7 +232,7 @@ class Shm:
         with np.errstate(all="ignore"):  # overflow is for the caller to detect
             for function, arguments in cached or self._steps(operation, key, arena):
                 function(*arguments)
-        arena.words[group.own + _FINISHED] = number + 1
+        arena.words[group.control + _FINISHED] = number + 1
         for _, peer, control in group.peers:
             if peer.words[control + _FINISHED] <= number:
                 self._wait_past(peer, control + _FINISHED, number, call)

@@ -82,19 +82,19 @@ def _add(reduction: Reduction, out: Tensor, a: Tensor, b: Tensor) -> Step:
     return partial(functions.get(reduction, torch.add), a, b, out=out), ()
 
 
-def _reduce(call: Call, out: Tensor, own: Tensor, theirs: list[Tensor], copies: list[Tensor]) -> list[Step]:
-    """Reduce `own` and `theirs` into `out`, and copy the result to `copies`; all of the same size."""
+def _reduce(call: Call, out: Tensor, mine: Tensor, theirs: list[Tensor], copies: list[Tensor]) -> list[Step]:
+    """Reduce `mine` and `theirs` into `out`, and copy the result to `copies`; all of the same size."""
     steps: list[Step] = []
-    size = max(1, _BLOCK // own.dtype.itemsize)
-    for low in range(0, own.numel(), size):
-        into, first = out[low : low + size], own[low : low + size]
+    size = max(1, _BLOCK // mine.dtype.itemsize)
+    for low in range(0, mine.numel(), size):
+        into, first = out[low : low + size], mine[low : low + size]
         for other in theirs:
             steps.append(_add(call.reduction, into, first, other[low : low + size]))
             first = into
         if call.reduction == "avg":
             steps.append((into.div_, (len(call.ranks),)))
         for other in copies:
-            steps += copy(other.data_ptr() + low * own.dtype.itemsize, into.data_ptr(), into.nbytes)
+            steps += copy(other.data_ptr() + low * mine.dtype.itemsize, into.data_ptr(), into.nbytes)
     return steps
 
 
@@ -107,19 +107,19 @@ def _parts(call: Call, sources: dict[int, Source]) -> tuple[Tensor, list[Tensor]
 
 
 def _all_reduce(call: Call, sources: dict[int, Source]) -> list[Step]:
-    own, theirs = _parts(call, sources)
-    return _reduce(call, own, own, theirs, copies=theirs)
+    mine, theirs = _parts(call, sources)
+    return _reduce(call, mine, mine, theirs, copies=theirs)
 
 
 def _reduce_scatter(call: Call, sources: dict[int, Source]) -> list[Step]:
-    own, theirs = _parts(call, sources)
-    return _reduce(call, call.target, own, theirs, copies=[])
+    mine, theirs = _parts(call, sources)
+    return _reduce(call, call.target, mine, theirs, copies=[])
 
 
 def _all_gather(call: Call, sources: dict[int, Source]) -> list[Step]:
     out, size = call.target.data_ptr(), call.source.nbytes
-    own = out + call.me * size
-    steps = [] if own == call.source.data_ptr() else [*copy(own, call.source.data_ptr(), size)]
+    mine = out + call.me * size
+    steps = [] if mine == call.source.data_ptr() else [*copy(mine, call.source.data_ptr(), size)]
     for i in _from_next(call):
         peer, at, _ = sources[i]
         steps += copy(out + i * size, peer.base + at, size)

@@ -165,8 +165,8 @@ class Timeline:
             intervals = active.setdefault(flight.event.axis, [])
             intervals += flight.blocked + flight.under_way(self._stop)
         active = {axis: self._union(intervals) for axis, intervals in active.items()}
-        axes = {axis: AxisTimes(length(own), length(common(own, blocked))) for axis, own in active.items()}
-        exposed, total = length(blocked), length(self._union(i for own in active.values() for i in own))
+        axes = {axis: AxisTimes(length(times), length(common(times, blocked))) for axis, times in active.items()}
+        exposed, total = length(blocked), length(self._union(i for times in active.values() for i in times))
         return StepTimes(self._stop - self._start - exposed, exposed, total - exposed, axes)
 
     def spans(self) -> list[Span]:

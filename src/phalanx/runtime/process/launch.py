@@ -191,7 +191,7 @@ def restarted() -> bool:
 
 
 def run_rank(world: World, timeout_s: float, work: Callable[[], object], orderly: bool = False) -> NoReturn:
-    """Run the whole life of a launched rank: join the world, work, leave it, exit.
+    """Run a launched rank from start to end: join the world, work, leave it, exit.
 
     A failure writes its reason where the launcher finds it. When the launcher dies, the rank exits too; `orderly`
     work, which holds a StopFlag, has `timeout_s` seconds to do so. The process skips the cleanup of Python and C++:
