@@ -30,9 +30,7 @@ def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
     """
     local, hosts = world.local_size, world.size // world.local_size
     if hosts * local != world.size:
-        raise InputError(
-            "torchrun", f"{world.size} ranks", f"are not {local} on every host", "start the same number on each"
-        )
+        raise InputError("torchrun", f"{world.size} ranks", f"are not {local} on every host", "start as many on each")
     grid = _grid(hosts, local)
     comm = Comm(world, grid, collectives.SHARED)
     _make_groups(comm)

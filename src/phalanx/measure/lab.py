@@ -38,9 +38,8 @@ from phalanx.spec.errors import InputError
 INTERFACE = "eth0"
 _MTU = 9000  # as in clusters: headers are under 1 % of what is sent
 _PREFIX = "phalanx-lab-"
-_PATH = os.pathsep.join(
-    [os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]
-)  # the last two are not on every PATH
+# /usr/sbin and /sbin are not on the PATH of every user.
+_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 _NAMESPACES, _ETC = Path("/run/netns"), Path("/etc/netns")
 # As clusters are tuned, and the same wherever the lab runs: no slow start after a pause, no pacing by a model of wide
 # area networks, no retransmission of what a busy machine has not acknowledged yet, no background traffic.

@@ -25,9 +25,13 @@ _SHARED = 0.8  # if pairs together get less than this share of the bandwidth of 
 class Wire(Protocol):
     """Where messages and additions of `size` bytes are timed. Each method returns the seconds of every round."""
 
-    def exchange(self, tier: str, size: int, together: bool) -> list[float]: ...
+    def exchange(self, tier: str, size: int, together: bool) -> list[float]:
+        """Exchange over a tier, between all pairs of ranks if `together`, or else the first pair alone."""
+        ...
 
-    def add(self, size: int) -> list[float]: ...
+    def add(self, size: int) -> list[float]:
+        """Add to a buffer of this rank."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def local_cluster(
         try:
             return build(ClusterSpec, json.loads(path.read_text()), "cluster")
         except (json.JSONDecodeError, InputError):
-            announce(f"{path} is damaged")
+            announce(f"{path} is damaged; measuring again")
     if not machine["torch"]:
         raise InputError(
             "cluster.preset",

@@ -205,8 +205,7 @@ def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor 
 
 
 def owners(*parameters: nn.Parameter | None) -> Owners:
-    """Return those of a layer's parameters whose gradients can be deferred: all that exist, or none in a model that
-    defers nothing."""
+    """Return the layer parameters whose gradients can be deferred: all that exist, or none in other models."""
     return tuple(p for p in parameters if p is not None and hasattr(p, "put_off"))
 
 

@@ -57,7 +57,7 @@ def newest(folder: Path) -> Path | None:
 def _missing(path: Path) -> str | None:
     """Return what is wrong with a checkpoint as far as file sizes show, or None. Raises OSError.
 
-    For another version than ours, only the manifest's existence is checked.
+    For another version than ours, only the manifest is checked.
     """
     try:
         manifest = read(path)

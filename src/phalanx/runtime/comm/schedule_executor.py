@@ -176,9 +176,8 @@ class _Flight:
                 staged = None if len(pieces) == 1 else self._staging.pack(pieces, self._memory, self._like)
                 data = self._memory(*pieces[0]) if staged is None else staged
                 self._sends.append(_Moving(number, pieces, self._over.send([data], message.peer, _TAG), staged))
-        while (
-            self._sends and self._sends[0].number < number
-        ):  # these are as good as sent; the list to search stays short
+        # Earlier ones are as good as sent: the list to search stays short.
+        while self._sends and self._sends[0].number < number:
             self._wait_sent(self._sends[0])
 
     def land(self) -> None:

@@ -93,6 +93,7 @@ class Waiting:
         self._shm, self._operation = shm, operation
 
     def wait(self) -> None:
+        """Finish this operation and those issued before it."""
         self._shm.finish(self._operation)
 
 

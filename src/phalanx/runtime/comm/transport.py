@@ -25,7 +25,7 @@ class Done:
     """The handle of an operation that is complete, or had nothing to do."""
 
     def wait(self) -> None:
-        return None
+        """Return at once."""
 
 
 DONE = Done()
@@ -34,9 +34,13 @@ DONE = Done()
 class Watch(Protocol):
     """Observes when a call's work really happens; the transport calls it, from whichever thread does the work."""
 
-    def begins(self, transport: str) -> None: ...
+    def begins(self, transport: str) -> None:
+        """The transport begins to work on the call."""
+        ...
 
-    def over(self) -> None: ...
+    def over(self) -> None:
+        """The call is complete."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class StatusPage:
         self.doing = self.work = ""
         """The last entry; and the last one about the rank's own work rather than a collective."""
         self.among: tuple[int, ...] = ()
-        """The ranks of the collective that this rank is in; empty outside of one."""
+        """The ranks of the latest collective, if nothing else was recorded since; otherwise empty."""
         self._rank = rank
         self._page: mmap.mmap | None = None
         self._count = 0
