@@ -109,7 +109,7 @@ class Shm:
         self.reason = ""
         self.started = 0
         if platform.machine() not in ("x86_64", "AMD64"):
-            self.reason = f"{platform.machine()} may reorder stores, which the flags rely on"
+            self.reason = f"{platform.machine()} may reorder stores, and the flags rely on their order"
         elif arena is None:
             try:
                 self.arena = Arena()

@@ -94,7 +94,7 @@ class Call:
             if full.numel() != p * n:
                 raise ValueError(f"{self}: {full.numel()} elements are not {p} times {n}")
             if n and p > 1 and _overlap(full, part) and not same_place(full[self.me * n :], part):
-                raise ValueError(f"{self}: this rank's part overlaps another rank's")
+                raise ValueError(f"{self}: the part overlaps the buffer, but not at this rank's place")
         if self.source.dtype != self.target.dtype:
             raise ValueError(f"{self}: the target has type {self.target.dtype}")
         if self.reduction == "avg" and not self.source.is_floating_point():
