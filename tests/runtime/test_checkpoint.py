@@ -279,9 +279,9 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path, capfd: pytest.Capture
 
 def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
     save(tmp_path, 1, {"parameters.a": torch.zeros(2)})
-    with pytest.raises(CheckpointError, match=r"cannot be loaded: parameters\.b is not in it"):
+    with pytest.raises(CheckpointError, match=r"cannot be loaded: parameters\.b is not in the checkpoint"):
         load(tmp_path, 1, "parameters.b", (2,))
-    with pytest.raises(CheckpointError, match=r"has the shape \(2,\) in it, not \(3,\)"):
+    with pytest.raises(CheckpointError, match=r"has shape \(2,\) in the checkpoint, not \(3,\)"):
         load(tmp_path, 1, "parameters.a", (3,))
     about = tmp_path / "step-00000001" / "phalanx.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "version": 7}))
@@ -292,7 +292,7 @@ def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
     assert agree_on_newest(tmp_path, COMM) is None
     save(tmp_path, 2, {"parameters.a": torch.zeros(2)})
     (tmp_path / "step-00000002" / ".metadata").unlink()
-    with pytest.raises(CheckpointError, match="no good checkpoint"):
+    with pytest.raises(CheckpointError, match="no intact checkpoint"):
         agree_on_newest(tmp_path, COMM)
 
 

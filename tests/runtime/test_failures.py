@@ -59,7 +59,7 @@ def test_a_run_survives_what_kills_its_ranks(here: Path, straight: list[dict[str
         assert name == "SIGSTOP" or "SIGKILL" in line
     assert "has not arrived at " in restarts[1]
     assert restarts[1].count("(its process is stopped)") == 1
-    assert "; rank 0 waits for 1" in restarts[1]
+    assert "; rank 0 has been waiting for 1" in restarts[1]
     froms = [line.rsplit("; the run ", 1)[1] for line in restarts]
     assert froms[:2] == ["begins anew: nothing was saved yet"] * 2
     # The step whose checkpoint was being written is lost, the one before it is not.
@@ -100,7 +100,7 @@ def test_a_full_disk_costs_no_checkpoint(here: Path) -> None:
     last = err.strip().splitlines()[-1]
     assert last.startswith("error: rank "), err
     assert "CheckpointError: the checkpoint of step 10 cannot be written: File too large" in last, err
-    assert last.endswith("the disk is full, or the size of files is limited")
+    assert last.endswith("the disk is full, or a file-size limit was reached")
     assert steps(here / "runs" / "straight" / "checkpoint") == [6, 8]
     assert nothing_is_left(here)
 

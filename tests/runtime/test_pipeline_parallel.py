@@ -135,7 +135,7 @@ def test_a_stage_that_fails_is_named_and_the_run_goes_on(here: Path) -> None:
     assert f"rank 0 (pp 0) failed during {strokes[1][2]}: ended with SIGKILL" in second
     missed = "message B of chunk 1, micro-batch 3 (8192 bytes, rank 1 to rank 0)"
     assert last.startswith(f"error: rank 1 (pp 1) has not arrived at {missed}: last seen in {strokes[2][2]}, "), err
-    assert last.count("(its process is stopped); rank 0 waits for ") == 1
+    assert last.count("(its process is stopped); rank 0 has been waiting for ") == 1
 
     process = begin(here, *words("struck", *pipeline, "--resume", "--set", "train.steps=100000"))
     run = here / "runs" / "struck"

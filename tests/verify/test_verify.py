@@ -404,7 +404,7 @@ def test_what_is_not_recorded_is_no_part_of_a_step(call: str) -> None:
 
     found = _broken("dp=64", engine.DataParallel, "finish", mend)
     assert call in found.failed
-    assert "is part of a step, and not recorded" in found.failed
+    assert "is issued inside a step but not recorded" in found.failed
 
 
 def test_an_error_in_the_step_is_said_with_its_place() -> None:

@@ -1,6 +1,6 @@
-"""A ClusterSpec from ranks that torchrun or srun has started on one host or on several: every rank calls `measure`.
+"""Measures a cluster from ranks that torchrun or srun has started on one or several hosts: all ranks call `measure`.
 
-All hosts are at work all the time, groups of ranks side by side, as a run has them; hosts are alike.
+All hosts work at the same time, with groups of ranks side by side, as in a run. Hosts are taken to be alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
-    """On rank 0 the cluster, on the others None. The world has been joined. Raises InputError."""
+    """Measure a cluster; return it as a ClusterSpec on rank 0, and None on the others.
+
+    The world must have been joined. Raises InputError if hosts have different numbers of ranks.
+    """
     local, hosts = world.local_size, world.size // world.local_size
     if hosts * local != world.size:
         raise InputError("torchrun", f"{world.size} ranks", f"are not {local} on every host", "start as many on each")
@@ -35,7 +38,7 @@ def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
     tiers: list[TierLines] = []
     fits: list[CollectiveFit] = []
     if local > 1:
-        comm.status.now("measuring links inside of a host")
+        comm.status.now("measuring links inside a host")
         tiers.append(measure_tier(wire, INSIDE, local // 2))
     if hosts > 1:
         comm.status.now("measuring links between hosts")
@@ -48,12 +51,12 @@ def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
         over = [fit for fit in fits if (fit.op, fit.group_size) == ("all_reduce", world.size)]
         comm.status.now("measuring kernels")
         rates = kernel_rates(together, dtype, threads, local, over, rounds=6)
-        found = written([rates], fits, measure_figures(comm, dtype))
+        rows = written([rates], fits, measure_figures(comm, dtype))
     else:
-        found = measure_host(Comm(world, mesh(Strategy(dp=local))), dtype, threads, levels(local))
+        rows = measure_host(Comm(world, mesh(Strategy(dp=local))), dtype, threads, levels(local))
     if world.rank:
         return None
-    tables = describe(fingerprint(), local, dtype, found)
+    tables = describe(fingerprint(), local, dtype, rows)
     shape = {INSIDE: local, BETWEEN: world.size}
     measured = [asdict(lines.tier(shape[lines.name])) for lines in tiers]
     name = f"{hosts} x {local} x {tables['device']['name']}"
@@ -62,21 +65,21 @@ def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
 
 
 def _grid(hosts: int, local: int) -> Mesh:
-    """Replicas across hosts, shards inside of them."""
+    """Return a mesh with replicas across hosts and shards inside them."""
     world = hosts * local
     return mesh(Strategy(dp=world, zero=2, shard=local) if local > 1 else Strategy(dp=world))
 
 
 def _make_groups(comm: Comm) -> None:
-    """All groups, on every rank as many and in one order (see world.group)."""
+    """Create all process groups, the same number in the same order on every rank (see world.group)."""
     w = comm.world
     if w.size == 1:
         return
     first = w.rank // w.local_size * w.local_size
-    made: list[tuple[int, ...]] = [tuple(range(first, first + w.local_size))]
-    made.append(tuple(range(w.rank % w.local_size, w.size, w.local_size)))
+    groups: list[tuple[int, ...]] = [tuple(range(first, first + w.local_size))]
+    groups.append(tuple(range(w.rank % w.local_size, w.size, w.local_size)))
     for tier in (INSIDE, BETWEEN):
         other = partner(tier, w.rank, w.local_size, w.size)
-        made.append((w.rank,) if other is None else tuple(sorted((w.rank, other))))
-    for ranks in made:
+        groups.append((w.rank,) if other is None else tuple(sorted((w.rank, other))))
+    for ranks in groups:
         worlds.group(ranks)

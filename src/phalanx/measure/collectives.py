@@ -1,9 +1,9 @@
-"""Collectives between ranks, timed: every operation, transport and algorithm.
+"""Times collectives between ranks: every operation, transport and algorithm.
 
-Rounds are interleaved, so that whatever else the machine does falls on all alike; buffers are rewritten in every
-round, as a step does. A round lasts from the moment when the last rank begins until the last one is done; between
-hosts, whose clocks have nothing in common, as long as the slowest rank takes after all have met. Rounds in which a
-virtual machine's host had its processors (stolen.py) are left out while there are others.
+Rounds are interleaved, so that other load on the machine disturbs all alike; buffers are rewritten in every round, as
+in a training step. A round lasts from when the last rank begins until the last one is done; between hosts, whose
+clocks differ, as long as the slowest rank takes after a barrier. Rounds in which a virtual machine's host took its
+processors (steal_time.py) are dropped if there are others.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from phalanx.spec.cluster.spec import CollectiveFit
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _SIZES = tuple(2**k for k in range(10, 25, 2))  # 1 KiB .. 16 MiB, as Event counts bytes
 _ROUNDS = 7
-# Of several hosts: links are slower, and steadier.
+# Between hosts: links are slower, and steadier.
 _SIZES_BETWEEN, _ROUNDS_BETWEEN = (2**10, 2**14, 2**16, 2**18, 2**20, 2**21, 2**22), 5
-_AGAIN = 2  # times that disturbed rounds are repeated
-_LEAD_S = 1e-3  # for Gloo's own threads to fall asleep again
+_RETRIES = 2  # of disturbed measurements
+_LEAD_S = 1e-3  # for Gloo's threads to go back to sleep
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to serve an operation."""
+    """A transport, and its algorithm if it has several, that can run an operation."""
 
     transport: Transport
     algorithm: str = ""
@@ -49,37 +49,37 @@ class Way:
 
 
 SHARED = tuple(Choice(op, 0, 0, "shm") for op in OPS)
-"""Choices that make a Comm place its buffers in shared memory, and decide nothing."""
+"""Choices that make a Comm place its buffers in shared memory, without choosing anything else."""
 
 
 def ways(op: str, ranks: tuple[int, ...], comm: Comm) -> Iterator[Way]:
-    """Everything that could serve an operation; of algorithms that are the same for these ranks, the first."""
+    """Yield every way to run an operation; of algorithms that coincide for these ranks, only the first."""
     yield Way("native")
     if comm.shares(ranks):
         yield Way("shm")
-    seen = set()
+    seen: set[tuple[bytes, ...]] = set()
     inside = tiers(ranks, comm.world.local_size)
     for algorithm in ALGORITHMS[op]:
         s = build(op, algorithm, len(ranks), 4 * len(ranks), tiers=inside)
-        same = tuple(c.tobytes() for c in (s.round, s.source, s.destination, s.offset, s.length))
-        if same not in seen:  # one host has no hierarchy
-            seen.add(same)
+        content = tuple(c.tobytes() for c in (s.round, s.source, s.destination, s.offset, s.length))
+        if content not in seen:  # on one host, for example, a hierarchy is nothing new
+            seen.add(content)
             yield Way("p2p", algorithm)
 
 
 def tensors(op: str, size: int, ranks: int, make: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
-    """(source, target) in float32 of a collective of `size` bytes; `make` gives memory of so many elements."""
+    """Return (source, target), flat float32, of a collective of `size` bytes; `make` allocates elements."""
     n = size // 4
     if op == "all_reduce":
-        whole = make(n)
-        return whole, whole
+        buffer = make(n)
+        return buffer, buffer
     if op == "all_gather":
         return make(n // ranks), make(n)
     return make(n), make(n // ranks if op == "reduce_scatter" else n)
 
 
 def _together(ranks: tuple[int, ...]) -> None:
-    """Wait until all ranks are there and awake, by the host's one clock."""
+    """Start all ranks at the same moment of their host's clock, awake."""
     moment = torch.tensor([time.perf_counter() + _LEAD_S], dtype=torch.float64)
     dist.all_reduce(moment, dist.ReduceOp.MAX, group=worlds.group(ranks))
     while time.perf_counter() < float(moment):
@@ -87,16 +87,18 @@ def _together(ranks: tuple[int, ...]) -> None:
 
 
 def rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int) -> dict[str, Rounds]:
-    """`count` rounds of every way, the same on all ranks, after one that warms up; up to three times as many where
-    too few of them are the machine's own."""
-    found = _rounds(comm, tried, count, warm=False)
-    for _ in range(_AGAIN):
-        disturbed = {name: call for name, call in tried.items() if not found[name].settled}
+    """Time `count` rounds of each of the `tried` ways, after one to warm up; the same result on all ranks.
+
+    Ways with too few undisturbed rounds are measured up to two times more.
+    """
+    result = _rounds(comm, tried, count, warm=False)
+    for _ in range(_RETRIES):
+        disturbed = {name: call for name, call in tried.items() if not result[name].settled}
         if not disturbed:
             break
         more = _rounds(comm, disturbed, count, warm=True)
-        found |= {name: found[name] + timed for name, timed in more.items()}
-    return found
+        result |= {name: result[name] + timed for name, timed in more.items()}
+    return result
 
 
 def _rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int, warm: bool) -> dict[str, Rounds]:
@@ -104,7 +106,7 @@ def _rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int, warm: bo
     ranks = next(iter(tried.values()))[0].ranks
     one_clock = comm.world.size == comm.world.local_size
     cold = 0 if warm else 1
-    times = torch.zeros(3, len(names), count + cold, dtype=torch.float64)  # of beginning, of end; share stolen
+    times = torch.zeros(3, len(names), count + cold, dtype=torch.float64)  # begin, end, share stolen
     for i in range(count + cold):
         for k in [*range(i % len(names), len(names)), *range(i % len(names))]:
             call, way = tried[names[k]]
@@ -124,17 +126,19 @@ def _rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int, warm: bo
             times[2, k, i] = stolen_share(stolen_s() - before, float(times[1, k, i] - times[0, k, i]))
     if not one_clock:
         times = torch.stack([torch.zeros_like(times[0]), times[1] - times[0], times[2]])
-        ranks = tuple(range(comm.world.size))  # groups side by side are timed together
+        ranks = tuple(range(comm.world.size))  # the slowest of all groups counts
     dist.all_reduce(times, dist.ReduceOp.MAX, group=worlds.group(ranks))
     seconds, stolen = (times[1] - times[0])[:, cold:].tolist(), times[2, :, cold:].tolist()
     return {name: Rounds(tuple(seconds[k]), tuple(stolen[k])) for k, name in enumerate(names)}
 
 
 def measure_collectives(comm: Comm, axis: str) -> list[CollectiveFit]:
-    """Time every operation along an axis, every way, and fit α + β n to each. `comm` places its buffers in shared
-    memory (SHARED)."""
+    """Time every operation along an axis in every way, and fit α + β n to each.
+
+    `comm` must place its buffers in shared memory (SHARED). Collective.
+    """
     ranks = comm.ranks(axis)
-    found = []
+    fits: list[CollectiveFit] = []
     hosts = comm.hosts(ranks)
     several = comm.world.size > comm.world.local_size
     sizes, count = (_SIZES_BETWEEN, _ROUNDS_BETWEEN) if several else (_SIZES, _ROUNDS)
@@ -144,14 +148,14 @@ def measure_collectives(comm: Comm, axis: str) -> list[CollectiveFit]:
             source, target = tensors(op, size, len(ranks), lambda n: comm.buffer(n, torch.float32))
             call = Call(op, ranks, ranks.index(comm.world.rank), source, target, label="a measurement")
             timed = rounds(comm, {str(way): (call, way) for way in seconds}, count)
-            for way, seen in seconds.items():
-                seen.append(median(timed[str(way)].quiet))
-        found += [_fit(op, len(ranks), way, sizes, seen, hosts) for way, seen in seconds.items()]
-    return found
+            for way, medians in seconds.items():
+                medians.append(median(timed[str(way)].quiet))
+        fits += [_fit(op, len(ranks), way, sizes, medians, hosts) for way, medians in seconds.items()]
+    return fits
 
 
 def _fit(op: str, ranks: int, way: Way, sizes: Sequence[int], seconds: list[float], hosts: int) -> CollectiveFit:
-    # A larger buffer cannot take less: what was disturbed is recognised by that.
+    # A larger buffer cannot take less time: a smaller one that took longer was disturbed.
     seconds = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
     points = tuple(zip(sizes, seconds, strict=True))
     line = robust_line(sizes, seconds)

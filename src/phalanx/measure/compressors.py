@@ -1,8 +1,7 @@
-"""What compressing gradients costs on this machine: the compressors that train uses, timed on gradients that nobody
-else reduces.
+"""Times gradient compression on this machine, with the compressors of training but without communication.
 
-A message's way is measured with the collectives; this is the work beside it. All ranks of a host do it at once. A
-price is seconds of each byte that cost/compression.py counts, so it means there just what it was measured to mean.
+Sending is measured with the collectives; this is the computation beside it, by all ranks of a host at once. A price
+is in seconds per byte as cost/compute/compression.py counts bytes, so it means there exactly what was measured here.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 
 KINDS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:1e-9", "powersgd:4")
-"""What is timed; of threshold one that all gradients are above, for its bytes too are priced at their most."""
+"""The compressors that are timed; the threshold is below all gradients, as its bytes are priced at their most too."""
 _SIZES = {"family": "llama", "hidden": 256, "heads": 8, "layers": 4, "ffn": 512, "vocab": 4096, "max_seq": 64}
-_SPREAD = 0.01  # of the gradients
+_SPREAD = 0.01  # standard deviation of the gradients
 _ROUNDS = 5
 
 
 def measure_coding(dtype: DType, comm: Comm) -> dict[str, float]:
-    """Seconds per byte counted, by the name of the compressor; of ranks that reduce all their gradients together."""
+    """Return seconds per counted byte by compressor, when all ranks reduce all their gradients together."""
     spec, ranks = ModelSpec(**complete(_SIZES)), comm.world.size
     job = Job(global_batch=ranks, seq=32, precision=Precision(compute=dtype))
     kind = job.precision.accumulate_dtype
     alone = Comm(comm.world, comm.mesh, null=True)
-    found = {}
+    prices: dict[str, float] = {}
     for text in KINDS:
         s = Strategy(dp=ranks, compression=text)
         assert s.compressor is not None
@@ -61,8 +60,8 @@ def measure_coding(dtype: DType, comm: Comm) -> dict[str, float]:
             spent = time.perf_counter() - start
             if i:  # the first round warms up
                 timed += Rounds((spent,), (stolen_share(stolen_s() - stolen, spent),))
-        # The mean: a step that waits for its slowest rank has it all.
+        # The mean, not the median: a step waits for its slowest rank, outliers included.
         seconds = mean(timed.quiet)
         work = compression.work(s.compressor, cut, s, DTYPE_BYTES[kind])
-        found[s.compressor.name] = seconds / float(work.traffic_bytes)
-    return found
+        prices[s.compressor.name] = seconds / float(work.traffic_bytes)
+    return prices

@@ -1,4 +1,4 @@
-"""Fits that cannot give a negative price."""
+"""Fits of non-negative prices to measured times."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ Array = npt.NDArray[np.float64]
 
 
 def nonnegative_fit(features: Array, values: Array) -> Array:
-    """x >= 0 that minimises Σ ((features x - values) / values)², by trying every set of active columns.
+    """Return the x >= 0, (kinds,), that minimises Σ ((features x - values) / values)², trying all sets of columns.
 
-    features: (points, kinds) with few kinds; values: (points,), positive. Exact, for the best non-negative
-    solution is an ordinary least-squares solution on the columns where it is positive.
+    features: (points, kinds) with few kinds; values: (points,), positive. The result is exact: the best non-negative
+    solution is the ordinary least-squares solution on the columns where it is positive.
     """
     kinds = features.shape[1]
     scaled = features / values[:, None]
     size = np.abs(scaled).max(axis=0)
     size[size == 0] = 1.0
     scaled = scaled / size
-    best, best_error = np.zeros(kinds), float(len(values))
+    best: Array = np.zeros(kinds)
+    best_error = float(len(values))
     for count in range(1, kinds + 1):
         for active in map(list, combinations(range(kinds), count)):
             x, *_ = np.linalg.lstsq(scaled[:, active], np.ones(len(values)), rcond=None)
@@ -32,16 +33,19 @@ def nonnegative_fit(features: Array, values: Array) -> Array:
             if error < best_error:
                 best = np.zeros(kinds)
                 best[active], best_error = x, error
-    return best / size
+    result: Array = best / size
+    return result
 
 
-_DRAWS = 200  # of the points, for the range of a line's coefficients
+_DRAWS = 200  # bootstrap samples of the points, for the range of a line's coefficients
 
 
 @dataclass(frozen=True)
 class Line:
-    """α + β n, its median relative error, and the ranges in which nine tenths of the lines lie that other draws of
-    the same points give."""
+    """A line α + β n, with its median relative error.
+
+    The ranges hold 90 % of the coefficients that bootstrap samples of the same points give.
+    """
 
     alpha: float
     beta: float
@@ -51,10 +55,10 @@ class Line:
 
 
 def robust_line(sizes: npt.ArrayLike, seconds: npt.ArrayLike) -> Line:
-    """The line with α, β >= 0 and the least sum of relative errors |α + β n - t| / t.
+    """Return the line with α, β >= 0 and the least sum of relative errors |α + β n - t| / t.
 
-    Such a line passes through two of the points, or through one with α or β = 0; all of those are tried. A few wild
-    points do not move it, however far off they are.
+    Such a line passes through two of the points, or through one with α or β = 0; all of those are tried. A few
+    outliers do not move it, however far off they are.
     """
     n, t = np.asarray(sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     i, j = np.triu_indices(len(n), 1)
@@ -62,7 +66,7 @@ def robust_line(sizes: npt.ArrayLike, seconds: npt.ArrayLike) -> Line:
         slope = (t[j] - t[i]) / (n[j] - n[i])
         alphas = np.concatenate([t[i] - slope * n[i], t, np.zeros(len(n))])
         betas = np.concatenate([slope, np.zeros(len(n)), t / n])
-    # What is 0 but for rounding is 0.
+    # Rounding may leave a tiny α in place of 0.
     alphas[np.abs(alphas) < 1e-12 * t.max()] = 0.0
     kept = np.isfinite(alphas) & np.isfinite(betas) & (alphas >= 0) & (betas >= 0)
     alphas, betas = alphas[kept], betas[kept]
@@ -72,5 +76,5 @@ def robust_line(sizes: npt.ArrayLike, seconds: npt.ArrayLike) -> Line:
     drawn = np.argmin(weights @ off.T, axis=1)
     ranges = [np.percentile(c[drawn], [5, 95]) for c in (alphas, betas)]
     (alpha_low, alpha_high), (beta_low, beta_high) = (map(float, r) for r in ranges)
-    found = float(alphas[best]), float(betas[best]), float(np.median(off[best]))
-    return Line(*found, (alpha_low, alpha_high), (beta_low, beta_high))
+    alpha, beta, residual = float(alphas[best]), float(betas[best]), float(np.median(off[best]))
+    return Line(alpha, beta, residual, (alpha_low, alpha_high), (beta_low, beta_high))

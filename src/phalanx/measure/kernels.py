@@ -1,7 +1,8 @@
 """Kernel rates of this machine: real units of small decoders, timed forward and backward, then fitted.
 
-Each point is (work, seconds) of one unit; the work is counted by cost/kernel.py, so a rate means there just what
-it was fitted to mean here. Rounds are interleaved over the points, and all ranks that will compute at once do.
+Each point is (work, seconds) of one unit. The work is counted by cost/compute/unit_work.py, so a rate means there
+exactly what was fitted here. Rounds are interleaved over the points, and all ranks that compute together in a run do
+so here.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ Batch = tuple[int, int]  # sequences, seq
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What is timed: units of a ladder of shapes, whole passes of one shape, a product of square matrices."""
+    """What is timed: the units of a ladder of shapes, full passes of one shape, a product of square matrices."""
 
     ladder: tuple[tuple[Shape, tuple[Batch, ...]], ...]
-    whole: tuple[Shape, Batch]
+    full: tuple[Shape, Batch]
     square: int
 
 
@@ -56,10 +57,10 @@ _FULL = _Sizes(
         ((256, 8, 8, 1024, 4096), ((1, 256), (4, 256), (2, 512))),
         ((512, 8, 4, 1408, 8192), ((2, 128), (4, 128))),
     ),
-    whole=((192, 6, 3, 512, 2048), (6, 128)),
+    full=((192, 6, 3, 512, 2048), (6, 128)),
     square=1024,
 )
-# fp16 on CPUs that have no instructions for it: a hundredth of the speed, so far less work.
+# For fp16 on CPUs without instructions for it, which have a hundredth of the speed: far less work.
 _SMALL = _Sizes(
     (
         ((32, 2, 2, 64, 256), ((1, 32), (4, 32))),
@@ -67,7 +68,7 @@ _SMALL = _Sizes(
         ((64, 4, 4, 160, 256), ((1, 64), (4, 32))),
         ((64, 4, 2, 128, 512), ((1, 32), (2, 64))),
     ),
-    whole=((64, 4, 2, 128, 512), (2, 32)),
+    full=((64, 4, 2, 128, 512), (2, 32)),
     square=128,
 )
 
@@ -78,6 +79,8 @@ def _sizes(dtype: DType, device: torch.device) -> _Sizes:
 
 @dataclass(frozen=True)
 class Point:
+    """The time of one unit's phase: "F" (forward) or "B" (backward)."""
+
     phase: str
     unit: str
     work: Work
@@ -108,11 +111,12 @@ class _Bench:
             if action is not None:
                 out = action()
             else:
-                out.backward(g)
+                out.backward(g)  # type: ignore[no-untyped-call]
             synchronize(self.device)
             self.times.setdefault((phase, unit), []).append(time.perf_counter() - start)
 
     def run(self) -> None:
+        """Time each unit's forward and backward pass once."""
         self.x.grad = None
         m = self.model
         self._time("embed", lambda: m.embed(self.tokens[:, :-1]), self.g)
@@ -121,54 +125,57 @@ class _Bench:
         self._time("head", lambda: m.head(self.x, self.tokens[:, 1:]), None)
 
     def points(self) -> list[Point]:
+        """Return the median time of each unit and phase, without the round that warmed up."""
         spec, t = self.model.spec, self.sequences * self.seq
         e = next(self.model.parameters()).element_size()
         count = {"F": unit_work.forward, "B": unit_work.backward}
         return [
-            # The first round warms up.
             Point(phase, unit, count[phase](spec, unit, t, self.seq, e), median(times[1:]))
             for (phase, unit), times in self.times.items()
         ]
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait until a device has finished its work; on CPU that is always so."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _as_the_engine(place: torch.Tensor, p: torch.Tensor) -> None:
-    """What becomes of a gradient in a training step."""
+    """Do with a gradient what the data-parallel engine does: copy it into its place, (shape of p), and drop it."""
     assert p.grad is not None
     put(place, p.grad, [], add=False)
     p.grad = None
 
 
 def measure_points(
-    dtype: DType, device: torch.device, barrier: Callable[[], None], whole: Callable[[], None], rounds: int
+    dtype: DType, device: torch.device, barrier: Callable[[], None], full_passes: Callable[[], None], rounds: int
 ) -> list[Point]:
     """Time the ladder on this rank, `rounds` times after one to warm up.
 
-    `barrier` starts each shape together with the ranks beside it. `whole` is called now and then between shapes, so
-    that it meets the same disturbances.
+    `barrier` starts each shape together with the other ranks. `full_passes` is called now and then between shapes,
+    so that what it times meets the same disturbances.
     """
-    benches = []
+    benches: list[_Bench] = []
     for shape, batches in _sizes(dtype, device).ladder:
         model = create(_spec(*shape), DTYPES[dtype], device)
         for p in model.parameters():
             torch.nn.init.normal_(p, std=0.02)
-            p.register_post_accumulate_grad_hook(partial(_as_the_engine, torch.zeros_like(p)))
+            p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(_as_the_engine, torch.zeros_like(p))
+            )
         benches += [_Bench(model, sequences, seq, device) for sequences, seq in batches]
     for _ in range(rounds + 1):
         for i, bench in enumerate(benches):
             barrier()
             bench.run()
             if i % 4 == 3:
-                whole()
+                full_passes()
     return [point for bench in benches for point in bench.points()]
 
 
 def peak_flops(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float:
-    """FLOP/s of the best square matrix product."""
+    """Return the FLOP/s of the best of four square matrix products."""
     n = MEASURED_PRODUCT if device.type == "cuda" else _sizes(dtype, device).square
     a = torch.randn(n, n, device=device).to(DTYPES[dtype])
     best = float("inf")
@@ -183,18 +190,20 @@ def peak_flops(dtype: DType, device: torch.device, barrier: Callable[[], None]) 
 
 
 def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> float:
-    """Seconds per byte of optimizer traffic: norm, scale, fused AdamW, as a training step does them; of 2 M
-    parameters, whose state no core's cache holds."""
+    """Return seconds per byte of optimizer traffic: norm, scale and fused AdamW, as in a training step.
+
+    Measured on 2 M parameters, whose state exceeds a core's cache.
+    """
     spec = replace(_spec(192, 6, 3, 512, 2048), layers=4)
     job = Job(global_batch=1, seq=1, precision=Precision(compute=dtype), optimizer=Optimizer())
     shapes = [p.shape for p in create(spec, torch.float32, torch.device("cpu")).parameters()]
     wide = DTYPES[job.precision.master_dtype]
     masters = [torch.zeros(shape, dtype=wide, device=device, requires_grad=True) for shape in shapes]
     flat = torch.zeros(sum(m.numel() for m in masters), dtype=wide, device=device)
-    for master, part in zip(masters, flat.split([m.numel() for m in masters]), strict=True):
+    for master, part in zip(masters, torch.split(flat, [m.numel() for m in masters]), strict=True):
         master.grad = part.view(master.shape)
     optimizer = AdamW(masters, fused=True)
-    times = []
+    times: list[float] = []
     for _ in range(6):
         barrier()
         synchronize(device)
@@ -207,12 +216,12 @@ def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[],
     per_parameter = unit_work.optimizer(spec.parameter_count, job).traffic_bytes / spec.parameter_count
     if job.precision.compute != job.precision.master_dtype:
         per_parameter -= DTYPE_BYTES[dtype] + DTYPE_BYTES[job.precision.master_dtype]  # no cast was timed
-    return median(times[1:]) / (per_parameter * flat.numel())
+    return float(median(times[1:]) / (per_parameter * flat.numel()))
 
 
 def fit(points: list[Point], phase: str) -> tuple[Rates, float]:
-    """Rates of a phase, and the median relative error of the fit. The smallest relative errors are sought."""
-    # Embeddings cost little and follow rules of their own: they would pull the line away from what matters.
+    """Fit the rates of a phase by least squares of relative errors; return them and the median relative error."""
+    # Embeddings cost little and follow other rules: they would pull the fit away from what matters.
     chosen = [p for p in points if p.phase == phase and p.unit != "embed"]
     features: npt.NDArray[np.float64] = np.array([_features(p.work) for p in chosen], dtype=np.float64)
     seconds = np.array([p.seconds for p in chosen])
@@ -225,13 +234,15 @@ def _features(work: Work) -> tuple[Any, ...]:
     return (work.gemm_flops, work.attention_flops, work.traffic_bytes, work.kernels)
 
 
-class Whole:
-    """Passes of a four-layer decoder with its gradient all-reduce, timed beside the ladder: what a whole costs
-    over the price of its parts (cold caches, ranks that wait for the slowest). Between hosts nothing is sent: what
-    slow links take would drown what is looked for."""
+class FullPasses:
+    """Full passes of a four-layer decoder with its gradient all-reduce, timed beside the ladder.
+
+    They show what a pass costs beyond the price of its parts: cold caches, ranks that wait for the slowest. With
+    several hosts nothing is sent, as the time on slow links would hide that.
+    """
 
     def __init__(self, dtype: DType, comm: Comm) -> None:
-        shape, (self.sequences, seq) = _sizes(dtype, comm.world.device).whole
+        shape, (self.sequences, seq) = _sizes(dtype, comm.world.device).full
         self.comm, self.spec = comm, replace(_spec(*shape), layers=4)
         self.job = Job(global_batch=self.sequences * comm.world.size, seq=seq, precision=Precision(compute=dtype))
         self.model = create(self.spec, DTYPES[dtype], comm.world.device)
@@ -246,6 +257,7 @@ class Whole:
         self.times: list[float] = []
 
     def run(self) -> None:
+        """Time two passes."""
         device = self.comm.world.device
         for _ in range(2):
             self.comm.barrier()
@@ -260,7 +272,10 @@ class Whole:
             self.times.append(time.perf_counter() - start)
 
     def over_parts(self, forward: Rates, backward: Rates, links: list[CollectiveFit]) -> float:
-        """The median pass, less its communication, over the sum of its units' prices; at least 1."""
+        """Return the median pass without its communication, divided by the price of its units; at least 1.
+
+        `links`: the fits of the all-reduce.
+        """
         spec, t, e = self.spec, self.sequences * self.job.seq, DTYPE_BYTES[self.job.precision.compute]
         parts = sum(
             n * (unit_work.forward(spec, unit, t, self.job.seq, e).seconds(forward))
@@ -271,4 +286,4 @@ class Whole:
         if links and self.sends and self.comm.world.device.type == "cpu":
             e = DTYPE_BYTES[self.job.precision.reduce_dtype]
             sent = sum(min(fit.seconds(b.bucket.numel * e) for fit in links) for b in self.engine.buckets)
-        return max(1.0, (median(self.times[2:]) - sent) / parts)
+        return max(1.0, float((median(self.times[2:]) - sent) / parts))

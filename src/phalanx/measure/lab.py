@@ -1,16 +1,16 @@
-"""The lab: hosts with shaped links on one machine, from network namespaces, veth pairs and `tc tbf`.
+"""The lab: hosts with shaped links on one machine, made of network namespaces, veth pairs and `tc tbf`.
 
     host 0 [eth0] ---- [eth0] host 1        two hosts: one cable
     host k [eth0] ---- [port k] switch      more: a bridge, in a namespace of its own
 
 A host is a network namespace with a loopback and one interface, whose egress is shaped: what its ranks send to other
-hosts shares that rate and is counted there; what stays inside goes over its loopback. Nothing leads out of the lab.
-Hosts have names of their own, and share processors, memory, files and process numbers: bytes are exact at any load,
-times are those of one machine.
+hosts shares that rate and is counted there; traffic inside the host uses its loopback. The lab has no way out.
+Hosts have their own names, but share processors, memory, files and process ids: byte counts are exact at any load,
+times are those of a single machine.
 
-A lab takes itself down when it is left, whatever ended it. One that was killed with SIGKILL cannot: its namespaces
-carry its process number and start time in their names, and the next lab that starts removes them, with what still
-runs inside.
+A lab removes itself when its context ends, however that happens. One that was killed with SIGKILL cannot: its
+namespaces carry its process id and start time in their names, and the next lab that starts removes them, with the
+processes that still run inside.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from typing import Any
 from phalanx.spec.errors import InputError
 
 INTERFACE = "eth0"
-_MTU = 9000  # as clusters have it: headers are under 1 % of what is sent
+_MTU = 9000  # as in clusters: headers are under 1 % of what is sent
 _PREFIX = "phalanx-lab-"
-_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])  # where not only root looks
+# /usr/sbin and /sbin are not on the PATH of every user.
+_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 _NAMESPACES, _ETC = Path("/run/netns"), Path("/etc/netns")
-# As clusters are tuned, and the same wherever the lab runs: no new start after every pause, no pacing by a model of
-# a wide area network, no sending again of what a busy machine has not acknowledged yet, no traffic of the hosts' own.
+# As clusters are tuned, and the same wherever the lab runs: no slow start after a pause, no pacing by a model of wide
+# area networks, no retransmission of what a busy machine has not acknowledged yet, no background traffic.
 _SETTINGS = """
 cd /proc/sys/net
 set_to() { [ ! -e $1 ] || echo "$2" > $1; }
@@ -53,10 +54,10 @@ set_to ipv4/tcp_reordering 100
 set_to ipv6/conf/all/disable_ipv6 1
 set_to ipv6/conf/default/disable_ipv6 1
 """
-# What arrives is taken by one processor: two would overtake each other, and TCP send again what is only late.
+# One processor handles what arrives: two would reorder packets, and TCP would retransmit those that are only late.
 _IN_ORDER = "for f in /sys/class/net/*/queues/rx-0/rps_cpus; do echo 1 > $f; done 2>/dev/null; true"
 _PORT = 29400
-_GRACE_S = 10.0  # for what hears SIGTERM
+_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _PR_SET_PDEATHSIG, _CLONE_NEWNET, _CLONE_NEWUTS = 1, 0x40000000, 0x04000000
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -64,7 +65,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes over a host's interface since the lab was there."""
+    """Bytes over a host's interface since the lab was built."""
 
     sent: int
     received: int
@@ -74,15 +75,15 @@ class Traffic:
 
 
 def bytes_per_s(rate: str) -> float:
-    """Of a rate as `tc` writes it: 1gbit, 500mbit; bits in powers of 1000. Raises InputError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit", rate.strip().lower())
-    if found is None or not float(found[1]):
+    """Parse a rate as `tc` writes it, such as 1gbit or 500mbit (powers of 1000). Raises InputError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit", rate.strip().lower())
+    if match is None or not float(match[1]):
         raise InputError("--rate", rate, "is not a rate", "write 1gbit or 500mbit")
-    return float(found[1]) * _UNITS[found[2]] / 8
+    return float(match[1]) * _UNITS[match[2]] / 8
 
 
 def unavailable() -> str:
-    """Why there can be no lab here; empty where there can."""
+    """Return why there can be no lab on this machine; empty if there can."""
     if os.geteuid() != 0:
         return "needs root, for network namespaces"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool, path=_PATH) is None]
@@ -102,22 +103,22 @@ def unavailable() -> str:
 
 
 class LabError(RuntimeError):
-    """`ip` or `tc` failed; the message is theirs."""
+    """`ip` or `tc` failed; the message is its own."""
 
 
 def enter(namespace: str) -> None:
-    """Move the calling thread to a host: for a process that has just been forked."""
+    """Move the calling thread to a host of the lab, for a process that has just been forked. Raises OSError."""
     with (_NAMESPACES / namespace).open() as file:
         if _libc.setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
-    _take_name(_host_name(namespace))
+    _set_host_name(_host_name(namespace))
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
 
 
-def _take_name(name: str) -> None:
-    """The kernel's name of this host, for this process and what it starts."""
+def _set_host_name(name: str) -> None:
+    """Set the host name that this process and its children see."""
     if _libc.unshare(_CLONE_NEWUTS):
-        raise OSError(ctypes.get_errno(), "cannot have a host name of its own")
+        raise OSError(ctypes.get_errno(), "cannot get a host name of its own")
     socket.sethostname(name)
 
 
@@ -126,8 +127,10 @@ def _host_name(namespace: str) -> str:
 
 
 class Lab:
-    """`hosts` hosts whose links send `rate_bytes_per_s` (None: as fast as they can). A context manager; there is
-    nothing of it outside."""
+    """A lab of `hosts` hosts whose links send `rate_bytes_per_s` (None: unlimited).
+
+    A context manager: the lab exists only inside its context. Raises InputError if this machine cannot have one.
+    """
 
     def __init__(self, hosts: int, rate_bytes_per_s: float | None = None) -> None:
         if not 1 <= hosts <= 100:
@@ -142,7 +145,7 @@ class Lab:
         if why:
             raise InputError("lab", None, why)
         self.swept = sweep()
-        """Labs that were killed before, and are removed now."""
+        """Remains of killed labs, which were removed on entry."""
         try:
             self._build()
         except BaseException:
@@ -154,20 +157,22 @@ class Lab:
         self.close()
 
     def namespace(self, host: int) -> str:
+        """Return the name of a host's network namespace."""
         return f"{self._name}-h{host}"
 
     def address(self, host: int) -> str:
-        return f"10.77.0.{101 + host}"  # of equal length: torch's rendezvous sorts hosts by them, as text
+        """Return a host's IP address."""
+        return f"10.77.0.{101 + host}"  # all of one length: torch's rendezvous sorts addresses as text
 
     def _build(self) -> None:
         for host in range(self.hosts):
-            # What `ip netns exec` shows as /etc: hosts know each other, and ask nobody else.
-            own = _ETC / self.namespace(host)
-            own.mkdir(parents=True)
-            known = [f"{self.address(h)} {_host_name(self.namespace(h))}\n" for h in range(self.hosts)]
-            (own / "hosts").write_text("127.0.0.1 localhost\n" + "".join(known))
-            (own / "resolv.conf").write_text("")
-            (own / "nsswitch.conf").write_text("hosts: files\n")
+            # `ip netns exec` mounts these files over /etc: hosts know each other, and ask no name server.
+            etc = _ETC / self.namespace(host)
+            etc.mkdir(parents=True)
+            entries = [f"{self.address(h)} {_host_name(self.namespace(h))}\n" for h in range(self.hosts)]
+            (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(entries))
+            (etc / "resolv.conf").write_text("")
+            (etc / "nsswitch.conf").write_text("hosts: files\n")
             _run("ip", "netns", "add", self.namespace(host))
         if self.hosts == 1:
             self._cable(self.namespace(0), INTERFACE, self.namespace(0), "unused")
@@ -196,29 +201,30 @@ class Lab:
                 _run("tc", "-n", where, "qdisc", "add", "dev", INTERFACE, *_shaper(self.rate))
 
     def _cable(self, one: str, end: str, other: str, other_end: str) -> None:
-        one_mtu = ("mtu", str(_MTU))
+        """Connect two namespaces by a veth pair."""
+        mtu = ("mtu", str(_MTU))
         _run(
-            *("ip", "-n", one, "link", "add", end, *one_mtu, "type", "veth"),
-            *("peer", "name", other_end, *one_mtu, "netns", other),
+            *("ip", "-n", one, "link", "add", end, *mtu, "type", "veth"),
+            *("peer", "name", other_end, *mtu, "netns", other),
         )
 
     def traffic(self) -> list[Traffic]:
-        """What has gone over the interface of each host."""
-        found = []
+        """Return the bytes that have gone over each host's interface."""
+        traffic: list[Traffic] = []
         for host in range(self.hosts):
-            told = json.loads(_run("ip", "-n", self.namespace(host), "-s", "-j", "link", "show", INTERFACE))
-            stats = told[0]["stats64"]
-            found.append(Traffic(stats["tx"]["bytes"], stats["rx"]["bytes"]))
-        return found
+            links = json.loads(_run("ip", "-n", self.namespace(host), "-s", "-j", "link", "show", INTERFACE))
+            stats = links[0]["stats64"]
+            traffic.append(Traffic(stats["tx"]["bytes"], stats["rx"]["bytes"]))
+        return traffic
 
     def start(self, host: int, command: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
-        """A process on a host, which ends when this one does. `how`: as for Popen."""
+        """Start a process on a host, which is terminated when this one exits. `how`: keyword arguments of Popen."""
         names = {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE, "PATH": _PATH}
         quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         how["env"] = quiet | dict(how.get("env") or os.environ) | names
         inside = ["ip", "netns", "exec", self.namespace(host), *command]
         begin = partial(_begin, _host_name(self.namespace(host)))
-        # In a session of its own: Ctrl-C is for the lab, which ends its hosts in order.
+        # In a session of its own: Ctrl-C reaches the lab alone, which ends its hosts in order.
         child = subprocess.Popen(inside, preexec_fn=begin, start_new_session=True, **how)
         self._children.append(child)
         return child
@@ -226,8 +232,11 @@ class Lab:
     def torchrun(
         self, host: int, ranks: int, command: Sequence[str], options: Mapping[str, str] | None = None
     ) -> list[str]:
-        """The words that start `ranks` ranks of `command` on one host, which meet those of the others."""
-        given = {
+        """Return the command line that starts `ranks` ranks of `command` on one host, to join those of the others.
+
+        `options` are further options of torchrun, by name without dashes.
+        """
+        arguments = {
             "nnodes": str(self.hosts),
             "nproc-per-node": str(ranks),
             "rdzv-backend": "c10d",
@@ -237,12 +246,12 @@ class Lab:
             **(options or {}),
         }
         conf = f"is_host={int(host == 0)}"
-        given["rdzv-conf"] = f"{conf},{given['rdzv-conf']}" if "rdzv-conf" in given else conf
-        words = [word for name, value in given.items() for word in (f"--{name}", value)]
+        arguments["rdzv-conf"] = f"{conf},{arguments['rdzv-conf']}" if "rdzv-conf" in arguments else conf
+        words = [word for name, value in arguments.items() for word in (f"--{name}", value)]
         return [sys.executable, "-m", "phalanx.measure.lab_torchrun", *words, *command]
 
     def lose(self, host: int) -> None:
-        """A host disappears: its cable is out, then all that runs on it is gone."""
+        """Make a host disappear: unplug its cable, then kill all that runs on it."""
         _run("ip", "-n", self.namespace(host), "link", "set", INTERFACE, "down")
         self._gone.add(host)
         for pid in _inside(self.namespace(host)):
@@ -250,10 +259,11 @@ class Lab:
 
     @property
     def gone(self) -> frozenset[int]:
+        """The hosts that were made to disappear."""
         return frozenset(self._gone)
 
     def close(self) -> None:
-        """End what runs in the lab, and take it down. Twice is as good as once."""
+        """End what runs in the lab and remove it. Does nothing the second time."""
         _remove([name for name in _names() if name.startswith(f"{self._name}-")])
         for child in self._children:
             with suppress(subprocess.TimeoutExpired):
@@ -262,20 +272,20 @@ class Lab:
 
 
 def sweep() -> list[str]:
-    """Remove the namespaces of labs whose process is gone, with what runs in them; their names."""
-    left: dict[str, list[str]] = {}
+    """Remove the namespaces of labs whose process is gone, with what runs in them; return their names."""
+    orphans: dict[str, list[str]] = {}
     for name in _names():
-        found = re.match(rf"{_PREFIX}(\d+)\.(\d+)-", name)
-        if found and _began(int(found[1])) != found[2]:
-            left.setdefault(f"{_PREFIX}{found[1]}", []).append(name)
-    for names in left.values():
+        match = re.match(rf"{_PREFIX}(\d+)\.(\d+)-", name)
+        if match and _start_ticks(int(match[1])) != match[2]:
+            orphans.setdefault(f"{_PREFIX}{match[1]}", []).append(name)
+    for names in orphans.values():
         _remove(names, grace_s=0.0)
-    return sorted(left)
+    return sorted(orphans)
 
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt too, so that a lab is left in order."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt too, so that a lab is removed in order."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -289,8 +299,10 @@ def until_stopped() -> Iterator[None]:
 
 
 def run(lab: Lab, ranks: int, command: Sequence[str], options: Mapping[str, str] | None = None) -> int:
-    """Start torchrun with a command on every host and wait: the first exit code that is not 0. When one host's ranks
-    have failed the others are ended after a while."""
+    """Start torchrun with a command on every host and wait; return the first exit code that is not 0, or 0.
+
+    When one host's ranks have failed, the call returns after a while even if others still run.
+    """
     children = [lab.start(h, lab.torchrun(h, ranks, command, options)) for h in range(lab.hosts)]
     deadline, code = float("inf"), 0
     while any(child.poll() is None for child in children) and time.monotonic() < deadline:
@@ -303,7 +315,7 @@ def run(lab: Lab, ranks: int, command: Sequence[str], options: Mapping[str, str]
 
 
 def torchrun_words(command: Sequence[str]) -> list[str]:
-    """A command as torchrun wants it: a script, `-m module`, or a program of any kind."""
+    """Return a command in the form that torchrun takes: a script, `-m module`, or any other program."""
     first = Path(command[0]).name
     if first == "phalanx":
         return ["-m", "phalanx", *command[1:]]
@@ -315,21 +327,23 @@ def torchrun_words(command: Sequence[str]) -> list[str]:
 
 
 def _segment(rate: float) -> int:
-    """The most that the kernel hands to an interface at once: a quarter of a millisecond of sending."""
+    """Return the most bytes that the kernel hands to an interface at once: a quarter of a millisecond of sending."""
     return min(max(_MTU, round(rate / 4000)), 32768)
 
 
 def _shaper(rate: float) -> list[str]:
-    """Burst: a segment, or what a timer that is late by some microseconds lets through; more would let messages of
-    its size pass at once. Queue: a tenth of a second of sending, so that nothing is dropped that TCP would have to
-    send again."""
+    """Return the `tc` words of a token bucket with this rate in bytes per second.
+
+    Burst: a segment, or what accumulates while a timer is late by some microseconds; with more, messages of its size
+    would pass unshaped. Queue: a tenth of a second of sending, so that nothing is dropped and retransmitted.
+    """
     burst = max(_segment(rate) + _MTU, round(rate * 5e-5))
     limit = max(8 * burst, round(rate / 10))
     return ["root", "tbf", "rate", f"{rate * 8:.0f}bit", "burst", str(burst), "limit", str(limit)]
 
 
 def _remove(names: Sequence[str], grace_s: float = _GRACE_S) -> None:
-    """End what runs in these namespaces, asked first, and delete them."""
+    """End what runs in these namespaces, first by SIGTERM, and delete them."""
 
     def running() -> list[int]:
         return [pid for name in names for pid in _inside(name) if pid != os.getpid()]
@@ -352,6 +366,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _inside(name: str) -> list[int]:
+    """Return the ids of the processes in a namespace."""
     try:
         return [int(word) for word in _run("ip", "netns", "pids", name).split()]
     except LabError:  # it is gone
@@ -362,21 +377,21 @@ def _names() -> list[str]:
     return sorted({path.name for folder in (_NAMESPACES, _ETC) for path in folder.glob(f"{_PREFIX}*")})
 
 
-_made = 0
+_labs = 0
 
 
 def _next_number() -> int:
-    global _made
-    _made += 1
-    return _made
+    global _labs
+    _labs += 1
+    return _labs
 
 
 def _me() -> str:
-    return f"{os.getpid()}.{_began(os.getpid())}"
+    return f"{os.getpid()}.{_start_ticks(os.getpid())}"
 
 
-def _began(pid: int) -> str:
-    """When a process started, in clock ticks; empty where there is none."""
+def _start_ticks(pid: int) -> str:
+    """Return when a process started, in clock ticks since boot; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
     except OSError:
@@ -384,7 +399,8 @@ def _began(pid: int) -> str:
 
 
 def _begin(name: str) -> None:
-    _take_name(name)
+    """Prepare a child process: set its host name, and have it terminated when its parent dies."""
+    _set_host_name(name)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

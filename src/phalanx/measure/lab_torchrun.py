@@ -1,6 +1,6 @@
-"""One host of the lab: torchrun, which ends without torch's traceback when it is told to end or a rank has failed.
+"""One host of the lab: torchrun, without torch's traceback when it is terminated or a rank has failed.
 
-python -m phalanx.measure.lab_torchrun TORCHRUN'S WORDS
+python -m phalanx.measure.lab_torchrun TORCHRUN_ARGUMENTS
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.distributed.run import main
 if __name__ == "__main__":
     try:
         main()
-    except SignalException as told:
-        sys.exit(128 + int(told.sigval))
+    except SignalException as stop:
+        sys.exit(128 + int(stop.sigval))
     except ChildFailedError as failed:
         sys.exit(str(failed))

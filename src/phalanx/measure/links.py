@@ -1,9 +1,9 @@
-"""α and β of the links of each tier, and γ: from messages between pairs of ranks, and from adding.
+"""Measures α and β of the links of each tier, by messages between pairs of ranks, and γ, by adding.
 
-Each pair exchanges n bytes in both directions at once, α + β n. First one pair alone: what a link gives one rank.
-Then all pairs together, as many as a host has ranks: what they share. Of a pair alone the best of the rounds counts:
-nothing else that a machine does makes a message faster. Together the median, of long messages: pairs that begin at
-different moments leave each other the link.
+A pair exchanges n bytes in both directions at once, in α + β n seconds. First one pair alone: what a link gives one
+rank. Then all pairs of a host together: what they share. For a pair alone the best round counts, as no disturbance
+makes a message faster. Together the median of long messages counts: pairs that begin at different moments leave each
+other the link.
 """
 
 from __future__ import annotations
@@ -18,21 +18,25 @@ from phalanx.measure.fit import Line, robust_line
 from phalanx.spec.cluster.spec import Figure, Tier
 
 SIZES = tuple(2**k for k in range(10, 25))  # 1 KiB .. 16 MiB
-_ENDS = 6  # sizes that are short, or long
-_SHARED = 0.8  # of what a rank gets alone; if together it is less, the pairs share a link
+_ENDS = 6  # how many of the sizes count as short, and as long
+_SHARED = 0.8  # if pairs together get less than this share of the bandwidth of a pair alone, they share a link
 
 
 class Wire(Protocol):
-    """What can be timed: of each method the seconds of every round."""
+    """Where messages and additions of `size` bytes are timed. Each method returns the seconds of every round."""
 
-    def exchange(self, tier: str, size: int, together: bool) -> list[float]: ...
+    def exchange(self, tier: str, size: int, together: bool) -> list[float]:
+        """Exchange over a tier, between all pairs of ranks if `together`, or else the first pair alone."""
+        ...
 
-    def add(self, size: int) -> list[float]: ...
+    def add(self, size: int) -> list[float]:
+        """Add to a buffer of this rank."""
+        ...
 
 
 @dataclass(frozen=True)
 class TierLines:
-    """Of one tier: a pair alone, and all `pairs` of a host together (None where there is one)."""
+    """The lines fitted to one tier: for a pair alone, and for all `pairs` of a host together (None if only one)."""
 
     name: str
     pairs: int
@@ -42,30 +46,31 @@ class TierLines:
 
     @property
     def uplink(self) -> float | None:
-        """Bytes per second in one direction that all of a host share; None where each has its own."""
+        """Bytes per second and direction that a host's pairs share; None if each has a link of its own."""
         if self.together is None or self.together.beta * _SHARED <= self.alone.beta:
             return None
         return self.pairs / self.together.beta
 
     def tier(self, ranks: int) -> Tier:
+        """Return the tier as a ClusterSpec has it; it connects `ranks` ranks."""
         line = self.alone
         low, high = line.beta_range
-        how = f"exchanges of 1 KiB to 16 MiB between pairs; median error {line.residual:.1%}"
+        source = f"exchanges of 1 KiB to 16 MiB between pairs; median error {line.residual:.1%}"
         if low:
-            how += f"; 90 % range {1e-9 / high:.4g} to {1e-9 / low:.4g} GB/s"
+            source += f"; 90 % range {1e-9 / high:.4g} to {1e-9 / low:.4g} GB/s"
         return Tier(
             name=self.name,
             ranks=ranks,
             latency_s=line.alpha,
             bandwidth_bytes_per_s_per_gpu_per_direction=1 / line.beta if line.beta else 1e12,
             origin="measured",
-            source=how,
+            source=source,
             uplink_bandwidth_bytes_per_s_per_direction=self.uplink,
         )
 
 
 def measure_tier(wire: Wire, name: str, pairs: int) -> TierLines:
-    """Fit the links of one tier; `pairs` of a host's ranks can use them together."""
+    """Measure the links of one tier, which `pairs` pairs of a host's ranks can use together."""
     sizes = SIZES
     best = [min(wire.exchange(name, n, False)) for n in sizes]
     together = None
@@ -76,7 +81,7 @@ def measure_tier(wire: Wire, name: str, pairs: int) -> TierLines:
 
 
 def _link_line(sizes: tuple[int, ...], seconds: list[float]) -> Line:
-    """β by long messages and α by short ones: between them links have buffers, which take a message in a burst."""
+    """Fit β to long messages and α to short ones: those in between fit into buffers, which take them in a burst."""
     n, t = np.array(sizes, dtype=np.float64), np.array(seconds)
     long = robust_line(n[-_ENDS:], t[-_ENDS:])
     rest = np.maximum(t - long.beta * n, 0.0)[:_ENDS]
@@ -86,8 +91,8 @@ def _link_line(sizes: tuple[int, ...], seconds: list[float]) -> Line:
 
 
 def measure_gamma(wire: Wire) -> Figure:
-    """γ: seconds per byte added to what is there; its intercept is what starting an operation takes."""
+    """Measure γ, the seconds per byte of an addition; the intercept of its line is the time to start an operation."""
     line = robust_line(SIZES, [min(wire.add(n)) for n in SIZES])
     low, high = line.beta_range
-    note = f"adding 1 KiB to 16 MiB; {line.alpha * 1e6:.3g} µs to begin; median error {line.residual:.1%}"
+    note = f"adding 1 KiB to 16 MiB; {line.alpha * 1e6:.3g} µs to start; median error {line.residual:.1%}"
     return Figure("gamma", line.beta, "s/B", low, high, note)

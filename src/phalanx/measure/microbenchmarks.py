@@ -1,13 +1,14 @@
-"""What one rank computes, shape by shape, while the ranks beside it do the same: products, attention, memory, launch.
+"""Microbenchmarks of one rank while its neighbours run the same: products, attention, memory, kernel launches.
 
-These are for people: they show where a machine is good. What a plan is priced with is fitted on whole units of models
-(kernels.py).
+These figures are for people: they show where a machine is good. Plans are priced with rates fitted to entire units of
+models (kernels.py).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,10 +28,13 @@ _COPIED = 2**26  # bytes
 
 
 def measure_figures(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> list[Figure]:
-    """Every shape `_ROUNDS` times after once to warm up; the best is the value."""
-    found = []
+    """Time every shape `_ROUNDS` times after one to warm up; the best round is the figure's value.
+
+    `barrier` starts each round together with the other ranks.
+    """
+    figures: list[Figure] = []
     for name, unit, amount, action in _actions(dtype, device):
-        times = []
+        times: list[float] = []
         for _ in range(_ROUNDS + 1):
             barrier()
             synchronize(device)
@@ -42,14 +46,17 @@ def measure_figures(dtype: DType, device: torch.device, barrier: Callable[[], No
         values = sorted((amount / s for s in seconds) if amount else seconds.tolist())
         best = values[-1] if amount else values[0]
         low, high = np.percentile(values, [5, 95])
-        found.append(Figure(name, float(best), unit, float(low), float(high)))
-    return found
+        figures.append(Figure(name, float(best), unit, float(low), float(high)))
+    return figures
 
 
 def _actions(dtype: DType, device: torch.device) -> Iterator[tuple[str, str, float, Callable[[], object]]]:
-    """(Name, unit, amount of work in that unit times seconds; 0: the seconds themselves are the figure, action)."""
+    """Yield (name, unit, amount, action) of each figure.
+
+    `amount` is the work of one action in unit times seconds; if it is 0, the seconds themselves are the figure.
+    """
     on_gpu, kind = device.type == "cuda", DTYPES[dtype]
-    few = dtype == "float16" and not on_gpu  # no instructions for it: a hundredth of the speed
+    few = dtype == "float16" and not on_gpu  # CPUs without fp16 instructions have a hundredth of the speed
     for m, n, k in (_GPU_PRODUCTS if on_gpu else _CPU_PRODUCTS)[: 2 if few else None]:
         a, b = (torch.randn(shape, device=device).to(kind) for shape in ((m, k), (k, n)))
         out = torch.empty(m, n, device=device, dtype=kind)
@@ -57,7 +64,7 @@ def _actions(dtype: DType, device: torch.device) -> Iterator[tuple[str, str, flo
             f"matrix product {m} x {n} x {k}",
             "FLOP/s",
             2.0 * m * n * k,
-            lambda a=a, b=b, o=out: torch.mm(a, b, out=o),
+            partial(torch.mm, a, b, out=out),
         )
     for shape in (_GPU_ATTENTION if on_gpu else _CPU_ATTENTION)[: 1 if few else None]:
         batch, heads, seq, head_dim = shape
@@ -67,7 +74,7 @@ def _actions(dtype: DType, device: torch.device) -> Iterator[tuple[str, str, flo
             f"attention {batch} x {heads} heads x {seq} x {head_dim}",
             "FLOP/s",
             flops,
-            lambda q=q, k=k_, v=v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+            partial(F.scaled_dot_product_attention, q, k_, v, is_causal=True),
         )
     source = torch.ones(_COPIED // 4, device=device)
     target = torch.zeros_like(source)

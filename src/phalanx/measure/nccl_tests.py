@@ -1,11 +1,11 @@
-"""What nccl-tests printed, as measurements: https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+"""Reads the output of nccl-tests as measurements: https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
 
     # Collective test starting: all_reduce_perf
     #  Rank  0 Group  0 Pid 3161 on  node01 device  0 [0000:07:00] NVIDIA H100
     #    size    count   type  redop   root    time  algbw  busbw #wrong    time  algbw  busbw #wrong
      33554432  8388608  float    sum     -1   231.1  145.2  254.1      0   229.9  145.9  255.4      0
 
-The second half of a line is in place, as Phalanx's own collectives are.
+The second half of a line is the in-place variant, which Phalanx's own collectives use too.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ _TEST = re.compile(r"#\s*Collective test starting:\s*(\w+)_perf")
 
 
 def read(text: str, name: str, op: str = "") -> CollectiveFit:
-    """The line through the times of one file. `op`: what was measured, for files of older versions, which do not
-    say. Raises InputError."""
-    said = _TEST.search(text)
-    found = _OPS.get(said[1], "") if said else op
-    if not found:
-        have = "phalanx has no such collective" if said else "does not say which collective it measured"
-        raise InputError("--nccl-tests", name, have, f"give --op, one of {', '.join(_OPS.values())}")
-    where = {int(rank): host for rank, host in _RANK.findall(text)}
-    if len(where) < 2:
-        raise InputError("--nccl-tests", name, f"names {len(where)} ranks", "keep the lines that begin with # Rank")
-    points = []
+    """Fit a line to the times in the text of one file, which `name` names in messages.
+
+    `op` is the collective, for files of older versions, which do not say it. Raises InputError.
+    """
+    title = _TEST.search(text)
+    collective = _OPS.get(title[1], "") if title else op
+    if not collective:
+        problem = "phalanx has no such collective" if title else "does not say which collective it measured"
+        raise InputError("--nccl-tests", name, problem, f"give --op, one of {', '.join(_OPS.values())}")
+    hosts = {int(rank): host for rank, host in _RANK.findall(text)}
+    if len(hosts) < 2:
+        raise InputError("--nccl-tests", name, f"names {len(hosts)} ranks", "keep the lines that begin with # Rank")
+    points: list[tuple[int, float]] = []
     for line in text.splitlines():
         words = line.split()
-        # size count type redop root, then time algbw busbw wrong twice; without validation the last may be N/A
+        # size count type redop root, then time algbw busbw wrong twice; without validation, wrong may be N/A
         if len(words) >= 11 and words[0].isdigit() and words[1].isdigit():
             size, seconds = int(words[0]), float(words[-4]) * 1e-6
             if size and seconds:
@@ -54,14 +56,14 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
     sizes, seconds_ = zip(*sorted(dict(points).items()), strict=True)
     fit = robust_line(sizes, seconds_)
     return CollectiveFit(
-        op=found,
-        group_size=len(where),
+        op=collective,
+        group_size=len(hosts),
         alpha_s=fit.alpha,
         beta_s_per_byte=fit.beta,
         residual=fit.residual,
         transport="native",
         points=tuple(zip(sizes, seconds_, strict=True)),
-        hosts=len(set(where.values())),
+        hosts=len(set(hosts.values())),
         alpha_range=fit.alpha_range,
         beta_range=fit.beta_range,
     )

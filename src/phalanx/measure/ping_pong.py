@@ -1,4 +1,4 @@
-"""The real wire: exchanges between ranks over torch.distributed, additions on this rank's device."""
+"""The real wire, which links.py times: exchanges over torch.distributed, additions on this rank's device."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from phalanx.runtime.comm.transport import combine
 
 INSIDE, BETWEEN = "host", "network"
 _ROUNDS = (4, 30)  # at least, and at most
-_ENOUGH_S = 0.8  # of all rounds of one size, when there were enough of them; four times as long if disturbed
+_ENOUGH_S = 0.8  # for all rounds of one size, once there are enough of them; four times as long if disturbed
 
 
 @dataclass(frozen=True)
 class RealWire:
-    """Every rank of a Comm calls the same methods in the same order, and gets the same times: the slowest rank's."""
+    """Times messages and additions. Every rank of `comm` must call the same methods in the same order.
+
+    All get the same times of an exchange: the slowest rank's.
+    """
 
     comm: Comm
 
     def exchange(self, tier: str, size: int, together: bool) -> list[float]:
+        """Return the seconds of exchanging `size` bytes over a tier: between all pairs if `together`, else one."""
         comm = self.comm
         world, device = comm.world, comm.world.device
         mine = partner(tier, world.rank, world.local_size, world.size)
@@ -33,7 +37,7 @@ class RealWire:
         )
         source = torch.ones(size // 4, device=device)
         target = torch.empty_like(source)
-        timed, whole = Rounds(), 0.0
+        timed, total_s = Rounds(), 0.0
         for i in range(_ROUNDS[1] + 1):
             comm.barrier()
             spent, stolen = 0.0, stolen_s()
@@ -50,17 +54,18 @@ class RealWire:
             slowest = torch.tensor([spent, share], dtype=torch.float64)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             spent, share = slowest.tolist()
-            whole += spent
+            total_s += spent
             if i:  # the first round warms up
                 timed += Rounds((spent,), (share,))
-            if whole > _ENOUGH_S and i >= _ROUNDS[0] and (timed.settled or whole > 4 * _ENOUGH_S):
+            if total_s > _ENOUGH_S and i >= _ROUNDS[0] and (timed.settled or total_s > 4 * _ENOUGH_S):
                 break
         return timed.quiet
 
     def add(self, size: int) -> list[float]:
+        """Return the seconds of adding `size` bytes of float32 to others on this rank."""
         device = self.comm.world.device
         a, b = torch.ones(size // 4, device=device), torch.ones(size // 4, device=device)
-        times = []
+        times: list[float] = []
         for _ in range(_ROUNDS[0] + 1):
             self.comm.barrier()
             self._settle()
@@ -76,8 +81,11 @@ class RealWire:
 
 
 def partner(tier: str, rank: int, local: int, size: int) -> int | None:
-    """With whom a rank exchanges messages over a tier: a neighbour on its host, or the same place on the next host;
-    nobody where the number is odd."""
+    """Return the rank with which `rank` exchanges messages over a tier, or None if it is left over.
+
+    Inside a host that is its neighbour, between hosts the same local rank on the next host. `local` is the number of
+    ranks on a host, `size` that of all ranks.
+    """
     step = 1 if tier == INSIDE else local
     place = rank % local if tier == INSIDE else rank // local
     other = rank + step if place % 2 == 0 else rank - step

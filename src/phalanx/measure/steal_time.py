@@ -1,5 +1,7 @@
-"""Processor time that a virtual machine wanted and its host gave to others: times taken meanwhile are not the
-machine's own."""
+"""Steal time: processor time that a virtual machine wanted and its host gave to others.
+
+Times measured meanwhile say little about the machine.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
-_STEAL = 8  # word of its first line, in clock ticks of all processors (man 5 proc_stat)
+_STEAL = 8  # index of the word in its first line: clock ticks of all processors (man 5 proc_stat)
 NOTED = 0.02
-"""The share of a machine's processors from which it is said."""
-LEAST = 3  # rounds in which less was stolen
+"""The share of a machine's processors above which a measurement counts as disturbed."""
+LEAST = 3  # undisturbed rounds that a measurement needs
 
 
 def stolen_s() -> float:
-    """Processor seconds since the machine began; 0 where nobody counts them."""
+    """Return the processor seconds stolen since the machine started; 0 if the system does not count them."""
     try:
         return int(_STAT.read_text().split()[_STEAL]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
@@ -26,14 +28,16 @@ def stolen_s() -> float:
 
 
 def stolen_share(stolen: float, seconds: float) -> float:
-    """Of this machine's processors over some seconds."""
+    """Return the share of this machine's processors that `stolen` processor seconds make of `seconds`."""
     return stolen / max(seconds, 1e-9) / (os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Of what was timed several times: seconds, and the share of the machine's processors that were stolen
-    meanwhile; of several machines the largest."""
+    """The rounds of a measurement: the seconds of each, and the share of the machine's processors stolen meanwhile.
+
+    Of several machines, the largest share counts.
+    """
 
     seconds: tuple[float, ...] = ()
     stolen: tuple[float, ...] = ()
@@ -43,22 +47,22 @@ class Rounds:
 
     @property
     def settled(self) -> bool:
-        """Whether enough of them were the machine's own."""
+        """Whether enough rounds were undisturbed."""
         return sum(share <= NOTED for share in self.stolen) >= min(LEAST, len(self.stolen))
 
     @property
     def quiet(self) -> list[float]:
-        """Seconds of those that were; or where they are too few of the least disturbed ones."""
+        """The seconds of the undisturbed rounds or, if they are too few, of the least disturbed ones."""
         limit = max([NOTED, *sorted(self.stolen)[:LEAST]])
         return [s for s, share in zip(self.seconds, self.stolen, strict=True) if share <= limit]
 
 
 @contextmanager
 def noted(announce: Callable[[str], None]) -> Iterator[None]:
-    """Say it where too much was taken meanwhile."""
-    began, before = time.monotonic(), stolen_s()
+    """Announce it if too much processor time was stolen inside this context."""
+    start, before = time.monotonic(), stolen_s()
     yield
-    share = stolen_share(stolen_s() - before, time.monotonic() - began)
+    share = stolen_share(stolen_s() - before, time.monotonic() - start)
     if share >= NOTED:
         announce(
             f"note: this virtual machine's host gave {share:.0%} of its processors to others meanwhile; "

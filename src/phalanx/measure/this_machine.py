@@ -1,7 +1,7 @@
 """This machine as a ClusterSpec: measured once under the concurrency of the run, then cached.
 
-The cache key holds what makes a measurement stale: processor, cores, memory, GPUs, torch. No torch is imported
-where the cache has the answer.
+The cache key holds what makes a measurement stale: processor, cores, memory, GPUs, torch. If the cache has the
+answer, torch is not imported.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import DType
 
-VERSION = 10  # of what is measured and how; an older cache is measured anew
+VERSION = 10  # of what is measured and how; caches of other versions are ignored
 
 
 def cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def fingerprint() -> dict[str, Any]:
-    """What the machine is, without importing torch."""
+    """Return what identifies the machine's performance, without importing torch."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = {line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")}
@@ -54,22 +55,25 @@ def fingerprint() -> dict[str, Any]:
 
 
 def _memory_bytes() -> int:
-    """Of the machine, or of the container where that has less."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the memory of the machine, or of the container if that has less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
-    return min(whole, int(text)) if text.isdigit() else whole
+    return min(total, int(text)) if text.isdigit() else total
 
 
 def default_ranks() -> int:
-    """One rank per GPU, else one per core."""
+    """Return the number of ranks for this machine: one per GPU, or else one per core."""
     return len(fingerprint()["gpus"]) or cores()
 
 
 def local_cluster(
     ranks: int, dtype: DType, threads: int, *, anew: bool = False, announce: Callable[[str], None] = lambda _: None
 ) -> ClusterSpec:
-    """This machine with `ranks` ranks. Raises InputError where it was never measured and torch is not there."""
+    """Return this machine with `ranks` ranks, measured or from the cache (`anew`: measured in any case).
+
+    `announce` is called with notes for the user. Raises InputError if a measurement is needed and torch is missing.
+    """
     machine = fingerprint()
     key = {"version": VERSION, "ranks": ranks, "dtype": dtype, "threads": threads, **machine}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
@@ -78,7 +82,7 @@ def local_cluster(
         try:
             return build(ClusterSpec, json.loads(path.read_text()), "cluster")
         except (json.JSONDecodeError, InputError):
-            announce(f"{path} is damaged")
+            announce(f"{path} is damaged; measuring again")
     if not machine["torch"]:
         raise InputError(
             "cluster.preset",
@@ -88,8 +92,8 @@ def local_cluster(
         )
     announce(f"measuring this machine ({ranks} rank{'s' * (ranks > 1)}, {dtype}, {threads} thread each) ...")
     with noted(announce):
-        found = _measure(ranks, dtype, threads)
-    cluster = build(ClusterSpec, describe(machine, ranks, dtype, found), "cluster")
+        rows = _measure(ranks, dtype, threads)
+    cluster = build(ClusterSpec, describe(machine, ranks, dtype, rows), "cluster")
     path.parent.mkdir(exist_ok=True)
     write_json(path, asdict(cluster))
     return cluster
@@ -105,12 +109,12 @@ def _measure(ranks: int, dtype: DType, threads: int) -> dict[str, Any]:
         return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 
-def describe(machine: dict[str, Any], ranks: int, dtype: DType, found: dict[str, Any]) -> dict[str, Any]:
-    """The tables of a ClusterSpec from what was measured."""
-    last = found["kernels"][-1]
+def describe(machine: dict[str, Any], ranks: int, dtype: DType, rows: dict[str, Any]) -> dict[str, Any]:
+    """Return the tables of a ClusterSpec from measured `rows` (those of worker.written)."""
+    last = rows["kernels"][-1]
     on_gpu = bool(machine["gpus"])
-    # What torch's own all-reduce makes of the link stands for it wherever nothing was measured.
-    fits = [f for f in found["collectives"] if (f["op"], f["transport"], f["hosts"]) == ("all_reduce", "native", 1)]
+    # Where nothing was measured, the link is described by what torch's own all-reduce achieves on it.
+    fits = [f for f in rows["collectives"] if (f["op"], f["transport"], f["hosts"]) == ("all_reduce", "native", 1)]
     beta = fits[-1]["beta_s_per_byte"] if fits else 0.0
     # Ring all-reduce: 2(p-1)/p bytes over the link per byte of the buffer.
     bandwidth = 2 * (ranks - 1) / ranks / beta if beta else 1e10
@@ -134,10 +138,10 @@ def describe(machine: dict[str, Any], ranks: int, dtype: DType, found: dict[str,
         "origin": "measured" if fits else "estimated",
         "source": "all-reduce between the ranks of this host" if fits else "one rank: nothing to measure",
     }
-    gamma = next((f["value"] for f in found.get("figures", ()) if f["name"] == "gamma"), None)
+    gamma = next((f["value"] for f in rows.get("figures", ()) if f["name"] == "gamma"), None)
     device["gamma_s_per_byte"] = gamma
-    parts = {"device": device, "tiers": [tier], "kernels": found["kernels"]}
-    parts |= {name: found[name] for name in ("collectives", "figures") if name in found}
+    parts = {"device": device, "tiers": [tier], "kernels": rows["kernels"]}
+    parts |= {name: rows[name] for name in ("collectives", "figures") if name in rows}
     return {"name": "local", "ranks_per_node": ranks, "nodes": 1, **parts}
 
 

@@ -1,6 +1,6 @@
 """A measuring rank: `python -m phalanx.measure.worker '{"out": ..., "dtype": ..., "threads": ...}'`.
 
-Kernel rates are taken at every concurrency that a run on these ranks can have: 1, 2, 4, ... and all of them.
+Kernel rates are measured at every concurrency that a run on these ranks can have: 1, 2, 4, ... and all of them.
 """
 
 from __future__ import annotations
@@ -34,19 +34,22 @@ _TIMEOUT_S = 600  # of a barrier: ranks that take no part in a level wait for it
 
 
 def levels(ranks: int) -> list[int]:
-    """Concurrencies to measure: powers of two below the number of ranks, and that number."""
+    """Return the concurrencies to measure: powers of two below the number of ranks, and that number."""
     return sorted({2**k for k in range(ranks.bit_length()) if 2**k <= ranks} | {ranks})
 
 
 def measure_host(comm: Comm, dtype: DType, threads: int, at_once: Sequence[int]) -> dict[str, Any]:
-    """Kernels and collectives of the ranks of one host, `at_once` of them: the tables of a ClusterSpec."""
+    """Measure the kernels and collectives of one host's ranks, at each concurrency in `at_once`.
+
+    Returns rows for the tables of a ClusterSpec (see `written`).
+    """
     rank = comm.world.rank
-    found: list[KernelRates] = []
+    rates: list[KernelRates] = []
     fits: list[CollectiveFit] = []
     for concurrent in at_once:
         comm.barrier()
         if rank >= concurrent:
-            continue  # waits, asleep, at the next level's barrier
+            continue  # sleeps in the next level's barrier
         world = replace(comm.world, size=concurrent, local_size=concurrent)
         together = Comm(world, mesh(Strategy(dp=concurrent)))
         if concurrent > 1:
@@ -55,20 +58,23 @@ def measure_host(comm: Comm, dtype: DType, threads: int, at_once: Sequence[int])
             # Passes are timed with the collectives that a run on these ranks will use: decided by rank 0.
             together = Comm(world, together.mesh, agreed(fits, together))
         comm.status.now(f"measuring kernels, {concurrent} at once")
-        # Longest where it matters most: all at once is how a run goes.
+        # Longest where it matters most: in a run, all compute at once.
         rounds = 6 if concurrent == comm.world.size else 3
-        found.append(kernel_rates(together, dtype, threads, concurrent, _all_reduce(fits, concurrent), rounds))
+        rates.append(kernel_rates(together, dtype, threads, concurrent, _all_reduce(fits, concurrent), rounds))
     comm.barrier()
-    return written(found, fits, measure_figures(comm, dtype))
+    return written(rates, fits, measure_figures(comm, dtype))
 
 
 def kernel_rates(
     together: Comm, dtype: DType, threads: int, concurrent: int, over: list[CollectiveFit], rounds: int
 ) -> KernelRates:
-    """What all ranks of a Comm compute at once, `concurrent` of them on each host. `over`: their all-reduces."""
+    """Measure how fast all ranks of a Comm compute at once, `concurrent` of them on each host.
+
+    `over`: the fits of their all-reduces, whose time is subtracted from full passes.
+    """
     device = together.world.device
-    whole = kernels.Whole(dtype, together)
-    points = kernels.measure_points(dtype, device, together.barrier, whole.run, rounds)
+    full = kernels.FullPasses(dtype, together)
+    points = kernels.measure_points(dtype, device, together.barrier, full.run, rounds)
     forward, forward_error = kernels.fit(points, "F")
     backward, backward_error = kernels.fit(points, "B")
     return KernelRates(
@@ -78,7 +84,7 @@ def kernel_rates(
         forward=forward,
         backward=backward,
         optimizer_per_byte=kernels.optimizer_per_byte(dtype, device, together.barrier),
-        whole=whole.over_parts(forward, backward, over),
+        whole=full.over_parts(forward, backward, over),
         peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
         residual=max(forward_error, backward_error),
         origin="measured",
@@ -87,19 +93,21 @@ def kernel_rates(
 
 
 def measure_figures(comm: Comm, dtype: DType) -> list[Figure]:
+    """Measure the figures for people: products, attention, memory, launches, and γ."""
     comm.status.now("measuring products, attention and memory")
     return [*microbenchmarks.measure_figures(dtype, comm.world.device, comm.barrier), measure_gamma(RealWire(comm))]
 
 
 def written(
-    rates: Sequence[KernelRates], fits: Sequence[CollectiveFit], found: Sequence[Figure]
+    rates: Sequence[KernelRates], fits: Sequence[CollectiveFit], figures: Sequence[Figure]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Tables of a ClusterSpec."""
-    parts: dict[str, Sequence[Any]] = {"kernels": rates, "collectives": fits, "figures": found}
+    """Return measurements as rows of a ClusterSpec's tables, by table."""
+    parts: dict[str, Sequence[Any]] = {"kernels": rates, "collectives": fits, "figures": figures}
     return {name: [asdict(row) for row in rows] for name, rows in parts.items()}
 
 
 def agreed(fits: list[CollectiveFit], comm: Comm) -> tuple[Choice, ...]:
+    """Return the collective choices that rank 0 derives from its fits, on every rank."""
     box = [choose(fits)]
     dist.broadcast_object_list(box, src=0, group=worlds.group(comm.ranks("world")))
     return box[0]
@@ -110,15 +118,16 @@ def _all_reduce(fits: list[CollectiveFit], ranks: int) -> list[CollectiveFit]:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    """Run one measuring rank with the options in argv[1]."""
+    options = json.loads(sys.argv[1])
     world = worlds.external() or worlds.ALONE
-    torch.set_num_threads(given["threads"])
+    torch.set_num_threads(options["threads"])
 
     def work() -> None:
         comm = Comm(world, mesh(Strategy(dp=world.size)))
-        found = measure_host(comm, given["dtype"], given["threads"], levels(world.size))
+        rows = measure_host(comm, options["dtype"], options["threads"], levels(world.size))
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(options["out"]), rows)
 
     run_rank(world, _TIMEOUT_S, work)
 

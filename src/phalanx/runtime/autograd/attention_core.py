@@ -1,13 +1,13 @@
-"""The core of attention, forward and backward as functions: for those who keep, repeat or merge it themselves.
+"""The core of attention, forward and backward as plain functions, for code that keeps, repeats or merges its results.
 
-Beside the result stands each query's log-sum-exp of logits, by which results over several blocks of keys are merged
-(Dao et al. 2022, "FlashAttention").
+Beside its output, forward returns each query's log-sum-exp of logits, by which results over several blocks of keys
+are merged (Dao et al. 2022, "FlashAttention").
 
     q, out, g  (batch, heads, queries, head_dim)
     k, v       (batch, kv_heads, keys, head_dim), kv_heads a divisor of heads (Ainslie et al. 2023)
-    lse        (batch, heads, queries), fp32, or fp64 of fp64
-    mask       added to the logits, broadcast to (batch, heads, queries, keys); where a row may be hidden as a whole,
-               a number too small to matter instead of -inf: its lse then loses against any other
+    lse        (batch, heads, queries), fp32, or fp64 if q is fp64
+    mask       added to the logits, broadcast to (batch, heads, queries, keys); if it may hide an entire row, use a
+               very negative number instead of -inf: the row's lse then vanishes beside any other
     causal     query i sees keys 0..i
     scale      of the logits q kᵀ, by default 1 / sqrt(head_dim)
 """
@@ -27,7 +27,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> Results:
-    """(out, lse)."""
+    """Return (out, lse); shapes as in the head of this file."""
     if q.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
             q, k, v, 0.0, causal, attn_mask=mask, scale=scale
@@ -46,8 +46,11 @@ def backward(
     causal: bool = False,
     scale: float | None = None,
 ) -> Gradients:
-    """Gradients of q, k and v. `out` and `lse` may be those over more keys than these: then these keys' share of the
-    gradient of q comes out, and all of their own."""
+    """Return the gradients of q, k and v.
+
+    `out` and `lse` may be those over more keys than `k` holds: then the gradient of q is these keys' share of it,
+    while those of k and v are complete.
+    """
     if q.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
             g, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
@@ -58,7 +61,7 @@ def backward(
 def plain_forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> Results:
-    """As `forward`, on any device: of products, with all logits at once."""
+    """Compute `forward` on any device by matrix products, with all logits in memory at once."""
     logits = _logits(q, k, mask, causal, _scale(q, scale))
     lse = logits.logsumexp(-1)
     out = _per_group(logits.sub_(lse.unsqueeze(-1)).exp_().to(v.dtype), v)
@@ -76,7 +79,7 @@ def plain_backward(
     causal: bool = False,
     scale: float | None = None,
 ) -> Gradients:
-    """As `backward`, on any device."""
+    """Compute `backward` on any device by matrix products, with all logits in memory at once."""
     p = _logits(q, k, mask, causal, _scale(q, scale)).sub_(_grouped(lse, k).unsqueeze(-1)).exp_()
     g_grouped = _grouped(g, k)
     d_v = torch.einsum("bgrqk,bgrqd->bgkd", p.to(g.dtype), g_grouped)
@@ -87,11 +90,12 @@ def plain_backward(
 
 
 def _grouped(per_head: Tensor, k: Tensor) -> Tensor:
-    """(batch, heads, ...) as (batch, kv_heads, heads that share one, ...)."""
+    """View (batch, heads, ...) as (batch, kv_heads, heads per kv_head, ...)."""
     return per_head.reshape(per_head.shape[0], k.shape[1], -1, *per_head.shape[2:])
 
 
 def _per_group(p: Tensor, v: Tensor) -> Tensor:
+    """Multiply each group of heads, (batch, kv_heads, group, queries, keys), with its kv head's v."""
     return torch.einsum("bgrqk,bgkd->bgrqd", p, v)
 
 
@@ -100,7 +104,7 @@ def _scale(q: Tensor, scale: float | None) -> float:
 
 
 def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    """(batch, kv_heads, heads that share one, queries, keys)."""
+    """Return the masked logits, (batch, kv_heads, heads per kv_head, queries, keys)."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     s = torch.einsum("bgrqd,bgkd->bgrqk", _grouped(q, k), k).to(wide).mul_(scale)
     if mask is not None:

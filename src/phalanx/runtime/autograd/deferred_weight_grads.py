@@ -1,22 +1,22 @@
-"""Backward passes in two: gradients of inputs now, those of weights later (Qi et al. 2023, "Zero Bubble Pipeline
-Parallelism").
+"""Deferred weight gradients: a backward pass in two parts, input gradients first and weight gradients later.
 
-    I    while `active`, every layer's backward function computes the gradient of its input alone, and leaves what
-         those of its weights are made of; to autograd it gives nothing for them
-    W    what was left is made into gradients, unit by unit in the order of the backward pass; what one of them alone
-         was made of is free when it is delivered
-    B    while not `active` both at once, as ever
+    I    while `active`, every layer's backward function computes only the gradient of its input and defers those of
+         its weights: it keeps their factors, and returns None for them to autograd
+    W    the deferred gradients are computed unit by unit, in the order of the backward pass; the factors of each are
+         freed when it has been delivered
+    B    while not `active`: both at once, as usual
 
-    put_off = PutOff(model.units(), inner)      once: parameters get an attribute by which layers find it
+    put_off = PutOff(model.units(), inner)      once: sets an attribute of the parameters, by which layers find it
     put_off.active = True                       I: collectives are recorded as of this phase
-    loss.backward()                             ... post-accumulate hooks of weights are called all the same: ignore
+    loss.backward()                             ... post-accumulate hooks of weights are called anyway: ignore them
     put_off.active = False
-    left = put_off.take()                       of this chunk and micro-batch
+    left = put_off.take()                       the deferred gradients of this chunk and micro-batch
     for unit, gradients in left:                W: set inner.micro_batch before
         gradients(deliver)
 
-Gradients of norms are small: they are made in I, and delivered with the others. Models without the attribute run as
-if this file were not there.
+Gradients of norms are small: they are computed in I and delivered with the others. Models without the attribute run
+as if this file did not exist.
+Reference: Qi et al. 2023, "Zero Bubble Pipeline Parallelism".
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ from torch import Tensor, nn
 
 
 class Product(NamedTuple):
-    """A gradient gᵀ x that is not made yet, of g (tokens, out) and x (tokens, in): whoever accumulates it multiplies
-    right into its memory, in place of writing it, reading it and adding it."""
+    """A gradient gᵀ x, (out, in), not computed yet, of g (tokens, out) and x (tokens, in).
+
+    Whoever accumulates it multiplies directly into its own memory, instead of writing, reading and adding a product.
+    """
 
     g: Tensor
     x: Tensor
 
     def made(self) -> Tensor:
+        """Return the gradient as a tensor of its own."""
         return self.g.t().mm(self.x)
 
     def put(self, place: Tensor, add: bool) -> None:
-        """Into `place`, or to what is there."""
+        """Write the gradient into `place` (out, in), or add it to what is there."""
         if place.dtype != self.g.dtype:
             place.add_(self.made()) if add else place.copy_(self.made())
         elif add:
@@ -51,21 +54,26 @@ class Product(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """The same of several experts: of rows, in g (rows, out) and x (rows, in), that lie expert by expert, so many are
-    `held` of each. The gradient is (experts, out, in)."""
+    """The gradients (experts, out, in) of several experts' weights, not computed yet.
+
+    The rows of g (rows, out) and x (rows, in) are sorted by expert; `held` is the number of rows of each.
+    """
 
     g: Tensor
     x: Tensor
     held: tuple[int, ...]
 
     def made(self) -> Tensor:
+        """Return the gradients as a tensor of its own."""
         gradient = self.g.new_empty(len(self.held), self.g.shape[1], self.x.shape[1])
         self.put(gradient, add=False)
         return gradient
 
     def put(self, place: Tensor, add: bool) -> None:
-        parts = zip(place.view(len(self.held), -1), self.g.split(self.held), self.x.split(self.held), strict=True)
-        for into, g, x in parts:
+        """Write the gradients into `place`, or add them to what is there."""
+        rows = list(self.held)
+        experts = zip(place.view(len(rows), -1), torch.split(self.g, rows), torch.split(self.x, rows), strict=True)
+        for into, g, x in experts:
             if len(g):
                 Product(g, x).put(into.view(g.shape[1], -1), add)
             elif not add:
@@ -74,34 +82,37 @@ class Grouped(NamedTuple):
 
 Rows = list[tuple[Tensor, Tensor]]
 Deliver = Callable[[nn.Parameter, Tensor | Product | Grouped | None, Rows], None]
-"""Takes a parameter's gradient: a dense one; or (index, values) of rows of it, as an embedding's."""
+"""Takes a parameter's gradient: a dense one; or, for an embedding, the (index, values) of some of its rows."""
 Pay = Callable[[Deliver], None]
 Owners = tuple[nn.Parameter, ...]
 
 
 class Gradients:
-    """What one unit has left. To be called once."""
+    """The deferred gradients of one unit; calling it, once, computes and delivers them."""
 
-    def __init__(self, left: Iterable[Pay]) -> None:
-        self._left = deque(left)
+    def __init__(self, deferred: Iterable[Pay]) -> None:
+        self._deferred = deque(deferred)
 
     @torch.no_grad()
     def __call__(self, deliver: Deliver) -> None:
-        while self._left:
-            self._left.popleft()(deliver)
+        while self._deferred:
+            self._deferred.popleft()(deliver)
 
 
 Left = list[tuple[str, Gradients]]
+"""Deferred gradients by unit, in the order of the backward pass."""
 
 
 class PutOff:
-    """What the layers of `units` leave in the passes that run while `active`. `inner`: what they communicate
-    through."""
+    """Collects the weight gradients that the layers of `units` defer in passes that run while `active`.
+
+    `inner`: the object through which those layers communicate; it learns the phase from here.
+    """
 
     def __init__(self, units: dict[str, nn.Module], inner: object | None = None) -> None:
         self.active = False
-        self._left: dict[str, list[tuple[int, Pay]]] = {}
-        self._places: dict[int, list[tuple[str, int]]] = {}  # of a parameter: a tied one has two
+        self._deferred: dict[str, list[tuple[int, Pay]]] = {}
+        self._places: dict[int, list[tuple[str, int]]] = {}  # (unit, index) of each parameter; a tied one has two
         for unit, module in units.items():
             for i, p in enumerate(module.parameters()):
                 self._places.setdefault(id(p), []).append((unit, i))
@@ -110,45 +121,53 @@ class PutOff:
             inner.put_off = self  # type: ignore[attr-defined]
 
     def leave(self, parameter: nn.Parameter, pay: Pay, rows: bool = False) -> None:
-        """`pay` delivers the gradient, and maybe those of others. Of a tied parameter rows are the embedding's, and a
-        product is the head's."""
+        """Defer a parameter's gradient, which `pay` computes and delivers (and perhaps those of others with it).
+
+        For a tied parameter, `rows` means the embedding's gradient, otherwise it is the head's.
+        """
         unit, place = self._places[id(parameter)][0 if rows else -1]
-        self._left.setdefault(unit, []).append((place, pay))
+        self._deferred.setdefault(unit, []).append((place, pay))
 
     def made(self, parameter: nn.Parameter, gradient: Tensor | Grouped | None) -> None:
-        """A gradient that is there already, or that whoever takes it makes; or none."""
+        """Defer only the delivery of a gradient: it is computed already, or by its receiver. None defers nothing."""
         if gradient is not None:
             self.leave(parameter, partial(_deliver, parameter, gradient))
 
     def product(self, owners: Owners, g: Tensor, x: Tensor) -> None:
-        """Those of a weight and maybe its bias, from the gradient of x Wᵀ + b, (tokens, out), and x, (tokens, in)."""
+        """Defer the gradients of a weight W, and its bias b if it has one.
+
+        `g` (tokens, out) is the gradient of x Wᵀ + b, x is (tokens, in).
+        """
         weight, *bias = owners
         if bias:
             self.sum(bias[0], g)
         self.leave(weight, partial(_product, weight, g, x.detach()))
 
     def products(self, layers: Sequence[Owners], g: Sequence[Tensor], x: Tensor) -> None:
-        """Those of several that read one x."""
+        """Defer the gradients of several layers with the same input x (tokens, in)."""
         for owners, part in zip(layers, g, strict=True):
             self.product(owners, part, x)
 
     def sum(self, bias: nn.Parameter, g: Tensor) -> None:
-        """That of a bias alone."""
+        """Defer the gradient of a bias: the sum of g (tokens, out) over tokens."""
         self.leave(bias, partial(_sum, bias, g))
 
     def rows(self, embedding: nn.Parameter, make: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """That of an embedding: (index, values)."""
+        """Defer the gradient of an embedding; `make` returns it as (index, values) of rows."""
         self.leave(embedding, partial(_rows, embedding, make), rows=True)
 
     def take(self) -> Left:
-        """What was left since the last time: units in the order of the backward pass, gradients of each in that of
-        the data-parallel engine's buckets."""
-        left, self._left = self._left, {}
-        return [(unit, Gradients(pay for _, pay in sorted(own, key=_last_first))) for unit, own in left.items()]
+        """Return what was deferred since the last call, and forget it.
+
+        Units come in the order of the backward pass, the gradients of each in that of the data-parallel engine's
+        buckets.
+        """
+        deferred, self._deferred = self._deferred, {}
+        return [(unit, Gradients(pay for _, pay in sorted(rows, key=_last_first))) for unit, rows in deferred.items()]
 
 
-def _last_first(left: tuple[int, Pay]) -> int:
-    return -left[0]
+def _last_first(row: tuple[int, Pay]) -> int:
+    return -row[0]
 
 
 def _deliver(parameter: nn.Parameter, gradient: Tensor | Grouped, deliver: Deliver) -> None:
@@ -168,13 +187,16 @@ def _product(weight: nn.Parameter, g: Tensor, x: Tensor, deliver: Deliver) -> No
 
 
 def beside(owner: Sequence[nn.Parameter], g: Tensor, x: Tensor) -> Tensor | None:
-    """The gradient of a weight, if it has an owner; nothing where the data-parallel engine takes products, which it
-    then finds at the owner. The hook of that is called all the same."""
+    """Return the gradient gᵀ x of a weight, or leave it as a product with its owner.
+
+    If the data-parallel engine accepts products, the owner (its parameter) gets one, and autograd gets None; the
+    parameter's hook is called anyway. `owner` is empty if there is none.
+    """
     return taken(owner, Product(g, x))
 
 
 def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor | None:
-    """As `beside`."""
+    """Return a gradient as a tensor, or leave it as a product with its owner: as `beside`."""
     products: list[Product | Grouped] | None = getattr(owner[0], "products_beside", None) if owner else None
     if products is None:
         return gradient.made()
@@ -183,21 +205,20 @@ def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor 
 
 
 def owners(*parameters: nn.Parameter | None) -> Owners:
-    """Of a layer's parameters those that it has, for its backward function to put gradients off; none in a model that
-    does not."""
-    return tuple(p for p in parameters if hasattr(p, "put_off"))
+    """Return the layer parameters whose gradients can be deferred: all that exist, or none in other models."""
+    return tuple(p for p in parameters if p is not None and hasattr(p, "put_off"))
 
 
 def by_layer(owners: Owners, biased: Sequence[bool]) -> list[Owners]:
-    """Those of layers that follow each other, each weight before its bias, if it has one; or none of any."""
-    found, at = [], 0
+    """Split the owners of consecutive layers by layer: each a weight, and its bias if `biased`; or all empty."""
+    layers, at = [], 0
     for bias in biased:
-        found.append(owners[at : at + 1 + bias])
+        layers.append(owners[at : at + 1 + bias])
         at += 1 + bias
-    return found
+    return layers
 
 
 def now(owners: Owners) -> PutOff | None:
-    """Where a backward function leaves what it puts off; None where it computes all."""
-    found: PutOff | None = getattr(owners[0], "put_off", None) if owners else None
-    return found if found is not None and found.active else None
+    """Return where a backward function defers its weight gradients to, or None if it must compute them itself."""
+    put_off: PutOff | None = getattr(owners[0], "put_off", None) if owners else None
+    return put_off if put_off is not None and put_off.active else None

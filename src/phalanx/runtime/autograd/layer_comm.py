@@ -1,5 +1,5 @@
-"""The collectives inside of layers. They are called from under autograd, where nobody can be handed what pass runs
-now; so that stands here, one for all layers of a model."""
+"""The collectives inside layers. They are called from under autograd, which cannot pass along what pass is running;
+so that is kept here, in one object for all layers of a model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from phalanx.schedule.event import Phase, Reduction
 
 
 class Inner:
-    """What layers communicate through. `micro_batch`: whose passes run. `again`: a forward pass is repeated, within
-    the backward pass, to which what it sends belongs. `put_off`: says whether a backward pass is of inputs alone."""
+    """Issues the collectives of a model's layers as of the pass that runs now.
+
+    `micro_batch`: the one whose pass runs. `again`: a forward pass is being repeated within the backward pass, to
+    which its collectives then belong. `put_off`: tells whether a backward pass computes input gradients only.
+    """
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
@@ -23,10 +26,10 @@ class Inner:
         self.again = False
         self.put_off: PutOff | None = None
         self.seed = 1.0
-        """The gradient of the loss of one token, which losses inside of layers begin from."""
+        """The gradient of the loss of one token, from which losses inside layers start their backward pass."""
 
     def _phase(self, phase: Phase) -> Phase:
-        back = "I" if self.put_off is not None and self.put_off.active else "B"
+        back: Phase = "I" if self.put_off is not None and self.put_off.active else "B"
         return back if self.again or phase == "B" else phase
 
     def all_to_all(
@@ -39,7 +42,7 @@ class Inner:
         sends: Sequence[int] = (),
         receives: Sequence[int] = (),
     ) -> Handle:
-        """As Comm.all_to_all."""
+        """Issue Comm.all_to_all for the current pass."""
         return self.comm.all_to_all(
             target,
             source,
@@ -52,13 +55,13 @@ class Inner:
         )
 
     def exchange(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
-        """As Comm.exchange."""
+        """Issue Comm.exchange for the current pass."""
         return self.comm.exchange(
             target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
         )
 
     def all_reduce(self, tensor: Tensor, axis: str, unit: str, phase: Phase, reduction: Reduction = "sum") -> Handle:
-        """As Comm.all_reduce."""
+        """Issue Comm.all_reduce for the current pass."""
         return self.comm.all_reduce(
             tensor,
             axis,
@@ -69,13 +72,13 @@ class Inner:
         )
 
     def all_gather(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
-        """As Comm.all_gather."""
+        """Issue Comm.all_gather for the current pass."""
         return self.comm.all_gather(
             target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
         )
 
     def reduce_scatter(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
-        """As Comm.reduce_scatter."""
+        """Issue Comm.reduce_scatter for the current pass."""
         return self.comm.reduce_scatter(
             target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
         )

@@ -1,21 +1,22 @@
-"""Activation recomputation: a region of a model keeps its inputs alone (Chen et al. 2016, "Training Deep Nets with
-Sublinear Memory Cost").
+"""Activation recomputation: a region of a model keeps only its inputs.
 
     forward    without a graph; the inputs are kept
-    backward   the forward pass once more, now with a graph, and the backward pass through that
+    backward   the forward pass again, now with a graph, and the backward pass through that
 
-What the repeated pass would end with, nobody reads: matrix products, their sum over ranks, the addition to the
-stream. Their gradients need what goes in and not what comes out. So with `made=False` a region ends in tensors of the
-right shape that have one element of memory; nothing is computed or sent for them.
+Nobody reads the outputs of the repeated pass: the last matrix products, their sum over ranks, the addition to the
+residual stream. Gradients need the inputs of these operations, not their outputs. So with `made=False` a region ends
+in tensors of the right shape with one element of memory; nothing is computed or sent for them.
 
-Parameters' gradients reach their hooks from within, one after the other, in the order of one whole graph.
+The parameters' gradients reach their hooks during the inner backward pass, in the order that they have without
+recomputation.
+Reference: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,7 @@ from phalanx.runtime.autograd.deferred_weight_grads import Owners
 from phalanx.runtime.autograd.layer_comm import Inner
 
 Region = Callable[..., Tensor]
-"""(made, *inputs) -> output."""
+"""(made, *inputs) -> output. With `made` false, only the output's shape matters."""
 
 
 class _Repeated(torch.autograd.Function):
@@ -46,11 +47,13 @@ class _Repeated(torch.autograd.Function):
 
 
 def again(
-    region: Callable[..., Tensor], inner: Inner, given: Sequence[Tensor | None], wanted: Sequence[bool]
+    region: Callable[..., Tensor], inner: Inner, saved: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """The output of a region, and the inputs that it was made of, with a graph between: of those whose gradients are
-    `wanted`."""
-    inputs = [t.detach().requires_grad_() if w and t is not None else t for t, w in zip(given, wanted, strict=True)]
+    """Repeat a region on saved inputs, with a graph; return its output and the graph's inputs.
+
+    The inputs whose gradients are `wanted` are detached copies that require gradients.
+    """
+    inputs = [t.detach().requires_grad_() if w and t is not None else t for t, w in zip(saved, wanted, strict=True)]
     inner.again = True
     try:
         with torch.enable_grad():
@@ -60,17 +63,17 @@ def again(
 
 
 def repeated(region: Region, inner: Inner, *inputs: Tensor | None) -> Tensor:
-    """The region's output. Keeps the inputs."""
-    return _Repeated.apply(region, inner, *inputs)  # type: ignore[no-any-return]
+    """Return the region's output. Keeps only the inputs, and repeats the region in the backward pass."""
+    return _Repeated.apply(region, inner, *inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def pays(x: Tensor) -> bool:
-    """Whether there will be a backward pass, to keep something for."""
+    """Whether there will be a backward pass through x, so that keeping something for it pays."""
     return torch.is_grad_enabled() and x.requires_grad
 
 
 def nothing(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tensor of that shape, of which nobody reads anything."""
+    """Return a tensor of that shape with one element of memory, whose content nobody reads."""
     return like.new_empty_strided(shape, (0,) * len(shape))
 
 
@@ -95,17 +98,23 @@ class _Product(torch.autograd.Function):
 
 
 def product(x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None, made: bool = False) -> Tensor:
-    """x Wᵀ + b, if `made`. Keeps x and W. Puts gradients off (weight_gradients.py)."""
-    # Through views, as in tensor_parallel.columns: gradients come in order.
+    """Return x Wᵀ + b, or `nothing` of its shape if not `made`. Keeps x and W.
+
+    Defers weight gradients if asked to (deferred_weight_grads.py).
+    """
+    # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
     views = weight.view_as(weight), None if bias is None else bias.view_as(bias)
-    return _Product.apply(deferred_weight_grads.owners(weight, bias), made, x, *views)  # type: ignore[no-any-return]
+    owners = deferred_weight_grads.owners(weight, bias)
+    return _Product.apply(owners, made, x, *views)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def linear(layer: nn.Linear, x: Tensor, made: bool = True) -> Tensor:
-    """x Wᵀ + b."""
-    if made and not deferred_weight_grads.owners(layer.weight):
+    """Return x Wᵀ + b of a layer, or `nothing` of its shape if not `made`."""
+    # torch's stubs call a layer's parameters tensors.
+    weight, bias = cast(nn.Parameter, layer.weight), cast("nn.Parameter | None", layer.bias)
+    if made and not deferred_weight_grads.owners(weight):
         return layer(x)  # type: ignore[no-any-return]
-    return product(x, layer.weight, layer.bias, made)
+    return product(x, weight, bias, made)
 
 
 class _NoSum(torch.autograd.Function):
@@ -120,5 +129,5 @@ class _NoSum(torch.autograd.Function):
 
 
 def add(a: Tensor, b: Tensor, made: bool) -> Tensor:
-    """a + b. Keeps neither."""
-    return a + b if made else _NoSum.apply(a, b)  # type: ignore[no-any-return]
+    """Return a + b, or `nothing` of its shape if not `made`. Keeps neither."""
+    return a + b if made else _NoSum.apply(a, b)  # type: ignore[no-untyped-call]

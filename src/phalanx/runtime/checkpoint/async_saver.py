@@ -1,11 +1,11 @@
-"""Saving beside the training: every rank copies what it owns, trains on, and writes the copy in a thread of its own.
+"""Asynchronous saving: every rank copies its share to the host, trains on, and writes the copy in a thread.
 
     main thread      copy this rank's share to the host; go on
-    writing thread   write, sync and checksum it; rank 0: when every rank has, make the checkpoint whole and name it
+    writing thread   write, sync and checksum it; rank 0: once every rank has, complete the checkpoint and rename it
 
-Ranks tell each other that they are done by files in the checkpoint's folder, on the file system that all of them see:
-a thread that issued collectives beside the training could meet them in another order on another rank. One checkpoint
-is written at a time; a rank that wants the next one earlier waits.
+Ranks report completion through files in the checkpoint's folder, on the file system that all of them see: a thread
+that issued collectives beside the training could do so in another order than another rank. One checkpoint is written
+at a time; a rank that wants to save the next one earlier waits.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.failure import reason
 
-_LOOK_EVERY_S = 0.02
+_POLL_S = 0.02
 
 
 class Saver:
-    """Writes the checkpoints of a run into one folder, and keeps the last `keep`. Made by all ranks together."""
+    """Writes the checkpoints of a run into one folder and keeps the last `keep`. Creating it is collective."""
 
     def __init__(self, folder: Path, comm: Comm, keep: int) -> None:
         self.folder, self.comm, self.keep = folder, comm, keep
@@ -40,15 +40,18 @@ class Saver:
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             store.sweep(folder)
-        # One name for this life of the run: what a rank of an earlier one left behind is never taken for ours.
-        self._life = comm.gather_objects(uuid.uuid4().hex[:8], "world")[0]
+        # A name for this attempt: files that a rank of an earlier attempt left behind are never taken for ours.
+        self._attempt = comm.gather_objects(uuid.uuid4().hex[:8], "world")[0]
 
     @torch.no_grad()
     def save(self, step: int, owned: Iterable[Part], about: dict[str, Any]) -> None:
-        """Begin the checkpoint of a step, when the one before is there; `owned` may change as soon as this returns.
-        All ranks together. Raises CheckpointError where the one before could not be written."""
+        """Begin to save a step, after the previous checkpoint is complete. Collective.
+
+        `owned` are the parts that this rank writes; they may change as soon as this returns. Raises CheckpointError
+        if the previous checkpoint could not be written.
+        """
         self.wait()
-        chunks = []
+        chunks: list[Chunk] = []
         for part in owned:
             for (offsets, sizes), view in pieces(part):
                 copy = view.to("cpu", copy=True)
@@ -57,12 +60,12 @@ class Saver:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises CheckpointError where this rank could not write its part."""
+        """Raise CheckpointError if this rank could not write its part."""
         if self._error:
             raise CheckpointError(self._error)
 
     def wait(self) -> None:
-        """That the last checkpoint is there, whole. All ranks together. Raises CheckpointError, on all of them."""
+        """Wait until the last checkpoint is complete. Collective. Raises CheckpointError on all ranks alike."""
         thread = self._thread
         if thread is None:
             return
@@ -73,25 +76,28 @@ class Saver:
                 raise CheckpointError(error)
 
     def finish(self) -> None:
-        """Give what is being written its time, when this rank is about to end for another reason."""
+        """Give a checkpoint under way time to complete when this rank is about to exit for another reason."""
         if self._thread is not None:
             self._thread.join(worlds.timeout_s())
 
     def _write(self, step: int, chunks: list[Chunk], about: dict[str, Any]) -> None:
-        part = self.folder / f".writing-{step:08d}-{self._life}"
+        part = self.folder / f".writing-{step:08d}-{self._attempt}"
         try:
             part.mkdir(exist_ok=True)
             store.write(part, self.rank, chunks)
             if self.rank == 0:
                 self._await_all(part)
                 store.commit(part, self.folder, step, self.ranks, about, self.keep)
-        except BaseException as error:  # whatever it is, the training thread is told
+        except BaseException as error:  # of any kind: the training thread reports it
             why = str(error) if isinstance(error, CheckpointError) else reason(error)
             self._error = f"the checkpoint of step {step} cannot be written: {why}"
             store.give_up(part, self.rank, why)
 
     def _await_all(self, part: Path) -> None:
-        """That every rank has written its part; how long that takes is the disk's affair, as long as it grows."""
+        """Wait until every rank has written its part.
+
+        It may take any time as long as the files grow. Raises TimeoutError if they stop growing.
+        """
         size, limit = -1, 0.0
         while late := store.missing_ranks(part, self.ranks):
             now = sum(file.stat().st_size for file in part.glob("__*"))
@@ -99,14 +105,16 @@ class Saver:
                 size, limit = now, time.monotonic() + worlds.timeout_s()
             if time.monotonic() > limit:
                 raise TimeoutError(
-                    f"nothing came from rank {late[0]} for {worlds.timeout_s():g} s; do all ranks see the folder?"
+                    f"rank {late[0]} has written nothing for {worlds.timeout_s():g} s; do all ranks see the folder?"
                 )
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
 
 
 def together(comm: Comm, work: Callable[[], object]) -> None:
-    """Do work that may take any time, on all ranks: nobody waits in one collective for longer than its timeout. It
-    must not raise."""
+    """Do work that may take any time, on all ranks, without any collective waiting longer than its timeout.
+
+    Collective. `work` must not raise.
+    """
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     while True:
@@ -116,32 +124,34 @@ def together(comm: Comm, work: Callable[[], object]) -> None:
 
 
 def agree_on_newest(folder: Path, comm: Comm, own: bool = True) -> int | None:
-    """The newest step with an undamaged checkpoint, one for all ranks; None where nothing was ever saved. Each rank
-    reads its share of the files. Newer ones are said and, where the run is our `own`, set aside. All ranks together.
-    Raises CheckpointError where all are damaged."""
+    """Return the newest step with an intact checkpoint, the same on all ranks; None if nothing was ever saved.
+
+    Collective: each rank verifies its share of the files. Damaged newer ones are reported and, if the run is our
+    `own`, set aside. Raises CheckpointError if all are damaged.
+    """
     rank, ranks = comm.world.rank, comm.world.size
     comm.status.now("reading the checkpoint")
     # Rank 0 decides: on a shared file system ranks may see another state of the folder for a while.
     steps = comm.gather_objects(store.written(folder) if rank == 0 else None, "world")[0]
     for step in reversed(steps):
-        found: list[str | CheckpointError | None] = [None]
+        result: list[str | CheckpointError | None] = [None]
 
-        def look(step: int = step, found: list[str | CheckpointError | None] = found) -> None:
+        def verify(step: int = step, result: list[str | CheckpointError | None] = result) -> None:
             try:
-                found[0] = store.damage_or_unread(folder, step, rank, ranks)
+                result[0] = store.damage_or_unread(folder, step, rank, ranks)
             except CheckpointError as error:
-                found[0] = error
+                result[0] = error
 
-        together(comm, look)
-        wrong = [w for w in comm.gather_objects(found[0], "world") if w is not None]
-        if not wrong:
+        together(comm, verify)
+        problems = [w for w in comm.gather_objects(result[0], "world") if w is not None]
+        if not problems:
             return int(step)
-        if isinstance(wrong[0], CheckpointError):
-            raise wrong[0]
+        if isinstance(problems[0], CheckpointError):
+            raise problems[0]
         if rank == 0:
-            store.say_damaged(step, wrong[0])
+            store.say_damaged(step, problems[0])
         if rank == 0 and own:
             store.set_aside(folder, step)
     if steps:
-        raise CheckpointError(f"{folder} holds no good checkpoint")
+        raise CheckpointError(f"{folder} holds no intact checkpoint")
     return None

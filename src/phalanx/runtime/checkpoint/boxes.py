@@ -1,6 +1,6 @@
-"""What a rank holds of a logical tensor: a run of its flattened elements. And how such runs become boxes.
+"""Parts and boxes: a rank's run of a logical tensor's flattened elements, cut into boxes of the tensor.
 
-Engines shard flat buffers, so their borders fall anywhere inside a matrix; a checkpoint's container knows boxes
+Engines shard flat buffers, so shard boundaries fall anywhere inside a matrix; a checkpoint's container stores boxes
 (offsets and sizes along each dimension). A flat run is at most 2 d - 1 boxes of a d-dimensional tensor, each of them
 contiguous in the run.
 """
@@ -19,8 +19,10 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Part:
-    """Elements from `start` on of the flattened logical tensor `name` of a global `shape`, or of the flattened box
-    `within` it. `data`: (elements,), a view of live memory."""
+    """A run of elements, from `start` on, of the logical tensor `name` with the global `shape`, flattened.
+
+    If `within` is set, the run is of that box of the tensor, flattened. `data` (elements,) is a view of live memory.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -30,50 +32,50 @@ class Part:
 
 
 def whole(name: str, tensor: Tensor) -> Part:
-    """All of a contiguous tensor."""
+    """Return the part that is all of a contiguous tensor."""
     return Part(name, tuple(tensor.shape), 0, tensor.detach().view(-1))
 
 
 def share(parts: Iterable[Part], index: int, count: int) -> Iterator[Part]:
-    """The `index`-th of `count` equal shares of what replicas hold alike, for each to write one."""
+    """Yield the `index`-th of `count` equal shares of parts that replicas hold alike, so that each writes one."""
     parts = list(parts)
     total = sum(p.data.numel() for p in parts)
     low, high = total * index // count, total * (index + 1) // count
-    begins = 0
+    offset = 0
     for p in parts:
         n = p.data.numel()
-        first, last = max(low - begins, 0), min(high - begins, n)
+        first, last = max(low - offset, 0), min(high - offset, n)
         if first < last:
             yield replace(p, start=p.start + first, data=p.data[first:last])
-        begins += n
+        offset += n
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
-    """Elements [start, stop) of a flattened tensor as boxes, in order."""
+    """Return the boxes that make up elements [start, stop) of a flattened tensor, in order."""
     if len(shape) < 2:
         return [((start,), (stop - start,))] if shape else [((), ())]
     row = math.prod(shape[1:])
-    found: list[Box] = []
+    result: list[Box] = []
     while start < stop:
         at, inside = divmod(start, row)
         rows = 0 if inside else (stop - start) // row
         if rows:
-            found.append(((at, *(0 for _ in shape[1:])), (rows, *shape[1:])))
+            result.append(((at, *(0 for _ in shape[1:])), (rows, *shape[1:])))
             start += rows * row
         else:
             end = min(stop, (at + 1) * row)
             inner = boxes(shape[1:], inside, end - at * row)
-            found += [((at, *offsets), (1, *sizes)) for offsets, sizes in inner]
+            result += [((at, *offsets), (1, *sizes)) for offsets, sizes in inner]
             start = end
-    return found
+    return result
 
 
 def pieces(part: Part) -> Iterator[tuple[Box, Tensor]]:
-    """Each box of a part, with its elements: a view of the part's data, in the shape of the box."""
-    begins = 0
+    """Yield each box of a part with its elements: a view of the part's data in the shape of the box."""
+    offset = 0
     origin, shape = part.within or ((0,) * len(part.shape), part.shape)
     for inside, sizes in boxes(shape, part.start, part.start + part.data.numel()):
         n = math.prod(sizes)
         offsets = tuple(o + i for o, i in zip(origin, inside, strict=True))
-        yield (offsets, sizes), part.data[begins : begins + n].view(sizes)
-        begins += n
+        yield (offsets, sizes), part.data[offset : offset + n].view(sizes)
+        offset += n

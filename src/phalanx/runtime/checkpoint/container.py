@@ -1,7 +1,7 @@
 """The container of a checkpoint: torch.distributed.checkpoint's, whose files other tools read too.
 
-A file for each rank that wrote, and .metadata, which says what box of which tensor lies where. Imported where a
-checkpoint is written or read, and not before: this part of torch takes a second to load.
+It has a file for each rank that wrote, and .metadata, which says which box of which tensor lies where. Imported only
+when a checkpoint is written or read: this part of torch takes a second to load.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter  # type: ignore[attr-defined]
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
     DefaultSavePlanner,
     create_default_global_save_plan,
 )
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
     ReadItem,
@@ -35,11 +40,11 @@ from phalanx.runtime.checkpoint.boxes import Part, pieces
 from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk, about, path_of
 
 Stored = tuple[SavePlan, list[WriteResult]]
-"""What one rank has written, and where."""
+"""The chunks that one rank has written, and where they lie."""
 
 
 class _Chunks(DefaultSavePlanner):
-    """Gives the container's writer the elements of each chunk."""
+    """A save planner that fetches the elements of each chunk for the container's writer."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         super().__init__()
@@ -50,7 +55,10 @@ class _Chunks(DefaultSavePlanner):
 
 
 def store(part: Path, rank: int, chunks: Sequence[Chunk], file_each: bool) -> Stored:
-    """Write the chunks of one rank. With `file_each`, they are fetched, and held, one at a time."""
+    """Write the chunks of one rank into the folder `part`.
+
+    With `file_each` every chunk has a file of its own, and only one at a time is fetched and held.
+    """
     items = [
         WriteItem(
             MetadataIndex(c.name, torch.Size(c.offsets)),
@@ -63,20 +71,20 @@ def store(part: Path, rank: int, chunks: Sequence[Chunk], file_each: bool) -> St
         )
         for c in chunks
     ]
-    writer = dcp.FileSystemWriter(part, single_file_per_rank=not file_each, sync_files=True)
+    writer = FileSystemWriter(part, single_file_per_rank=not file_each, sync_files=True)
     writer.set_up_storage_writer(False, rank=rank, use_collectives=False)
     plan = writer.prepare_local_plan(SavePlan(items))
     return SavePlan(items), writer.write_data(plan, _Chunks(chunks)).wait()
 
 
-def conclude(part: Path, told: Sequence[Stored]) -> None:
-    """Write .metadata of what all ranks have stored."""
-    _, metadata = create_default_global_save_plan([plan for plan, _ in told])
-    dcp.FileSystemWriter(part, sync_files=True).finish(metadata, [results for _, results in told])
+def conclude(part: Path, stored: Sequence[Stored]) -> None:
+    """Write .metadata for what all ranks have stored in the folder `part`."""
+    _, metadata = create_default_global_save_plan([plan for plan, _ in stored])
+    FileSystemWriter(part, sync_files=True).finish(metadata, [results for _, results in stored])
 
 
 class _Parts(DefaultLoadPlanner):
-    """Gives the container's reader the places that its elements go to."""
+    """A load planner that gives the container's reader the memory that elements go to."""
 
     def __init__(self, places: dict[MetadataIndex, Tensor]) -> None:
         super().__init__()
@@ -93,33 +101,37 @@ class _Parts(DefaultLoadPlanner):
 
 
 class Reader:
-    """An open checkpoint: `contents` is (shape, type) of every tensor in it. Raises CheckpointError."""
+    """An open checkpoint: `contents` is the (shape, type) of every tensor in it, by name. Raises CheckpointError."""
 
     def __init__(self, folder: Path, step: int) -> None:
         about(folder, step)
         self.path = path_of(folder, step)
-        self._reader = dcp.FileSystemReader(self.path)
-        with self._said():
+        self._reader = FileSystemReader(self.path)
+        with self._explained():
             metadata = self._reader.read_metadata()
             self._reader.set_up_storage_reader(metadata, is_coordinator=False)
-        self._stored = metadata.state_dict_metadata
+        stored = metadata.state_dict_metadata
+        self._stored = {name: t for name, t in stored.items() if isinstance(t, TensorStorageMetadata)}
         self.contents = {name: (tuple(t.size), t.properties.dtype) for name, t in self._stored.items()}
 
     def fill(self, parts: Iterable[Part], optional: str | None = None) -> None:
-        """Fill parts in place, by name; what they do not touch is not read, and one stored chunk is held at a time.
-        What is not there and begins with `optional` stays as it is. Raises CheckpointError."""
+        """Fill parts in place, by name.
+
+        Only what the parts cover is read, one stored chunk at a time. A part whose name begins with `optional` and is
+        not in the checkpoint is left as it is. Raises CheckpointError.
+        """
         items: list[ReadItem] = []
         places: dict[MetadataIndex, Tensor] = {}
-        with self._said():
+        with self._explained():
             for part in parts:
                 if part.name not in self.contents:
                     if optional is None or not part.name.startswith(optional):
-                        raise ValueError(f"{part.name} is not in it")
+                        raise ValueError(f"{part.name} is not in the checkpoint")
                     continue
                 shape = self.contents[part.name][0]
                 if shape != part.shape:
-                    raise ValueError(f"{part.name} has the shape {shape} in it, not {part.shape}")
-                wanted = []
+                    raise ValueError(f"{part.name} has shape {shape} in the checkpoint, not {part.shape}")
+                wanted: list[ChunkStorageMetadata] = []
                 for (offsets, sizes), place in pieces(part):
                     chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
                     places[MetadataIndex(part.name, chunk.offsets)] = place
@@ -128,14 +140,18 @@ class Reader:
             self._reader.read_data(LoadPlan(items), _Parts(places)).wait()
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Elements [start, stop) of a flattened tensor, in its stored type. Raises CheckpointError."""
+        """Read elements [start, stop) of a flattened tensor, (stop - start,), in its stored type.
+
+        Raises CheckpointError.
+        """
         shape, dtype = self.contents[name]
-        found = torch.empty(stop - start, dtype=dtype)
-        self.fill([Part(name, shape, start, found)])
-        return found
+        elements = torch.empty(stop - start, dtype=dtype)
+        self.fill([Part(name, shape, start, elements)])
+        return elements
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
+        """Turn the errors of torch's reader into a CheckpointError with one line of reason."""
         try:
             yield
         except (OSError, RuntimeError, LookupError, ValueError, EOFError, pickle.UnpicklingError) as error:

@@ -1,7 +1,8 @@
 """Communication: every collective of a step goes through here, and is recorded above the transport.
 
-A collective is named by mesh axis; over an axis of one rank it is nothing, and no event. All ranks issue in one
-order over all groups together: that is the caller's duty, and what the recorder lets tests check.
+A collective is named by its mesh axis; over an axis of one rank it does nothing and records no event. All ranks must
+issue their collectives in the same order over all groups together: the caller is responsible for that, and the
+recorder lets tests check it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from phalanx.spec.strategy.mesh import Mesh
 
 
 class _InOrder:
-    """A handle that first does this rank's part of what was issued before over shared memory: a peer may need it
-    in order to get here."""
+    """A handle that first completes what was issued earlier over shared memory.
+
+    A peer may be waiting for this rank's part of that before it reaches this collective.
+    """
 
     def __init__(self, handle: Handle, memory: Shm) -> None:
         self._handle, self._memory, self._mark = handle, memory, memory.started
@@ -43,31 +46,34 @@ class _InOrder:
         self._handle.wait()
 
 
-class _LetGo:
-    """A handle of an instrumented step. Gloo's thread says that it is done before it lets go of the tensors: on a
-    busy machine long before, and memory that the step has freed would count."""
+class _Released:
+    """A handle for instrumented steps that waits until the transport has released the tensors.
 
-    _PATIENCE = 1.0  # s
+    Gloo's thread reports completion before it drops its references, on a busy machine long before; memory that the
+    step has freed would then still count as live.
+    """
+
+    _PATIENCE_S = 1.0
 
     def __init__(self, call: Call, start: Callable[[], Handle]) -> None:
-        self._held = [(t, _uses(t)) for t in (call.source, call.target)]
+        self._tensors = [(t, _use_count(t)) for t in (call.source, call.target)]
         self._handle = start()
 
     def wait(self) -> None:
         self._handle.wait()
-        self._handle, until = DONE, time.monotonic() + self._PATIENCE
-        while any(_uses(t) > before for t, before in self._held) and time.monotonic() < until:
+        self._handle, until = DONE, time.monotonic() + self._PATIENCE_S
+        while any(_use_count(t) > before for t, before in self._tensors) and time.monotonic() < until:
             time.sleep(0)
-        self._held = []
+        self._tensors = []
 
 
-def _uses(tensor: Tensor) -> int:
-    """How many hold a tensor, in any language."""
+def _use_count(tensor: Tensor) -> int:
+    """Return the number of references to a tensor, from Python and C++."""
     return int(tensor._use_count())  # type: ignore[attr-defined]
 
 
 class _NotIssued:
-    """A handle on a collective over the null transport."""
+    """The handle of a collective over the null transport: waiting only marks it as awaited."""
 
     def __init__(self, unawaited: dict[int, _NotIssued], name: str) -> None:
         self._unawaited, self.name = unawaited, name
@@ -77,8 +83,11 @@ class _NotIssued:
 
 
 class Comm:
-    """The collectives of one rank of a mesh. `choices` say which transport serves what; without them native. `null`:
-    the other ranks are nowhere; everything is checked and recorded, and nothing is issued (verification)."""
+    """The collectives of one rank of a mesh.
+
+    `choices` say which transport and algorithm serve which collective; without them all are native. With `null` there
+    are no other ranks: collectives are checked and recorded but not issued (used for verification).
+    """
 
     def __init__(self, world: World, mesh: Mesh, choices: Sequence[Choice] = (), null: bool = False) -> None:
         self.world, self.mesh, self.null = world, mesh, null
@@ -94,13 +103,16 @@ class Comm:
         if not null and world.size > 1 and self.size("pp") > 1:
             self._create_groups()
         self.unawaited: dict[int, _NotIssued] = {}
-        """Over the null transport: collectives that nobody has waited for."""
+        """Collectives over the null transport that nobody has waited for yet."""
 
     def _create_groups(self) -> None:
-        """All groups of a pipeline, in one order. Made when they are first used, each rank would have its own order:
-        one begins with a message, another with what its layers send."""
+        """Create all process groups of a pipeline, in the same order on every rank.
+
+        Created at first use, each rank would have an order of its own: one begins with a message between stages,
+        another with a collective of its layers.
+        """
         m = self.mesh
-        every = m.name("dp_replicate", "dp_shard", "cp", "tp")
+        replicas = m.name("dp_replicate", "dp_shard", "cp", "tp")
         for axis in (
             m.gradient_axis,
             m.shard_axis,
@@ -115,34 +127,35 @@ class Comm:
             "etp",
             "ep+etp",
             "tokens",
-            every,
+            replicas,
             "embed",
         ):
             ranks = self.ranks(axis)
-            # Ranks between the first and the last of a pipeline have no group of `embed`: one of their own instead.
+            # Ranks of the middle stages have no `embed` group: they create a group of one rank, to keep the order.
             if len(ranks) > 1 or axis == "embed":
                 worlds.group(ranks)
 
     def ranks(self, axis: str) -> tuple[int, ...]:
-        """This rank's group along an axis; alone where the name is empty: an axis that dropped out."""
+        """Return the global ranks of this rank's group along an axis; an empty name means this rank alone."""
         if axis not in self._groups:
             self._groups[axis] = self.mesh.group_of(self.world.rank, axis) if axis else (self.world.rank,)
         return self._groups[axis]
 
     def index(self, axis: str) -> int:
-        """This rank's place in that group."""
+        """Return this rank's index in its group along an axis."""
         return self.ranks(axis).index(self.world.rank)
 
     def size(self, axis: str) -> int:
+        """Return the number of ranks in this rank's group along an axis."""
         return len(self.ranks(axis))
 
     def buffer(self, numel: int, dtype: torch.dtype, zeroed: bool = True) -> Tensor:
-        """Flat memory for communication, where the transports like it."""
+        """Return a flat tensor (numel,) for communication, in shared memory if a transport uses that."""
         if self._shm is not None and self._shm.arena is not None and numel:
             try:
                 return self._shm.arena.buffer(numel, dtype, zeroed)
             except OSError:
-                pass  # the arena is full: ordinary memory is copied when it is used
+                pass  # the arena is full: ordinary memory works too, at the price of a copy
         make = torch.zeros if zeroed else torch.empty
         return make(numel, dtype=dtype, device=self.world.device)
 
@@ -156,14 +169,14 @@ class Comm:
         micro_batch: int | None = None,
         reduction: Reduction = "sum",
     ) -> Handle:
-        """Start reducing `tensor` in place over an axis."""
+        """Start reducing `tensor`, of any shape, in place over an axis."""
         flat = tensor.view(-1)
         return self._record("all_reduce", axis, flat, flat, tensor.nbytes, unit, phase, micro_batch, reduction)
 
     def all_gather(
         self, target: Tensor, source: Tensor, axis: str, *, unit: str, phase: Phase, micro_batch: int | None = None
     ) -> Handle:
-        """Start gathering every rank's `source`, (n,), into `target`, (ranks n,); source may be its part of it."""
+        """Start gathering every rank's `source` (n,) into `target` (ranks n,); source may be part of target."""
         return self._record("all_gather", axis, source, target, target.nbytes, unit, phase, micro_batch)
 
     def reduce_scatter(
@@ -177,8 +190,10 @@ class Comm:
         micro_batch: int | None = None,
         reduction: Reduction = "sum",
     ) -> Handle:
-        """Start reducing `source`, (ranks n,), to this rank's part of the result, `target`, (n,), which may be that
-        part of source. The rest of source is undefined afterwards."""
+        """Start reducing `source` (ranks n,) and leaving this rank's part of the result in `target` (n,).
+
+        Target may be a view of that part of source. The rest of source is undefined afterwards.
+        """
         return self._record(
             "reduce_scatter", axis, source, target, source.nbytes, unit, phase, micro_batch, reduction
         )
@@ -195,8 +210,10 @@ class Comm:
         sends: Sequence[int] = (),
         receives: Sequence[int] = (),
     ) -> Handle:
-        """Start sending part j of `source` to rank j, into `target`; equal parts, or `sends` and `receives`
-        elements."""
+        """Start sending part j of `source` to rank j of the axis and receiving the others' parts in `target`.
+
+        Parts are equal, or have `sends[j]` and `receives[j]` elements.
+        """
         parts = tuple(sends), tuple(receives)
         return self._record("all_to_all", axis, source, target, source.nbytes, unit, phase, micro_batch, parts=parts)
 
@@ -210,8 +227,10 @@ class Comm:
         phase: Phase,
         micro_batch: int | None = None,
     ) -> Handle:
-        """Start sending `source` to the next rank of an axis, which is a ring, and receiving in `target` what the
-        one before sends: two events. Always over torch's own sends."""
+        """Start sending `source` to the next rank of an axis, a ring, and receiving `target` from the previous one.
+
+        Records two events. Always uses torch's own sends and receives.
+        """
         ranks = self.ranks(axis)
         p, me = len(ranks), ranks.index(self.world.rank)
         if p == 1:
@@ -230,17 +249,19 @@ class Comm:
         self.status.arrive(what, axis, ranks)
         flight = self.timeline.issue(receives)
         if self.null:
-            return self._await(label, "exchange")
+            return self._unissued(label, "exchange")
         handle: Handle = native.exchange(ranks, to, of, source.detach(), target.detach(), flight)
         return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))
 
     def send(self, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
-        """Start sending what a pass through a chunk has made to the rank at a place of the pipeline. Always over
-        torch's own sends."""
+        """Start sending a chunk's output (or input gradient) to the rank at index `peer` of the pipeline.
+
+        Always uses torch's own sends.
+        """
         return self._message("send", tensor, peer, phase, chunk, micro_batch)
 
     def receive(self, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
-        """Start receiving what a pass through a chunk needs."""
+        """Start receiving the input (or output gradient) that a pass through a chunk needs, from index `peer`."""
         return self._message("recv", tensor, peer, phase, chunk, micro_batch)
 
     def _message(self, op: str, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
@@ -259,7 +280,7 @@ class Comm:
             bytes=tensor.nbytes,
         )
         self.recorder.collective(event)
-        # A message's two ends name the same one: what the forward pass of a chunk needs is what the one before made.
+        # Both ends label a message by the chunk that produced it: a forward pass needs the previous chunk's output.
         source = chunk + (not sends) * (-1 if phase == "F" else 1)
         label = f"{phase} of chunk {source}, micro-batch {micro_batch}"
         ends = (self.world.rank, ranks[peer]) if sends else (ranks[peer], self.world.rank)
@@ -267,7 +288,7 @@ class Comm:
         self.status.arrive(what, "pp", sorted(ends))
         flight = self.timeline.issue(event)
         if self.null:
-            return self._await(label, op)
+            return self._unissued(label, op)
         tag = native.FREE_TAG + 2 * (micro_batch * 2**10 + source) + (phase == "F")
         handle = native.message(ranks, peer, tensor.detach(), sends, tag, flight)
         return self.timeline.issued(flight, handle if self._shm is None else _InOrder(handle, self._shm))
@@ -301,15 +322,17 @@ class Comm:
         flight = self.timeline.issue(event)
         call = Call(op, ranks, me, source.detach(), target.detach(), reduction, *parts, label=label, watch=flight)
         if self.null:
-            return self._await(label, op)
-        # Of uneven parts no rank knows another's size: all take what serves the largest.
+            return self._unissued(label, op)
+        # No rank knows the size of another's uneven parts: all choose as for the largest size.
         chosen = pick(self.choices, op, len(ranks), 2**62 if parts[0] else size, self.hosts(ranks))
         start = partial(self.start, call, chosen.transport, chosen.algorithm)
-        return self.timeline.issued(flight, _LetGo(call, start) if self.recorder.keeping else start())
+        return self.timeline.issued(flight, _Released(call, start) if self.recorder.keeping else start())
 
     def start(self, call: Call, transport: Transport = "native", algorithm: str = "") -> Handle:
-        """Issue a call over a transport, unrecorded: what measuring does. Shared memory, where it cannot serve the
-        group because its ranks are on several hosts, gives way to native: on every rank alike."""
+        """Issue a call over a transport without recording it, as measurements do.
+
+        If shared memory cannot serve the group, for example over several hosts, all its ranks use native instead.
+        """
         if self.null:
             self._unrecorded(str(call))
             return DONE
@@ -325,15 +348,15 @@ class Comm:
         return handle if self._shm is None else _InOrder(handle, self._shm)
 
     def shares(self, ranks: tuple[int, ...]) -> bool:
-        """Whether shared memory serves this group; collective when asked first."""
+        """Whether shared memory serves a group. The first call for a group is collective."""
         return self._shm is not None and self.hosts(ranks) == 1 and self._shm.reaches(ranks, self.world.rank, _say)
 
     def hosts(self, ranks: tuple[int, ...]) -> int:
-        """On how many hosts these ranks are."""
+        """Return on how many hosts these ranks are."""
         return len({rank // self.world.local_size for rank in ranks})
 
     def broadcast(self, tensor: Tensor, axis: str) -> None:
-        """Give every rank of an axis its first rank's tensor. Outside of a step: not recorded."""
+        """Overwrite `tensor` on every rank of an axis with that of the first. Not recorded: not for use in a step."""
         ranks = self.ranks(axis)
         if self.null:
             self._unrecorded(f"broadcast over {axis}")
@@ -345,40 +368,40 @@ class Comm:
             ).wait()
 
     def gather_objects(self, mine: Any, axis: str) -> list[Any]:
-        """What every rank of an axis has to say, in their order. Outside of a step: not recorded."""
+        """Gather a picklable object from every rank of an axis, in order. Not recorded: not for use in a step."""
         ranks = self.ranks(axis)
         if self.null:
             self._unrecorded(f"gather_objects over {axis}")
         if len(ranks) == 1 or self.null:
             return [mine] * len(ranks)
         self._settle()
-        self.status.arrive(f"what all say after {self.status.work}", axis, ranks)
-        told: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(told, mine, group=worlds.group(ranks))
-        return told
+        self.status.arrive(f"the object gather after {self.status.work}", axis, ranks)
+        objects: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(objects, mine, group=worlds.group(ranks))
+        return objects
 
     def barrier(self) -> None:
-        """Wait for every rank of the world. Outside of a step: not recorded."""
+        """Wait for every rank of the world. Not recorded: not for use in a step."""
         if self.null:
             self._unrecorded("barrier")
         elif self.world.size > 1:
             self._settle()
-            # A tensor of the host: Gloo keeps the host waiting, where NCCL would only queue.
-            word = torch.zeros(1)
+            # A CPU tensor goes over Gloo, which blocks the host; NCCL would only queue the operation.
+            token = torch.zeros(1)
             ranks = tuple(range(self.world.size))
             self.status.arrive(f"the barrier after {self.status.work}", "world", ranks)
-            native.start(Call("all_reduce", ranks, self.world.rank, word, word)).wait()
+            native.start(Call("all_reduce", ranks, self.world.rank, token, token)).wait()
 
-    def _await(self, label: str, op: str) -> Handle:
-        """A handle over the null transport: until somebody waits, it is not waited for."""
+    def _unissued(self, label: str, op: str) -> Handle:
+        """Return a handle over the null transport and list it as unawaited until somebody waits for it."""
         handle = _NotIssued(self.unawaited, f"{op} of {label}")
         self.unawaited[id(handle)] = handle
         return handle
 
     def _unrecorded(self, what: str) -> None:
-        """A step communicates through what is recorded, and through nothing else."""
+        """Raise RuntimeError inside a recorded step, where all communication must be recorded."""
         if self.recorder.keeping:
-            raise RuntimeError(f"{what} is part of a step, and not recorded")
+            raise RuntimeError(f"{what} is issued inside a step but not recorded")
 
     def _settle(self) -> None:
         if self._shm is not None:

@@ -1,4 +1,4 @@
-"""The names of data types, and torch's types by name."""
+"""Data types by name: DTYPE_NAMES maps torch's types to names as events use them, DTYPES names to types."""
 
 from __future__ import annotations
 
@@ -13,6 +13,4 @@ DTYPE_NAMES = {
     torch.int32: "int32",
     torch.uint8: "uint8",
 }
-
-
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}

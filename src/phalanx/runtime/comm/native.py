@@ -1,6 +1,8 @@
-"""Transport native: torch.distributed's own collectives (Gloo, NCCL)."""
+"""Transport native: torch.distributed's own collectives (Gloo on CPU, NCCL on CUDA)."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor
@@ -22,7 +24,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class _OwnPart:
-    """An all-reduce of which one part is wanted."""
+    """A reduce-scatter as an all-reduce, of which this rank copies its own part."""
 
     def __init__(self, work: dist.Work, part: Tensor, target: Tensor) -> None:
         self._work, self._part, self._target = work, part, target
@@ -33,12 +35,12 @@ class _OwnPart:
             self._target.copy_(self._part)
 
 
-_TAG = 8  # of exchanges; those of a pair of ranks arrive in the order in which they were sent
-FREE_TAG = 16  # and above: of single messages
+_TAG = 8  # for exchanges; those of a pair of ranks arrive in the order in which they were sent
+FREE_TAG = 16  # single messages use tags from here on
 
 
-class _Exchange:
-    """A message that leaves and one that arrives."""
+class _Messages:
+    """The handle of sends and receives under way."""
 
     def __init__(self, works: list[dist.Work]) -> None:
         self._works = works
@@ -46,19 +48,19 @@ class _Exchange:
     def wait(self) -> None:
         for work in self._works:
             work.wait()
-        self._works = []  # what was sent is free to die
+        self._works = []  # release the tensors that were sent
 
 
 def exchange(ranks: tuple[int, ...], to: int, of: int, source: Tensor, target: Tensor, watch: Watch | None) -> Handle:
-    """Issue a send to one rank of a group and a receive from another; `to`, `of` are places in the group."""
+    """Issue a send of `source` and a receive of `target`; `to` and `of` are indices in the group `ranks`."""
     if watch is not None:
         watch.begins("native")
     over = group(ranks)
     if not source.is_cuda:
-        # Gloo wants receives posted before sends.
+        # Gloo needs receives to be posted before sends.
         receive = over.recv([target], of, _TAG)
-        return _Exchange([receive, over.send([source], to, _TAG)])
-    return _Exchange(
+        return _Messages([receive, over.send([source], to, _TAG)])
+    return _Messages(
         dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.irecv, target, group=over, group_peer=of),
@@ -69,20 +71,23 @@ def exchange(ranks: tuple[int, ...], to: int, of: int, source: Tensor, target: T
 
 
 def message(ranks: tuple[int, ...], peer: int, tensor: Tensor, sends: bool, tag: int, watch: Watch | None) -> Handle:
-    """Issue one send or receive; `peer` is a place in the group. On CUDA there are no tags: those of a pair of ranks
-    must be issued in one order at both ends."""
+    """Issue one send (if `sends`) or receive of `tensor`; `peer` is an index in the group `ranks`.
+
+    CUDA has no tags: both ends of a pair of ranks must issue their messages in the same order.
+    """
     if watch is not None:
         watch.begins("native")
     over = group(ranks)
     if not tensor.is_cuda:
-        return _Exchange([(over.send if sends else over.recv)([tensor], peer, tag)])
-    issue = dist.isend if sends else dist.irecv
-    work = issue(tensor, group=over, group_dst=peer) if sends else issue(tensor, group=over, group_src=peer)
-    return _Exchange([work])
+        return _Messages([(over.send if sends else over.recv)([tensor], peer, tag)])
+    send, receive = partial(dist.isend, group_dst=peer), partial(dist.irecv, group_src=peer)
+    work = (send if sends else receive)(tensor, group=over)
+    assert work is not None  # None is for ranks outside the group
+    return _Messages([work])
 
 
 def start(call: Call) -> Handle:
-    """Issue a collective; `wait` on CUDA keeps the stream waiting, not the host."""
+    """Issue a collective. On CUDA, `wait` blocks the stream, not the host."""
     if call.watch is not None:
         call.watch.begins("native")
     work = _issue(call)
@@ -103,8 +108,8 @@ def _issue(call: Call) -> dist.Work:
     elif call.op == "all_gather":
         work = _all_gather(call.target, call.source, group=over, async_op=True)
     elif call.op == "reduce_scatter" and not call.source.is_cuda:
-        # Gloo has none. torch's all-reduces a copy of the source, and cannot say when it is done; here the source
-        # itself may be spoilt.
+        # Gloo has no reduce-scatter. torch's substitute all-reduces a copy of the source and does not tell when it is
+        # complete; here the source itself may be overwritten.
         work = dist.all_reduce(call.source, reduction, group=over, async_op=True)
     elif call.op == "reduce_scatter":
         work = _reduce_scatter(call.target, call.source, reduction, group=over, async_op=True)

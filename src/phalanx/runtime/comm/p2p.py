@@ -1,6 +1,7 @@
-"""Transport p2p: collectives by our schedules, which one executor (executor.py) runs over sends and receives.
+"""Transport p2p: collectives by our own schedules, which one executor runs over sends and receives.
 
-On CPU the calls are served by one thread, in the order of issue; on CUDA they are queued on the current stream.
+On CPU one thread runs the calls in the order of issue; on CUDA they are queued on the current stream. The executor is
+schedule_executor.py.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def _build(
     tiers: tuple[int, ...] = (),
     long: int | None = None,
 ) -> tuple[Step, ...]:
-    """What a rank does, round by round; a hierarchy over tiers goes in `segments` parts, one behind the other."""
-    given = np.array(splits, dtype=np.int64) if splits else None
-    whole = partial(build, op, algorithm, ranks, tiers=tiers or None, splits=given, segments=segments)
+    """Return a rank's program, round by round; a hierarchical one over tiers is pipelined in `segments` parts."""
+    sizes = np.array(splits, dtype=np.int64) if splits else None
+    schedule = partial(build, op, algorithm, ranks, tiers=tiers or None, splits=sizes, segments=segments)
     if len(tiers) < 2 or algorithm != "hierarchical":
-        return program(whole(size), me, long)
+        return program(schedule(size), me, long)
     edges = [size * i // segments for i in range(segments + 1)]
-    return program(staggered([whole(high - low) for low, high in pairwise(edges)]), me, long)
+    return program(staggered([schedule(high - low) for low, high in pairwise(edges)]), me, long)
 
 
 _program = lru_cache(maxsize=512)(_build)
@@ -53,7 +54,7 @@ _Work = Callable[[], None]
 
 
 def _serve_all(calls: SimpleQueue[tuple[_Work, Future[None]] | None]) -> None:
-    """The communication thread: one call after the other, until there is None."""
+    """Run calls one after the other until a None arrives: the body of the communication thread."""
     while (item := calls.get()) is not None:
         work, future = item
         error = None
@@ -62,7 +63,7 @@ def _serve_all(calls: SimpleQueue[tuple[_Work, Future[None]] | None]) -> None:
                 work()
         except Exception as problem:
             error = problem
-        del item, work  # nothing of a call outlives it, for whoever waits may be quick
+        del item, work  # release the call's tensors before its waiter is told
         if error is None:
             future.set_result(None)
         else:
@@ -70,7 +71,10 @@ def _serve_all(calls: SimpleQueue[tuple[_Work, Future[None]] | None]) -> None:
 
 
 def tiers(ranks: tuple[int, ...], local: int) -> tuple[int, ...]:
-    """(Ranks of a group on each host, hosts), of hosts with `local` ranks; as if on one where they are not alike."""
+    """Return (ranks of the group on each host, hosts), for hosts with `local` ranks.
+
+    A group on one host, with one rank on each, or with unequal numbers counts as a single tier: (ranks,).
+    """
     hosts = [rank // local for rank in ranks]
     inside = hosts.count(hosts[0])
     alike = all(hosts.count(host) == inside for host in hosts)
@@ -78,7 +82,7 @@ def tiers(ranks: tuple[int, ...], local: int) -> tuple[int, ...]:
 
 
 class P2P:
-    """Serves the calls of one rank, on a host with `local` ranks, which share memory if there is an arena."""
+    """Runs the calls of one rank, on a host with `local` ranks, which share memory if there is an arena."""
 
     def __init__(self, local: int = 1, arena: Arena | None = None) -> None:
         self._local = local
@@ -87,19 +91,19 @@ class P2P:
         self._calls: SimpleQueue[tuple[_Work, Future[None]] | None] | None = None
 
     def start(self, call: Call, algorithm: str) -> Handle:
-        """Issue a collective; it is served after those issued before it."""
+        """Issue a collective; it runs after those issued before it."""
         self._executor(call.ranks, call.source.is_cuda)
         if call.source.is_cuda:
             self._serve(call, algorithm)
             return DONE
         shared, over = self._hierarchical, tiers(call.ranks, self._local)
         if algorithm == "hierarchical" and len(over) > 1 and shared is not None and not shared.knows(call.ranks):
-            self._put(lambda: None).result()  # nothing is under way then
+            self._enqueue(lambda: None).result()  # wait until nothing is under way
             shared.meet(call.ranks, call.ranks[call.me], over[0], _say)
-        future = self._put(partial(self._serve, call, algorithm))
-        return _Served(future, f"{algorithm} {call}")
+        future = self._enqueue(partial(self._serve, call, algorithm))
+        return _Queued(future, f"{algorithm} {call}")
 
-    def _put(self, work: _Work) -> Future[None]:
+    def _enqueue(self, work: _Work) -> Future[None]:
         if self._calls is None:
             self._calls = SimpleQueue()
             threading.Thread(target=_serve_all, args=(self._calls,), name="phalanx-p2p", daemon=True).start()
@@ -122,7 +126,7 @@ class P2P:
 
     def _execute(self, call: Call, algorithm: str) -> None:
         if algorithm == "hierarchical" and self._hierarchical is not None and self._hierarchical.serves(call):
-            # Between hosts: as few rounds as there can be for the fewest bytes.
+            # Between hosts: the fewest bytes, in as few rounds as that allows.
             hosts = len(call.ranks) // tiers(call.ranks, self._local)[0]
             across = "ring" if hosts & (hosts - 1) else "rabenseifner"
             self._hierarchical.all_reduce(call, partial(self._execute, algorithm=across))
@@ -134,9 +138,9 @@ class P2P:
             return
         if call.op == "all_gather":
             n = call.source.numel()
-            own = call.target[me * n : (me + 1) * n]
-            if own.data_ptr() != call.source.data_ptr():
-                own.copy_(call.source)
+            mine = call.target[me * n : (me + 1) * n]
+            if mine.data_ptr() != call.source.data_ptr():
+                mine.copy_(call.source)
         buffer = call.source if call.op == "reduce_scatter" else call.target
         size, segments = buffer.numel(), _segments(algorithm, ranks, buffer.nbytes)
         over, long = tiers(call.ranks, self._local), SEGMENT // buffer.itemsize
@@ -144,23 +148,23 @@ class P2P:
         executor.run(steps, lambda low, high: buffer[low:high], call.reduction, buffer)
         if call.op == "reduce_scatter":
             n = call.target.numel()
-            own = buffer[me * n : (me + 1) * n]
-            if own.data_ptr() != call.target.data_ptr():
-                call.target.copy_(own)
+            mine = buffer[me * n : (me + 1) * n]
+            if mine.data_ptr() != call.target.data_ptr():
+                call.target.copy_(mine)
         if call.op in ("all_reduce", "reduce_scatter"):
             conclude(call.reduction, call.target, ranks)
 
     def _all_to_all(self, call: Call, algorithm: str, executor: Executor) -> None:
-        """Blocks that pass through on their way to others are kept in memory of their own."""
+        """Run an all-to-all; blocks in transit to other ranks are kept in memory of their own."""
         ranks, me = len(call.ranks), call.me
         splits = self._splits(call, executor)
         sizes = np.array(splits or [call.sent] * ranks, dtype=np.int64)
-        begins = np.concatenate([[0], np.cumsum(sizes.ravel())])
-        sends, receives = call.source.split(call.sent), call.target.split(call.received)
+        offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
+        sends, receives = torch.split(call.source, call.sent), torch.split(call.target, call.received)
         receives[me].copy_(sends[me])
-        homes = {int(begins[me * ranks + j]): part for j, part in enumerate(sends) if part.numel()}
-        homes |= {int(begins[j * ranks + me]): part for j, part in enumerate(receives) if part.numel() and j != me}
-        starts = begins[:-1]
+        homes = {int(offsets[me * ranks + j]): part for j, part in enumerate(sends) if part.numel()}
+        homes |= {int(offsets[j * ranks + me]): part for j, part in enumerate(receives) if part.numel() and j != me}
+        starts = offsets[:-1]
 
         def memory(low: int, high: int) -> Tensor:
             block = int(np.searchsorted(starts, low, side="right")) - 1
@@ -169,25 +173,27 @@ class P2P:
                 homes[begin] = call.source.new_empty(int(sizes.flat[block]))
             return homes[begin][low - begin : high - begin]
 
-        built = _build if splits else _program  # nearly every call of experts has splits of its own
-        executor.run(built(call.op, algorithm, ranks, call.source.numel(), me, 1, splits), memory, "sum", call.source)
+        make = _build if splits else _program  # the splits of experts differ in nearly every call: not cached
+        executor.run(make(call.op, algorithm, ranks, call.source.numel(), me, 1, splits), memory, "sum", call.source)
 
     def _splits(self, call: Call, executor: Executor) -> tuple[tuple[int, ...], ...]:
-        """Who sends how much to whom: everybody tells, where parts are not equal."""
+        """Return how many elements each rank sends to each, gathered from all ranks; empty if parts are equal."""
         p = len(call.ranks)
         if not call.sends:
             return ()
-        own = torch.tensor(call.sends, dtype=torch.int64, device=call.source.device)
-        everyone = own.new_empty(p * p)
+        mine = torch.tensor(call.sends, dtype=torch.int64, device=call.source.device)
+        everyone = mine.new_empty(p * p)
         steps = _program("all_gather", "bruck", p, p * p, call.me, 1)
-        everyone[call.me * p : (call.me + 1) * p] = own
+        everyone[call.me * p : (call.me + 1) * p] = mine
         executor.run(steps, lambda low, high: everyone[low:high], "sum", everyone)
         return tuple(tuple(row) for row in everyone.view(p, p).tolist())
 
 
 def _segments(algorithm: str, ranks: int, size: int) -> int:
-    """In how many a buffer of `size` bytes is sent by algorithms that do so; a hierarchy's messages are the ranks'
-    parts of one."""
+    """Return in how many segments an algorithm that pipelines sends a buffer of `size` bytes.
+
+    A hierarchical schedule's messages are a rank's part of a segment.
+    """
     return max(1, min(64, size // (SEGMENT * ranks if algorithm == "hierarchical" else SEGMENT)))
 
 
@@ -195,7 +201,9 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class _Served:
+class _Queued:
+    """The handle of a call in the communication thread's queue."""
+
     def __init__(self, future: Future[None], what: str) -> None:
         self._future, self._what = future, what
 

@@ -1,4 +1,4 @@
-"""The recorder: the events that a rank really issued, in the form in which they were predicted."""
+"""The recorder: the events that a rank really issued, in the same form as a StepProgram predicts them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from phalanx.schedule.event import Event, Phase
 
 
 class Meter(Protocol):
-    """Live bytes: how many now, and the most that there were since `highest` was set."""
+    """Counts live bytes: `live` is the number now, `highest` the most since it was last set."""
 
     live: int
     highest: int
 
 
 class Now(NamedTuple):
-    """What runs: the micro-batch, and whether forward, backward, or which part of it."""
+    """What runs now: the micro-batch, and its phase (forward, backward, or one part of a split backward pass)."""
 
     micro_batch: int
     phase: Phase
@@ -27,8 +27,7 @@ class Now(NamedTuple):
 
 @dataclass
 class Recorder:
-    """Bytes per axis are always counted; whole events are kept while `keeping`, with their memory where there is a
-    `meter`."""
+    """Counts bytes per axis always, and keeps events while `keeping`, with their live bytes if there is a `meter`."""
 
     keeping: bool = False
     counting: bool = True
@@ -36,25 +35,26 @@ class Recorder:
     bytes_per_axis: Counter[str] = field(default_factory=Counter)
     meter: Meter | None = None
     before: tuple[int, int] = (0, 0)
-    """Live bytes when the first compute began, and the most that there were since the step had."""
-    _computes: int = -1  # the event of the compute that began last
+    """Live bytes when the first compute event began, and the peak between the step's beginning and then."""
+    _computes: int = -1  # index of the latest compute event
     began: int = 0
-    """Live bytes when the last compute did."""
+    """Live bytes when the latest compute event began."""
 
     def collective(self, event: Event) -> None:
+        """Record a collective or a message."""
         self.bytes_per_axis[event.axis] += event.bytes
         if self.keeping:
             self.events.append(event)
 
     def compute(self, op: str, phase: Phase, unit: str, micro_batch: int | None, dtype: str) -> None:
-        """A unit's pass begins, or the optimizer's; FLOPs counted and memory taken from here on are its own."""
+        """Begin a compute event: a unit's pass or the optimizer's. FLOPs and memory count towards it from here on."""
         if self.keeping:
             self.over()
             self._computes = len(self.events)
             self.events.append(Event("compute", op, phase, unit, micro_batch=micro_batch, dtype=dtype))
 
     def over(self) -> None:
-        """The compute that began last is over: what it allocated and freed."""
+        """End the latest compute event and record the bytes that it allocated and freed."""
         if self.meter is None:
             return
         live, highest = self.meter.live, self.meter.highest
@@ -67,7 +67,7 @@ class Recorder:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What happens here is no part of the model: its FLOPs do not count."""
+        """Exclude what runs inside this context from the FLOP count: it is not part of the model."""
         self.counting = False
         try:
             yield
@@ -75,12 +75,13 @@ class Recorder:
             self.counting = True
 
     def flops(self, count: int) -> None:
-        """Add to the compute event that began last."""
+        """Add FLOPs to the latest compute event."""
         if self.counting and self._computes >= 0:
             event = self.events[self._computes]
             self.events[self._computes] = replace(event, flops=event.flops + count)
 
     def clear(self) -> None:
+        """Forget all events and byte counts."""
         self.events.clear()
         self.bytes_per_axis.clear()
         self._computes = -1

@@ -1,12 +1,12 @@
-"""Execute one rank's part of a collective schedule, over torch.distributed's sends and receives.
+"""The executor: runs one rank's part of a collective schedule over torch.distributed's sends and receives.
 
-Rounds give a rank's messages their order; a message waits only for the data that it carries. Long messages travel in
-segments, so that one is added while the next is under way:
-    receives  are posted rounds ahead, as far as there is memory for what is not yet needed: a sender that had to ask
-              first would wait for its question to pass all that is queued on the link, and for the answer
-    sends     each segment as soon as what it carries is there
-    staging   a segment that is added, or that would overwrite what is still to be read, arrives in memory of its own
-Gloo wants receives posted before sends; NCCL wants a round's sends and receives in one group.
+Rounds order a rank's messages; a message waits only for the data that it carries. Long messages travel in segments,
+so that one is reduced while the next is under way:
+    receives  are posted rounds ahead, as far as staging memory allows: otherwise the sender would ask first, and wait
+              until its question had passed everything queued on the link, and for the answer
+    sends     each segment leaves as soon as the data that it carries is there
+    staging   a segment that is reduced, or that would overwrite data still to be read, arrives in memory of its own
+Gloo needs receives to be posted before sends; NCCL needs a round's sends and receives in one group.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from phalanx.runtime.comm.transport import Handle, combine
 from phalanx.schedule.collectives.rank_program import Piece, Step
 from phalanx.schedule.event import Reduction
 
-SEGMENT = 1 << 20  # bytes, of a message that is sent in parts
-_AHEAD = 1 << 22  # bytes of staging memory for what is not yet needed
-_ROUNDS = 8  # ahead, at most
-_KEPT = 16  # sizes of staging memory that are kept for the next time
-_TAG = 7  # of our messages; those of a pair of ranks arrive in the order in which they were sent
+SEGMENT = 1 << 20  # bytes: longer messages are sent in segments of this size
+_AHEAD = 1 << 22  # bytes of staging memory for receives that are not needed yet
+_ROUNDS = 8  # by which receives are posted ahead, at most
+_KEPT = 16  # sizes of staging memory that are kept for reuse
+_TAG = 7  # for our messages; those of a pair of ranks arrive in the order in which they were sent
 
 Memory = Callable[[int, int], Tensor]
-"""Where this rank keeps a piece."""
+"""Returns the tensor in which this rank keeps the elements [low, high)."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Moving:
-    """A segment under way, of round `number`; `staged`: where it is meanwhile, None if at its place."""
+    """A segment under way in round `number`; `staged` is its staging memory, None if it needs none."""
 
     number: int
     pieces: tuple[Piece, ...]
@@ -48,7 +48,7 @@ def _overlap(a: Sequence[Piece], b: Sequence[Piece]) -> bool:
 
 
 def _segments(pieces: Sequence[Piece], most: int) -> Iterator[tuple[Piece, ...]]:
-    """The pieces of a message in groups of at most `most` elements, each piece cut where it is longer."""
+    """Group the pieces of a message into segments of at most `most` elements, cutting pieces where needed."""
     now: list[Piece] = []
     size = 0
     for low, high in pieces:
@@ -65,35 +65,35 @@ def _segments(pieces: Sequence[Piece], most: int) -> Iterator[tuple[Piece, ...]]
 
 
 class _Staging:
-    """Memory of segments that are under way, kept for the next time."""
+    """Memory for segments under way, kept for reuse."""
 
     def __init__(self) -> None:
         self._spare: dict[tuple[torch.dtype, int], list[Tensor]] = {}
 
-    def take(self, pieces: Sequence[Piece], like: Tensor) -> Tensor:
+    def acquire(self, pieces: Sequence[Piece], like: Tensor) -> Tensor:
         numel = sum(high - low for low, high in pieces)
         spare = self._spare.get((like.dtype, numel))
         return spare.pop() if spare else torch.empty(numel, dtype=like.dtype, device=like.device)
 
-    def give_back(self, staged: Tensor) -> None:
-        if len(self._spare) > _KEPT:  # sizes that vary would pile up
+    def release(self, staged: Tensor) -> None:
+        if len(self._spare) > _KEPT:  # varying sizes would accumulate
             self._spare.clear()
         self._spare.setdefault((staged.dtype, staged.numel()), []).append(staged)
 
     def pack(self, pieces: Sequence[Piece], memory: Memory, like: Tensor) -> Tensor:
-        into = self.take(pieces, like)
+        into = self.acquire(pieces, like)
         torch.cat([memory(low, high) for low, high in pieces], out=into)
         return into
 
 
 class Executor:
-    """Runs schedules on one rank of the group `over`. `grouped`: a round at a time, as NCCL wants it."""
+    """Runs schedules on one rank of the group `over`; `grouped`: a round at a time, as NCCL needs it."""
 
     def __init__(self, over: dist.ProcessGroup, grouped: bool) -> None:
         self._over, self._grouped, self._staging = over, grouped, _Staging()
 
     def run(self, steps: Sequence[Step], memory: Memory, reduction: Reduction, like: Tensor) -> None:
-        """Execute one rank's program. `like`: a tensor of the type and device of the data."""
+        """Run one rank's program to its end. `like` is a tensor of the type and device of the data."""
         if self._grouped:
             self._run_grouped(steps, memory, reduction, like)
             return
@@ -111,7 +111,7 @@ class Executor:
     def _run_grouped(self, steps: Sequence[Step], memory: Memory, reduction: Reduction, like: Tensor) -> None:
         staging = self._staging
         for step in steps:
-            arriving = [(m, staging.take(m.pieces, like)) for m in step.receives]
+            arriving = [(m, staging.acquire(m.pieces, like)) for m in step.receives]
             leaving = [(m, staging.pack(m.pieces, memory, like)) for m in step.sends]
             works = dist.batch_isend_irecv(
                 [dist.P2POp(dist.irecv, into, group=self._over, group_peer=m.peer) for m, into in arriving]
@@ -122,11 +122,11 @@ class Executor:
             for message, into in arriving:
                 _place(message.pieces, into, message.reduces, memory, reduction)
             for _, used in (*arriving, *leaving):
-                staging.give_back(used)
+                staging.release(used)
 
 
 class _Flight:
-    """What of one rank's program is under way: receives in the order of their rounds, and sends."""
+    """The messages of one rank's program that are under way: receives in the order of their rounds, and sends."""
 
     def __init__(
         self, over: dist.ProcessGroup, staging: _Staging, memory: Memory, reduction: Reduction, like: Tensor
@@ -137,71 +137,75 @@ class _Flight:
         self._sends: list[_Moving] = []
 
     def has_room(self, step: Step) -> bool:
-        """Whether all that a round brings could be staged beside the rest."""
-        brought = sum(high - low for message in step.receives for low, high in message.pieces)
-        return self._held() + brought * self._like.itemsize <= _AHEAD
+        """Whether everything that a round receives could be staged beside the rest."""
+        incoming = sum(high - low for message in step.receives for low, high in message.pieces)
+        return self._staged_bytes() + incoming * self._like.itemsize <= _AHEAD
 
     def make_room(self, number: int) -> None:
-        """Put away what rounds before `number` brought, the oldest first, until no more is staged than may be."""
-        while self._receives and self._receives[0].number < number and self._held() > _AHEAD:
+        """Finish what rounds before `number` received, the oldest first, until staging memory is within its limit."""
+        while self._receives and self._receives[0].number < number and self._staged_bytes() > _AHEAD:
             self._finish(self._receives[0])
-        while self._sends and self._held() > _AHEAD:
+        while self._sends and self._staged_bytes() > _AHEAD:
             self._wait_sent(self._sends[0])
 
-    def _held(self) -> int:
-        """Bytes of staging memory."""
+    def _staged_bytes(self) -> int:
+        """Return the bytes of staging memory in use."""
         return sum(m.staged.nbytes for m in (*self._receives, *self._sends) if m.staged is not None)
 
     def post(self, number: int, step: Step, unsent: Sequence[Piece]) -> None:
-        """Receive what round `number` brings: at its place, unless it is added there, or something else there is
-        still to be written or read. `unsent`: what this round and those before it have yet to send."""
+        """Post the receives of round `number`.
+
+        A segment arrives at its final place, unless it is reduced there, or other data there is still to be written
+        or read. `unsent`: the pieces that this round and those before it have yet to send.
+        """
         for message in step.receives:
             for pieces in _segments(message.pieces, self._most):
                 under_way = (*self._receives, *self._sends)
                 busy = _overlap(pieces, unsent) or any(_overlap(pieces, m.pieces) for m in under_way)
                 direct = len(pieces) == 1 and not message.reduces and not busy
-                into = self._memory(*pieces[0]) if direct else self._staging.take(pieces, self._like)
+                into = self._memory(*pieces[0]) if direct else self._staging.acquire(pieces, self._like)
                 work = self._over.recv([into], message.peer, _TAG)
                 staged = None if direct else into
                 self._receives.append(_Moving(number, pieces, work, staged, message.reduces))
 
     def send(self, number: int, step: Step) -> None:
-        """Send what round `number` sends, each segment as soon as what it carries is there."""
+        """Send the messages of round `number`, each segment as soon as its data is there."""
         for message in step.sends:
             for pieces in _segments(message.pieces, self._most):
-                self._bring(pieces, number)
+                self._finish_receives(pieces, number)
                 staged = None if len(pieces) == 1 else self._staging.pack(pieces, self._memory, self._like)
                 data = self._memory(*pieces[0]) if staged is None else staged
                 self._sends.append(_Moving(number, pieces, self._over.send([data], message.peer, _TAG), staged))
-        while self._sends and self._sends[0].number < number:  # as good as sent: what is looked through stays short
+        # Earlier ones are as good as sent: the list to search stays short.
+        while self._sends and self._sends[0].number < number:
             self._wait_sent(self._sends[0])
 
     def land(self) -> None:
-        """Wait for all."""
+        """Wait for all messages."""
         while self._receives:
             self._finish(self._receives[0])
         while self._sends:
             self._wait_sent(self._sends[0])
 
-    def _bring(self, pieces: Sequence[Piece], number: int) -> None:
-        """Put those receives of rounds before `number` in their place that hold some of these pieces, in order."""
+    def _finish_receives(self, pieces: Sequence[Piece], number: int) -> None:
+        """Finish, in order, the receives of rounds before `number` that overlap these pieces."""
         for moving in [m for m in self._receives if m.number < number and _overlap(m.pieces, pieces)]:
-            self._bring(moving.pieces, moving.number)  # what it is added to, or replaces
+            self._finish_receives(moving.pieces, moving.number)  # the data that it is added to, or replaces
             self._finish(moving)
 
     def _finish(self, moving: _Moving) -> None:
         moving.work.wait()
         if moving.staged is not None:
             for out in [m for m in self._sends if _overlap(m.pieces, moving.pieces)]:
-                self._wait_sent(out)  # what is still being sent may not change
+                self._wait_sent(out)  # data that is still being sent may not change
             _place(moving.pieces, moving.staged, moving.reduces, self._memory, self._reduction)
-            self._staging.give_back(moving.staged)
+            self._staging.release(moving.staged)
         self._receives.remove(moving)
 
     def _wait_sent(self, moving: _Moving) -> None:
         moving.work.wait()
         if moving.staged is not None:
-            self._staging.give_back(moving.staged)
+            self._staging.release(moving.staged)
         self._sends.remove(moving)
 
 

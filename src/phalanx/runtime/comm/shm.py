@@ -1,12 +1,12 @@
-"""Transport shm: ranks of one host reduce each other's buffers where they lie.
+"""Transport shm: ranks of one host reduce each other's buffers in place.
 
-Every rank keeps its buffers in its arena, which the others map. A collective is three steps for each rank:
-    start   publish in the group's control block where the buffer is, and count `arrived` up
-    wait    when all have arrived, do one's own part, reading and writing the others' memory; count `finished` up
-            when all have finished, return
-Nothing runs beside the caller. With two ranks an all-reduce of S bytes reads 2 S and writes 2 S.
+Every rank keeps its buffers in its arena, which the others map. A collective has three steps on each rank:
+    start   publish the buffer's place in the group's control block, and increment `arrived`
+    wait    once all have arrived, do this rank's part, reading and writing the others' memory; increment `finished`;
+            once all have finished, return
+There is no background thread. With two ranks an all-reduce of S bytes reads 2 S and writes 2 S.
 
-A buffer from `comm.buffer` lies in the arena; any other pays a copy into it.
+A buffer from `comm.buffer` lies in the arena; any other is copied into it first.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from phalanx.runtime.comm.shm_arena import Address, Arena, Neighbour
 from phalanx.runtime.comm.shm_kernels import Source, Step, copy, copy_others, work
 from phalanx.runtime.comm.transport import Call, described
 from phalanx.runtime.process import world as worlds
+from phalanx.schedule.event import Reduction
 
-_KNOWN = 512  # operations on the same buffers that are remembered
-_RING = 32  # operations that may be published and not yet finished
+_CACHED = 512  # operations whose steps are cached, by their buffers
+_RING = 32  # operations that may be published and unfinished at once
 _LINE = 8  # words of a cache line
-_SPINS = 300  # looks at a flag, yielding the core between them, before the first sleep
+_SPINS = 300  # reads of a flag, yielding the core in between, before the first sleep
 _NAP_S = 50e-6
-_LOOK_S = 0.02  # how often a sleeper looks whether its peer is alive
+_CHECK_ALIVE_S = 0.02  # between checks of whether the peer still lives
 _OPS = {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 3, "all_to_all": 4}
 _DTYPES = {
     dtype: i
@@ -42,26 +43,28 @@ _DTYPES = {
         (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
     )
 }
-_REDUCTIONS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "product": 4}
+_REDUCTIONS: dict[Reduction, int] = {"sum": 0, "avg": 1, "min": 2, "max": 3, "product": 4}
 
 _ARRIVED, _FINISHED = 0, _LINE  # words of a control block; then _RING entries
 
 
 @dataclass
 class _Group:
-    """A group of ranks whose arenas are mapped: where everybody's control block is, and how far we are."""
+    """A group of ranks whose arenas are mapped: the place of every control block, and this rank's progress."""
 
     ranks: tuple[int, ...]
     me: int
-    own: int  # word at which our control block begins
+    control: int  # word at which our control block begins
     peers: list[tuple[int, Neighbour, int]]  # (index in the group, arena, word of its control block)
     issued: int = 0
     done: int = 0
-    known: dict[tuple[int, ...], list[Step]] = field(default_factory=dict)
+    cached: dict[tuple[int, ...], list[Step]] = field(default_factory=dict)
 
     def entry(self, number: int) -> int:
-        """Words from the control block's beginning to the entry of an operation: code, bytes, offset, then where
-        the parts of an all-to-all begin."""
+        """Return the offset, in words, of an operation's entry in a control block.
+
+        The entry holds code, bytes, offset in the arena, then the offsets of the parts of an all-to-all.
+        """
         return 2 * _LINE + number % _RING * _entry_words(len(self.ranks))
 
 
@@ -71,7 +74,7 @@ def _entry_words(ranks: int) -> int:
 
 @dataclass
 class _Operation:
-    """A published operation. `place`: where in the arena its source is, or, if `staged`, a copy of it."""
+    """A published operation. `place`: the offset in the arena of its source or, if `staged`, of a copy of it."""
 
     group: _Group
     number: int
@@ -80,22 +83,25 @@ class _Operation:
     place: int
     staged: bool
     serial: int  # over all groups
-    over: bool = False
+    finished: bool = False
 
 
 class Waiting:
-    """The handle of an operation."""
+    """The handle of a published operation."""
 
     def __init__(self, shm: Shm, operation: _Operation) -> None:
         self._shm, self._operation = shm, operation
 
     def wait(self) -> None:
+        """Finish this operation and those issued before it."""
         self._shm.finish(self._operation)
 
 
 class Shm:
-    """This process's arena, and the groups that share theirs with it. `arena` is None where there can be none, for
-    `reason`."""
+    """This process's arena, and the groups whose ranks map each other's.
+
+    `arena` is None if there can be none, for `reason`. Waits for a peer time out after `timeout_s` seconds.
+    """
 
     def __init__(self, timeout_s: float, arena: Arena | None = None) -> None:
         self.timeout_s = timeout_s
@@ -103,7 +109,7 @@ class Shm:
         self.reason = ""
         self.started = 0
         if platform.machine() not in ("x86_64", "AMD64"):
-            self.reason = f"on {platform.machine()} stores may overtake each other, and flags would lie"
+            self.reason = f"{platform.machine()} may reorder stores, and the flags rely on their order"
         elif arena is None:
             try:
                 self.arena = Arena()
@@ -111,12 +117,14 @@ class Shm:
                 self.reason = str(error)
         self._neighbours: dict[int, Neighbour] = {}
         self._groups: dict[tuple[int, ...], _Group | None] = {}
-        # In the order of issue, over all groups: done in any other order, two ranks could wait for each other.
+        # In the order of issue over all groups: finished in any other order, two ranks could wait for each other.
         self._pending: deque[_Operation] = deque()
 
     def reaches(self, ranks: tuple[int, ...], rank: int, say: Callable[[str], None]) -> bool:
-        """Whether all these ranks can map each other; collective when asked first, and the answer is everybody's.
-        The first rank says why not."""
+        """Whether all these ranks can map each other's arenas; the same answer on all of them.
+
+        The first call for a group is collective. If they cannot, the group's first rank calls `say` with the reason.
+        """
         if ranks not in self._groups:
             self.settle()
             self._groups[ranks] = self._meet(ranks, rank, say)
@@ -124,12 +132,12 @@ class Shm:
 
     def _meet(self, ranks: tuple[int, ...], rank: int, say: Callable[[str], None]) -> _Group | None:
         group = worlds.group(ranks)
-        address, own = self._control_block(len(ranks))
-        told: list[tuple[Address | None, int]] = [(None, 0)] * len(ranks)
-        dist.all_gather_object(told, (address, own), group=group)
-        peers = []
-        problem = f"rank {rank} has no memory to share ({self.reason})" if address is None else ""
-        for i, (other, (where, control)) in enumerate(zip(ranks, told, strict=True)):
+        address, control_block = self._control_block(len(ranks))
+        blocks: list[tuple[Address | None, int]] = [(None, 0)] * len(ranks)
+        dist.all_gather_object(blocks, (address, control_block), group=group)
+        peers: list[tuple[int, Neighbour, int]] = []
+        problem = f"rank {rank} has no shared memory ({self.reason})" if address is None else ""
+        for i, (other, (where, control)) in enumerate(zip(ranks, blocks, strict=True)):
             if other == rank or where is None:
                 continue
             try:
@@ -145,28 +153,28 @@ class Shm:
             if rank == ranks[0]:
                 say(f"note: {problem}; {len(ranks)} ranks use torch.distributed's own collectives instead")
             return None
-        return _Group(ranks, ranks.index(rank), own, peers)
+        return _Group(ranks, ranks.index(rank), control_block, peers)
 
     def _control_block(self, ranks: int) -> tuple[Address | None, int]:
-        """Our arena's address, and the word at which a new control block begins."""
+        """Allocate a control block; return the arena's address and the word at which the block begins."""
         if self.arena is None:
             return None, 0
         try:
-            own = self.arena.allocate(8 * (2 * _LINE + _RING * _entry_words(ranks))) // 8
+            control = self.arena.allocate(8 * (2 * _LINE + _RING * _entry_words(ranks))) // 8
         except OSError as error:
             self.reason = str(error)
             return None, 0
-        self.arena.words[own + _ARRIVED] = self.arena.words[own + _FINISHED] = 0
-        return self.arena.address, own
+        self.arena.words[control + _ARRIVED] = self.arena.words[control + _FINISHED] = 0
+        return self.arena.address, control
 
     def maps(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a view of a whole arena; buffers have storage of their own."""
+        """Whether a tensor is a view of an entire arena; buffers have storage of their own."""
         storage = tensor.untyped_storage().data_ptr()
-        own = self.arena is not None and storage == self.arena.base
-        return own or any(storage == peer.base for peer in self._neighbours.values())
+        ours = self.arena is not None and storage == self.arena.base
+        return ours or any(storage == peer.base for peer in self._neighbours.values())
 
     def start(self, call: Call) -> Waiting:
-        """Publish an operation over a group that `reaches`; its buffers belong to it until `wait` returns."""
+        """Publish an operation over a group that `reaches` approved; its buffers are in use until `wait` returns."""
         group, arena = self._groups[call.ranks], self.arena
         assert group is not None
         assert arena is not None
@@ -177,31 +185,31 @@ class Shm:
         if place is None:
             place, staged = (_stage(call, arena), True) if source.numel() else (0, False)
         code = _code(call)
-        words, at = arena.words, group.own + group.entry(number)
+        words, at = arena.words, group.control + group.entry(number)
         words[at], words[at + 1], words[at + 2] = code, source.nbytes, place
         if call.sends:
-            for j, begins in enumerate(accumulate(call.sends, initial=0)):
-                words[at + 3 + j] = begins
+            for j, offset in enumerate(accumulate(call.sends, initial=0)):
+                words[at + 3 + j] = offset
         operation = _Operation(group, number, call, code, place, staged, self.started)
         group.issued = number + 1
         self.started += 1
-        words[group.own + _ARRIVED] = number + 1
+        words[group.control + _ARRIVED] = number + 1
         self._pending.append(operation)
         return Waiting(self, operation)
 
     def settle(self) -> None:
-        """Finish everything that was started."""
+        """Finish every operation that was started."""
         while self._pending:
             self._finish_first()
 
     def finish_before(self, serial: int) -> None:
-        """Finish what was started before the operation of that serial number."""
+        """Finish the operations that were started before the one with this serial number."""
         while self._pending and self._pending[0].serial < serial:
             self._finish_first()
 
     def finish(self, operation: _Operation) -> None:
-        """Do this rank's part of every operation up to this one, in the order of issue."""
-        while not operation.over:
+        """Finish every operation up to this one, in the order of issue."""
+        while not operation.finished:
             self._finish_first()
 
     def _finish_first(self) -> None:
@@ -215,20 +223,20 @@ class Shm:
         for _, peer, control in group.peers:
             words = peer.words
             if words[control + _ARRIVED] <= number:
-                self._until(peer, control + _ARRIVED, number, call)
+                self._wait_past(peer, control + _ARRIVED, number, call)
             at = control + entry
             if words[at] != key[0] or (words[at + 1] != key[1] and not call.sends):
-                raise RuntimeError(_another(call, peer, at))
+                raise RuntimeError(_mismatch(call, peer, at))
             key.append(words[at + 2])
-        # Between arenas the same buffers are always the same addresses: what to do is known from the last time.
-        known = None if operation.staged else group.known.get(tuple(key))
-        with np.errstate(all="ignore"):  # infinities are for whoever looks at the result
-            for function, arguments in known or self._steps(operation, key, arena):
+        # A buffer in an arena keeps its address: the steps are those of the last time.
+        cached = None if operation.staged else group.cached.get(tuple(key))
+        with np.errstate(all="ignore"):  # overflow is for the caller to detect
+            for function, arguments in cached or self._steps(operation, key, arena):
                 function(*arguments)
-        arena.words[group.own + _FINISHED] = number + 1
+        arena.words[group.control + _FINISHED] = number + 1
         for _, peer, control in group.peers:
             if peer.words[control + _FINISHED] <= number:
-                self._until(peer, control + _FINISHED, number, call)
+                self._wait_past(peer, control + _FINISHED, number, call)
         if operation.staged:
             if call.op == "all_reduce":
                 result = arena.tensor(place, call.source.numel(), call.source.dtype)
@@ -236,13 +244,13 @@ class Shm:
                     function(*arguments)
             arena.release(place, call.source.nbytes)
         group.done = number + 1
-        operation.over = True
+        operation.finished = True
         if call.watch is not None:
             call.watch.over()
         self._pending.popleft()
 
     def _steps(self, operation: _Operation, key: list[int], arena: Arena) -> list[Step]:
-        """This rank's part; kept under its key where it is all between arenas."""
+        """Return this rank's steps of an operation, and cache them under `key` if all buffers lie in arenas."""
         group, call = operation.group, operation.call
         entry = group.entry(operation.number) + 3
         sources: dict[int, Source] = {
@@ -252,77 +260,81 @@ class Shm:
         target = arena.offset(call.target)
         if operation.staged or target is None or call.sends:
             return work(call, sources)
-        if len(group.known) >= _KNOWN:
-            group.known.clear()
-        # On views of our own: the caller's tensors must be free to die.
+        if len(group.cached) >= _CACHED:
+            group.cached.clear()
+        # On views of our own: the cache must not keep the caller's tensors alive.
         source = arena.tensor(key[2], call.source.numel(), call.source.dtype)
         target_view = arena.tensor(target, call.target.numel(), call.target.dtype)
         steps = work(replace(call, source=source, target=target_view, watch=None), sources)
-        group.known[tuple(key)] = steps
+        group.cached[tuple(key)] = steps
         return steps
 
-    def _until(self, peer: Neighbour, word: int, number: int, call: Call) -> None:
-        """Wait until a peer's counter is past `number`: awake first, then asleep, looking whether it lives."""
+    def _wait_past(self, peer: Neighbour, word: int, number: int, call: Call) -> None:
+        """Wait until a peer's counter exceeds `number`, spinning first, then sleeping between checks.
+
+        Raises RuntimeError if the peer dies or the timeout passes.
+        """
         words = peer.words
         for _ in range(_SPINS):
             if words[word] > number:
                 return
             os.sched_yield()
         deadline = time.monotonic() + self.timeout_s
-        look = time.monotonic() + _LOOK_S
+        next_check = time.monotonic() + _CHECK_ALIVE_S
         while words[word] <= number:
             time.sleep(_NAP_S)
             now = time.monotonic()
-            if now < look:
+            if now < next_check:
                 continue
-            look = now + _LOOK_S
+            next_check = now + _CHECK_ALIVE_S
             if not peer.alive() and words[word] <= number:
-                raise RuntimeError(f"rank {peer.rank} is gone; waited for it in {call}")
+                raise RuntimeError(f"rank {peer.rank} died while this rank waited for it in {call}")
             if now > deadline:
                 raise RuntimeError(f"timed out after {self.timeout_s:g} s waiting for rank {peer.rank} in {call}")
 
 
 def _stage(call: Call, arena: Arena) -> int:
-    """Copy what others read or write of a source that lies elsewhere into the arena. Raises RuntimeError where that
-    is full."""
+    """Copy a source from outside the arena into it, except what no other rank reads; return its offset.
+
+    Raises RuntimeError if the arena is full.
+    """
     source = call.source
     try:
         place = arena.allocate(source.nbytes)
     except OSError as error:
         raise RuntimeError(f"no shared memory left for {call} ({error})") from None
     into = arena.tensor(place, source.numel(), source.dtype)
-    some = call.op in ("all_reduce", "reduce_scatter")
-    steps = copy_others(call, into, source) if some else copy(into.data_ptr(), source.data_ptr(), source.nbytes)
+    reduces = call.op in ("all_reduce", "reduce_scatter")
+    steps = copy_others(call, into, source) if reduces else copy(into.data_ptr(), source.data_ptr(), source.nbytes)
     for function, arguments in steps:
         function(*arguments)
     return place
 
 
 def _code(call: Call) -> int:
-    """What must be the same on all ranks, beside the size."""
+    """Encode what must agree on all ranks beside the size: operation, reduction, unevenness and type."""
     kind = _OPS[call.op] + 8 * _REDUCTIONS[call.reduction] + (128 if call.sends else 0)
     return kind + 256 * _DTYPES[call.source.dtype]
 
 
-def _another(call: Call, peer: Neighbour, at: int) -> str:
+def _mismatch(call: Call, peer: Neighbour, at: int) -> str:
+    """Say that a peer issued another operation: the one whose entry begins at word `at`."""
     code, size = peer.words[at], peer.words[at + 1]
-    op, reduction, dtype = (
-        list(names)[i] for names, i in ((_OPS, code % 8 - 1), (_REDUCTIONS, code // 8 % 16), (_DTYPES, code // 256))
-    )
+    op, reduction, dtype = list(_OPS)[code % 8 - 1], list(_REDUCTIONS)[code // 8 % 16], list(_DTYPES)[code // 256]
     theirs = described(op, size, dtype, reduction, bool(code & 128))
-    return f"rank {peer.rank} issued another operation, {theirs}, where this rank issued {call}"
+    return f"rank {peer.rank} issued a different operation, {theirs}, where this rank issued {call}"
 
 
 _here: list[Shm] = []
 
 
 def attach() -> Shm:
-    """This process's one Shm: like the process group, it is made once."""
+    """Return this process's only Shm: like the process group, it is created once."""
     if not _here:
         _here.append(Shm(worlds.timeout_s()))
     return _here[0]
 
 
 def foreign(tensor: Tensor) -> bool:
-    """Whether a tensor is a view of a whole arena, ours or another rank's: no memory of its own."""
+    """Whether a tensor is a view of an entire arena, ours or another rank's, and so has no memory of its own."""
     return bool(_here) and _here[0].maps(tensor)

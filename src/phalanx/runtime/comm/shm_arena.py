@@ -1,7 +1,7 @@
 """A rank's arena: memory that the other ranks of its host map too.
 
-The file behind it never has a name (memfd_create): peers open it through /proc while its owner lives. So nothing is
-left behind however a run ends, kill -9 included, and the size of /dev/shm does not matter.
+The file behind it has no name (memfd_create): peers open it through /proc while its owner lives. So nothing is left
+behind however a run ends, kill -9 included, and the size of /dev/shm does not matter.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 _LINE = 64  # bytes of a cache line
-_HEADER = 4096  # holds the nonce, so that nobody maps a stranger
+_HEADER = 4096  # holds the nonce, by which a peer recognises the right file
 _RESERVE = 1 << 20  # bytes by which the file grows
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where an arena is to be found on its host."""
+    """Where peers find an arena on its host."""
 
     pid: int
     fd: int
@@ -34,11 +34,13 @@ class Address:
 
 
 class Arena:
-    """Shared memory of this process: a first-fit allocator over one mapped file. Raises OSError where the system
-    has none."""
+    """Shared memory of this process: a first-fit allocator over one mapped file.
+
+    Raises OSError if the system cannot provide one.
+    """
 
     def __init__(self) -> None:
-        span = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # only what is used is ever there
+        span = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # virtual size; only pages in use take memory
         self._fd = os.memfd_create("phalanx", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, self._fd).atexit = False
         os.ftruncate(self._fd, span)
@@ -47,7 +49,7 @@ class Arena:
         self.memory = torch.frombuffer(self._bytes, dtype=torch.uint8)
         self.base = self.memory.data_ptr()
         self._span, self._reserved, self._top = span, 0, 0
-        self._one_at_a_time = threading.Lock()  # the thread of transport p2p has messages to place too
+        self._lock = threading.Lock()  # the thread of transport p2p allocates too
         self._free: list[tuple[int, int]] = []  # (offset, size), ascending, never adjacent
         self._returned: deque[tuple[int, int]] = deque()
         self.allocate(_HEADER)
@@ -55,8 +57,8 @@ class Arena:
         self.address = Address(os.getpid(), self._fd, self.words[0])
 
     def allocate(self, size: int) -> int:
-        """The offset of `size` bytes, aligned to a cache line. Raises OSError where memory does not suffice."""
-        with self._one_at_a_time:
+        """Allocate `size` bytes, aligned to a cache line; return their offset. Raises OSError if memory runs out."""
+        with self._lock:
             if self._returned:
                 self._merge()
             size = _rounded(size)
@@ -66,10 +68,10 @@ class Arena:
                     return offset
             offset = self._top
             if offset + size > self._span:
-                raise OSError(errno.ENOMEM, f"{size} bytes more than the machine has")
+                raise OSError(errno.ENOMEM, f"allocating {size} more bytes would exceed the machine's memory")
             if offset + size > self._reserved:
-                # What cannot be had fails here, and not at its first use; where a container's limit is lower than the
-                # machine's memory, the system decides.
+                # Memory that the system cannot provide raises here rather than at first use. (Under a container's
+                # lower limit the kernel decides.)
                 grow = -(-(offset + size - self._reserved) // _RESERVE) * _RESERVE
                 grow = min(grow, self._span - self._reserved)
                 os.posix_fallocate(self._fd, self._reserved, grow)
@@ -78,11 +80,11 @@ class Arena:
             return offset
 
     def release(self, offset: int, size: int) -> None:
-        """Give back what `allocate` gave. May be called at any moment, by the garbage collector and other threads."""
+        """Free what `allocate` returned. Safe to call at any moment, from the garbage collector and other threads."""
         self._returned.append((offset, _rounded(size)))  # a deque's append and popleft are atomic
 
     def _merge(self) -> None:
-        returned = []
+        returned: list[tuple[int, int]] = []
         while self._returned:
             returned.append(self._returned.popleft())
         merged: list[tuple[int, int]] = []
@@ -94,34 +96,34 @@ class Arena:
         self._free = merged
 
     def tensor(self, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
-        """A tensor on allocated bytes that does not own them."""
+        """Return a flat tensor (numel,) on allocated bytes, without ownership of them."""
         return self.memory[offset : offset + numel * dtype.itemsize].view(dtype)
 
     def buffer(self, numel: int, dtype: torch.dtype, zeroed: bool = True) -> Tensor:
-        """Flat memory that is given back when the last tensor on it is gone."""
+        """Allocate a flat tensor (numel,), which is freed with the last tensor on its memory."""
         size = numel * dtype.itemsize
         offset = self.allocate(size)
         view = self._bytes[offset : offset + size]
-        # The tensor's storage holds this view, and nothing else does.
+        # Only the tensor's storage holds this view: it dies with the last tensor.
         weakref.finalize(view, self.release, offset, size).atexit = False
         tensor = torch.frombuffer(view, dtype=dtype)
         return tensor.zero_() if zeroed else tensor
 
     def offset(self, tensor: Tensor) -> int | None:
-        """Where a tensor's memory begins in the arena; None where it lies elsewhere."""
-        at = tensor.data_ptr() - self.base
-        return at if 0 <= at < self._top else None
+        """Return the offset at which a tensor's memory begins in the arena, or None if it lies elsewhere."""
+        offset = tensor.data_ptr() - self.base
+        return offset if 0 <= offset < self._top else None
 
 
 class Neighbour:
-    """The arena of another process of this host, mapped. Raises OSError where it cannot be."""
+    """The mapped arena of another rank of this host. Raises OSError if it cannot be mapped."""
 
     def __init__(self, rank: int, address: Address) -> None:
         self.rank = rank
         fd = os.open(f"/proc/{address.pid}/fd/{address.fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             self._bytes = memoryview(mmap.mmap(fd, os.fstat(fd).st_size))
-        except ValueError as error:  # what mmap says of an empty or foreign file
+        except ValueError as error:  # mmap raises it for an empty or unsuitable file
             raise OSError(str(error)) from None
         finally:
             os.close(fd)
@@ -134,9 +136,11 @@ class Neighbour:
         self._process.register(os.pidfd_open(address.pid), select.POLLIN)
 
     def tensor(self, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
+        """Return a flat tensor (numel,) on the peer's memory."""
         return self.memory[offset : offset + numel * dtype.itemsize].view(dtype)
 
     def alive(self) -> bool:
+        """Whether the peer's process still runs."""
         return not self._process.poll(0)
 
 

@@ -1,7 +1,7 @@
-"""What every transport is given and gives back: a Call, and a Handle on it.
+"""The interface of every transport: it takes a Call and returns a Handle.
 
-Transports: native (torch.distributed's own collectives), p2p (our schedules over sends and receives), shm (ranks of
-one host through shared memory). Tensors are flat and contiguous.
+The transports are native (torch.distributed's own collectives), p2p (our schedules over sends and receives), and shm
+(ranks of one host through shared memory). Tensors are flat and contiguous.
 """
 
 from __future__ import annotations
@@ -16,27 +16,31 @@ from phalanx.schedule.event import Reduction
 
 
 class Handle(Protocol):
-    """An operation under way."""
+    """An operation under way; `wait` returns when it is complete (on CUDA: when the stream waits for it)."""
 
     def wait(self) -> object: ...
 
 
 class Done:
-    """An operation that is over, or that had nothing to do."""
+    """The handle of an operation that is complete, or had nothing to do."""
 
     def wait(self) -> None:
-        return None
+        """Return at once."""
 
 
 DONE = Done()
 
 
 class Watch(Protocol):
-    """Who wants to know when a call's work really happens; told by the transport, from whatever thread does it."""
+    """Observes when a call's work really happens; the transport calls it, from whichever thread does the work."""
 
-    def begins(self, transport: str) -> None: ...
+    def begins(self, transport: str) -> None:
+        """The transport begins to work on the call."""
+        ...
 
-    def over(self) -> None: ...
+    def over(self) -> None:
+        """The call is complete."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,12 @@ class Call:
 
     all_reduce, broadcast    source is target, (n,); a broadcast comes from the group's first rank
     all_gather               source (n,), target (p n,); source may be this rank's part of target
-    reduce_scatter           source (p n,), whose content is undefined afterwards, target (n,), maybe a part of it
+    reduce_scatter           source (p n,), whose content is undefined afterwards; target (n,), maybe a part of it
     all_to_all               source and target in consecutive parts, `sends[j]` elements to rank j and `receives[j]`
-                             from it; equal parts where both are empty
+                             from it; equal parts if both are empty
+
+    `me` is this rank's index in the group, `label` names the call in messages. Raises ValueError if the tensors do
+    not fit the operation.
     """
 
     op: str
@@ -63,13 +70,13 @@ class Call:
 
     @property
     def sent(self) -> list[int]:
-        """Elements of an all-to-all to each rank."""
+        """The elements that an all-to-all sends to each rank."""
         p = len(self.ranks)
         return list(self.sends) or [self.source.numel() // p] * p
 
     @property
     def received(self) -> list[int]:
-        """Elements of an all-to-all from each rank."""
+        """The elements that an all-to-all receives from each rank."""
         p = len(self.ranks)
         return list(self.receives) or [self.target.numel() // p] * p
 
@@ -82,16 +89,16 @@ class Call:
                 if len(parts) != len(self.ranks) or sum(parts) != tensor.numel():
                     raise ValueError(f"{self}: {name} {parts}, but there are {tensor.numel()} elements")
         if self.op in ("all_gather", "reduce_scatter"):
-            whole, part = (self.target, self.source) if self.op == "all_gather" else (self.source, self.target)
+            full, part = (self.target, self.source) if self.op == "all_gather" else (self.source, self.target)
             p, n = len(self.ranks), part.numel()
-            if whole.numel() != p * n:
-                raise ValueError(f"{self}: {whole.numel()} elements are not {p} times {n}")
-            if n and p > 1 and _overlap(whole, part) and not same_place(whole[self.me * n :], part):
-                raise ValueError(f"{self}: the part is another rank's")
+            if full.numel() != p * n:
+                raise ValueError(f"{self}: {full.numel()} elements are not {p} times {n}")
+            if n and p > 1 and _overlap(full, part) and not same_place(full[self.me * n :], part):
+                raise ValueError(f"{self}: the part overlaps the buffer, but not at this rank's place")
         if self.source.dtype != self.target.dtype:
-            raise ValueError(f"{self}: the target is of {self.target.dtype}")
+            raise ValueError(f"{self}: the target has type {self.target.dtype}")
         if self.reduction == "avg" and not self.source.is_floating_point():
-            raise ValueError(f"{self}: whole numbers have no average")
+            raise ValueError(f"{self}: integers cannot be averaged")
 
     def __str__(self) -> str:
         of = f" of {self.label}" if self.label else ""
@@ -99,14 +106,16 @@ class Call:
 
 
 def described(op: str, size: int, dtype: torch.dtype, reduction: Reduction, uneven: bool) -> str:
-    """A collective in words."""
+    """Describe a collective in words, for messages."""
     how = f", {reduction}" if "reduce" in op else ""
     return f"{op} ({size} bytes of {str(dtype).removeprefix('torch.')}{how}{', uneven' if uneven else ''})"
 
 
 def same_place(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors begin at the same element of the same memory. Holds for tensors without memory too, whose
-    addresses are all alike."""
+    """Whether two tensors begin at the same element of the same storage.
+
+    Works for meta tensors too, whose addresses are all the same.
+    """
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.storage_offset() == b.storage_offset()
 
 
@@ -119,7 +128,7 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def combine(reduction: Reduction, out: Tensor, a: Tensor, b: Tensor) -> None:
-    """out = a (+) b elementwise; an average is a sum until `conclude`."""
+    """Compute out = a (+) b elementwise; an average is a sum until `conclude`."""
     if reduction in ("sum", "avg"):
         torch.add(a, b, out=out)
     elif reduction == "min":
@@ -131,6 +140,6 @@ def combine(reduction: Reduction, out: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def conclude(reduction: Reduction, out: Tensor, ranks: int) -> None:
-    """What is left to do when every rank's contribution is in."""
+    """Finish a reduction in place once every rank's contribution is in `out`: divide an average by `ranks`."""
     if reduction == "avg":
         out.div_(ranks)

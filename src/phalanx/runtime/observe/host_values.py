@@ -1,6 +1,6 @@
-"""The seam between the program and its numbers: what verification replaces, whose tensors have shapes and no content.
+"""Reading tensors on the host: the functions that verification replaces, as its tensors have shapes but no content.
 
-A step may look at the content of a tensor here and nowhere else.
+A step may read the content of a tensor here and nowhere else.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ T = TypeVar("T")
 
 
 def read(tensor: Tensor, otherwise: list[Any] | Callable[[], list[Any]]) -> list[Any]:
-    """What a flat tensor holds, read by the host, which on CUDA waits for it; `otherwise`, or what it returns, where
-    it holds nothing."""
-    return tensor.tolist()  # type: ignore[no-any-return]
+    """Return the elements of a flat tensor; on CUDA, the host waits for them.
+
+    Under verification, where tensors have no content, it returns `otherwise`, or what that returns.
+    """
+    return tensor.tolist()
 
 
 def rounds(alike: Sequence[T]) -> Sequence[T]:
-    """What a loop goes over whose rounds are alike, the last one perhaps smaller: the same operations, on tensors of
-    one shape, and no collective. Where they hold nothing the first and the last round say all."""
+    """Return the items of a loop whose rounds are alike, except that the last one may be smaller.
+
+    Alike: the same operations on tensors of the same shape, and no collective. Under verification, where tensors have
+    no content, only the first and the last item are returned.
+    """
     return alike

@@ -1,8 +1,8 @@
 """An instrumented step: FLOPs by unit and live tensor bytes, seen from under autograd.
 
 A dispatch mode sees every operation of the step, forward and backward. It counts FLOPs by torch's own formulas
-(attention by ours: torch counts none on the CPU) and follows every storage from the operation that returns it to
-the moment when its last reference dies. Slow, so it is one step of a run; memory on CUDA is the allocator's own.
+(attention by ours: torch counts none on the CPU) and follows every storage from the operation that returns it until
+its last reference dies. This is slow, so it is done in one step of a run. On CUDA, memory is what the allocator says.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+from torch.utils.hooks import RemovableHandle
 
 from phalanx.runtime.comm import shm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
@@ -25,35 +26,38 @@ _ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention",
 
 
 def _attention_flops(name: str, args: tuple[Any, ...]) -> int:
-    """4 b h s² d forward (two products over the full square), twice that backward: model FLOPs."""
+    """Return model FLOPs: 4 b h s² d forward (two products over the full square), twice that backward."""
     backward = "backward" in name
     query, key = (args[1], args[2]) if backward else (args[0], args[1])
     b, h, s, d = query.shape
     return (2 if backward else 1) * 4 * int(b) * int(h) * int(s) * int(key.shape[-2]) * int(d)
 
 
-class Tracker(TorchDispatchMode):
-    """Counts FLOPs into a recorder and follows live bytes. `peak` starts from what is live already, which is `start`;
-    `highest` is the most since somebody set it."""
+class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts FLOPs into a recorder and follows live bytes.
+
+    `live`: bytes now; `start`: bytes live at the beginning; `peak`: the most since then; `highest`: the most since it
+    was last set.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.live = self.peak = self.highest = 0
         self._known: dict[int, weakref.ref[Any]] = {}
-        for found in gc.get_objects():
-            # type(), for isinstance asks lazy objects for a __class__ and wakes them
-            if issubclass(type(found), Tensor) and self.owns(found):
-                self._follow(found)
+        for item in gc.get_objects():
+            # type() rather than isinstance, which reads __class__ and so initialises lazy objects
+            if issubclass(type(item), Tensor) and self.owns(item):
+                self._follow(item)
         self.start = self.live
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch would wrap every call in what keeps its compiler away; nothing is compiled here."""
+        """Spare every call the wrapper that disables torch's compiler: nothing is compiled here."""
         return False
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor that is there when the step begins has memory that counts."""
+        """Whether a tensor that exists when the step begins has memory that counts."""
         return tensor.device.type != "meta"
 
     def _follow(self, tensor: Tensor) -> None:
@@ -67,27 +71,27 @@ class Tracker(TorchDispatchMode):
             return
         size = storage.nbytes()
 
-        def gone(_: Any) -> None:
+        def freed(_: Any) -> None:
             self.live -= size
             del self._known[key]
 
-        self._known[key] = weakref.ref(storage, gone)
+        self._known[key] = weakref.ref(storage, freed)
         self.live += size
         self.peak, self.highest = max(self.peak, self.live), max(self.highest, self.live)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation."""
+        """Run an operation; subclasses may replace this."""
         return func(*args, **kwargs)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = self.call(func, args, kwargs or {})
-        for found in (*args, *(out if isinstance(out, tuple | list) else (out,))):
-            if isinstance(found, Tensor):
-                self._follow(found)
-            elif isinstance(found, list | tuple):
-                for tensor in found:
+        for item in (*args, *(out if isinstance(out, tuple | list) else (out,))):
+            if isinstance(item, Tensor):
+                self._follow(item)
+            elif isinstance(item, list | tuple):
+                for tensor in item:
                     if isinstance(tensor, Tensor):
                         self._follow(tensor)
         packet = func._overloadpacket
@@ -106,12 +110,12 @@ def instrument(
     now: Callable[[], Now],
     tracker: Callable[[Recorder], Tracker] = Tracker,
 ) -> Iterator[Tracker]:
-    """Record a step: collectives and each unit's forward and backward pass with its FLOPs; track live bytes.
+    """Record a step: its collectives and each unit's forward and backward pass with FLOPs and live bytes.
 
-    A unit's backward pass begins when the gradient of its output is there.
+    `now` says which micro-batch and phase runs. A unit's backward pass begins when its output's gradient arrives.
     """
     recorder.clear()
-    hooks = []
+    hooks: list[RemovableHandle] = []
 
     def watch(unit: str, module: nn.Module) -> None:
         def before(_: nn.Module, args: tuple[Any, ...]) -> None:
@@ -123,7 +127,7 @@ def instrument(
 
         def after(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
             if out.requires_grad:
-                out.register_hook(back)
+                out.register_hook(back)  # type: ignore[no-untyped-call]
 
         hooks.append(module.register_forward_pre_hook(before))
         hooks.append(module.register_forward_hook(after))

@@ -1,8 +1,8 @@
-"""The passes of a step in time: when each unit's forward and backward ran, and the optimizer.
+"""The times of a step's passes: when each unit's forward and backward ran, and the optimizer.
 
 forward     of a unit: from the call of its module until that returns
-backward    from the moment when the gradient of its output is there until that of the unit before it is, or until
-            the whole backward pass is over
+backward    of a unit: from the arrival of its output's gradient until that of the preceding unit's arrives, or until
+            the backward pass of the model ends
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from phalanx.runtime.comm.timeline import COMPUTE, Span, Timeline
 
 
 class _Watch:
-    """What runs now, and since when."""
+    """Turns the beginnings and ends of passes into spans on a timeline; one pass runs at a time."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        self.now: tuple[str, dict[str, Any], float] | None = None
+        self.current: tuple[str, dict[str, Any], float] | None = None
 
     def begin(self, op: str, unit: str = "", micro_batch: int | None = None) -> None:
         self.end()
         detail: dict[str, Any] = {"op": op} | ({"unit": unit, "micro_batch": micro_batch} if unit else {})
-        self.now = (f"{op} {unit}".strip(), detail, perf_counter())
+        self.current = (f"{op} {unit}".strip(), detail, perf_counter())
 
     def begin_backward(self, unit: str, micro_batch: int) -> None:
-        if self.now is None:  # the first of this backward pass
-            Variable._execution_engine.queue_callback(self.end)  # type: ignore[attr-defined]
+        if self.current is None:  # the first unit of this backward pass
+            Variable._execution_engine.queue_callback(self.end)
         self.begin("backward", unit, micro_batch)
 
     def end(self) -> None:
-        if self.now is not None:
-            name, detail, start = self.now
+        if self.current is not None:
+            name, detail, start = self.current
             self.timeline.passes.append(Span(name, COMPUTE, start, perf_counter(), detail))
-            self.now = None
+            self.current = None
 
 
 @contextmanager
 def passes(
     units: dict[str, nn.Module], optimizer: torch.optim.Optimizer, timeline: Timeline, now: Callable[[], Now]
 ) -> Iterator[None]:
-    """Put the passes of a step on its timeline."""
+    """Put the passes of a step on its timeline: each unit's forward and backward, and the optimizer."""
     watch = _Watch(timeline)
 
     def forward(unit: str) -> Callable[..., None]:
@@ -58,7 +58,9 @@ def passes(
         def after(_: nn.Module, args: object, out: Tensor) -> None:
             watch.end()
             if out.requires_grad:
-                out.register_hook(lambda _: watch.begin_backward(unit, now().micro_batch))
+                out.register_hook(  # type: ignore[no-untyped-call]
+                    lambda _: watch.begin_backward(unit, now().micro_batch)
+                )
 
         return after
 

@@ -1,9 +1,10 @@
 """torch's elastic agent for the ranks of this host, with a watchdog.
 
-It looks every 50 ms whether a rank has failed, and more rarely whether one keeps the others waiting
-(runtime/watchdog.py). Then one sentence names it, and all end: asked by SIGTERM, killed after a few seconds; a rank
-that did not arrive, has not begun, or whose process is stopped, is killed at once. torch's agent starts them again
-while restarts are left; every attempt has status pages of its own. Wrong input mends itself in no restart.
+The agent checks every 50 ms whether a rank has failed, and less often whether one keeps the others waiting
+(watchdog.py). On a failure it names the culprit in one sentence and ends all ranks: with SIGTERM, then with SIGKILL
+after a few seconds. A rank that did not arrive, has not begun, or whose process is stopped is killed at once. torch's
+agent restarts the ranks while restarts are left; every attempt has its own status pages. After wrong input there is
+no restart, for it would fail again.
 """
 
 from __future__ import annotations
@@ -24,40 +25,44 @@ from phalanx.runtime.process.failure import timed_out
 from phalanx.runtime.process.status import Status
 
 WRONG_INPUT = 2
-"""Exit code of a rank that was given what it cannot use."""
+"""Exit code of a rank that found its input wrong (InputError)."""
 MONITOR_S = 0.05
-_LOOK_S = (0.25, 5.0)  # between looks at the pages: a fiftieth of the timeout, within these bounds
-_GRACE_S = 8.0  # for what hears SIGTERM; a checkpoint half written may become whole
-_DEATH_S = 5.0  # how long a killed process may take to go
+_CHECK_PAGES_S = (0.25, 5.0)  # between reads of the status pages: a fiftieth of the timeout, within these bounds
+_GRACE_S = 8.0  # after SIGTERM: enough to finish a checkpoint that is being written
+_DEATH_S = 5.0  # how long a killed process may take to disappear
 
 OnRestart = Callable[[int, str], None]
 
 
 class Agent(LocalElasticAgent):
-    """`failure`: the sentence on the last failure. `on_restart` is told the number of a restart, and why."""
+    """Runs the ranks of this host, ends them all when one fails, and restarts them while restarts are left.
+
+    `failure` describes the last failure in one sentence. `on_restart` is called with the number of a restart and the
+    failure that caused it.
+    """
 
     def __init__(self, spec: WorkerSpec, folder: Path, timeout_s: float, on_restart: OnRestart) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=str(folder / "logs")))
         self.failure = ""
-        self.wrong_input = False  # whether that is what the failure was
+        self.wrong_input = False  # whether the last failure was an InputError
         self._stopping = False
         self._folder, self._timeout_s, self._on_restart = folder, timeout_s, on_restart
         self._attempt = -1
-        self._looked_s = 0.0
+        self._checked_s = 0.0
         self._pids: dict[int, int] = {}
 
     def pages(self) -> dict[int, Status]:
-        """What the ranks of this attempt say."""
+        """Return the status pages of this attempt, by rank."""
         return status.read(self._attempt_folder) if self._attempt >= 0 else {}
 
     def ask_to_stop(self) -> None:
-        """That every rank stops after its step. There is no restart after that."""
+        """Ask every rank to stop after its current step. No restart follows."""
         self._remaining_restarts, self._stopping = 0, True
         for page in self.pages().values():
             _signal(page.pid, signal.SIGUSR1)
 
     def kill(self) -> None:
-        """End every rank now."""
+        """Kill every rank now. No restart follows."""
         self._remaining_restarts = 0
         for pid in self._pids.values():
             _signal_all(pid, signal.SIGKILL)
@@ -73,43 +78,45 @@ class Agent(LocalElasticAgent):
             self._on_restart(self._attempt, self.failure)
         self._attempt_folder.mkdir()
         os.environ[status.FOLDER_VARIABLE] = str(self._attempt_folder)
-        started = super()._start_workers(worker_group)
+        started: dict[int, Any] = super()._start_workers(worker_group)
         self._pids = {worker_group.workers[local].global_rank: pid for local, pid in started.items()}
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if self._stopping:  # ranks of a restart that was under way when it was asked for hear of it too
+        if self._stopping:  # asked again each time, for ranks that a restart was starting when the request came
             self.ask_to_stop()
-        late, why = (), ""
+        late: tuple[int, ...] = ()
+        why = ""
         if not any(_codes(self._pids).values()):
             late, why = self._overdue()
         if why or any(_codes(self._pids).values()):
             self._conclude(late, why)
-        return super()._monitor_workers(worker_group)
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
 
     def _overdue(self) -> tuple[tuple[int, ...], str]:
-        """Ranks that keep others waiting for longer than the timeout, and the sentence that says so."""
+        """Return the ranks that have kept others waiting for longer than the timeout, and a sentence about them."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < min(max(self._timeout_s / 50, _LOOK_S[0]), _LOOK_S[1]):
+        if now_s - self._checked_s < min(max(self._timeout_s / 50, _CHECK_PAGES_S[0]), _CHECK_PAGES_S[1]):
             return (), ""
-        self._looked_s = now_s
+        self._checked_s = now_s
         pages = self.pages()
         late = watchdog.late(pages, now_s, self._timeout_s)
         if late is not None:
             return late.ranks, watchdog.describe_late(late, pages, now_s)
-        if watchdog.late(pages, now_s, 0.0) is not None:  # who is waited for has its time
+        if watchdog.late(pages, now_s, 0.0) is not None:  # somebody is waited for, and still has time
             return (), ""
         stopped = watchdog.stopped(pages, now_s, self._timeout_s)
         return stopped, watchdog.describe_stopped(stopped, pages, now_s)
 
     def _conclude(self, late: tuple[int, ...], why: str) -> None:
-        """Say who failed and end the others. `late` are killed for `why`."""
+        """Name the rank that failed and end all others. The `late` ranks are killed at once; `why` describes them."""
         pages = self.pages()
-        before = _codes(self._pids)
-        why = why or self._waited_in_vain(pages, list(before))
+        ended = _codes(self._pids)
+        why = why or self._peer_timeout(pages, list(ended))
         sent: dict[int, signal.Signals] = {}
         for rank, pid in self._pids.items():
-            if rank not in before:
+            if rank not in ended:
                 hopeless = rank in late or watchdog.is_stopped(pid)
                 idle = rank not in pages or pages[rank].doing in (status.START_UP, status.MEETING)
                 sent[rank] = signal.SIGKILL if hopeless or idle else signal.SIGTERM
@@ -117,7 +124,7 @@ class Agent(LocalElasticAgent):
         if not self._all_end(_GRACE_S):
             for rank in self._pids.keys() - _codes(self._pids).keys():
                 sent[rank] = signal.SIGKILL
-        for pid in self._pids.values():  # what a rank has started itself goes with it
+        for pid in self._pids.values():  # and the processes that the ranks started themselves
             _signal_all(pid, signal.SIGKILL)
         self._all_end(_DEATH_S)
         codes = {rank: code for rank, code in _codes(self._pids).items() if code and code != -sent.get(rank, 0)}
@@ -128,9 +135,11 @@ class Agent(LocalElasticAgent):
                 self._remaining_restarts, self.wrong_input = 0, True
         self.failure = why
 
-    def _waited_in_vain(self, pages: dict[int, Status], ended: list[int]) -> str:
-        """The sentence on a rank for which others have waited until their collective gave up, a moment before the
-        watchdog would have; empty where they ended for another reason."""
+    def _peer_timeout(self, pages: dict[int, Status], ended: list[int]) -> str:
+        """Describe the rank that others waited for until their collective timed out.
+
+        That happens just before the watchdog would have noticed. Empty if the ranks ended for another reason.
+        """
         words = " ".join(status.words_of(self._attempt_folder, rank) for rank in ended)
         if not timed_out(words):
             return ""
@@ -150,17 +159,20 @@ class Agent(LocalElasticAgent):
 
 
 def _codes(pids: dict[int, int]) -> dict[int, int]:
-    """Exit codes of the ranks that have ended, negative for signals; torch's agent still finds them there."""
-    found = {}
+    """Return the exit codes of the ranks that have ended, negative for signals.
+
+    The processes are not reaped (WNOWAIT): torch's agent still has to wait for them.
+    """
+    codes: dict[int, int] = {}
     for rank, pid in pids.items():
         try:
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # torch's agent has seen it end well
-            found[rank] = 0
+        except ChildProcessError:  # torch's agent has reaped it, after a success
+            codes[rank] = 0
             continue
         if ended is not None:
-            found[rank] = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-    return found
+            codes[rank] = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    return codes
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -171,7 +183,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _signal_all(pid: int, number: signal.Signals) -> None:
-    """To a rank and what it has started: each leads a group of its own."""
+    """Signal a rank and the processes it has started: each rank leads a process group."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -179,8 +191,11 @@ def _signal_all(pid: int, number: signal.Signals) -> None:
 
 
 def _first(folder: Path, codes: dict[int, int]) -> int:
-    """Which of the failed ranks failed first: one that was killed, for its peers only notice that it is gone; else
-    the one that spoke first."""
+    """Return the rank that failed first.
+
+    A killed rank precedes any other, for its peers only notice that it is gone; otherwise the rank whose last words
+    are the oldest.
+    """
 
     def order(rank: int) -> tuple[bool, float]:
         words = status.words_file(folder, rank)
@@ -192,12 +207,12 @@ def _first(folder: Path, codes: dict[int, int]) -> int:
 def _describe(folder: Path, pages: dict[int, Status], rank: int, code: int) -> str:
     reason = status.words_of(folder, rank) or f"ended with {_exit(code)}"
     if rank not in pages:
-        return f"rank {rank} failed before it could say what it does: {reason}"
+        return f"rank {rank} failed before it could report what it was doing: {reason}"
     return f"{pages[rank]} failed during {pages[rank].doing}: {reason}"
 
 
 def _exit(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    by = " (sent by somebody, or by the system for want of memory)" if code == -signal.SIGKILL else ""
+    by = " (sent by a user, or by the kernel when memory ran out)" if code == -signal.SIGKILL else ""
     return signal.Signals(-code).name + by

@@ -1,7 +1,7 @@
-"""Local ranks, started and watched through torch's elastic agent (runtime/agent.py), and a rank's own life.
+"""Launching local ranks through torch's elastic agent (agent.py), and the life of a launched rank.
 
-Ctrl-C reaches only the launcher: it asks every rank to stop after its step, by a signal that sets a flag. When a
-rank fails, its status page and its own last words say who, where and during what; the others are stopped.
+Ctrl-C reaches only the launcher, which asks every rank to stop after its step by a signal that sets a flag. When a
+rank fails, its status page and its last words say which rank it was, where, and during what; the others are stopped.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ if TYPE_CHECKING:
 
 LAUNCHER_VARIABLE = "PHALANX_LAUNCHER"
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"  # torch's agent sets it
-# Copies of more than a core's cache write around it: what transport shm copies is read by others, or much later.
+# Copies larger than a core's cache bypass it: what transport shm copies is read by other ranks, or much later.
 _STREAMING = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RankFailure(RuntimeError):
-    """A rank died; the message names it, its coordinates and its event. `wrong_input`: that is what it found."""
+    """A rank failed. The message names it, its mesh coordinates and what it was doing.
+
+    `wrong_input`: it failed with an InputError.
+    """
 
     wrong_input = False
 
@@ -56,34 +59,34 @@ def launch(
     max_restarts: int = 0,
     on_restart: Callable[[int, str], None] = lambda number, failure: None,
 ) -> None:
-    """Run `python -m module argument` as local ranks and wait.
+    """Run `python -m module argument` as `ranks` local ranks with `threads` threads each, and wait for them.
 
-    With `on_interrupt` the first Ctrl-C asks the ranks to stop by themselves, in order (they hold a StopFlag);
-    without it Ctrl-C ends them and raises KeyboardInterrupt. A rank that keeps others waiting for `timeout_s` has
-    failed. After a failure all ranks are started again, `max_restarts` times at most; `on_restart` is told the
-    number of the restart and the failure. Raises RankFailure.
+    With `on_interrupt`, the first Ctrl-C calls it and asks the ranks to stop after their step (they hold a StopFlag);
+    without it, Ctrl-C kills them and raises KeyboardInterrupt. A rank that keeps others waiting for `timeout_s`
+    seconds counts as failed. After a failure all ranks are restarted, at most `max_restarts` times; `on_restart` is
+    called with the number of the restart and the failure. Raises RankFailure when no restart is left.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     folder = Path(tempfile.mkdtemp(prefix="phalanx-"))
     environment = {
-        status.FOLDER_VARIABLE: str(folder),  # the agent names one for each attempt
+        status.FOLDER_VARIABLE: str(folder),  # the agent sets one for each attempt
         LAUNCHER_VARIABLE: str(os.getpid()),
         "OMP_NUM_THREADS": str(threads),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _STREAMING),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are ours
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # we handle the others
     }
-    made: list[Agent] = []
+    agents: list[Agent] = []  # the agent, once there is one
     try:
-        with _environment(environment), _forwarding_interrupts(made, on_interrupt):
+        with _environment(environment), _forwarding_interrupts(agents, on_interrupt):
             from phalanx.runtime.process.agent import Agent
 
             spec = _spec(module, argument, ranks, max_restarts, folder)
             try:
-                made.append(Agent(spec, folder, timeout_s, on_restart))
-                failed = made[0].run().is_failed()
+                agents.append(Agent(spec, folder, timeout_s, on_restart))
+                failed = agents[0].run().is_failed()
             finally:
                 spec.rdzv_handler.shutdown()
     except SignalException as error:
@@ -91,13 +94,13 @@ def launch(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if failed:
-        failure = RankFailure(made[0].failure)
-        failure.wrong_input = made[0].wrong_input
+        failure = RankFailure(agents[0].failure)
+        failure.wrong_input = agents[0].wrong_input
         raise failure
 
 
 def _spec(module: str, argument: str, ranks: int, max_restarts: int, folder: Path) -> WorkerSpec:
-    """What torch's agent is to start here: one node, that meets with nobody."""
+    """Describe to torch's agent what to start: ranks of a single node, which has no other to meet."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -106,17 +109,17 @@ def _spec(module: str, argument: str, ranks: int, max_restarts: int, folder: Pat
 
     from phalanx.runtime.process.agent import MONITOR_S
 
-    meeting = {"backend": "c10d", "endpoint": "localhost:0", "run_id": uuid.uuid4().hex, "local_addr": "localhost"}
+    rendezvous = {"backend": "c10d", "endpoint": "localhost:0", "run_id": uuid.uuid4().hex, "local_addr": "localhost"}
     return WorkerSpec(
         role="rank",
         local_world_size=ranks,
         entrypoint=sys.executable,
         args=("-m", module, argument),
-        rdzv_handler=get_rendezvous_handler(RendezvousParameters(min_nodes=1, max_nodes=1, **meeting)),
+        rdzv_handler=get_rendezvous_handler(RendezvousParameters(min_nodes=1, max_nodes=1, **rendezvous)),
         max_restarts=max_restarts,
         monitor_interval=MONITOR_S,
         local_addr="localhost",
-        # Where each rank has a GPU of its own, on the cores beside it.
+        # With a GPU for each rank, torch pins the rank to the cores near its GPU.
         numa_options=LaunchConfig(1, 1, ranks, DefaultLogsSpecs(str(folder / "logs"))).numa_options,
     )
 
@@ -136,22 +139,24 @@ def _environment(extra: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _forwarding_interrupts(made: list[Agent], on_interrupt: Callable[[], None] | None) -> Iterator[None]:
-    """First Ctrl-C (or SIGTERM, SIGHUP): ask the ranks to stop after their step. Second: end them now. `made` holds
-    the agent once there is one."""
+def _forwarding_interrupts(agents: list[Agent], on_interrupt: Callable[[], None] | None) -> Iterator[None]:
+    """Handle Ctrl-C, SIGTERM and SIGHUP: the first asks the ranks to stop after their step, the second kills them.
+
+    `agents` holds the agent once there is one.
+    """
     asked = False
 
     def handle(signum: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if asked or on_interrupt is None or not made or not made[0].pages():
-            for agent in made:
+        if asked or on_interrupt is None or not agents or not agents[0].pages():
+            for agent in agents:
                 agent.kill()
             raise KeyboardInterrupt
         asked = True
         on_interrupt()
-        made[0].ask_to_stop()
+        agents[0].ask_to_stop()
 
-    # Under nohup a hangup means nothing.
+    # Under nohup a hangup is ignored.
     heeded = [n for n in _STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     previous = {number: signal.signal(number, handle) for number in heeded}
     try:
@@ -162,7 +167,10 @@ def _forwarding_interrupts(made: list[Agent], on_interrupt: Callable[[], None] |
 
 
 class StopFlag:
-    """Set by SIGUSR1, SIGTERM, SIGINT or SIGHUP, or when the launcher is gone; the ranks agree on it once a step."""
+    """True once this rank has been asked to stop: by SIGUSR1, SIGTERM, SIGINT or SIGHUP, or by its launcher's death.
+
+    The ranks agree on it once a step.
+    """
 
     def __init__(self) -> None:
         self._asked = False
@@ -178,17 +186,17 @@ class StopFlag:
 
 
 def restarted() -> bool:
-    """Whether this rank was started in place of one that failed."""
+    """Whether this rank was started again after a failure."""
     return int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0
 
 
 def run_rank(world: World, timeout_s: float, work: Callable[[], object], orderly: bool = False) -> NoReturn:
-    """The whole life of a rank that the launcher started: join, work, part, end.
+    """Run a launched rank from start to end: join the world, work, leave it, exit.
 
-    A failure leaves its reason where the launcher finds it. When the launcher is gone the rank ends too; `orderly`
-    work, which holds a StopFlag, has `timeout_s` for it. The process ends without Python's and C++'s own tidying up:
-    after a failure other threads may hang in a collective that will never end, and after success torch's background
-    threads, taken apart in no fixed order, now and then abort the process.
+    A failure writes its reason where the launcher finds it. When the launcher dies, the rank exits too; `orderly`
+    work, which holds a StopFlag, has `timeout_s` seconds to do so. The process skips the cleanup of Python and C++:
+    after a failure other threads may hang in a collective that will never end, and after success torch's
+    background threads, torn down in no fixed order, now and then abort the process.
     """
     parent = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
     following = threading.Thread(target=_follow, args=(parent, timeout_s if orderly else 0.0), daemon=True)
@@ -209,8 +217,10 @@ def run_rank(world: World, timeout_s: float, work: Callable[[], object], orderly
 
 @contextmanager
 def named(world: World) -> Iterator[None]:
-    """Where torchrun or srun started this rank, and no launcher of ours reads its page, it names itself: what ends
-    its work is raised as RankFailure. Wrong input stays what it is."""
+    """Turn an exception in a rank that torchrun or srun started into a RankFailure that names the rank.
+
+    No launcher of ours reads the status page of such a rank, so it must name itself. InputError passes unchanged.
+    """
     try:
         yield
     except InputError:
@@ -226,7 +236,7 @@ def named(world: World) -> Iterator[None]:
 
 
 def _follow(parent: int, grace_s: float) -> None:
-    """End this process when the launcher is gone, and what it was told to do then is not done in time."""
+    """Exit when the launcher has been gone for `grace_s` seconds."""
     while os.getppid() == parent:
         time.sleep(1)
     time.sleep(grace_s)
@@ -235,10 +245,10 @@ def _follow(parent: int, grace_s: float) -> None:
 
 def _end(code: int, parent: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads it any more
+        with suppress(OSError):  # the reader is gone
             stream.flush()
     folder = os.environ.get(status.FOLDER_VARIABLE)
-    if folder and os.getppid() != parent:  # nobody is left to clear the status pages away
+    if folder and os.getppid() != parent:  # nobody else is left to remove the status pages
         shutil.rmtree(Path(folder).parent, ignore_errors=True)
     os._exit(code)
 

@@ -1,13 +1,14 @@
-"""The status page: a small shared file per rank that says what the rank does, and what it has said of late.
+"""The status page: a small shared file per rank that says what the rank is doing and what it did last.
 
-When a rank dies or hangs it can no longer speak; the launcher reads its page. Writing is a copy into mapped memory:
-about a microsecond, no system call.
+A rank that has died or hangs cannot report anything; the launcher reads its page instead. Writing is a copy into
+mapped memory: about a microsecond, no system call.
 
-    words     0: how often the rank has spoken; 1 + g: at how many collectives of its g-th group it has arrived
-    slots     the last things said: number, seconds (of the host's monotonic clock), group or -1, number in the group
+    words     0: how many entries the rank has written; 1 + g: how many collectives of its g-th group it has reached
+    slots     the last entries: number, seconds (of the host's monotonic clock), group or -1, number in the group
     about     pid, place, then one line of ranks for each group
 
-A group's collectives are numbered on every rank alike, whatever else the ranks do: the lower number is behind.
+Every rank of a group numbers the group's collectives alike, whatever else it does: the rank with the lower number is
+behind.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _SLOT_BYTES = 256
 _ABOUT = (1 + _GROUPS) * _WORD.size + _SLOTS * _SLOT_BYTES
 _SIZE = 32768
 FOLDER_VARIABLE = "PHALANX_STATUS"
-START_UP, MEETING = "start-up", "the meeting of all ranks"
-"""What a rank says that has nothing to save yet."""
+START_UP, MEETING = "start-up", "the rendezvous of all ranks"
+"""The entries of a rank that has nothing to save yet."""
 
 
 class StatusPage:
-    """One rank's page, in the folder that the launcher names; without a launcher nothing is written."""
+    """One rank's status page, in the folder that the launcher names; without a launcher nothing is written."""
 
     def __init__(self, rank: int) -> None:
         self.doing = self.work = ""
-        """What the rank said last; and what it said last of its own work, no collective."""
+        """The last entry; and the last one about the rank's own work rather than a collective."""
         self.among: tuple[int, ...] = ()
-        """The ranks of the collective that it arrived at last, if it has said nothing since."""
+        """The ranks of the latest collective, if nothing else was recorded since; otherwise empty."""
         self._rank = rank
         self._page: mmap.mmap | None = None
         self._count = 0
@@ -50,46 +51,46 @@ class StatusPage:
         folder = os.environ.get(FOLDER_VARIABLE)
         if folder:
             descriptor = os.open(Path(folder) / f"rank-{rank}", os.O_RDWR | os.O_CREAT, 0o600)
-            os.posix_fallocate(descriptor, 0, _SIZE)  # a full disk is an error here, and not a SIGBUS later
+            os.posix_fallocate(descriptor, 0, _SIZE)  # a full disk raises an error here instead of a SIGBUS later
             self._page = mmap.mmap(descriptor, _SIZE)
             os.close(descriptor)
             self._write_about()
 
     def stand(self, coordinates: dict[str, int]) -> None:
-        """Say where in the mesh this rank is."""
+        """Record this rank's mesh coordinates, which messages about it show."""
         self._place = ", ".join(f"{axis} {i}" for axis, i in coordinates.items()) or self._place
         self._write_about()
 
     def now(self, text: str) -> None:
-        """Say what is being done."""
+        """Record what this rank is doing now."""
         self.doing = self.work = text
         self.among = ()
         if self._page is not None:
-            self._say(text, -1, 0)
+            self._append(text, -1, 0)
 
     def arrive(self, text: str, axis: str, ranks: Sequence[int]) -> None:
-        """Say that this rank has arrived at a collective over an axis, which these ranks make together."""
+        """Record that this rank has arrived at a collective of `ranks` over an axis."""
         self.doing, self.among = text, tuple(ranks)
         if self._page is None:
             return
-        key = axis, len(ranks), ranks[0], ranks[-1]  # of two that exchange a message either may have others
+        key = axis, len(ranks), ranks[0], ranks[-1]  # on a pipeline axis, pairs of ranks exchange messages
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = self._open_group(ranks)
         if group >= 0:
             self._arrived[group] += 1
-            self._say(text, group, self._arrived[group])
+            self._append(text, group, self._arrived[group])
             _WORD.pack_into(self._page, (1 + group) * _WORD.size, self._arrived[group])
         else:
-            self._say(text, -1, 0)
+            self._append(text, -1, 0)
 
     def __str__(self) -> str:
         return _named(self._rank, self._place)
 
     def _open_group(self, ranks: Sequence[int]) -> int:
-        """The number of a new group; -1 where the page has no room for it: its collectives are not followed."""
+        """Return the number of a new group, or -1 if the page is full: its collectives are then not tracked."""
         line = ",".join(map(str, ranks))
-        if line in self._ranks:  # by the name of another axis
+        if line in self._ranks:  # the same ranks under another axis's name
             return self._ranks.index(line)
         if len(self._ranks) == _GROUPS or len(self._about()) + len(line) + 2 > _SIZE - _ABOUT:
             return -1
@@ -98,7 +99,8 @@ class StatusPage:
         self._write_about()
         return len(self._ranks) - 1
 
-    def _say(self, text: str, group: int, number: int) -> None:
+    def _append(self, text: str, group: int, number: int) -> None:
+        """Write an entry into the next slot; the count goes last, so that a reader never sees half of it."""
         assert self._page is not None
         self._count += 1
         at = _slot(self._count)
@@ -124,7 +126,7 @@ _pages: dict[tuple[str | None, int], StatusPage] = {}
 
 
 def page(rank: int) -> StatusPage:
-    """This process's one page as that rank."""
+    """Return this process's status page as that rank, created once."""
     key = os.environ.get(FOLDER_VARIABLE), rank
     if key not in _pages:
         _pages[key] = StatusPage(rank)
@@ -132,9 +134,11 @@ def page(rank: int) -> StatusPage:
 
 
 @dataclass(frozen=True)
-class Said:
-    """`time_s`: of the host's monotonic clock. A collective has the ranks that make it together, and its number among
-    theirs, from 1."""
+class Entry:
+    """What a rank reported at `time_s` of the host's monotonic clock.
+
+    The entry of a collective has the ranks that take part and its number among their collectives, from 1.
+    """
 
     time_s: float
     text: str
@@ -144,17 +148,18 @@ class Said:
 
 @dataclass(frozen=True)
 class Status:
-    """`said`: the last things, oldest first. `arrived`: collectives by the ranks that make them together."""
+    """A status page as read: the last entries, oldest first, and how many collectives were reached, by ranks."""
 
     rank: int
     pid: int
     place: str
-    said: tuple[Said, ...]
+    entries: tuple[Entry, ...]
     arrived: dict[tuple[int, ...], int]
 
     @property
     def doing(self) -> str:
-        return self.said[-1].text if self.said else "starting"
+        """What the rank reported last."""
+        return self.entries[-1].text if self.entries else "starting"
 
     def __str__(self) -> str:
         return _named(self.rank, self.place)
@@ -165,39 +170,40 @@ def _named(rank: int, place: str) -> str:
 
 
 def read(folder: Path) -> dict[int, Status]:
-    """The pages of all ranks that have opened one."""
-    found = {}
+    """Read the pages of all ranks that have opened one."""
+    statuses: dict[int, Status] = {}
     for path in folder.glob("rank-*"):
         rank = int(path.name.removeprefix("rank-"))
         status = _parsed(rank, path.read_bytes())
         if status is not None:
-            found[rank] = status
-    return found
+            statuses[rank] = status
+    return statuses
 
 
 def _parsed(rank: int, page: bytes) -> Status | None:
-    """A page as it was read, maybe in the middle of being written: what does not fit together is left out."""
+    """Parse a page that may have been read while it was written: what is inconsistent is left out."""
     lines = page[_ABOUT:].split(b"\0")[0].decode(errors="replace").split("\n")
     if len(page) < _SIZE or len(lines) < 2 or not lines[0].isdigit():
         return None
     groups = [tuple(map(int, line.split(","))) for line in lines[2:]]
     (count,) = _WORD.unpack_from(page, 0)
-    said = []
+    entries: list[Entry] = []
     for i in range(max(1, count - _SLOTS + 1), count + 1):
         at = _slot(i)
         number, time_s, group, length, nth = _SLOT.unpack_from(page, at)
         if number == i and group < len(groups):
             text = page[at + _SLOT.size : at + _SLOT.size + length].decode(errors="replace")
-            said.append(Said(time_s, text, groups[group] if group >= 0 else (), nth))
+            entries.append(Entry(time_s, text, groups[group] if group >= 0 else (), nth))
     arrived = {ranks: _WORD.unpack_from(page, (1 + i) * _WORD.size)[0] for i, ranks in enumerate(groups)}
-    return Status(rank, int(lines[0]), lines[1], tuple(said), arrived)
+    return Status(rank, int(lines[0]), lines[1], tuple(entries), arrived)
 
 
 def words_file(folder: Path, rank: int) -> Path:
-    """Where a rank that fails leaves its reason."""
+    """Return the file in which a failing rank leaves its reason."""
     return folder / f"last-words-{rank}"
 
 
 def words_of(folder: Path, rank: int) -> str:
+    """Return the reason that a failed rank left; empty if it left none."""
     path = words_file(folder, rank)
     return path.read_text().strip() if path.exists() else ""

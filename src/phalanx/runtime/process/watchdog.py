@@ -1,8 +1,8 @@
-"""Who is waited for, who waits, and since when: read from the status pages of a host's ranks.
+"""The watchdog: who is waited for, who waits, and since when, read from the status pages of a host's ranks.
 
-A rank is late for a collective when another of its group arrived there longer ago than the timeout and it did not:
-just what the collective itself calls a timeout. However long a rank computes, evaluates or compiles, it is not late
-as long as nobody waits for it. The one who hangs is the one who is waited for and does not itself wait.
+A rank is late for a collective when another rank of the group arrived there longer ago than the timeout and it did
+not, which is what the collective itself calls a timeout. However long a rank computes, evaluates or compiles, it is
+not late as long as nobody waits for it. The rank that hangs is the one that is waited for and waits for nobody.
 """
 
 from __future__ import annotations
@@ -10,70 +10,72 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.runtime.process.status import Said, Status
+from phalanx.runtime.process.status import Entry, Status
 
 
 @dataclass(frozen=True)
 class Late:
-    """`ranks` did not arrive at `what`, where the `waiting` ranks have been since it was said."""
+    """`ranks` have not arrived at the collective `what`, where the `waiting` ranks have been since its time."""
 
     ranks: tuple[int, ...]
-    what: Said
+    what: Entry
     waiting: tuple[int, ...]
 
 
 def late(pages: dict[int, Status], now_s: float, overdue_s: float) -> Late | None:
-    """Who has kept others waiting for longer than `overdue_s`; None where nobody has."""
-    owed: dict[tuple[tuple[int, ...], int], tuple[Said, list[int], set[int]]] = {}  # by collective: by whom to whom
+    """Return which ranks have kept others waiting for longer than `overdue_s` seconds, or None if none has."""
+    # By collective (ranks, number): its entry, the ranks that wait there, the ranks that are missing.
+    unmet: dict[tuple[tuple[int, ...], int], tuple[Entry, list[int], set[int]]] = {}
     for rank, page in pages.items():
-        for said in page.said:
-            if not said.ranks or now_s - said.time_s < overdue_s:
+        for e in page.entries:
+            if not e.ranks or now_s - e.time_s < overdue_s:
                 continue
-            missing = {r for r in said.ranks if r not in pages or pages[r].arrived.get(said.ranks, 0) < said.number}
+            missing = {r for r in e.ranks if r not in pages or pages[r].arrived.get(e.ranks, 0) < e.number}
             if missing:
-                owed.setdefault((said.ranks, said.number), (said, [], missing))[1].append(rank)
-    if not owed:
+                unmet.setdefault((e.ranks, e.number), (e, [], missing))[1].append(rank)
+    if not unmet:
         return None
-    waiting = {rank for _, ranks, _ in owed.values() for rank in ranks}
-    # Whoever waits for one that waits is not told of; where all wait for each other, the first is.
-    roots = [(what, ranks, missing - waiting) for what, ranks, missing in owed.values() if missing - waiting]
-    what, ranks, missing = min(roots or owed.values(), key=lambda found: found[0].time_s)
+    waiting = {rank for _, ranks, _ in unmet.values() for rank in ranks}
+    # A rank that itself waits is not to blame; if all wait for each other, the oldest collective is reported.
+    roots = [(what, ranks, missing - waiting) for what, ranks, missing in unmet.values() if missing - waiting]
+    what, ranks, missing = min(roots or unmet.values(), key=lambda row: row[0].time_s)
     return Late(tuple(sorted(missing)), what, tuple(sorted(ranks)))
 
 
 def stopped(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[int, ...]:
-    """Ranks whose process was stopped (SIGSTOP), and has said nothing for longer than `overdue_s`."""
+    """Return the ranks whose process is stopped (SIGSTOP) and has reported nothing for `overdue_s` seconds."""
     return tuple(
         rank
         for rank, page in sorted(pages.items())
-        if is_stopped(page.pid) and page.said and now_s - page.said[-1].time_s >= overdue_s
+        if is_stopped(page.pid) and page.entries and now_s - page.entries[-1].time_s >= overdue_s
     )
 
 
 def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped or traced; False if it is gone, or the system has no /proc."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "Tt"
-    except (OSError, IndexError):  # it has ended, or the system has no such files
+    except (OSError, IndexError):
         return False
 
 
-def describe_late(found: Late, pages: dict[int, Status], now_s: float) -> str:
-    """Who did not arrive where, what it was last seen in, and who waits since when: one sentence."""
-    names = " and ".join(_name(rank, pages) for rank in found.ranks)
-    seen = [_last_seen(pages.get(rank), now_s) for rank in found.ranks]
-    if len(found.ranks) > 1:
-        seen = [f"rank {rank} {text}" for rank, text in zip(found.ranks, seen, strict=True)]
-    have = "has" if len(found.ranks) == 1 else "have"
-    who, wait = ("rank", "waits") if len(found.waiting) == 1 else ("ranks", "wait")
+def describe_late(late: Late, pages: dict[int, Status], now_s: float) -> str:
+    """Say in one sentence which ranks did not arrive where, what they did last, and who has waited how long."""
+    names = " and ".join(_name(rank, pages) for rank in late.ranks)
+    seen = [_last_seen(pages.get(rank), now_s) for rank in late.ranks]
+    if len(late.ranks) > 1:
+        seen = [f"rank {rank} {text}" for rank, text in zip(late.ranks, seen, strict=True)]
+    have = "has" if len(late.ranks) == 1 else "have"
+    who, wait = ("rank", "has") if len(late.waiting) == 1 else ("ranks", "have")
     return (
-        f"{names} {have} not arrived at {found.what.text}: {', '.join(seen)}; "
-        f"{who} {', '.join(map(str, found.waiting))} {wait} for {now_s - found.what.time_s:.1f} s"
+        f"{names} {have} not arrived at {late.what.text}: {', '.join(seen)}; "
+        f"{who} {', '.join(map(str, late.waiting))} {wait} been waiting for {now_s - late.what.time_s:.1f} s"
     )
 
 
 def describe_stopped(ranks: tuple[int, ...], pages: dict[int, Status], now_s: float) -> str:
-    """The same of ranks that nobody waits for."""
-    return "; ".join(f"{_name(rank, pages)} does not go on: {_last_seen(pages[rank], now_s)}" for rank in ranks)
+    """Say in one sentence which stopped ranks make no progress, though nobody waits for them."""
+    return "; ".join(f"{_name(rank, pages)} makes no progress: {_last_seen(pages[rank], now_s)}" for rank in ranks)
 
 
 def _name(rank: int, pages: dict[int, Status]) -> str:
@@ -81,7 +83,7 @@ def _name(rank: int, pages: dict[int, Status]) -> str:
 
 
 def _last_seen(page: Status | None, now_s: float) -> str:
-    if page is None or not page.said:
-        return "has not said anything yet"
-    halted = " (its process is stopped)" if is_stopped(page.pid) else ""
-    return f"last seen in {page.doing}, {now_s - page.said[-1].time_s:.1f} s ago{halted}"
+    if page is None or not page.entries:
+        return "has reported nothing yet"
+    note = " (its process is stopped)" if is_stopped(page.pid) else ""
+    return f"last seen in {page.doing}, {now_s - page.entries[-1].time_s:.1f} s ago{note}"

@@ -1,7 +1,7 @@
-"""The processes of a run: who am I, how many are we, on which device.
+"""The world of a run: which rank this process is, how many there are, and on which device it computes.
 
-The same code runs alone, under Phalanx's own launcher, under torchrun and under Slurm's srun: each says in the
-environment which rank this is.
+The same code runs alone, under Phalanx's own launcher, under torchrun and under Slurm's srun: each of them says in
+the environment which rank this is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from phalanx.spec.errors import InputError
 
 
 @dataclass(frozen=True)
 class World:
-    """`local_size`: ranks on this host. A rank alone has no process group."""
+    """A rank among `size` ranks, `local_size` of them on this host. A rank alone has no process group."""
 
     rank: int
     size: int
@@ -32,6 +33,7 @@ class World:
 
     @property
     def device(self) -> torch.device:
+        """The GPU of this rank's local number, or else the CPU."""
         if torch.cuda.is_available():
             return torch.device("cuda", self.local_rank % torch.cuda.device_count())
         return torch.device("cpu")
@@ -41,21 +43,21 @@ ALONE = World(0, 1, 0, 1)
 
 
 def external() -> World | None:
-    """The world that torchrun or srun made this process a rank of; None where nobody did."""
+    """Return the world that torchrun or srun started this rank in, or None without either. Raises InputError."""
     env = os.environ
     try:
         return _external(env)
     except ValueError as error:
-        raise InputError("environment of torchrun or srun", None, f"is not what they set ({error})") from None
+        raise InputError("environment of torchrun or srun", None, f"cannot be understood ({error})") from None
 
 
 def _external(env: MutableMapping[str, str]) -> World | None:
     if "RANK" in env and "WORLD_SIZE" in env:
         size = int(env["WORLD_SIZE"])
         return World(int(env["RANK"]), size, int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", 1)))
-    # SLURM_STEP_NUM_TASKS stands only in what srun starts; in a bare batch script there is one process.
+    # Only srun sets SLURM_STEP_NUM_TASKS; a bare batch script is one process.
     if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        from hostlist import expand_hostlist
+        from hostlist import expand_hostlist  # type: ignore[import-untyped]
 
         hosts = expand_hostlist(env["SLURM_STEP_NODELIST"])
         env.setdefault("MASTER_ADDR", hosts[0])
@@ -66,7 +68,10 @@ def _external(env: MutableMapping[str, str]) -> World | None:
 
 
 def join(world: World, timeout_s: float) -> None:
-    """Meet the other ranks: one process group, Gloo for CPU tensors and NCCL for CUDA ones."""
+    """Join the other ranks in one process group: Gloo for CPU tensors, NCCL for CUDA ones.
+
+    Collectives time out after `timeout_s` seconds. Raises InputError if the environment has no MASTER_ADDR.
+    """
     global _timeout_s
     _timeout_s = timeout_s
     if world.size == 1:
@@ -78,80 +83,85 @@ def join(world: World, timeout_s: float) -> None:
         raise InputError("environment MASTER_ADDR", None, "is missing", "start with phalanx train, torchrun or srun")
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=_meet(world, timeout_s) if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None,
+        store=_rendezvous(world, timeout_s) if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None,
         rank=world.rank,
         world_size=world.size,
         timeout=timedelta(seconds=timeout_s),
     )
 
 
-def _meet(world: World, timeout_s: float) -> dist.Store:
-    """A part of the elastic agents' store in which nothing is old.
+def _rendezvous(world: World, timeout_s: float) -> Store:
+    """Return a part of the elastic agents' store that holds nothing of earlier attempts.
 
-    The agents keep one store for all restarts, and torch would find the addresses of dead ranks there. Rank 0 opens
-    a round under a new name; the others go where it points, say who they are, and wait until rank 0 has seen just
-    them: in the round of an earlier attempt nobody does.
+    The agents keep one store for all restarts, in which torch would find the addresses of dead ranks. So rank 0 opens
+    a round under a new name. The others read that name, write their own nonce there, and wait until rank 0 has copied
+    it: in the round of an earlier attempt, nobody would. Raises TimeoutError.
     """
     within = timedelta(seconds=timeout_s)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.PrefixStore("phalanx", dist.TCPStore(address, port, is_master=False, timeout=within))
-    me = uuid.uuid4().hex
+    store = PrefixStore("phalanx", TCPStore(address, port, is_master=False, timeout=within))
+    nonce = uuid.uuid4().hex
     if world.rank == 0:
-        store.set("round", me)
-        met = dist.PrefixStore(me, store)
+        store.set("round", nonce)
+        shared = PrefixStore(nonce, store)
         for rank in range(1, world.size):
-            met.set(f"seen-{rank}", met.get(f"here-{rank}"))
-        return met
+            shared.set(f"seen-{rank}", shared.get(f"here-{rank}").decode())
+        return shared
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        met = dist.PrefixStore(store.get("round").decode(), store)
-        met.set(f"here-{world.rank}", me)
+        shared = PrefixStore(store.get("round").decode(), store)
+        shared.set(f"here-{world.rank}", nonce)
         time.sleep(0.05)
-        if met.check([f"seen-{world.rank}"]) and met.get(f"seen-{world.rank}").decode() == me:
-            return met
-    raise TimeoutError(f"timed out after {timeout_s:g} s waiting for rank 0 to meet this rank")
+        if shared.check([f"seen-{world.rank}"]) and shared.get(f"seen-{world.rank}").decode() == nonce:
+            return shared
+    raise TimeoutError(f"timed out after {timeout_s:g} s waiting for the rendezvous with rank 0")
 
 
 def launchers() -> list[str]:
-    """The processes that started the ranks, each once; all ranks of a world that has been joined ask together.
-    An elastic restart finds at least one of them among those of before: whoever is left starts the ranks again."""
+    """Return the processes that started the ranks, each once, as "host pid start-time". Collective once joined.
+
+    After an elastic restart at least one of them is an earlier one: the agents that are left restart the ranks.
+    """
     parent = os.getppid()
     stat = Path(f"/proc/{parent}/stat")
-    began = stat.read_text().rsplit(")", 1)[1].split()[19] if stat.exists() else ""  # for numbers are used again
-    mine = f"{os.uname().nodename} {parent} {began}"
+    start_ticks = stat.read_text().rsplit(")", 1)[1].split()[19] if stat.exists() else ""  # as pids are reused
+    mine = f"{os.uname().nodename} {parent} {start_ticks}"
     if not dist.is_initialized():
         return [mine]
-    told = [mine] * dist.get_world_size()
-    dist.all_gather_object(told, mine)
-    _nodes[:] = [launcher.split()[0] for launcher in told]
-    return sorted(set(told))
+    everyone = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    _nodes[:] = [launcher.split()[0] for launcher in everyone]
+    return sorted(set(everyone))
 
 
-_nodes: list[str] = []  # of every rank, once they have told their launchers
+_nodes: list[str] = []  # the host name of every rank, once `launchers` has gathered them
 
 
 def described(ranks: Sequence[int]) -> str:
-    """Ranks, and the hosts that have no others: a host that is gone rather than its ranks."""
+    """Name ranks, and the hosts whose ranks are all among them: such a host is gone rather than its ranks."""
     words = ", ".join(f"rank {rank}" for rank in ranks)
     gone = [n for n in dict.fromkeys(_nodes) if {r for r, name in enumerate(_nodes) if name == n} <= set(ranks)]
     return f"{words} (all of host {', '.join(gone)})" if gone else words
 
 
 def absent(world: World, ranks: Sequence[int], within_s: float = 3.0) -> tuple[int, ...]:
-    """Which of these ranks, of a collective that has timed out, do not ask the same within a moment: they have not
-    arrived. Asked through the store of the process group, as no collective can be trusted any more."""
+    """Return which ranks of a collective that timed out have not arrived there.
+
+    Every rank that did calls this too; those that do not within `within_s` seconds are absent. The ranks find each
+    other through the store of the process group, as no collective can be trusted any more. Empty if nobody can tell.
+    """
     missing: list[int] = []
     if not dist.is_initialized():
         return ()
 
-    def ask() -> None:
+    def check() -> None:
         try:
-            look()
-        except dist.DistError:  # who holds the store is gone: nobody can tell
+            poll()
+        except dist.DistError:  # the process that holds the store is gone: nobody can tell
             missing.clear()
 
-    def look() -> None:
-        store = dist.PrefixStore("absent", dist.distributed_c10d._get_default_store())
+    def poll() -> None:
+        store = PrefixStore("absent", dist.distributed_c10d._get_default_store())
         store.set(str(world.rank), "here")
         deadline = time.monotonic() + within_s
         names = {rank: str(rank) for rank in ranks}
@@ -161,14 +171,14 @@ def absent(world: World, ranks: Sequence[int], within_s: float = 3.0) -> tuple[i
             time.sleep(0.05)
 
     # The process that holds the store may itself be the one that hangs: nobody can tell either.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(within_s + 1)
-    return () if asking.is_alive() else tuple(missing)
+    checking = threading.Thread(target=check, daemon=True)
+    checking.start()
+    checking.join(within_s + 1)
+    return () if checking.is_alive() else tuple(missing)
 
 
 def leave() -> None:
-    """Part from the other ranks."""
+    """Leave the world: destroy all process groups."""
     _groups.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -179,27 +189,29 @@ _timeout_s = 300.0
 
 
 def timeout_s() -> float:
-    """How long a collective may wait for a peer."""
+    """Return how many seconds a collective may wait for a peer."""
     return _timeout_s
 
 
 def group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """The process group of these ranks, created once.
+    """Return the process group of these ranks, created once.
 
-    torch names a group by its ranks and by how many groups its maker had: so every rank must ask for its groups
-    in the same order of axes (Comm does for those of a pipeline).
+    torch names a group by its ranks and by how many groups its creator already had. So every rank must create its
+    groups in the same order of axes (Comm does so for those of a pipeline).
     """
     if ranks not in _groups:
         if ranks == tuple(range(dist.get_world_size())):
-            _groups[ranks] = dist.group.WORLD
+            everyone = dist.group.WORLD
+            assert everyone is not None
+            _groups[ranks] = everyone
         else:
             _groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
     return _groups[ranks]
 
 
 def tell(words: list[str | None]) -> list[str | None]:
-    """Rank 0's words, on every rank."""
-    box = list(words)
+    """Broadcast rank 0's words: return them on every rank."""
+    received = list(words)
     if dist.is_initialized():
-        dist.broadcast_object_list(box, src=0)
-    return box
+        dist.broadcast_object_list(received, src=0)
+    return received
