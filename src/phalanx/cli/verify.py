@@ -1,4 +1,4 @@
-"""`phalanx verify`: does the program that `train` runs do what the plan says, in a world that is not here."""
+"""`phalanx verify`: prove that the program `train` runs does what the plan says, at any world size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.terminal import FAILED, Json, announce, console, mistakes, print_json, require_torch
+from phalanx.cli.options import Json, Set
+from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print_json, require_torch
 
 if TYPE_CHECKING:
     from phalanx.commands.verify import Verification
@@ -19,31 +20,35 @@ def verify(
         Path, typer.Argument(metavar="PLAN.json|RUN|JOB.toml", help="A plan, a run's folder, or a job file.")
     ],
     strategy: Annotated[
-        str | None, typer.Option("--strategy", metavar="LINE", help="Of a job file: dp=64,zero=3, say.")
+        str | None,
+        typer.Option("--strategy", metavar="LINE", help="Strategy to verify a job file with, such as dp=64,zero=3."),
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME|FILE.toml", help="Of a job file: with nodes enough.")
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="NAME|FILE.toml",
+            help="Cluster to verify a job file on; it gets as many nodes as the strategy needs.",
+        ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="TABLE.FIELD=VALUE", help="Override a field; may be repeated."),
-    ] = None,
+    overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Run the real step of one rank of each kind, without tensors' content, and hold it against the plan."""
-    with mistakes():
+    """Run one real training step of each class of ranks, on tensors without content, and compare it with the plan."""
+    with exit_on_error():
         require_torch()
-        from phalanx.commands import verify
+        from phalanx.commands.verify import as_json as to_json
+        from phalanx.commands.verify import run, target
 
-        given = verify.target(path, strategy, cluster, overrides or (), announce)
-        for note in given.notes:
+        subject = target(path, strategy, cluster, overrides or (), announce)
+        for note in subject.notes:
             announce(f"note: {note}")
-        found = verify.run(given, announce)
+        result = run(subject, announce)
         if as_json:
-            print_json(verify.as_json(found))
+            print_json(to_json(result))
         else:
-            _show(found)
-        if not found.proved:
+            _show(result)
+        if not result.proved:
             raise typer.Exit(FAILED)
 
 
@@ -58,8 +63,8 @@ def _show(v: Verification) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    for found in v.found:
-        _show_class(v, found)
+    for verified in v.found:
+        _show_class(v, verified)
     for difference in v.stale:
         print(f"NOT proved: {difference}")
 

@@ -136,6 +136,6 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
     return Plan(file.model, cluster, file.job, chosen.strategy, file.train, choices, prediction)
 
 
-def with_overrides(file: JobFile, strategy: str | None) -> JobFile:
+def with_strategy(file: JobFile, strategy: str | None) -> JobFile:
     """A job file with another strategy, given as a line."""
     return replace(file, strategy=job_file.make_strategy(strategy)) if strategy else file

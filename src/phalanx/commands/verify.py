@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.commands.plan import decide, with_overrides
+from phalanx.commands.plan import decide, with_strategy
 from phalanx.cost.step.predict_pipeline import programs
 from phalanx.plan.auto.bucket_size import has_buckets
 from phalanx.plan.auto.transport import allowed
@@ -74,7 +74,7 @@ def target(
             if given:
                 raise InputError(name, str(given), "a plan is verified as it is", "give the job file instead")
         return _of_plan(path)
-    file = with_overrides(job_file.load(path, overrides), strategy)
+    file = with_strategy(job_file.load(path, overrides), strategy)
     if cluster is not None:
         file = replace(file, cluster=_chosen(cluster))
     models.require_runnable(file.model)
