@@ -49,8 +49,8 @@ def models(
         from phalanx.report.models import by_role, parts, shape
 
         if as_json:
-            counts = {"parameters": model.parameter_count, "active": model.active_count}
-            print_json({"model": asdict(model), **counts, "roles": by_role(model)})
+            totals = {"parameters": model.parameter_count, "active": model.active_count}
+            print_json({"model": asdict(model), **totals, "roles": by_role(model)})
             return
         out = console()
         out.print(shape(name, model), highlight=False, soft_wrap=True)

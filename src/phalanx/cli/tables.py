@@ -21,6 +21,7 @@ from phalanx.cli.options import (
     Plan,
     Plot,
     Seq,
+    Stack,
     StrategyLine,
 )
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
