@@ -55,8 +55,9 @@ def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> C
             hosts = -(-world.size // world.local_size)
             if hosts > 1:
                 announce(
-                    f"note: links between these {hosts} hosts are not measured, and priced like links inside a host; to measure "
-                    "them run -m phalanx measure --out FILE under the same torchrun, and set [cluster] file = FILE"
+                    f"note: links between these {hosts} hosts are not measured, and priced like links inside a host; "
+                    "measure them with -m phalanx measure --out FILE under the same torchrun, then set "
+                    "[cluster] file = FILE"
                 )
             return replace(host, nodes=hosts)
         count = choice.ranks or (file.strategy.world if file.strategy else default_ranks())
