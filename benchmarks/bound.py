@@ -1,6 +1,6 @@
-"""A benchmark rank: a step that is mostly communication and optimizer. 38 M parameters, 64 tokens per rank.
+"""A benchmark rank: a step that is mostly communication and optimizer, of 38 M parameters and 64 tokens per rank.
 
-Rounds are interleaved, so that whatever else the machine does falls on all alike. One thread per rank.
+Rounds are interleaved, so that other load on the machine affects all programs alike. One thread per rank.
 """
 
 from __future__ import annotations

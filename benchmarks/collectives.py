@@ -1,4 +1,4 @@
-"""A benchmark rank: every operation over every transport, interleaved, buffers rewritten in every round."""
+"""A benchmark rank: every operation over every transport, interleaved, with buffers rewritten in every round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDINARY = "shm, ordinary memory"
 
 
 def _copies(comm: Comm) -> list[float]:
-    """Bytes read and written per second by all ranks that copy LARGE bytes each at the same time, in every round."""
+    """Return bytes read and written per second, by round, when all ranks copy LARGE bytes at the same time."""
     source, target = torch.ones(LARGE // 4), torch.zeros(LARGE // 4)
     seconds = []
     for _ in range(ROUNDS):

@@ -1,7 +1,7 @@
-"""A benchmark rank: ring attention over all ranks beside one process, on one long causal sequence.
+"""A benchmark rank: ring attention over all ranks compared with one process, on one long causal sequence.
 
-The work is a training step of a small model, most of it attention. CPU-seconds are of all ranks together; activations
-are the most live bytes of a step above those when it began.
+The work is a training step of a small model, most of it attention. CPU-seconds are summed over ranks; activations are
+the peak live bytes of a step minus those at its beginning.
 """
 
 from __future__ import annotations

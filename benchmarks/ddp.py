@@ -1,6 +1,6 @@
 """A benchmark rank: the quickstart's model under our engine, under DistributedDataParallel, and alone.
 
-Rounds are interleaved, so that whatever else the machine does falls on all alike. One thread per rank.
+Rounds are interleaved, so that other load on the machine affects all programs alike. One thread per rank.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUNDS, STEPS = 9, 6
 
 
 def _ddp_step(file: job_file.JobFile) -> Step:
-    """Torch's own loop over the same model, as its tutorials write it, with its best settings."""
+    """Return torch's own training step for the same model, as in its tutorials, with its best settings."""
     model: Decoder = create(file.model, torch.float32, torch.device("cpu"))
     initialise(model, file.model, 0)
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)

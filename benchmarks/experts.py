@@ -1,7 +1,7 @@
-"""A benchmark rank: a mixture of experts over ep ranks beside the same model with experts replicated, over Gloo and
-over shared memory. And, on the first rank, products of several experts beside one of as many FLOPs.
+"""A benchmark rank: a mixture of experts over ep ranks compared with replicated experts, over Gloo and over shared
+memory; and, on the first rank, products of several experts compared with one of as many FLOPs.
 
-Tokens are routed as the model wants: the load is as uneven as a new router makes it.
+Tokens are routed by the model's own, untrained router, and the load is as uneven as it makes it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ ROWS = (2048, 8192)
 
 
 def products(rows: int) -> dict[str, list[list[float]]]:
-    """Seconds of products of 8 experts and of a dense one, [grouped, dense] by round: of results, of gradients of
-    inputs and of weights. Rows are as uneven as 2 : 1."""
+    """Return seconds of the products of 8 experts and of a dense one, [grouped, dense] by round.
+
+    The products are those of results, of input gradients and of weight gradients; loads range from 1 to 2.
+    """
     torch.manual_seed(0)
     share = rows // (3 * EXPERTS // 2)
     held = tuple([2 * share, share] * (EXPERTS // 2))

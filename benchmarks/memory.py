@@ -1,6 +1,6 @@
-"""A benchmark rank: the most live tensor bytes in a warm step of each strategy; on CUDA what the allocator gave out.
+"""A benchmark rank: peak live tensor bytes in a warm step of each strategy; on CUDA, peak bytes of the allocator.
 
-The model of benchmarks/zero.py. The same strategies are predicted and verified by whoever reads the result.
+The model is that of benchmarks/zero.py. `bench_memory` predicts and verifies the same strategies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CASES: dict[int, tuple[str, ...]] = {
     ),
     4: ("dp=4,zero=3,micro_batch=2", "dp=4,zero=2,shard=2"),
 }
-"""Strategies by the ranks that they take."""
+"""Strategies by number of ranks."""
 PRECISIONS = (Precision("float32"), Precision("bfloat16"))
 
 

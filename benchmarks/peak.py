@@ -1,7 +1,7 @@
-"""A benchmark rank: the most live tensor bytes in a warm step of one program, alone in its process.
+"""A benchmark rank: peak live tensor bytes in a warm step of one program, alone in its process.
 
-The model of benchmarks/zero.py. Tensors are followed as an instrumented step follows them, over two steps: the first
-one finds what was there before, the second one counts.
+The model is that of benchmarks/zero.py. Tensors are tracked as in an instrumented step, over two steps: the first
+finds what existed before, the second counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAIRS = (
 
 
 class Fullest(Tracker):
-    """fully_shard empties and fills storages in place: after every operation their sizes are asked for anew."""
+    """Track storages that fully_shard frees and fills in place, by reading their sizes after every operation."""
 
     def __init__(self) -> None:
         super().__init__(Recorder())

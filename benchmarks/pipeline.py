@@ -1,10 +1,10 @@
-"""A benchmark rank: our pipeline executor beside torch.distributed.pipelining: one model, partition and schedule.
+"""A benchmark rank: our pipeline executor compared with torch.distributed.pipelining on one model and schedule.
 
-A llama of the published baselines' size (zero.py), 8 micro-batches of one sequence. Whole steps on both sides:
-passes, one all-reduce of loss and norm, clipping, fused AdamW; torch is told every shape beforehand. First both must
-agree on loss and gradients; then rounds are interleaved, so that whatever else the machine does falls on all alike.
-Last, each program alone: when our ranks are idle, beside what the schedule's price says for the passes' own seconds;
-and the most live bytes of either side. One thread per rank.
+A llama of the published baselines' size (zero.py), 8 micro-batches of one sequence. Both sides take complete steps:
+passes, one all-reduce of loss and norm, clipping, fused AdamW; torch is given every shape beforehand. First both must
+agree on loss and gradients. Then rounds are interleaved, so that other load on the machine affects both alike. Last,
+each program runs alone: to compare the idle time of our ranks with the price of the schedule for the measured passes,
+and for the peak live bytes of either side. One thread per rank.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from phalanx.train.training_step import Training
 
 ROUNDS, STEPS = 5, 2
 WATCHED = 5
-"""Steps in which idle time is measured."""
+"""Number of steps in which idle time is measured."""
 SIZES = {"family": "llama", "vocab": 4096, "hidden": 256, "layers": 8, "heads": 8, "ffn": 768, "max_seq": 256}
 SEQ, MICRO_BATCHES = 256, 8
 CASES = {
@@ -71,7 +71,7 @@ def strategy_of(name: str, ranks: int) -> Strategy:
 
 
 class Chunk(nn.Module):
-    """Some units of our decoder, as a stage of torch's."""
+    """Some units of our decoder, as a stage for torch's pipelining."""
 
     def __init__(self, spec: ModelSpec, units: tuple[str, ...]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Chunk(nn.Module):
                 own[p.fqn].copy_(torch.from_numpy(draw(spec, p, 0, 0, p.numel)).view(p.shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of tokens or the stream the stream or the logits."""
+        """Map tokens or the residual stream to the residual stream or the logits."""
         if self.first:
             return self.decoder(x)  # type: ignore[no-any-return]
         return self.decoder(x[..., 0], x=x)  # type: ignore[no-any-return]
@@ -104,7 +104,7 @@ class Ours:
 
 
 class Theirs:
-    """The same step as torch's tutorial and torchtitan write it."""
+    """The same step, written as in torch's tutorial and torchtitan."""
 
     def __init__(self, name: str, world: World) -> None:
         spec, strategy, self.job = spec_of(), strategy_of(name, world.size), Job(MICRO_BATCHES, SEQ)
@@ -159,8 +159,10 @@ Program = Ours | Theirs
 
 
 def agree(ours: Program, theirs: Program, batch: Tensor) -> None:
-    """A step of both from the same weights: losses are the same, and all gradients but for the one factor by which
-    both are clipped. Torch's norm in fp32 is right to so many digits only, fewer of longer tensors."""
+    """Require equal losses and gradients of one step of both from the same weights.
+
+    Gradients may differ by one common clipping factor, because torch's norm in fp32 has fewer correct digits.
+    """
     losses = ours.step(batch), theirs.step(batch)
     assert abs(losses[0] - losses[1]) < 1e-5 * losses[0], losses
     own, others = ours.gradients(), theirs.gradients()
@@ -173,10 +175,10 @@ def agree(ours: Program, theirs: Program, batch: Tensor) -> None:
 
 
 class Watched:
-    """When each pass of our executor runs, without what it waits for."""
+    """Records when each pass of our executor runs, and how long it waits for messages."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.spans: list[tuple[Action, float, float, float]] = []  # begins, ends, and how long it has waited
+        self.spans: list[tuple[Action, float, float, float]] = []  # action, start, end, seconds waited
         self._waited = 0.0
         for name in ("_forward", "_backward", "_weights"):
             setattr(pipeline, name, self._pass(getattr(pipeline, name)))
@@ -202,8 +204,10 @@ class Watched:
 
 
 def idle(ours: Ours, batch: Tensor) -> tuple[float, float]:
-    """The share of the passes of a step in which ranks are idle, and what the schedule's price says, with the passes'
-    own seconds: those of this run."""
+    """Return (measured, predicted) idle share of the ranks in a step.
+
+    The prediction prices the schedule with the measured seconds of its passes.
+    """
     pipeline, world = ours.training.pipeline, ours.comm.world
     watched = Watched(pipeline)
     shares = []
@@ -212,9 +216,9 @@ def idle(ours: Ours, batch: Tensor) -> tuple[float, float]:
         watched.spans.clear()
         ours.comm.barrier()
         ours.step(batch)
-        told: list[Any] = [None] * world.size
-        dist.all_gather_object(told, watched.spans)
-        spans = [span for own in told for span in own]
+        gathered: list[Any] = [None] * world.size
+        dist.all_gather_object(gathered, watched.spans)
+        spans = [span for own in gathered for span in own]
         busy = sum(stop - start - waited for _, start, stop, waited in spans)
         makespan = max(stop for _, _, stop, _ in spans) - min(start for _, start, _, _ in spans)
         shares.append(1 - busy / (world.size * makespan))
@@ -227,7 +231,7 @@ def idle(ours: Ours, batch: Tensor) -> tuple[float, float]:
 
 
 def peak(program: Program, batch: Tensor) -> int:
-    """The most live bytes of the fullest rank in a warm step of a program, of which nothing else is there."""
+    """Return the peak live bytes of the fullest rank in a warm step of a program that is alone in memory."""
     program.step(batch)
     gc.collect()
     with Tracker(Recorder()) as tracker:

@@ -1,6 +1,6 @@
-"""A benchmark rank: training that saves nothing, saves beside the steps, and stops until a checkpoint is written.
+"""A benchmark rank: training that saves nothing, saves during the next steps, or waits until a checkpoint is written.
 
-The model of benchmarks/zero.py at zero=1; every round of a program saves once.
+The model is that of benchmarks/zero.py at zero=1; every round of a program saves once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A benchmark rank: strong and weak scaling of one job, and where the time goes that a rank more does not win.
+"""A benchmark rank: strong and weak scaling of one job, and what the time is lost to.
 
 A step of p ranks takes T, on average over the ranks: computing, waiting for messages of a pipeline (the bubble),
 waiting until the rank that computes longest is done (imbalance), and the rest of what blocks them, exposed
-communication. Alone a step of the same work takes T1, in rounds between: what else the machine does falls on both.
+communication. The same work takes T1 on one process, in interleaved rounds, so that other load affects both alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CASES = ("strong", "weak", "strong, pipeline")
 
 
 def case(name: str, p: int, job: Job) -> tuple[Job, Strategy]:
-    """The job and the strategy of a case on p ranks."""
+    """Return the job and the strategy of a case on p ranks."""
     if name == "weak":
         return replace(job, global_batch=2 * p), Strategy(dp=p, micro_batch=2)
     if name == "strong":
@@ -53,14 +53,14 @@ class _Case:
         self.comm = Comm(world, mesh(self.candidate.strategy), transport.decide(cluster, "auto"))
         self.training = Training(file.model, job, self.candidate.strategy, self.comm, 0)
         self.batches = _batches(job, strategy, file.model.vocab)
-        # The work of one rank of the weak case, all of it otherwise.
+        # One process does the work of one rank in the weak case, and all of it otherwise.
         alone_job, alone = case(name, 1, file.job)
         self.alone = Training(file.model, alone_job, alone, Comm(ALONE, mesh(alone)), 0)
         self.alone_batches = _batches(alone_job, alone, file.model.vocab)
         self.alone_predicted = float(price(file.model, cluster, alone_job, alone).prediction.step_time_s)
 
     def round(self) -> dict[str, list[float]]:
-        """Seconds of every step: alone, together, and of these on average over ranks what they were spent on."""
+        """Return seconds of every step: alone, together, and the parts of the latter, averaged over ranks."""
         found: dict[str, list[float]] = {
             key: [] for key in ("alone", "step", "compute", "imbalance", "bubble", "exposed")
         }

@@ -1,6 +1,6 @@
-"""A benchmark rank: tensor and sequence parallelism of ours, over Gloo and over shared memory, beside DTensor's.
+"""A benchmark rank: our tensor and sequence parallelism, over Gloo and over shared memory, compared with DTensor's.
 
-The model of the published baselines (zero.py) with a head of its own, as `parallelize_module` splits it.
+The model is that of the published baselines (zero.py) with an untied head, as `parallelize_module` splits it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ ROUNDS, STEPS = 5, 2
 
 
 def dtensor_plan(spec: ModelSpec, sp: bool) -> dict[str, ParallelStyle]:
-    """Who splits what, as torch's tutorial on tensor parallelism says, or as torchtitan does with sequence
-    parallelism: norms and the stream between them over the sequence."""
+    """Return how each module is split, as in torch's tutorial on tensor parallelism.
+
+    With sequence parallelism as in torchtitan: norms and the residual stream are split over the sequence.
+    """
     stream = Shard(1) if sp else Replicate()
     plan: dict[str, ParallelStyle] = {f"attention.{name}": ColwiseParallel() for name in "qkv"}
     plan["mlp.up"] = ColwiseParallel()
@@ -67,7 +69,7 @@ def dtensor_plan(spec: ModelSpec, sp: bool) -> dict[str, ParallelStyle]:
 
 
 def dtensor_step(spec: ModelSpec, job: Job, ranks: int, sp: bool = False) -> Step:
-    """The same step as torch's tutorial on tensor parallelism writes it: fused AdamW, clipped, loss in parallel."""
+    """Return the same step as in torch's tutorial on tensor parallelism: fused AdamW, clipping, parallel loss."""
     model = create(spec, torch.float32, torch.device("cpu"))
     initialise(model, spec, 0)
     parallelize_module(model, init_device_mesh("cpu", (ranks,)), dtensor_plan(spec, sp))

@@ -1,7 +1,8 @@
-"""A benchmark rank: our ZeRO stages over Gloo and over shared memory, beside torch's own, on one model.
+"""A benchmark rank: our ZeRO stages over Gloo and over shared memory, compared with torch's, on one model.
 
-The model of the published baselines: GPT of 8 layers, d = 256, sequence 256, vocabulary 4,096, 2,048 tokens a step.
-Rounds are interleaved, so that whatever else the machine does falls on all alike. One thread per rank.
+The model is that of the published baselines: GPT of 8 layers, d = 256, sequence 256, vocabulary 4,096, 2,048 tokens a
+step.
+Rounds are interleaved, so that other load on the machine affects all programs alike. One thread per rank.
 """
 
 from __future__ import annotations
