@@ -38,7 +38,7 @@ def ddp(model: Decoder) -> nn.Module:
 
 
 def fsdp(reshard: bool) -> Callable[[Decoder], nn.Module]:
-    """Return the model under fully_shard by blocks, keeping parameters for the backward pass or gathering them again."""
+    """Return the model under fully_shard by blocks, which keeps parameters for the backward pass or regathers."""
 
     def wrap(model: Decoder) -> nn.Module:
         for block in model.blocks.values():
