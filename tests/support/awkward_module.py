@@ -13,7 +13,7 @@ from phalanx.runtime.process.world import World
 
 
 class _Block(torch.nn.Module):
-    """Uneven sizes, a scalar, a frozen matrix, an output that is not a tensor, a weight that half of the ranks use."""
+    """Uneven sizes, a scalar, a frozen matrix, an output that is no tensor, a weight that half of the ranks use."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

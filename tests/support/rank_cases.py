@@ -334,7 +334,7 @@ def die_in_a_ring(world: World, rank: int) -> None:
 def compared(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str, spoiled: dict[int, str]
 ) -> tuple[str, int]:
-    """Take two steps, comparing the replicas after each; then flip one bit on the ranks in `spoiled` and compare again.
+    """Take two steps, comparing the replicas after each; flip one bit on the ranks in `spoiled` and compare again.
 
     Returns the message of the last comparison, and the number of events that all comparisons recorded.
     """

@@ -128,9 +128,9 @@ def _require_only_a_plan(plan: Path | None, others: dict[str, object]) -> None:
     """Refuse options whose values a plan already has. Raises InputError."""
     from phalanx.spec.errors import InputError
 
-    for name, given in others.items():
-        if plan is not None and given is not None:
-            raise InputError(name, given, "a plan.json has its own", "leave it out, or plan anew")
+    for name, value in others.items():
+        if plan is not None and value is not None:
+            raise InputError(name, value, "is already set by the plan.json", "leave it out, or make a new plan")
 
 
 def subject(

@@ -41,14 +41,12 @@ def parity(
 
 def show_parity(result: dict[str, Any]) -> None:
     """Print the result of `commands.parity.parity`."""
-    for found in result["optimizers"]:
-        worst = f"  ({found['worst']})" if found["worst"] else ""
-        print(
-            f"{found['optimizer']:5}  loss {found['loss_rel_max']:.1e}  gradients {found['grad_rel_max']:.1e}{worst}"
-        )
-        if found["near_tie"]:
-            compared = f"compared are the {found['steps']} steps before it"
-            print(f"{'':7}a router's near-tie in {found['near_tie']}; {compared} (float64 has none)")
+    for row in result["optimizers"]:
+        worst = f"  ({row['worst']})" if row["worst"] else ""
+        print(f"{row['optimizer']:5}  loss {row['loss_rel_max']:.1e}  gradients {row['grad_rel_max']:.1e}{worst}")
+        if row["near_tie"]:
+            compared = f"only the {row['steps']} steps before it are compared"
+            print(f"{'':7}a router's near-tie in {row['near_tie']}; {compared} (float64 has none)")
     if result["compression"]:
         _show_compression(result)
     verdict = "holds" if result["passed"] else "DOES NOT HOLD"
@@ -57,10 +55,10 @@ def show_parity(result: dict[str, Any]) -> None:
 
 
 def _show_compression(result: dict[str, Any]) -> None:
-    found, steps = result["compression"], result["steps"]
-    lost = found["lost_rel_max"]
+    row, steps = result["compression"], result["steps"]
+    lost = row["lost_rel_max"]
     kept = "nothing is kept back" if lost is None else f"sent + kept back = gradient to {lost:.1e}"
     print(
-        f"compressed, lr = 0: {kept}; the first step is off by {found['first_error']:.2%}, the mean of {steps} by "
-        f"{found['mean_error']:.2%}; sgd and adamw above are without compression"
+        f"compressed, lr = 0: {kept}; the first step is off by {row['first_error']:.2%}, the mean of {steps} by "
+        f"{row['mean_error']:.2%}; sgd and adamw above are without compression"
     )

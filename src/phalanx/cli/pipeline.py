@@ -64,16 +64,16 @@ def _priced(s: PipelineSchedule, costs: str, transfer: float) -> Priced:
     from phalanx.spec.errors import InputError
 
     try:
-        given = [float(word) for word in costs.split(",")]
+        times = [float(word) for word in costs.split(",")]
     except ValueError:
-        given = []
-    if len(given) != 3 or not all(0 < number < float("inf") for number in given):
+        times = []
+    if len(times) != 3 or not all(0 < number < float("inf") for number in times):
         raise InputError("--costs", costs, "is not three positive numbers", "for F, I and W, such as 1,1,1")
     if not 0 <= transfer < float("inf"):
         raise InputError("--transfer", transfer, "must not be negative")
     prove(s)
     each = s.ranks / s.chunks
-    return price(without(s), Costs.equal(s.chunks, *(number * each for number in given), transfer))
+    return price(without(s), Costs.equal(s.chunks, *(number * each for number in times), transfer))
 
 
 def _of_run(name: str) -> tuple[Priced, Priced]:

@@ -43,8 +43,8 @@ def _plan_model(
     from phalanx.plan.search.planner import OBJECTIVES, THRIFT, answer, thriftiest
     from phalanx.spec.errors import InputError, nearest
 
-    for name, given in (("--cluster", cluster), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
-        if given is None:
+    for name, value in (("--cluster", cluster), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
+        if value is None:
             raise InputError(name, None, "is missing", "a plan needs --model, --cluster, --gpus, --batch and --seq")
     assert cluster is not None
     assert gpus is not None

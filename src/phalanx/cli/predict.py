@@ -75,8 +75,8 @@ def _predict(
     table = strategies.parse(line)
     others = 1
     for axis in ("tp", "pp", "cp"):
-        given = table.get(axis, 1)
-        others *= given if isinstance(given, int) and given > 0 else 1  # Strategy refuses anything else below
+        degree = table.get(axis, 1)
+        others *= degree if isinstance(degree, int) and degree > 0 else 1  # Strategy refuses anything else below
     if "dp" not in table and gpus % others == 0:
         table["dp"] = gpus // others
     chosen = build(Strategy, table | {"sp": bool(table.get("sp"))}, "strategy")
@@ -91,7 +91,7 @@ def _as_json(e: Estimate, title: str) -> dict[str, Any]:
     from phalanx.cost.analytic.estimate import paid
 
     tokens = e.layout.step_tokens
-    held = e.memory
+    memory = e.memory
     return {
         "what": title,
         "step_time_s": float(e.seconds),
@@ -103,14 +103,14 @@ def _as_json(e: Estimate, title: str) -> dict[str, Any]:
         "terms_s": {name: float(value) for name, value in e.step.terms.items()},
         "factors": {name: {k: float(v) for k, v in of.items()} for name, of in e.step.of.items()},
         "memory_bytes": {
-            "steady": float(held.steady),
-            "peak": float(held.peak),
-            "reserved": float(held.reserved),
-            "shown": float(held.shown),
+            "steady": float(memory.steady),
+            "peak": float(memory.peak),
+            "reserved": float(memory.reserved),
+            "shown": float(memory.shown),
             "usable": float(e.system.memory_bytes),
-            "terms": {name: float(value) for name, value in held.terms.items()},
+            "terms": {name: float(value) for name, value in memory.terms.items()},
         },
-        "compression": None if (saved := paid(e)) is None else asdict(saved),
+        "compression": None if (compression := paid(e)) is None else asdict(compression),
         "fits": bool(e.fits),
         "origin": "estimated: formulas with constants fitted on published runs",
     }

@@ -28,6 +28,7 @@ from phalanx.cli.terminal import announce, console, exit_on_error, print_json, r
 
 if TYPE_CHECKING:
     from phalanx.plan.tables.table import Sheet
+    from phalanx.spec.model.spec import ModelSpec
 
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -69,8 +70,8 @@ def scaling(
         if params is not None:
             _print([_training(params, tokens, rate, gpus)], as_json, as_csv, plot)
             return
-        for name, given in (("--model", model), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
-            if not given:
+        for name, value in (("--model", model), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
+            if not value:
                 raise InputError(name, None, "is missing", "scaling needs --model, --gpus, --batch and --seq")
         counts = _counts(gpus)
         spec, _ = question.model_named(str(model))
@@ -113,16 +114,14 @@ def memory(
     """Tabulate the memory of a model's state by ZeRO stage, and of its activations by recomputation, tp and sp."""
     with exit_on_error():
         require_writable("--plot", plot)
-        from phalanx.plan import question
         from phalanx.plan.tables import textbook
 
         _require_positive({"--card": card, "--micro-batch": micro_batch, "--seq": seq})
         spec, count = _sized(model, params)
         sheets = [textbook.state(count, _RANKS, policy, card * 1e9)]
         if spec is not None:
-            found, _ = question.model_named(str(model))
-            degrees = [t for t in (1, 2, 4, 8, 16) if found.heads % t == 0]
-            sheets.append(textbook.activations(found, micro_batch, seq or found.max_seq, degrees))
+            degrees = [t for t in (1, 2, 4, 8, 16) if spec.heads % t == 0]
+            sheets.append(textbook.activations(spec, micro_batch, seq or spec.max_seq, degrees))
         _print(sheets, as_json, as_csv, plot)
         if spec is None:
             announce(f"note: {textbook.FOLLOWS}")
@@ -230,9 +229,9 @@ def _intensities(params: str, cluster: str, seq: int) -> list[Sheet]:
 
     _require_positive({"--seq": seq})
     node = question.cluster_named(cluster)(1)
-    found = question.cluster_named(cluster)(2 * node.ranks_per_node)
-    peak = float(system_of(found).peak_bf16)
-    rates = {t.name: t.bandwidth_bytes_per_s_per_gpu_per_direction for t in (found.tiers[0], found.tiers[-1])}
+    pair = question.cluster_named(cluster)(2 * node.ranks_per_node)
+    peak = float(system_of(pair).peak_bf16)
+    rates = {t.name: t.bandwidth_bytes_per_s_per_gpu_per_direction for t in (pair.tiers[0], pair.tiers[-1])}
     count = textbook.counted(params)
     return [textbook.intensity(count, seq, (1, 4, 16, 32, 64, 256), peak, rates[name], name) for name in rates]
 
@@ -241,12 +240,12 @@ def _require_positive(numbers: dict[str, float | None]) -> None:
     """Require that options which were given are positive and finite. Raises InputError."""
     from phalanx.spec.errors import InputError
 
-    for name, given in numbers.items():
-        if given is not None and not 0 < given < float("inf"):
-            raise InputError(name, given, "must be positive")
+    for name, value in numbers.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise InputError(name, value, "must be positive")
 
 
-def _sized(model: str | None, params: str | None) -> tuple[object, float]:
+def _sized(model: str | None, params: str | None) -> tuple[ModelSpec | None, float]:
     """Return (model or None, number of parameters). Raises InputError."""
     from phalanx.plan import question
     from phalanx.plan.tables import textbook
@@ -265,14 +264,14 @@ def _counts(text: str) -> list[int]:
     from phalanx.spec.errors import InputError
 
     try:
-        given = [int(part) for part in text.split(",")]
+        counts = [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError("--gpus", text, "is not a list of numbers", "write 1024, or 64,128,256") from None
-    if min(given) < 1:
+    if min(counts) < 1:
         raise InputError("--gpus", text, "must be at least 1")
-    if len(given) > 1:
-        return sorted(given)
-    return sorted({max(1, given[0] // 2**k) for k in range(5)})
+    if len(counts) > 1:
+        return sorted(counts)
+    return sorted({max(1, counts[0] // 2**k) for k in range(5)})
 
 
 def _print(sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | None = None) -> None:

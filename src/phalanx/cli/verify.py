@@ -53,6 +53,7 @@ def verify(
 
 
 def _show(v: Verification) -> None:
+    """Print the result, class by class."""
     out, t = console(), v.target
     count, s = t.strategy.accumulation(t.job), t.strategy
     ranks = "1 rank," if s.world == 1 else f"{s.world} ranks, each"
@@ -63,24 +64,25 @@ def _show(v: Verification) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    for verified in v.found:
+    for verified in v.classes:
         _show_class(v, verified)
     for difference in v.stale:
         print(f"NOT proved: {difference}")
 
 
-def _show_class(v: Verification, found: Verified) -> None:
+def _show_class(v: Verification, verified: Verified) -> None:
+    """Print the collectives, memory and verdict of one class of ranks."""
     from phalanx.commands.verify import collectives
     from phalanx.report.verify import memory, traffic
 
-    out, ranks, world = console(), found.ranks, v.target.strategy.world
+    out, ranks, world = console(), verified.ranks, v.target.strategy.world
     stands = f"stands for all {world} ranks" if ranks.count == world else f"stands for {ranks.count}: {ranks.are}"
     if world > 1:
         print(f"\nrank {ranks.rank} {stands}")
-    if found.failed:
-        print(f"NOT proved: {found.failed}")
+    if verified.failed:
+        print(f"NOT proved: {verified.failed}")
         return
-    recorded, program = found.recorded, found.program
+    recorded, program = verified.recorded, verified.program
     assert recorded is not None
     count = v.target.strategy.accumulation(v.target.job)
     if recorded.ran < count:
@@ -95,22 +97,24 @@ def _show_class(v: Verification, found: Verified) -> None:
         ("peak", program.peak_bytes, recorded.held.peak, measured),
     ]
     out.print(memory(rows, measured is not None))
-    _show_verdict(found)
+    _show_verdict(verified)
 
 
-def _show_verdict(found: Verified) -> None:
+def _show_verdict(verified: Verified) -> None:
+    """Print every difference with its surroundings, or what was proved."""
     from phalanx.report.verify import context
     from phalanx.verify.diff import slack
 
-    events = found.program.events
-    for d in found.differences:
+    events = verified.program.events
+    for d in verified.differences:
         print(f"NOT proved: {d}")
         if d.number is not None:
             console().print(context(d.around, d.number))
-    if found.proved:
+    if verified.proved:
         collectives, passes = sum(bool(e.axis) for e in events), sum(not e.axis for e in events)
         flops = sum(e.flops for e in events if e.phase != "opt")
         print(
-            f"proved in {found.seconds:.1f} s: {collectives:,} collectives and {passes:,} passes in order, {flops:,} "
-            f"FLOP by unit, live bytes throughout (off by {found.deviation:,}; {slack(found.program):,} are allowed)"
+            f"proved in {verified.seconds:.1f} s: {collectives:,} collectives and {passes:,} passes in order, "
+            f"{flops:,} FLOP by unit, live bytes throughout (off by {verified.deviation:,}; "
+            f"{slack(verified.program):,} are allowed)"
         )

@@ -9,6 +9,8 @@ from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import JobFile
 
+Announce = Callable[[str], None]  # prints a line of progress or a note
+
 _RANKS_PER_CORE = 16
 
 
@@ -22,9 +24,6 @@ def require_local(ranks: int, field: str = "cluster.ranks") -> None:
     if ranks > most:
         have = f"{gpus} GPUs" if gpus else f"{machine['cores']} cores ({_RANKS_PER_CORE} ranks each at most)"
         raise InputError(field, ranks, f"is too many for this machine with {have}", f"use at most {most}")
-
-
-Announce = Callable[[str], None]  # prints a line of progress
 
 
 def require_this_machine(file: JobFile) -> None:

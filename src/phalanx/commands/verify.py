@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from phalanx.commands.plan import decide, with_strategy
+from phalanx.commands.this_machine import Announce
 from phalanx.cost.step.predict_pipeline import programs
 from phalanx.plan.auto.bucket_size import has_buckets
 from phalanx.plan.auto.transport import allowed
@@ -35,8 +36,6 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.diff import Difference, slack
 from phalanx.verify.verify import Verified, verify
 
-Announce = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Target:
@@ -56,15 +55,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result: `found` for each class of ranks; `stale` are figures of a plan that its terms do not give."""
+    """The result for each class of ranks; `stale` are figures of a plan that its terms do not give."""
 
     target: Target
-    found: tuple[Verified, ...]
+    classes: tuple[Verified, ...]
     stale: tuple[Difference, ...]
 
     @property
     def proved(self) -> bool:
-        return all(v.proved for v in self.found) and not self.stale
+        return all(v.proved for v in self.classes) and not self.stale
 
 
 def target(
@@ -75,9 +74,9 @@ def target(
     `strategy`, `cluster` and `overrides` replace those of a job file.
     """
     if path.is_dir() or path.suffix.lower() == ".json":
-        for name, given in (("--strategy", strategy), ("--cluster", cluster), ("--set", overrides)):
-            if given:
-                raise InputError(name, str(given), "a plan is verified as it is", "give the job file instead")
+        for name, value in (("--strategy", strategy), ("--cluster", cluster), ("--set", overrides)):
+            if value:
+                raise InputError(name, str(value), "a plan is verified as it is", "give the job file instead")
         return _of_plan(path)
     file = with_strategy(job_file.load(path, overrides), strategy)
     if cluster is not None:
@@ -198,7 +197,7 @@ def as_json(v: Verification) -> dict[str, Any]:
         "world": strategy.world,
         "micro_batches": strategy.accumulation(job),
         "parameters": v.target.model.parameter_count,
-        "classes": [_class_json(found) for found in v.found],
+        "classes": [_class_json(found) for found in v.classes],
         "stale": [str(d) for d in v.stale],
         "measured_peak_bytes": v.target.measured,
         "notes": list(v.target.notes),
