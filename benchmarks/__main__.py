@@ -275,8 +275,8 @@ def bench_saving() -> Iterator[Result]:
     """Measure what a checkpoint costs when it is written during the next steps, and when they wait for it."""
     from benchmarks.saving import STEPS
 
-    given = _run_ranks("saving", 2)
-    results, mib = given["figures"], given["bytes"] / 2**20
+    saved = _run_ranks("saving", 2)
+    results, mib = saved["figures"], saved["bytes"] / 2**20
     for name in ("beside", "waited for"):
         both = results[name], results["nothing"]
         ratios = sorted(b / a for a, b in zip(*(f["tokens_per_s"] for f in both), strict=True))
@@ -293,8 +293,7 @@ def bench_memory() -> Iterator[Result]:
 
     precisions = {p.compute: p for p in PRECISIONS}
     for ranks in CASES:
-        given = _run_ranks("memory", ranks)
-        for line, compute, measured in given:
+        for line, compute, measured in _run_ranks("memory", ranks):
             job, strategy = job_of(precisions[compute]), strategy_of(line)
             predicted = expand(model(), job, strategy).peak_bytes
             verified = imagine(model(), job, strategy, 0).held.peak

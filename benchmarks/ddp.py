@@ -53,7 +53,7 @@ def _ddp_step(file: job_file.JobFile) -> Step:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     file = job_file.load(Path("examples/quickstart.toml"))
@@ -71,9 +71,9 @@ def main() -> None:
             "ddp": (ddp, world.size),
             "one process": (lambda b: alone.step([b], 1e-3), 1),
         }
-        found = rounds(runs, batch, comm, ROUNDS, STEPS)
+        results = rounds(runs, batch, comm, ROUNDS, STEPS)
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 120, work)
 

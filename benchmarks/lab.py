@@ -65,39 +65,39 @@ def crossing(algorithm: str, ranks: int, local: int) -> float:
     return max(float(s.length[leaves & (s.source // local == h)].sum()) / size for h in range(ranks // local))
 
 
-def _reduce(world: World, given: dict[str, Any]) -> dict[str, list[float]]:
+def _reduce(world: World, arguments: dict[str, Any]) -> dict[str, list[float]]:
     """Return the seconds of every all-reduce in every undisturbed round."""
-    ranks, n = tuple(range(world.size)), given["size"] // 4
+    ranks, n = tuple(range(world.size)), arguments["size"] // 4
     grid = mesh(Strategy(dp=world.size))
     plain, shared = Comm(world, grid), Comm(world, grid, SHARED)
     own, ordinary = shared.buffer(n, torch.float32), torch.zeros(n)
     tried = {"native": (Call("all_reduce", ranks, world.rank, ordinary, ordinary), Way("native"))}
     for name in ALGORITHMS["all_reduce"]:
         tried[name] = (tried["native"][0], Way("p2p", name))
-    found = collectives.rounds(plain, tried, ROUNDS)
+    results = collectives.rounds(plain, tried, ROUNDS)
     call = Call("all_reduce", ranks, world.rank, own, own)
     both = {SHM: (call, Way("p2p", "hierarchical")), "native again": (call, Way("native"))}
-    found |= collectives.rounds(shared, both, ROUNDS)
-    return {name: timed.quiet for name, timed in found.items()}
+    results |= collectives.rounds(shared, both, ROUNDS)
+    return {name: timed.quiet for name, timed in results.items()}
 
 
-def _measure(given: dict[str, Any]) -> None:
+def _measure(arguments: dict[str, Any]) -> None:
     """Run `phalanx measure`, without its output."""
     with redirect_stdout(io.StringIO()):
-        app.app(["measure", "--out", given["cluster"]], standalone_mode=False)
+        app.app(["measure", "--out", arguments["cluster"]], standalone_mode=False)
 
 
 def model() -> ModelSpec:
     return build_spec(ModelSpec, complete(SIZES), "model")
 
 
-def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
+def _train(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the step times of every strategy, and those predicted from the measured cluster."""
-    cluster, job, spec = cluster_from_toml(Path(given["cluster"])), Job(world.size, SEQ), model()
+    cluster, job, spec = cluster_from_toml(Path(arguments["cluster"])), Job(world.size, SEQ), model()
     chosen = transport.decide(cluster, "auto")
     runs: dict[str, tuple[Step, int]] = {}
     predicted = {}
-    for line in given["lines"]:
+    for line in arguments["lines"]:
         strategy = make_strategy(line)
         assert strategy is not None
         candidate = price(spec, cluster, job, strategy)
@@ -107,13 +107,13 @@ def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
         runs[line] = (lambda batch, t=training: t.step([batch], 1e-3), world.size)
     batch = torch.randint(spec.vocab, (1, job.seq + 1))
     everyone = Comm(world, mesh(Strategy(dp=world.size)))
-    found: Figures = {}
+    results: Figures = {}
     for _ in range(TRIES):
         more = rounds(runs, batch, everyone, STEP_ROUNDS, STEPS)
         for line, figures in more.items():
             for name, values in figures.items():
-                found.setdefault(line, {}).setdefault(name, []).extend(values)
-        enough = all(sum(share < NOTED for share in f["stolen"]) >= QUIET for f in found.values())
+                results.setdefault(line, {}).setdefault(name, []).extend(values)
+        enough = all(sum(share < NOTED for share in f["stolen"]) >= QUIET for f in results.values())
         if everyone.gather_objects(enough, "world")[0]:
             break
     tokens = job.global_batch * job.seq
@@ -123,21 +123,21 @@ def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
             "seconds": [tokens / s for s in values["tokens_per_s"]],
             "stolen": values["stolen"],
         }
-        for line, values in found.items()
+        for line, values in results.items()
     }
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    if given["what"] == "measure":
-        _measure(given)
+    arguments = json.loads(sys.argv[1])
+    if arguments["what"] == "measure":
+        _measure(arguments)
         return
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     worlds.join(world, 300)
-    found = {"reduce": _reduce, "train": _train}[given["what"]](world, given)
+    results = {"reduce": _reduce, "train": _train}[arguments["what"]](world, arguments)
     if world.rank == 0:
-        write_json(Path(given["out"]), found)
+        write_json(Path(arguments["out"]), results)
     worlds.leave()
 
 

@@ -53,9 +53,9 @@ def model() -> ModelSpec:
 
 
 def strategy_of(line: str) -> Strategy:
-    found = make_strategy(line)
-    assert found is not None
-    return found
+    strategy = make_strategy(line)
+    assert strategy is not None
+    return strategy
 
 
 def _measured(world: World, job: Job, strategy: Strategy) -> int:
@@ -80,17 +80,17 @@ def _measured(world: World, job: Job, strategy: Strategy) -> int:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:
-        found = []
+        results = []
         for line in CASES[world.size]:
             for precision in PRECISIONS:
-                found.append((line, precision.compute, _measured(world, job_of(precision), strategy_of(line))))
+                results.append((line, precision.compute, _measured(world, job_of(precision), strategy_of(line))))
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 120, work)
 

@@ -68,12 +68,12 @@ def _program(name: str, world: World) -> Step:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:
-        step = _program(given["program"], world)
+        step = _program(arguments["program"], world)
         batch = torch.randint(SIZES["vocab"], (BATCH // world.size, SEQ + 1))  # type: ignore[call-overload]
         for _ in range(WARM):
             step(batch)
@@ -84,7 +84,7 @@ def main() -> None:
         most = torch.tensor(tracker.fullest)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         if world.rank == 0:
-            write_json(Path(given["out"]), int(most))
+            write_json(Path(arguments["out"]), int(most))
 
     run_rank(world, 120, work)
 

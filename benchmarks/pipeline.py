@@ -136,10 +136,10 @@ class Theirs:
 
     def step(self, batch: Tensor) -> float:
         self.optimizer.zero_grad(set_to_none=True)
-        given = [batch[:, :-1]] if any(c.first for c in self.chunks.values()) else []
+        inputs = [batch[:, :-1]] if any(c.first for c in self.chunks.values()) else []
         targets = batch[:, 1:] if any(c.last for c in self.chunks.values()) else None
         losses: list[Tensor] = []
-        self.schedule.step(*given, target=targets, losses=losses, return_outputs=False)
+        self.schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         square = torch.stack(torch._foreach_norm(gradients)).square().sum()
         told = torch.stack([sum(losses, torch.zeros(())).detach(), square])
@@ -185,18 +185,18 @@ class Watched:
         pipeline._arrived = self._wait(pipeline._arrived)  # type: ignore[method-assign]
 
     def _pass(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(action: Action, *given: Any, **named: Any) -> Any:
+        def watched(action: Action, *args: Any, **kwargs: Any) -> Any:
             start, self._waited = time.perf_counter(), 0.0
-            out = work(action, *given, **named)
+            out = work(action, *args, **kwargs)
             self.spans.append((action, start, time.perf_counter(), self._waited))
             return out
 
         return watched
 
     def _wait(self, work: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def watched(*given: Any) -> Tensor:
+        def watched(*args: Any) -> Tensor:
             start = time.perf_counter()
-            out = work(*given)
+            out = work(*args)
             self._waited += time.perf_counter() - start
             return out
 
@@ -242,11 +242,11 @@ def peak(program: Program, batch: Tensor) -> int:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    cases: list[str] = given.get("cases") or list(CASES)
+    cases: list[str] = arguments.get("cases") or list(CASES)
 
     def work() -> None:
         comm = Comm(world, mesh(Strategy(dp=world.size)))
@@ -256,8 +256,8 @@ def main() -> None:
             ours, theirs = Ours(name, world), Theirs(name, world)
             agree(ours, theirs, batch)
             runs[f"{name}, ours"], runs[f"{name}, torch"] = (ours.step, world.size), (theirs.step, world.size)
-        found: dict[str, Any] = dict(rounds(runs, batch, comm, ROUNDS, STEPS))
-        for figures in found.values():  # all ranks of a step see the same sequences
+        results: dict[str, Any] = dict(rounds(runs, batch, comm, ROUNDS, STEPS))
+        for figures in results.values():  # all ranks of a step see the same sequences
             figures["tokens_per_s"] = [n / world.size for n in figures["tokens_per_s"]]
         runs.clear()
         del ours, theirs
@@ -265,12 +265,12 @@ def main() -> None:
             gc.collect()
             program = Ours(name, world)
             most = peak(program, batch)
-            found[f"{name}, idle"] = idle(program, batch)
+            results[f"{name}, idle"] = idle(program, batch)
             del program
             gc.collect()
-            found[f"{name}, peak"] = most, peak(Theirs(name, world), batch)
+            results[f"{name}, peak"] = most, peak(Theirs(name, world), batch)
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 300, work)
 

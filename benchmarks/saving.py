@@ -62,18 +62,18 @@ def _programs(world: World, folder: Path) -> tuple[dict[str, tuple[Step, int]], 
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:
-        out = Path(given["out"])
+        out = Path(arguments["out"])
         programs, comm = _programs(world, out.parent / "checkpoint")
         batch = torch.randint(SIZES["vocab"], (BATCH // world.size, SEQ + 1))  # type: ignore[call-overload]
-        found = rounds(programs, batch, comm, ROUNDS, STEPS)
+        results = rounds(programs, batch, comm, ROUNDS, STEPS)
         if world.rank == 0:
             size = sum(f.stat().st_size for f in (out.parent / "checkpoint").rglob("*") if f.is_file())
-            write_json(out, {"figures": found, "bytes": size})
+            write_json(out, {"figures": results, "bytes": size})
 
     run_rank(world, 120, work)
 

@@ -61,7 +61,7 @@ class _Case:
 
     def round(self) -> dict[str, list[float]]:
         """Return seconds of every step: alone, together, and the parts of the latter, averaged over ranks."""
-        found: dict[str, list[float]] = {
+        results: dict[str, list[float]] = {
             key: [] for key in ("alone", "step", "compute", "imbalance", "bubble", "exposed")
         }
         for _ in range(STEPS):
@@ -69,7 +69,7 @@ class _Case:
             start = time.perf_counter()
             if self.comm.world.rank == 0:
                 self.alone.step(self.alone_batches, 1e-3)
-                found["alone"].append(time.perf_counter() - start)
+                results["alone"].append(time.perf_counter() - start)
             self.comm.barrier()
             self.comm.timeline.begin()
             self.training.step(self.batches, 1e-3)
@@ -86,10 +86,10 @@ class _Case:
             longest = max(float(t[1]) for t in everyone)
             imbalance = 0.0 if bubble else min(longest - compute, step - compute)
             rest = step - compute - imbalance - bubble
-            for key, value in zip(found, (None, step, compute, imbalance, bubble, rest), strict=True):
+            for key, value in zip(results, (None, step, compute, imbalance, bubble, rest), strict=True):
                 if value is not None:
-                    found[key].append(value)
-        return found
+                    results[key].append(value)
+        return results
 
 
 def _batches(job: Job, strategy: Strategy, vocab: int) -> list[torch.Tensor]:
@@ -98,15 +98,15 @@ def _batches(job: Job, strategy: Strategy, vocab: int) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     file = job_file.load(Path("examples/quickstart.toml"))
-    cluster = local_cluster(given["most"], "float32", 1)
+    cluster = local_cluster(arguments["most"], "float32", 1)
 
     def work() -> None:
         cases = {name: _Case(name, file, cluster, world) for name in CASES if world.size > 1 or "pipe" not in name}
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             name: {
                 "predicted": float(c.candidate.prediction.step_time_s),
                 "predicted alone": c.alone_predicted,
@@ -119,9 +119,9 @@ def main() -> None:
             for name, c in cases.items():
                 for key, values in c.round().items():
                     if i:
-                        found[name].setdefault(key, []).extend(values)
+                        results[name].setdefault(key, []).extend(values)
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 300, work)
 

@@ -73,7 +73,7 @@ def dtensor_step(spec: ModelSpec, job: Job, ranks: int, sp: bool = False) -> Ste
     model = create(spec, torch.float32, torch.device("cpu"))
     initialise(model, spec, 0)
     parallelize_module(model, init_device_mesh("cpu", (ranks,)), dtensor_plan(spec, sp))
-    first, n = (dist.get_rank() * job.seq // ranks, job.seq // ranks) if sp else (0, job.seq)  # of a sequence
+    first, n = (dist.get_rank() * job.seq // ranks, job.seq // ranks) if sp else (0, job.seq)  # this rank's positions
     split = [p for p in model.parameters() if isinstance(p, DTensor)]
     rest = [p for p in model.parameters() if not isinstance(p, DTensor)]
     optimizer = torch.optim.AdamW([{"params": split}, {"params": rest}], lr=1e-3, fused=True)
@@ -88,7 +88,7 @@ def dtensor_step(spec: ModelSpec, job: Job, ranks: int, sp: bool = False) -> Ste
         with loss_parallel():
             loss = F.cross_entropy(logits.flatten(0, 1), targets.reshape(-1)) * targets.numel()
             (loss / (job.global_batch * job.seq)).backward()
-        if sp:  # each rank has seen its own positions
+        if sp:  # each rank has computed its own positions
             dist.all_reduce(model.embed.position.weight.grad)
         norms = [get_total_norm([p.grad for p in own if p.grad is not None]) for own in (split, rest)]
         squares = [(n.full_tensor() if isinstance(n, DTensor) else n).square() for n in norms]
@@ -104,7 +104,7 @@ def dtensor_step(spec: ModelSpec, job: Job, ranks: int, sp: bool = False) -> Ste
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     spec = build(ModelSpec, complete(SIZES | {"tied": False}), "model")
@@ -123,12 +123,12 @@ def main() -> None:
         alone = Training(spec, job, Strategy(micro_batch=BATCH), Comm(ALONE, mesh(Strategy())), 0)
         runs["one process"] = (lambda batch: alone.step([batch], 1e-3), 1)
         tokens = torch.randint(spec.vocab, (BATCH, SEQ + 1), generator=torch.Generator().manual_seed(0))
-        found = rounds(runs, tokens, comm, ROUNDS, STEPS)
+        results = rounds(runs, tokens, comm, ROUNDS, STEPS)
         for name, (_, used) in runs.items():  # all ranks of a step see the same sequences
             if world.rank == 0:
-                found[name]["tokens_per_s"] = [n / used for n in found[name]["tokens_per_s"]]
+                results[name]["tokens_per_s"] = [n / used for n in results[name]["tokens_per_s"]]
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 300, work)
 

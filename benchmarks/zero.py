@@ -34,7 +34,7 @@ SEQ, BATCH = 256, 8
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     spec = build(ModelSpec, complete(SIZES), "model")
@@ -54,9 +54,9 @@ def main() -> None:
                 runs[f"zero={zero}, {transport}"] = (our_step(spec, job, world, strategy, transport), ranks)  # type: ignore[arg-type]
         alone = Training(spec, Job(size, SEQ), Strategy(micro_batch=size), Comm(ALONE, mesh(Strategy())), 0)
         runs["one process"] = (lambda batch: alone.step([batch], 1e-3), 1)
-        found = rounds(runs, torch.randint(spec.vocab, (size, SEQ + 1)), comm, ROUNDS, STEPS)
+        results = rounds(runs, torch.randint(spec.vocab, (size, SEQ + 1)), comm, ROUNDS, STEPS)
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 300, work)
 

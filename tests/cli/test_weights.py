@@ -1,4 +1,4 @@
-"""Weights that are damaged, and imports and exports that cannot be: one line says why, and nothing is lost."""
+"""Damaged weights, and imports and exports that must fail: one line says why, and nothing is lost."""
 
 from __future__ import annotations
 
