@@ -1,1 +1,1 @@
-"""What the project promises in seconds and ratios, measured: `make bench`, or `python -m benchmarks NAME ...`."""
+"""Benchmarks of what the project promises in seconds and ratios: `make bench`, or `python -m benchmarks NAME ...`."""

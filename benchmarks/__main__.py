@@ -1,4 +1,4 @@
-"""Every time limit that the project promises, checked on this machine: `make bench`.
+"""Check every limit that the project promises, on this machine: `make bench`.
 
 python -m benchmarks            all of them, about a quarter of an hour
 python -m benchmarks ddp help   some of them
@@ -27,36 +27,36 @@ ROOT = Path(__file__).parent.parent
 
 
 def _seconds(command: list[str]) -> float:
-    """As installed: with what Python has compiled before."""
+    """Return the seconds that a command takes, with Python's compiled files cached as in an installation."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env=env)
     return time.perf_counter() - start
 
 
-def _told(name: str, ranks: int, **given: Any) -> Any:
-    """What the ranks of a program in this folder have written."""
+def _run_ranks(name: str, ranks: int, **arguments: Any) -> Any:
+    """Run a program of this folder on `ranks` ranks and return what they wrote."""
     from phalanx.runtime.process.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "told.json"
-        launch(f"benchmarks.{name}", json.dumps({"out": str(out), **given}), ranks, 1)
+        out = Path(folder) / "result.json"
+        launch(f"benchmarks.{name}", json.dumps({"out": str(out), **arguments}), ranks, 1)
         return json.loads(out.read_text())
 
 
 def bench_help() -> Iterator[Result]:
-    """`phalanx --help` beside a bare interpreter, interleaved."""
-    bare, helped = [], []
+    """Time `phalanx --help` against a bare interpreter, interleaved."""
+    bare, help_s = [], []
     for _ in range(9):
         bare.append(_seconds([sys.executable, "-c", "pass"]))
-        helped.append(_seconds([sys.executable, "-m", "phalanx", "--help"]))
-    extra = median(helped) - median(bare)
-    shown = f"{extra:.3f} s (help {median(helped):.3f}, bare {median(bare):.3f}; best {min(helped) - min(bare):.3f})"
+        help_s.append(_seconds([sys.executable, "-m", "phalanx", "--help"]))
+    extra = median(help_s) - median(bare)
+    shown = f"{extra:.3f} s (help {median(help_s):.3f}, bare {median(bare):.3f}; best {min(help_s) - min(bare):.3f})"
     yield Result("phalanx --help over a bare interpreter", shown, "0.3 s", extra <= 0.3)
 
 
 def bench_plan() -> Iterator[Result]:
-    """The best of all legal strategies, start-up included."""
+    """Time the search for the best of all legal strategies, start-up included."""
     for model, cluster, gpus, batch, limit in (
         ("gpt3-175b", "dgx-a100", 1024, 1536, 1.0),
         ("gpt-1t", "dgx-h100", 16384, 4096, 5.0),
@@ -75,12 +75,12 @@ def bench_plan() -> Iterator[Result]:
                 "2048",
             ]
             command = [sys.executable, "-m", "phalanx", "plan", *words, "--json", "--out", f"{folder}/plan.json"]
-            took = median(_seconds(command) for _ in range(5))
-        yield Result(f"plan of {model} on {gpus:,} GPUs", f"{took:.2f} s", f"{limit:g} s", took <= limit)
+            seconds = median(_seconds(command) for _ in range(5))
+        yield Result(f"plan of {model} on {gpus:,} GPUs", f"{seconds:.2f} s", f"{limit:g} s", seconds <= limit)
 
 
 def bench_mesh() -> Iterator[Result]:
-    """Coordinates and all groups of every axis of 100,000 ranks."""
+    """Time the coordinates of a rank and its groups over every axis, in a world of 100,000 ranks."""
     from phalanx.spec.strategy.mesh import mesh
     from phalanx.spec.strategy.spec import Strategy
 
@@ -97,10 +97,10 @@ def bench_mesh() -> Iterator[Result]:
 
 
 def bench_ddp() -> Iterator[Result]:
-    """The quickstart's model at 2 ranks: our engine, torch's DistributedDataParallel, one process."""
-    found = _told("ddp", 2)
-    ours, theirs, alone = (found[key]["tokens_per_s"] for key in ("phalanx", "ddp", "one process"))
-    for name, values in found.items():
+    """Compare our engine with DistributedDataParallel and one process, for the quickstart's model on 2 ranks."""
+    results = _run_ranks("ddp", 2)
+    ours, theirs, alone = (results[key]["tokens_per_s"] for key in ("phalanx", "ddp", "one process"))
+    for name, values in results.items():
         cpu = median(values["cpu_s_per_step"])
         shown = f"{median(values['tokens_per_s']):,.0f} tokens/s (best {max(values['tokens_per_s']):,.0f})"
         yield Result(f"  {name}", f"{shown}, {cpu:.3f} CPU-s per step, summed over ranks")
@@ -113,10 +113,10 @@ def bench_ddp() -> Iterator[Result]:
 
 
 def bench_zero() -> Iterator[Result]:
-    """Our ZeRO stages beside DistributedDataParallel and fully_shard, over Gloo and over shared memory."""
+    """Compare our ZeRO stages with DistributedDataParallel and fully_shard, over Gloo and over shared memory."""
     for ranks in (2, 4):
-        found = _told("zero", ranks)
-        for name, values in found.items():
+        results = _run_ranks("zero", ranks)
+        for name, values in results.items():
             speed = f"{median(values['tokens_per_s']):,.0f} tokens/s (best {max(values['tokens_per_s']):,.0f})"
             yield Result(
                 f"  {ranks} ranks, {name}", f"{speed}, {median(values['cpu_s_per_step']):.2f} CPU-s per step"
@@ -129,7 +129,7 @@ def bench_zero() -> Iterator[Result]:
             ("zero=3, shm", "fully_shard, reshard", 1.1 if ranks == 2 else 1.15, 0.9),
         ]
         for ours, theirs, least, most in pairs:
-            both = found[ours], found[theirs]
+            both = results[ours], results[theirs]
             ratios = sorted(a / b for a, b in zip(*(b["tokens_per_s"] for b in both), strict=True))
             shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
             yield Result(f"{ours} / {theirs}, {ranks} ranks", shown, f"at least {least}", median(ratios) >= least)
@@ -137,17 +137,17 @@ def bench_zero() -> Iterator[Result]:
                 share = median(both[0]["cpu_s_per_step"]) / median(both[1]["cpu_s_per_step"])
                 yield Result(f"  CPU-seconds of the same, {ranks} ranks", f"{share:.3f}", f"{most}", share <= most)
         if ranks == 2:
-            alone = found["one process"]["tokens_per_s"]
-            shares = sorted(a / (2 * b) for a, b in zip(found["zero=0, shm"]["tokens_per_s"], alone, strict=True))
+            alone = results["one process"]["tokens_per_s"]
+            shares = sorted(a / (2 * b) for a, b in zip(results["zero=0, shm"]["tokens_per_s"], alone, strict=True))
             shown = f"{median(shares):.3f} (rounds {shares[0]:.3f} to {shares[-1]:.3f})"
             yield Result("zero=0, shm / twice one process", shown, "at least 0.95", median(shares) >= 0.95)
 
 
 def bench_tensor() -> Iterator[Result]:
-    """Tensor and sequence parallelism over Gloo and over shared memory, beside DTensor's parallelize_module."""
+    """Compare tensor and sequence parallelism, over Gloo and shared memory, with DTensor's parallelize_module."""
     for ranks in (2, 4):
-        found = _told("tensor", ranks)
-        for name, values in found.items():
+        results = _run_ranks("tensor", ranks)
+        for name, values in results.items():
             speed, cpu = values["tokens_per_s"], median(values["cpu_s_per_step"])
             shown = f"{median(speed):,.0f} tokens/s (best {max(speed):,.0f}), {cpu:.2f} CPU-s per step"
             yield Result(f"  {ranks} ranks, {name}", shown)
@@ -157,7 +157,7 @@ def bench_tensor() -> Iterator[Result]:
             ("sp, native", "parallelize_module, sp", 0.0, 0.0),
             ("sp, shm", "parallelize_module, sp", 1.4, 0.0),
         ):
-            both = found[name], found[theirs]
+            both = results[name], results[theirs]
             ratios = sorted(a / b for a, b in zip(*(b["tokens_per_s"] for b in both), strict=True))
             shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
             limit = f"at least {least}" if least else ""
@@ -170,15 +170,15 @@ def bench_tensor() -> Iterator[Result]:
 
 
 def bench_pipeline() -> Iterator[Result]:
-    """Our pipeline executor beside torch.distributed.pipelining: the same model, partition and schedule."""
+    """Compare our pipeline executor with torch.distributed.pipelining: same model, partition and schedule."""
     from benchmarks.pipeline import CASES, MICRO_BATCHES
 
     for ranks in (2, 4):
-        found = _told("pipeline", ranks)
+        results = _run_ranks("pipeline", ranks)
         alone = ranks <= (os.cpu_count() or 1)  # every rank has a core of its own
         for case in CASES:
             name = f"{case}, {ranks} ranks, M = {MICRO_BATCHES}"
-            both = found[f"{case}, ours"], found[f"{case}, torch"]
+            both = results[f"{case}, ours"], results[f"{case}, torch"]
             for who, figures in zip(("ours", "torch"), both, strict=True):
                 speed, cpu = figures["tokens_per_s"], median(figures["cpu_s_per_step"])
                 shown = f"{median(speed):,.0f} tokens/s (best {max(speed):,.0f}), {cpu:.2f} CPU-s per step"
@@ -189,28 +189,28 @@ def bench_pipeline() -> Iterator[Result]:
             shares = sorted(a / b for a, b in zip(*(b["cpu_s_per_step"] for b in both), strict=True))
             shown = f"{median(shares):.3f} (rounds {shares[0]:.3f} to {shares[-1]:.3f})"
             yield Result(f"  CPU-seconds of the same, {name}", shown)
-            own, theirs = found[f"{case}, peak"]
+            own, theirs = results[f"{case}, peak"]
             shown = f"{own:,} of {theirs:,} B, {own / theirs:.3f}"
             yield Result(f"  peak memory of the fullest rank, {name}", shown, "no more", own <= theirs)
-            measured, predicted = found[f"{case}, idle"]
+            measured, predicted = results[f"{case}, idle"]
             shown = f"{measured:.1%}, predicted {predicted:.1%}"
             kept = not alone or abs(measured - predicted) <= 0.05
             yield Result(f"  idle share of ours, {name}", shown, "5 points" * alone, kept)
 
 
 def bench_experts() -> Iterator[Result]:
-    """Experts over 4 ranks beside the same model with experts replicated; grouped products beside a dense one."""
-    told = _told("experts", 4)
-    for name, pairs in told["products"].items():
+    """Compare experts over 4 ranks with replicated experts, and grouped products with a dense one."""
+    reply = _run_ranks("experts", 4)
+    for name, pairs in reply["products"].items():
         ratios = sorted(one / other for one, other in pairs)
         shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
         yield Result(f"8 experts' {name} / one product", shown, "1.2", median(ratios) <= 1.2)
-    found = told["steps"]
-    for name, values in found.items():
+    results = reply["steps"]
+    for name, values in results.items():
         speed, cpu = values["tokens_per_s"], median(values["cpu_s_per_step"])
         yield Result(f"  {name}", f"{median(speed):,.0f} tokens/s (best {max(speed):,.0f}), {cpu:.2f} CPU-s per step")
     for transport in ("native", "shm"):
-        both = found[f"ep=4, {transport}"], found[f"replicated, {transport}"]
+        both = results[f"ep=4, {transport}"], results[f"replicated, {transport}"]
         ratios = sorted(a / b for a, b in zip(*(b["tokens_per_s"] for b in both), strict=True))
         shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f})"
         yield Result(f"ep=4 / replicated, {transport}", shown, "at least 1", median(ratios) >= 1)
@@ -219,10 +219,10 @@ def bench_experts() -> Iterator[Result]:
 
 
 def bench_context() -> Iterator[Result]:
-    """Ring attention, Ulysses and both over 4 ranks beside one process, on one sequence of 16 k tokens."""
-    found = _told("context", 4)
-    alone = found["one process"]
-    for name, values in found.items():
+    """Compare ring attention, Ulysses and both over 4 ranks with one process, on one sequence of 16 k tokens."""
+    results = _run_ranks("context", 4)
+    alone = results["one process"]
+    for name, values in results.items():
         cpu, held = median(values["cpu_s_per_step"]), max(values["activation_bytes"])
         yield Result(f"  {name}", f"{cpu:.2f} CPU-s per step, summed over ranks; activations {held / 2**20:.1f} MiB")
         if name == "one process":
@@ -240,28 +240,28 @@ def bench_context() -> Iterator[Result]:
 
 
 def bench_bound() -> Iterator[Result]:
-    """A step that is mostly communication: the better of our stages 0 and 1 beside DistributedDataParallel."""
+    """Compare our stages 0 and 1 with DistributedDataParallel, in a step that is mostly communication."""
     theirs = "DistributedDataParallel"
-    found = _told("bound", 2)
+    results = _run_ranks("bound", 2)
     best = 0.0
-    for name, values in found.items():
+    for name, values in results.items():
         speed, cpu = values["tokens_per_s"], median(values["cpu_s_per_step"])
         yield Result(f"  {name}", f"{median(speed):,.0f} tokens/s (best {max(speed):,.0f}), {cpu:.2f} CPU-s per step")
         if name != theirs:
-            ratios = sorted(a / b for a, b in zip(speed, found[theirs]["tokens_per_s"], strict=True))
+            ratios = sorted(a / b for a, b in zip(speed, results[theirs]["tokens_per_s"], strict=True))
             best = max(best, median(ratios))
-            share = cpu / median(found[theirs]["cpu_s_per_step"])
+            share = cpu / median(results[theirs]["cpu_s_per_step"])
             shown = f"{median(ratios):.2f} (rounds {ratios[0]:.2f} to {ratios[-1]:.2f}), CPU-seconds {share:.2f}"
             yield Result(f"{name} / {theirs}, bound by communication", shown)
     yield Result(f"the better of ours / {theirs}", f"{best:.2f}", "at least 1.5", best >= 1.5)
 
 
 def bench_peak() -> Iterator[Result]:
-    """The most live tensor bytes of a rank in a warm step, of ours and of torch's, each in processes of its own."""
+    """Compare peak live tensor bytes of a warm step of ours and of torch's, each in processes of its own."""
     from benchmarks.peak import PAIRS
 
     def peak(program: str) -> int:
-        return int(_told("peak", 2, program=program))
+        return int(_run_ranks("peak", 2, program=program))
 
     for ours, theirs in PAIRS:
         most = peak(theirs)
@@ -272,13 +272,13 @@ def bench_peak() -> Iterator[Result]:
 
 
 def bench_saving() -> Iterator[Result]:
-    """What a checkpoint costs the steps beside which it is written, and what it costs to wait for it."""
+    """Measure what a checkpoint costs when it is written during the next steps, and when they wait for it."""
     from benchmarks.saving import STEPS
 
-    given = _told("saving", 2)
-    found, mib = given["figures"], given["bytes"] / 2**20
+    saved = _run_ranks("saving", 2)
+    results, mib = saved["figures"], saved["bytes"] / 2**20
     for name in ("beside", "waited for"):
-        both = found[name], found["nothing"]
+        both = results[name], results["nothing"]
         ratios = sorted(b / a for a, b in zip(*(f["tokens_per_s"] for f in both), strict=True))
         share = median(both[0]["cpu_s_per_step"]) / median(both[1]["cpu_s_per_step"])
         shown = f"{median(ratios):.3f} (rounds {ratios[0]:.3f} to {ratios[-1]:.3f}), CPU-seconds {share:.3f}"
@@ -286,15 +286,14 @@ def bench_saving() -> Iterator[Result]:
 
 
 def bench_memory() -> Iterator[Result]:
-    """The peak memory of real steps: predicted, of the program without content, and measured."""
+    """Compare the peak memory of real steps as predicted, as verified without content, and as measured."""
     from benchmarks.memory import CASES, PRECISIONS, job_of, model, strategy_of
     from phalanx.cost.step.expand import expand
     from phalanx.verify.fake_step import imagine
 
     precisions = {p.compute: p for p in PRECISIONS}
     for ranks in CASES:
-        given = _told("memory", ranks)
-        for line, compute, measured in given:
+        for line, compute, measured in _run_ranks("memory", ranks):
             job, strategy = job_of(precisions[compute]), strategy_of(line)
             predicted = expand(model(), job, strategy).peak_bytes
             verified = imagine(model(), job, strategy, 0).held.peak
@@ -305,7 +304,7 @@ def bench_memory() -> Iterator[Result]:
 
 
 def bench_verify() -> Iterator[Result]:
-    """Large worlds verified on this machine, start-up included."""
+    """Time the verification of large worlds on this machine, start-up included."""
     job = "examples/llama3_8b.toml"
     gpt3 = ["--set", "model.preset=gpt3-175b", "--set", "job.seq=2048", "--set", "job.global_batch=8192"]
     for name, arguments, limit in (
@@ -331,7 +330,7 @@ def bench_verify() -> Iterator[Result]:
 
 
 def bench_collectives() -> Iterator[Result]:
-    """Shared memory against Gloo, what `auto` takes against what is best, and the limit of the memory."""
+    """Compare shared memory with Gloo and with memory bandwidth, and the choice of `auto` with the best."""
     from benchmarks.collectives import LARGE, ORDINARY, SIZES
     from phalanx.measure.collectives import OPS
     from phalanx.measure.this_machine import local_cluster
@@ -340,10 +339,10 @@ def bench_collectives() -> Iterator[Result]:
 
     for ranks, asked in ((2, 5.0), (4, 3.0)):
         chosen = choose(local_cluster(ranks, "float32", 1).collectives)
-        found = _told("collectives", ranks)
+        results = _run_ranks("collectives", ranks)
         for op in OPS:
             for size in SIZES:
-                times = found[f"{op} {size}"]
+                times = results[f"{op} {size}"]
                 name = f"{op}, {size >> 10} KiB, {ranks} ranks"
                 for way, least in (("shm", asked), (ORDINARY, 1.2 if ranks == 2 else 0.0)):
                     ratios = sorted(a / b for a, b in zip(times["native"], times[way], strict=True))
@@ -357,15 +356,14 @@ def bench_collectives() -> Iterator[Result]:
                 share = median(times[best]) / median(times[way])
                 yield Result(f"auto ({way}) / best ({best}): {name}", f"{share:.2f}", "at least 0.95", share >= 0.95)
         if ranks == 2:
-            limit_s = 4 * LARGE / median(found["copy"])
-            over = median(found[f"all_reduce {LARGE}"]["shm"]) / limit_s
-            shown = f"{over:.2f} x {limit_s * 1e3:.1f} ms, at {median(found['copy']) / 1e9:.0f} GB/s of copying"
+            limit_s = 4 * LARGE / median(results["copy"])
+            over = median(results[f"all_reduce {LARGE}"]["shm"]) / limit_s
+            shown = f"{over:.2f} x {limit_s * 1e3:.1f} ms, at {median(results['copy']) / 1e9:.0f} GB/s of copying"
             yield Result("shm all_reduce of 64 MiB, 2 ranks, over 4 S bytes", shown, "2.5", over <= 2.5)
 
 
 def bench_restart() -> Iterator[Result]:
-    """From the command to the first training step, when this machine is measured and the corpus tokenised; and
-    how right the prediction was."""
+    """Time a second start up to its first step, when machine and corpus are cached, and check the prediction."""
     folder = Path(tempfile.mkdtemp())
     try:
         job = str(ROOT / "examples" / "quickstart.toml")
@@ -391,7 +389,7 @@ def bench_restart() -> Iterator[Result]:
 
 
 def bench_cold() -> Iterator[Result]:
-    """`make run` from a cold clone with cold caches of our own, then again; the corpus is learned."""
+    """Time `make run` from a fresh clone with empty caches, and check that the model learns the corpus."""
     folder = Path(tempfile.mkdtemp())
     environment = os.environ | {"PHALANX_CACHE": str(folder / "cache")}
     try:
@@ -411,34 +409,35 @@ def bench_cold() -> Iterator[Result]:
 
 
 def bench_suite() -> Iterator[Result]:
+    """Time the whole test suite."""
     seconds = _seconds([sys.executable, "-m", "pytest"])
     yield Result("the whole test suite", f"{seconds:.0f} s", "600 s", seconds <= 600)
 
 
 def bench_scaling() -> Iterator[Result]:
-    """Strong and weak scaling of the quickstart's model beside the predicted one, and where the loss goes."""
+    """Measure strong and weak scaling of the quickstart's model, and show what the time is lost to."""
     from benchmarks.scaling import RANKS
     from phalanx.measure.this_machine import local_cluster
 
     local_cluster(max(RANKS), "float32", 1)
     for ranks in RANKS:
-        for name, found in _told("scaling", ranks, most=max(RANKS)).items():
-            m = {key: median(v) for key, v in found.items() if isinstance(v, list)}
-            share = 1 if name == "weak" else ranks  # of the work that one process does
-            ratios = sorted(a / share / b for a, b in zip(found["alone"], found["step"], strict=True))
-            predicted = found["predicted alone"] / share / found["predicted"]
+        for name, results in _run_ranks("scaling", ranks, most=max(RANKS)).items():
+            m = {key: median(v) for key, v in results.items() if isinstance(v, list)}
+            share = 1 if name == "weak" else ranks  # ranks share the work of one process
+            ratios = sorted(a / share / b for a, b in zip(results["alone"], results["step"], strict=True))
+            predicted = results["predicted alone"] / share / results["predicted"]
             slower = m["compute"] - m["alone"] / share
             parts = {"slower compute": slower} | {key: m[key] for key in ("imbalance", "bubble", "exposed")}
             lost = ", ".join(f"{key} {value / m['step']:+.1%}" for key, value in parts.items())
             shown = (
                 f"efficiency {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), predicted {predicted:.2f}"
             )
-            shown += f"; step {m['step'] * 1e3:.0f} ms, predicted {found['predicted'] * 1e3:.0f}; of it {lost}"
+            shown += f"; step {m['step'] * 1e3:.0f} ms, predicted {results['predicted'] * 1e3:.0f}; of it {lost}"
             yield Result(f"{name} scaling, {ranks} rank{'s' * (ranks > 1)}", shown)
 
 
 def bench_lab() -> Iterator[Result]:
-    """Hosts with links of 1 Gbit/s; needs root and iproute2."""
+    """Measure collectives and training on hosts with links of 1 Gbit/s; needs root and iproute2."""
     from benchmarks.shaped import bench_lab as bench
 
     yield from bench()
@@ -469,6 +468,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
 
 
 def main() -> None:
+    """Run the named benchmarks, or all, and exit with 1 if a limit is not kept."""
     names = sys.argv[1:] or list(BENCHES)
     unknown = [n for n in names if n not in BENCHES]
     if unknown:

@@ -1,6 +1,6 @@
-"""A benchmark rank: a step that is mostly communication and optimizer. 38 M parameters, 64 tokens per rank.
+"""A benchmark rank: a step that is mostly communication and optimizer, of 38 M parameters and 64 tokens per rank.
 
-Rounds are interleaved, so that whatever else the machine does falls on all alike. One thread per rank.
+Rounds are interleaved, so that other load on the machine affects all programs alike. One thread per rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEQ = 64
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     spec = build(ModelSpec, complete(SIZES), "model")
@@ -45,9 +45,9 @@ def main() -> None:
             for zero in (0, 1):
                 strategy = Strategy(dp=ranks, zero=zero)  # type: ignore[arg-type]
                 runs[f"zero={zero}, {transport}"] = (our_step(spec, job, world, strategy, transport), ranks)  # type: ignore[arg-type]
-        found = rounds(runs, torch.randint(spec.vocab, (1, SEQ + 1)), comm, ROUNDS, STEPS)
+        results = rounds(runs, torch.randint(spec.vocab, (1, SEQ + 1)), comm, ROUNDS, STEPS)
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 300, work)
 

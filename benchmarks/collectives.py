@@ -1,4 +1,4 @@
-"""A benchmark rank: every operation over every transport, interleaved, buffers rewritten in every round."""
+"""A benchmark rank: every operation over every transport, interleaved, with buffers rewritten in every round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDINARY = "shm, ordinary memory"
 
 
 def _copies(comm: Comm) -> list[float]:
-    """Bytes read and written per second by all ranks that copy LARGE bytes each at the same time, in every round."""
+    """Return bytes read and written per second, by round, when all ranks copy LARGE bytes at the same time."""
     source, target = torch.ones(LARGE // 4), torch.zeros(LARGE // 4)
     seconds = []
     for _ in range(ROUNDS):
@@ -40,14 +40,14 @@ def _copies(comm: Comm) -> list[float]:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:
         ranks = tuple(range(world.size))
         comm = Comm(world, mesh(Strategy(dp=world.size)), SHARED)
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for op in OPS:
             for size in (*SIZES, *([LARGE] if op == "all_reduce" else [])):
                 own = tensors(op, size, world.size, lambda n: comm.buffer(n, torch.float32))
@@ -56,13 +56,13 @@ def main() -> None:
                 tried = {str(way): (calls[0], way) for way in ways(op, ranks, comm)}
                 if size == LARGE:
                     tried = {name: tried[name] for name in ("native", "shm")}
-                tried["native"] = (calls[1], Way("native"))  # what torch's users have
+                tried["native"] = (calls[1], Way("native"))  # torch.distributed's default, on an ordinary buffer
                 tried[ORDINARY] = (calls[1], Way("shm"))
                 timed = rounds(comm, tried, ROUNDS)
-                found[f"{op} {size}"] = {name: list(t.seconds) for name, t in timed.items()}
-        found["copy"] = _copies(comm)
+                results[f"{op} {size}"] = {name: list(t.seconds) for name, t in timed.items()}
+        results["copy"] = _copies(comm)
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 120, work)
 

@@ -1,7 +1,7 @@
-"""A benchmark rank: ring attention over all ranks beside one process, on one long causal sequence.
+"""A benchmark rank: ring attention over all ranks compared with one process, on one long causal sequence.
 
-The work is a training step of a small model, most of it attention. CPU-seconds are of all ranks together; activations
-are the most live bytes of a step above those when it began.
+The work is a training step of a small model, most of it attention. CPU-seconds are summed over ranks; activations are
+the peak live bytes of a step minus those at its beginning.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def strategies(ranks: int) -> dict[str, Strategy]:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
 
@@ -74,7 +74,7 @@ def main() -> None:
         runs = {
             name: (step(training), 1 if name == "one process" else world.size) for name, training in programs.items()
         }
-        found = rounds(runs, tokens, comm, ROUNDS, STEPS)
+        results = rounds(runs, tokens, comm, ROUNDS, STEPS)
         for name, training in programs.items():
             held = 0
             if name != "one process" or world.rank == 0:
@@ -82,11 +82,11 @@ def main() -> None:
                 with instrument(training.model.units(), recorder, lambda t=training: t.current) as tracker:  # type: ignore[misc]
                     training.step([mine], 1e-3)
                 held = tracker.peak - tracker.start
-            told = comm.gather_objects(held, "world")
+            by_rank = comm.gather_objects(held, "world")
             if world.rank == 0:
-                found[name]["activation_bytes"] = [float(n) for n in told if n]
+                results[name]["activation_bytes"] = [float(n) for n in by_rank if n]
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 600, work)
 

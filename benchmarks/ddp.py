@@ -1,6 +1,6 @@
 """A benchmark rank: the quickstart's model under our engine, under DistributedDataParallel, and alone.
 
-Rounds are interleaved, so that whatever else the machine does falls on all alike. One thread per rank.
+Rounds are interleaved, so that other load on the machine affects all programs alike. One thread per rank.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUNDS, STEPS = 9, 6
 
 
 def _ddp_step(file: job_file.JobFile) -> Step:
-    """Torch's own loop over the same model, as its tutorials write it, with its best settings."""
+    """Return torch's own training step for the same model, as in its tutorials, with its best settings."""
     model: Decoder = create(file.model, torch.float32, torch.device("cpu"))
     initialise(model, file.model, 0)
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -53,7 +53,7 @@ def _ddp_step(file: job_file.JobFile) -> Step:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     file = job_file.load(Path("examples/quickstart.toml"))
@@ -71,9 +71,9 @@ def main() -> None:
             "ddp": (ddp, world.size),
             "one process": (lambda b: alone.step([b], 1e-3), 1),
         }
-        found = rounds(runs, batch, comm, ROUNDS, STEPS)
+        results = rounds(runs, batch, comm, ROUNDS, STEPS)
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 120, work)
 

@@ -1,7 +1,7 @@
-"""A benchmark rank: a mixture of experts over ep ranks beside the same model with experts replicated, over Gloo and
-over shared memory. And, on the first rank, products of several experts beside one of as many FLOPs.
+"""A benchmark rank: a mixture of experts over ep ranks compared with replicated experts, over Gloo and over shared
+memory; and, on the first rank, products of several experts compared with one of as many FLOPs.
 
-Tokens are routed as the model wants: the load is as uneven as a new router makes it.
+Tokens are routed by the model's own, untrained router, and the load is as uneven as it makes it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
 ROUNDS, STEPS = 7, 2
-SEQ, BATCH = 256, 2  # of each rank
+SEQ, BATCH = 256, 2  # tokens, sequences per rank
 SIZES = {
     "family": "mixtral",
     "vocab": 4096,
@@ -49,8 +49,10 @@ ROWS = (2048, 8192)
 
 
 def products(rows: int) -> dict[str, list[list[float]]]:
-    """Seconds of products of 8 experts and of a dense one, [grouped, dense] by round: of results, of gradients of
-    inputs and of weights. Rows are as uneven as 2 : 1."""
+    """Return seconds of the products of 8 experts and of a dense one, [grouped, dense] by round.
+
+    The products are those of results, of input gradients and of weight gradients; loads range from 1 to 2.
+    """
     torch.manual_seed(0)
     share = rows // (3 * EXPERTS // 2)
     held = tuple([2 * share, share] * (EXPERTS // 2))
@@ -77,16 +79,16 @@ def products(rows: int) -> dict[str, list[list[float]]]:
 
 
 def _best(work: Callable[[], object]) -> float:
-    found = []
+    results = []
     for _ in range(5):
         start = time.perf_counter()
         work()
-        found.append(time.perf_counter() - start)
-    return min(found)
+        results.append(time.perf_counter() - start)
+    return min(results)
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     spec = build(ModelSpec, complete(SIZES), "model")
@@ -95,9 +97,9 @@ def main() -> None:
         ranks = world.size
         job = Job(ranks * BATCH, SEQ)
         comm = Comm(world, mesh(Strategy(dp=ranks)))
-        found: dict[str, object] = {}
+        results: dict[str, object] = {}
         if world.rank == 0:
-            found["products"] = {f"{name}, {n} rows": pairs for n in ROWS for name, pairs in products(n).items()}
+            results["products"] = {f"{name}, {n} rows": pairs for n in ROWS for name, pairs in products(n).items()}
         comm.barrier()
         runs: dict[str, tuple[Step, int]] = {}
         for transport in ("native", "shm"):
@@ -107,9 +109,9 @@ def main() -> None:
         tokens: Tensor = torch.randint(
             spec.vocab, (BATCH, SEQ + 1), generator=torch.Generator().manual_seed(world.rank)
         )
-        found["steps"] = rounds(runs, tokens, comm, ROUNDS, STEPS)
+        results["steps"] = rounds(runs, tokens, comm, ROUNDS, STEPS)
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 300, work)
 

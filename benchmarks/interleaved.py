@@ -1,4 +1,4 @@
-"""Training programs beside each other, in interleaved rounds: whatever else the machine does falls on all alike."""
+"""Time training programs in interleaved rounds, so that other load on the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ Figures = dict[str, dict[str, list[float]]]
 
 
 def rounds(runs: dict[str, tuple[Step, int]], batch: Tensor, comm: Comm, count: int, steps: int) -> Figures:
-    """`count` rounds of `steps` steps of each program, after one that warms up. A program is a step on this rank's
-    sequences, `batch` (sequences, seq + 1), and on how many ranks it runs: the first ones.
+    """Run `count` rounds of `steps` steps of each program, after one warm-up round.
 
-    By program and round, on rank 0 alone: tokens_per_s of all its ranks, cpu_s_per_step, summed over them, and
-    stolen, the share of the machine's processors that others had meanwhile (measure/stolen.py).
+    A program is (step, ranks): a function of this rank's sequences, `batch` (sequences, seq + 1), and the number of
+    ranks it runs on, the first ones. Returns figures by program and round, on rank 0 alone: tokens_per_s over all its
+    ranks, cpu_s_per_step summed over them, and stolen, the share of the machine's processors that others had
+    meanwhile (`phalanx.measure.steal_time`).
     """
-    found: Figures = {name: {"tokens_per_s": [], "cpu_s_per_step": [], "stolen": []} for name in runs}
+    figures: Figures = {name: {"tokens_per_s": [], "cpu_s_per_step": [], "stolen": []} for name in runs}
     names = list(runs)
     for i in range(count + 1):
         for name in names[i % len(names) :] + names[: i % len(names)]:
@@ -37,7 +38,7 @@ def rounds(runs: dict[str, tuple[Step, int]], batch: Tensor, comm: Comm, count: 
             comm.all_reduce(used, "world", unit="bench", phase="opt").wait()
             if comm.world.rank == 0 and i:
                 tokens = steps * ranks * batch.shape[0] * (batch.shape[1] - 1)
-                found[name]["tokens_per_s"].append(tokens / seconds)
-                found[name]["cpu_s_per_step"].append(float(used) / steps)
-                found[name]["stolen"].append(stolen_share(stolen_s() - stolen, seconds))
-    return found
+                figures[name]["tokens_per_s"].append(tokens / seconds)
+                figures[name]["cpu_s_per_step"].append(float(used) / steps)
+                figures[name]["stolen"].append(stolen_share(stolen_s() - stolen, seconds))
+    return figures

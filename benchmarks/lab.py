@@ -1,4 +1,4 @@
-"""Benchmark ranks on the lab's hosts: all-reduces over a slow link, and steps of training beside their prediction.
+"""Benchmark ranks on the lab's hosts: all-reduces over a slow link, and training steps with their predictions.
 
 torchrun ... -m benchmarks.lab '{"out": FILE, "what": "reduce", "size": BYTES}'
 torchrun ... -m benchmarks.lab '{"out": FILE, "what": "measure", "cluster": FILE.toml}'
@@ -39,25 +39,25 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.train.training_step import Training
 
 ROUNDS = 9
-SERIAL = ("binomial", "naive")  # their crossings wait for each other
-SHM = "hierarchical, shm"  # inside of the hosts
+SERIAL = ("binomial", "naive")  # these cross the link twice in series
+SHM = "hierarchical, shm"  # shared memory inside the hosts
 STEP_ROUNDS, STEPS = 5, 2
-# Until so many rounds of each were not disturbed by the host of a virtual machine.
+# Repeat up to TRIES times, until QUIET rounds of each were not disturbed by the host of the virtual machine.
 QUIET, TRIES = 5, 6
 COMPRESSORS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "powersgd:4")
-# What threshold sends gradients decide; with a low one it is known beforehand: the most that it may.
+# What `threshold` sends depends on the gradients; a low one sends the most it may, which is known beforehand.
 COMPRESSORS += ("threshold:1e-7", "threshold:1e-3")
-# Compressors with a rank to a core: four on two cores would show how short work is scheduled.
+# Compressors with one rank per core: four ranks on two cores would measure how short work is scheduled.
 WHOLE = "dp=2"
 COMPRESSED = tuple(f"{WHOLE},compression={c}" for c in COMPRESSORS)
 SHARDED, HSDP = "dp=4,zero=3", "dp=4,zero=3,shard=2"
-SEQ = 32  # a sequence to a rank
+SEQ = 32  # tokens; one sequence per rank
 # 4.7 M parameters: 18.9 MB of gradients, and little to compute.
 SIZES = {"family": "llama", "vocab": 4096, "hidden": 256, "layers": 4, "heads": 8, "ffn": 512, "max_seq": 64}
 
 
 def crossing(algorithm: str, ranks: int, local: int) -> float:
-    """Bytes, over those of the buffer, that the busiest host sends to others; Gloo's is a ring."""
+    """Return the bytes that the busiest host sends to others, relative to the buffer; Gloo's all-reduce is a ring."""
     name = {"native": "ring", SHM: "hierarchical"}.get(algorithm, algorithm)
     size = 64 * ranks
     s = build("all_reduce", name, ranks, size, tiers=(local, ranks // local))
@@ -65,39 +65,39 @@ def crossing(algorithm: str, ranks: int, local: int) -> float:
     return max(float(s.length[leaves & (s.source // local == h)].sum()) / size for h in range(ranks // local))
 
 
-def _reduce(world: World, given: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds of every all-reduce in every quiet round."""
-    ranks, n = tuple(range(world.size)), given["size"] // 4
+def _reduce(world: World, arguments: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the seconds of every all-reduce in every undisturbed round."""
+    ranks, n = tuple(range(world.size)), arguments["size"] // 4
     grid = mesh(Strategy(dp=world.size))
     plain, shared = Comm(world, grid), Comm(world, grid, SHARED)
     own, ordinary = shared.buffer(n, torch.float32), torch.zeros(n)
     tried = {"native": (Call("all_reduce", ranks, world.rank, ordinary, ordinary), Way("native"))}
     for name in ALGORITHMS["all_reduce"]:
         tried[name] = (tried["native"][0], Way("p2p", name))
-    found = collectives.rounds(plain, tried, ROUNDS)
+    results = collectives.rounds(plain, tried, ROUNDS)
     call = Call("all_reduce", ranks, world.rank, own, own)
     both = {SHM: (call, Way("p2p", "hierarchical")), "native again": (call, Way("native"))}
-    found |= collectives.rounds(shared, both, ROUNDS)
-    return {name: timed.quiet for name, timed in found.items()}
+    results |= collectives.rounds(shared, both, ROUNDS)
+    return {name: timed.quiet for name, timed in results.items()}
 
 
-def _measure(given: dict[str, Any]) -> None:
-    """`phalanx measure`, without its words."""
+def _measure(arguments: dict[str, Any]) -> None:
+    """Run `phalanx measure`, without its output."""
     with redirect_stdout(io.StringIO()):
-        app.app(["measure", "--out", given["cluster"]], standalone_mode=False)
+        app.app(["measure", "--out", arguments["cluster"]], standalone_mode=False)
 
 
 def model() -> ModelSpec:
     return build_spec(ModelSpec, complete(SIZES), "model")
 
 
-def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
-    """tokens/s of every strategy, and its step as predicted from the measured cluster."""
-    cluster, job, spec = cluster_from_toml(Path(given["cluster"])), Job(world.size, SEQ), model()
+def _train(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the step times of every strategy, and those predicted from the measured cluster."""
+    cluster, job, spec = cluster_from_toml(Path(arguments["cluster"])), Job(world.size, SEQ), model()
     chosen = transport.decide(cluster, "auto")
     runs: dict[str, tuple[Step, int]] = {}
     predicted = {}
-    for line in given["lines"]:
+    for line in arguments["lines"]:
         strategy = make_strategy(line)
         assert strategy is not None
         candidate = price(spec, cluster, job, strategy)
@@ -107,13 +107,13 @@ def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
         runs[line] = (lambda batch, t=training: t.step([batch], 1e-3), world.size)
     batch = torch.randint(spec.vocab, (1, job.seq + 1))
     everyone = Comm(world, mesh(Strategy(dp=world.size)))
-    found: Figures = {}
+    results: Figures = {}
     for _ in range(TRIES):
         more = rounds(runs, batch, everyone, STEP_ROUNDS, STEPS)
         for line, figures in more.items():
             for name, values in figures.items():
-                found.setdefault(line, {}).setdefault(name, []).extend(values)
-        enough = all(sum(share < NOTED for share in f["stolen"]) >= QUIET for f in found.values())
+                results.setdefault(line, {}).setdefault(name, []).extend(values)
+        enough = all(sum(share < NOTED for share in f["stolen"]) >= QUIET for f in results.values())
         if everyone.gather_objects(enough, "world")[0]:
             break
     tokens = job.global_batch * job.seq
@@ -123,21 +123,21 @@ def _train(world: World, given: dict[str, Any]) -> dict[str, Any]:
             "seconds": [tokens / s for s in values["tokens_per_s"]],
             "stolen": values["stolen"],
         }
-        for line, values in found.items()
+        for line, values in results.items()
     }
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    if given["what"] == "measure":
-        _measure(given)
+    arguments = json.loads(sys.argv[1])
+    if arguments["what"] == "measure":
+        _measure(arguments)
         return
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     worlds.join(world, 300)
-    found = {"reduce": _reduce, "train": _train}[given["what"]](world, given)
+    results = {"reduce": _reduce, "train": _train}[arguments["what"]](world, arguments)
     if world.rank == 0:
-        write_json(Path(given["out"]), found)
+        write_json(Path(arguments["out"]), results)
     worlds.leave()
 
 

@@ -1,6 +1,6 @@
-"""A benchmark rank: the most live tensor bytes in a warm step of each strategy; on CUDA what the allocator gave out.
+"""A benchmark rank: peak live tensor bytes in a warm step of each strategy; on CUDA, peak bytes of the allocator.
 
-The model of benchmarks/zero.py. The same strategies are predicted and verified by whoever reads the result.
+The model is that of benchmarks/zero.py. `bench_memory` predicts and verifies the same strategies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CASES: dict[int, tuple[str, ...]] = {
     ),
     4: ("dp=4,zero=3,micro_batch=2", "dp=4,zero=2,shard=2"),
 }
-"""Strategies by the ranks that they take."""
+"""Strategies by number of ranks."""
 PRECISIONS = (Precision("float32"), Precision("bfloat16"))
 
 
@@ -53,9 +53,9 @@ def model() -> ModelSpec:
 
 
 def strategy_of(line: str) -> Strategy:
-    found = make_strategy(line)
-    assert found is not None
-    return found
+    strategy = make_strategy(line)
+    assert strategy is not None
+    return strategy
 
 
 def _measured(world: World, job: Job, strategy: Strategy) -> int:
@@ -80,17 +80,17 @@ def _measured(world: World, job: Job, strategy: Strategy) -> int:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:
-        found = []
+        results = []
         for line in CASES[world.size]:
             for precision in PRECISIONS:
-                found.append((line, precision.compute, _measured(world, job_of(precision), strategy_of(line))))
+                results.append((line, precision.compute, _measured(world, job_of(precision), strategy_of(line))))
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 120, work)
 

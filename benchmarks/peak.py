@@ -1,7 +1,7 @@
-"""A benchmark rank: the most live tensor bytes in a warm step of one program, alone in its process.
+"""A benchmark rank: peak live tensor bytes in a warm step of one program, alone in its process.
 
-The model of benchmarks/zero.py. Tensors are followed as an instrumented step follows them, over two steps: the first
-one finds what was there before, the second one counts.
+The model is that of benchmarks/zero.py. Tensors are tracked as in an instrumented step, over two steps: the first
+finds what existed before, the second counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAIRS = (
 
 
 class Fullest(Tracker):
-    """fully_shard empties and fills storages in place: after every operation their sizes are asked for anew."""
+    """Track storages that fully_shard frees and fills in place, by reading their sizes after every operation."""
 
     def __init__(self) -> None:
         super().__init__(Recorder())
@@ -68,12 +68,12 @@ def _program(name: str, world: World) -> Step:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:
-        step = _program(given["program"], world)
+        step = _program(arguments["program"], world)
         batch = torch.randint(SIZES["vocab"], (BATCH // world.size, SEQ + 1))  # type: ignore[call-overload]
         for _ in range(WARM):
             step(batch)
@@ -84,7 +84,7 @@ def main() -> None:
         most = torch.tensor(tracker.fullest)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         if world.rank == 0:
-            write_json(Path(given["out"]), int(most))
+            write_json(Path(arguments["out"]), int(most))
 
     run_rank(world, 120, work)
 

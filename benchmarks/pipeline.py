@@ -1,10 +1,10 @@
-"""A benchmark rank: our pipeline executor beside torch.distributed.pipelining: one model, partition and schedule.
+"""A benchmark rank: our pipeline executor compared with torch.distributed.pipelining on one model and schedule.
 
-A llama of the published baselines' size (zero.py), 8 micro-batches of one sequence. Whole steps on both sides:
-passes, one all-reduce of loss and norm, clipping, fused AdamW; torch is told every shape beforehand. First both must
-agree on loss and gradients; then rounds are interleaved, so that whatever else the machine does falls on all alike.
-Last, each program alone: when our ranks are idle, beside what the schedule's price says for the passes' own seconds;
-and the most live bytes of either side. One thread per rank.
+A llama of the published baselines' size (zero.py), 8 micro-batches of one sequence. Both sides take complete steps:
+passes, one all-reduce of loss and norm, clipping, fused AdamW; torch is given every shape beforehand. First both must
+agree on loss and gradients. Then rounds are interleaved, so that other load on the machine affects both alike. Last,
+each program runs alone: to compare the idle time of our ranks with the price of the schedule for the measured passes,
+and for the peak live bytes of either side. One thread per rank.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from phalanx.train.training_step import Training
 
 ROUNDS, STEPS = 5, 2
 WATCHED = 5
-"""Steps in which idle time is measured."""
+"""Number of steps in which idle time is measured."""
 SIZES = {"family": "llama", "vocab": 4096, "hidden": 256, "layers": 8, "heads": 8, "ffn": 768, "max_seq": 256}
 SEQ, MICRO_BATCHES = 256, 8
 CASES = {
@@ -72,7 +72,7 @@ def strategy_of(name: str, ranks: int) -> Strategy:
 
 
 class Chunk(nn.Module):
-    """Some units of our decoder, as a stage of torch's."""
+    """Some units of our decoder, as a stage for torch's pipelining."""
 
     def __init__(self, spec: ModelSpec, units: tuple[str, ...]) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Chunk(nn.Module):
                 own[p.fqn].copy_(torch.from_numpy(draw(spec, p, 0, 0, p.numel)).view(p.shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of tokens or the stream the stream or the logits."""
+        """Map tokens or the residual stream to the residual stream or the logits."""
         if self.first:
             return self.decoder(x)  # type: ignore[no-any-return]
         return self.decoder(x[..., 0], x=x)  # type: ignore[no-any-return]
@@ -105,7 +105,7 @@ class Ours:
 
 
 class Theirs:
-    """The same step as torch's tutorial and torchtitan write it."""
+    """The same step, written as in torch's tutorial and torchtitan."""
 
     def __init__(self, name: str, world: World) -> None:
         spec, strategy, self.job = spec_of(), strategy_of(name, world.size), Job(MICRO_BATCHES, SEQ)
@@ -137,10 +137,10 @@ class Theirs:
 
     def step(self, batch: Tensor) -> float:
         self.optimizer.zero_grad(set_to_none=True)
-        given = [batch[:, :-1]] if any(c.first for c in self.chunks.values()) else []
+        inputs = [batch[:, :-1]] if any(c.first for c in self.chunks.values()) else []
         targets = batch[:, 1:] if any(c.last for c in self.chunks.values()) else None
         losses: list[Tensor] = []
-        self.schedule.step(*given, target=targets, losses=losses, return_outputs=False)
+        self.schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         square = torch.stack(torch._foreach_norm(gradients)).square().sum()
         told = torch.stack([sum(losses, torch.zeros(())).detach(), square])
@@ -160,8 +160,10 @@ Program = Ours | Theirs
 
 
 def agree(ours: Program, theirs: Program, batch: Tensor) -> None:
-    """A step of both from the same weights: losses are the same, and all gradients but for the one factor by which
-    both are clipped. Torch's norm in fp32 is right to so many digits only, fewer of longer tensors."""
+    """Require equal losses and gradients of one step of both from the same weights.
+
+    Gradients may differ by one common clipping factor, because torch's norm in fp32 has fewer correct digits.
+    """
     losses = ours.step(batch), theirs.step(batch)
     assert abs(losses[0] - losses[1]) < 1e-5 * losses[0], losses
     own, others = ours.gradients(), theirs.gradients()
@@ -174,28 +176,28 @@ def agree(ours: Program, theirs: Program, batch: Tensor) -> None:
 
 
 class Watched:
-    """When each pass of our executor runs, without what it waits for."""
+    """Records when each pass of our executor runs, and how long it waits for messages."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.spans: list[tuple[Action, float, float, float]] = []  # begins, ends, and how long it has waited
+        self.spans: list[tuple[Action, float, float, float]] = []  # action, start, end, seconds waited
         self._waited = 0.0
         for name in ("_forward", "_backward", "_weights"):
             setattr(pipeline, name, self._pass(getattr(pipeline, name)))
         pipeline._arrived = self._wait(pipeline._arrived)  # type: ignore[method-assign]
 
     def _pass(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(action: Action, *given: Any, **named: Any) -> Any:
+        def watched(action: Action, *args: Any, **kwargs: Any) -> Any:
             start, self._waited = time.perf_counter(), 0.0
-            out = work(action, *given, **named)
+            out = work(action, *args, **kwargs)
             self.spans.append((action, start, time.perf_counter(), self._waited))
             return out
 
         return watched
 
     def _wait(self, work: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def watched(*given: Any) -> Tensor:
+        def watched(*args: Any) -> Tensor:
             start = time.perf_counter()
-            out = work(*given)
+            out = work(*args)
             self._waited += time.perf_counter() - start
             return out
 
@@ -203,8 +205,10 @@ class Watched:
 
 
 def idle(ours: Ours, batch: Tensor) -> tuple[float, float]:
-    """The share of the passes of a step in which ranks are idle, and what the schedule's price says, with the passes'
-    own seconds: those of this run."""
+    """Return (measured, predicted) idle share of the ranks in a step.
+
+    The prediction prices the schedule with the measured seconds of its passes.
+    """
     pipeline, world = ours.training.pipeline, ours.comm.world
     watched = Watched(pipeline)
     shares = []
@@ -213,9 +217,9 @@ def idle(ours: Ours, batch: Tensor) -> tuple[float, float]:
         watched.spans.clear()
         ours.comm.barrier()
         ours.step(batch)
-        told: list[Any] = [None] * world.size
-        dist.all_gather_object(told, watched.spans)
-        spans = [span for own in told for span in own]
+        gathered: list[Any] = [None] * world.size
+        dist.all_gather_object(gathered, watched.spans)
+        spans = [span for own in gathered for span in own]
         busy = sum(stop - start - waited for _, start, stop, waited in spans)
         makespan = max(stop for _, _, stop, _ in spans) - min(start for _, start, _, _ in spans)
         shares.append(1 - busy / (world.size * makespan))
@@ -228,7 +232,7 @@ def idle(ours: Ours, batch: Tensor) -> tuple[float, float]:
 
 
 def peak(program: Program, batch: Tensor) -> int:
-    """The most live bytes of the fullest rank in a warm step of a program, of which nothing else is there."""
+    """Return the peak live bytes of the fullest rank in a warm step of a program that is alone in memory."""
     program.step(batch)
     gc.collect()
     with Tracker(Recorder()) as tracker:
@@ -239,11 +243,11 @@ def peak(program: Program, batch: Tensor) -> int:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    cases: list[str] = given.get("cases") or list(CASES)
+    cases: list[str] = arguments.get("cases") or list(CASES)
 
     def work() -> None:
         comm = Comm(world, mesh(Strategy(dp=world.size)))
@@ -253,8 +257,8 @@ def main() -> None:
             ours, theirs = Ours(name, world), Theirs(name, world)
             agree(ours, theirs, batch)
             runs[f"{name}, ours"], runs[f"{name}, torch"] = (ours.step, world.size), (theirs.step, world.size)
-        found: dict[str, Any] = dict(rounds(runs, batch, comm, ROUNDS, STEPS))
-        for figures in found.values():  # all ranks of a step see the same sequences
+        results: dict[str, Any] = dict(rounds(runs, batch, comm, ROUNDS, STEPS))
+        for figures in results.values():  # all ranks of a step see the same sequences
             figures["tokens_per_s"] = [n / world.size for n in figures["tokens_per_s"]]
         runs.clear()
         del ours, theirs
@@ -262,12 +266,12 @@ def main() -> None:
             gc.collect()
             program = Ours(name, world)
             most = peak(program, batch)
-            found[f"{name}, idle"] = idle(program, batch)
+            results[f"{name}, idle"] = idle(program, batch)
             del program
             gc.collect()
-            found[f"{name}, peak"] = most, peak(Theirs(name, world), batch)
+            results[f"{name}, peak"] = most, peak(Theirs(name, world), batch)
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 300, work)
 

@@ -1,4 +1,4 @@
-"""The same model under torch's own data parallelism, as its tutorials write it, and under ours."""
+"""One model under torch's own data parallelism, as in its tutorials, and under ours."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from phalanx.train.training_step import Training
 
 @torch.no_grad()
 def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> None:
-    """Fill a whole single-process model in place, as a run of this seed begins."""
+    """Initialise an unsharded model in place, with the initial weights of a run of this seed."""
     own = dict(model.named_parameters())
     for p in parameters(spec):
         own[p.fqn].copy_(torch.from_numpy(draw(spec, p, seed, 0, p.numel)).view(p.shape))
 
 
 def ddp(model: Decoder) -> nn.Module:
-    """DistributedDataParallel with its best settings."""
+    """Return the model under DistributedDataParallel with its best settings."""
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
 def fsdp(reshard: bool) -> Callable[[Decoder], nn.Module]:
-    """fully_shard by blocks, which keeps parameters from the forward to the backward pass, or gathers them again."""
+    """Return the model under fully_shard by blocks, which keeps parameters for the backward pass or regathers."""
 
     def wrap(model: Decoder) -> nn.Module:
         for block in model.blocks.values():
@@ -49,7 +49,7 @@ def fsdp(reshard: bool) -> Callable[[Decoder], nn.Module]:
 
 
 def torch_step(spec: ModelSpec, job: Job, wrap: Callable[[Decoder], nn.Module]) -> Step:
-    """A training step with fused AdamW in fp32."""
+    """Return a training step with fused AdamW in fp32."""
     model: Decoder = create(spec, torch.float32, torch.device("cpu"))
     initialise(model, spec, 0)
     wrapped = wrap(model)
@@ -70,7 +70,7 @@ def torch_step(spec: ModelSpec, job: Job, wrap: Callable[[Decoder], nn.Module]) 
 def our_step(
     spec: ModelSpec, job: Job, world: World, strategy: Strategy, transport: Literal["native", "shm"]
 ) -> Step:
-    """A step of ours with every collective over one transport."""
+    """Return a training step of ours with every collective over one transport."""
     chosen = tuple(Choice(op, world.size, 0, transport) for op in OPS)
     training = Training(spec, job, strategy, Comm(world, mesh(strategy), chosen), 0)
     return lambda batch: training.step([batch], 1e-3)

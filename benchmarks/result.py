@@ -1,4 +1,4 @@
-"""One figure against its limit."""
+"""A measured figure with its limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Result:
-    """No limit: shown for information."""
+    """A figure and whether it keeps its limit; without a limit it is only shown."""
 
     name: str
     shown: str

@@ -1,6 +1,6 @@
-"""A benchmark rank: training that saves nothing, saves beside the steps, and stops until a checkpoint is written.
+"""A benchmark rank: training that saves nothing, saves during the next steps, or waits until a checkpoint is written.
 
-The model of benchmarks/zero.py at zero=1; every round of a program saves once.
+The model is that of benchmarks/zero.py at zero=1; every round of a program saves once.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ def _programs(world: World, folder: Path) -> tuple[dict[str, tuple[Step, int]], 
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:
-        out = Path(given["out"])
+        out = Path(arguments["out"])
         programs, comm = _programs(world, out.parent / "checkpoint")
         batch = torch.randint(SIZES["vocab"], (BATCH // world.size, SEQ + 1))  # type: ignore[call-overload]
-        found = rounds(programs, batch, comm, ROUNDS, STEPS)
+        results = rounds(programs, batch, comm, ROUNDS, STEPS)
         if world.rank == 0:
             size = sum(f.stat().st_size for f in (out.parent / "checkpoint").rglob("*") if f.is_file())
-            write_json(out, {"figures": found, "bytes": size})
+            write_json(out, {"figures": results, "bytes": size})
 
     run_rank(world, 120, work)
 

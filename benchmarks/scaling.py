@@ -1,8 +1,8 @@
-"""A benchmark rank: strong and weak scaling of one job, and where the time goes that a rank more does not win.
+"""A benchmark rank: strong and weak scaling of one job, and what the time is lost to.
 
 A step of p ranks takes T, on average over the ranks: computing, waiting for messages of a pipeline (the bubble),
 waiting until the rank that computes longest is done (imbalance), and the rest of what blocks them, exposed
-communication. Alone a step of the same work takes T1, in rounds between: what else the machine does falls on both.
+communication. The same work takes T1 on one process, in interleaved rounds, so that other load affects both alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CASES = ("strong", "weak", "strong, pipeline")
 
 
 def case(name: str, p: int, job: Job) -> tuple[Job, Strategy]:
-    """The job and the strategy of a case on p ranks."""
+    """Return the job and the strategy of a case on p ranks."""
     if name == "weak":
         return replace(job, global_batch=2 * p), Strategy(dp=p, micro_batch=2)
     if name == "strong":
@@ -53,15 +53,15 @@ class _Case:
         self.comm = Comm(world, mesh(self.candidate.strategy), transport.decide(cluster, "auto"))
         self.training = Training(file.model, job, self.candidate.strategy, self.comm, 0)
         self.batches = _batches(job, strategy, file.model.vocab)
-        # The work of one rank of the weak case, all of it otherwise.
+        # One process does the work of one rank in the weak case, and all of it otherwise.
         alone_job, alone = case(name, 1, file.job)
         self.alone = Training(file.model, alone_job, alone, Comm(ALONE, mesh(alone)), 0)
         self.alone_batches = _batches(alone_job, alone, file.model.vocab)
         self.alone_predicted = float(price(file.model, cluster, alone_job, alone).prediction.step_time_s)
 
     def round(self) -> dict[str, list[float]]:
-        """Seconds of every step: alone, together, and of these on average over ranks what they were spent on."""
-        found: dict[str, list[float]] = {
+        """Return seconds of every step: alone, together, and the parts of the latter, averaged over ranks."""
+        results: dict[str, list[float]] = {
             key: [] for key in ("alone", "step", "compute", "imbalance", "bubble", "exposed")
         }
         for _ in range(STEPS):
@@ -69,7 +69,7 @@ class _Case:
             start = time.perf_counter()
             if self.comm.world.rank == 0:
                 self.alone.step(self.alone_batches, 1e-3)
-                found["alone"].append(time.perf_counter() - start)
+                results["alone"].append(time.perf_counter() - start)
             self.comm.barrier()
             self.comm.timeline.begin()
             self.training.step(self.batches, 1e-3)
@@ -86,10 +86,10 @@ class _Case:
             longest = max(float(t[1]) for t in everyone)
             imbalance = 0.0 if bubble else min(longest - compute, step - compute)
             rest = step - compute - imbalance - bubble
-            for key, value in zip(found, (None, step, compute, imbalance, bubble, rest), strict=True):
+            for key, value in zip(results, (None, step, compute, imbalance, bubble, rest), strict=True):
                 if value is not None:
-                    found[key].append(value)
-        return found
+                    results[key].append(value)
+        return results
 
 
 def _batches(job: Job, strategy: Strategy, vocab: int) -> list[torch.Tensor]:
@@ -98,15 +98,15 @@ def _batches(job: Job, strategy: Strategy, vocab: int) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     file = job_file.load(Path("examples/quickstart.toml"))
-    cluster = local_cluster(given["most"], "float32", 1)
+    cluster = local_cluster(arguments["most"], "float32", 1)
 
     def work() -> None:
         cases = {name: _Case(name, file, cluster, world) for name in CASES if world.size > 1 or "pipe" not in name}
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             name: {
                 "predicted": float(c.candidate.prediction.step_time_s),
                 "predicted alone": c.alone_predicted,
@@ -119,9 +119,9 @@ def main() -> None:
             for name, c in cases.items():
                 for key, values in c.round().items():
                     if i:
-                        found[name].setdefault(key, []).extend(values)
+                        results[name].setdefault(key, []).extend(values)
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 300, work)
 

@@ -1,5 +1,5 @@
-"""What the lab shows by time: all-reduces over a slow link against its rate and against Gloo, the rate as measured,
-and what compression and HSDP win against what was predicted beforehand."""
+"""Times in the lab: all-reduces over a slow link compared with its rate and with Gloo, the rate found by `phalanx
+measure`, and the gain of compression and HSDP compared with its prediction."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ RATE = "1gbit"
 SIZE = 2**24
 
 
-def _run(made: Lab, ranks: int, **given: Any) -> None:
-    code = lab.run(made, ranks, ["-m", "benchmarks.lab", json.dumps(given)])
+def _run(network: Lab, ranks: int, **arguments: Any) -> None:
+    """Run benchmarks.lab on the lab's hosts."""
+    code = lab.run(network, ranks, ["-m", "benchmarks.lab", json.dumps(arguments)])
     assert code == 0, f"ranks in the lab ended with {code}"
 
 
-def _told(made: Lab, ranks: int, **given: Any) -> Any:
-    """What the ranks on the lab's hosts have written."""
+def _run_and_read(network: Lab, ranks: int, **arguments: Any) -> Any:
+    """Run benchmarks.lab on the lab's hosts and return what its ranks wrote."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "told.json"
-        _run(made, ranks, out=str(out), **given)
+        out = Path(folder) / "result.json"
+        _run(network, ranks, out=str(out), **arguments)
         return json.loads(out.read_text())
 
 
 def bench_lab() -> Iterator[Result]:
-    """The numbers that links of 1 Gbit/s between hosts allow."""
+    """Measure collectives and training on hosts with links of 1 Gbit/s."""
     why = lab.unavailable()
     if why:
         yield Result("the lab", why)
         return
     rate = lab.bytes_per_s(RATE)
     for hosts, least in ((2, 1.25), (4, 1.05)):
-        with Lab(hosts, rate) as made:
-            times = _told(made, 2, what="reduce", size=SIZE)
+        with Lab(hosts, rate) as network:
+            times = _run_and_read(network, 2, what="reduce", size=SIZE)
         for name in ("native", *ALGORITHMS["all_reduce"], SHM):
             bound = crossing(name, 2 * hosts, 2) * SIZE / rate
             middle = median(times[name])
@@ -61,29 +62,31 @@ def bench_lab() -> Iterator[Result]:
             limit = f"at least {least}" if name == SHM else ""
             yield Result(f"Gloo / {name}, {hosts} x 2", shown, limit, kept or not limit)
     for ranks, base, others in ((1, WHOLE, COMPRESSED), (2, SHARDED, (HSDP,))):
-        with Lab(2, rate) as made, tempfile.TemporaryDirectory() as folder:
+        with Lab(2, rate) as network, tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder) / "cluster.toml")
-            _run(made, ranks, what="measure", cluster=file)
-            network = cluster_from_toml(Path(file)).tiers[-1]
-            found = {"rank": network.bandwidth_bytes_per_s_per_gpu_per_direction}
+            _run(network, ranks, what="measure", cluster=file)
+            link = cluster_from_toml(Path(file)).tiers[-1]
+            rates = {"rank": link.bandwidth_bytes_per_s_per_gpu_per_direction}
             if ranks > 1:
-                found["host"] = network.uplink_bandwidth_bytes_per_s_per_direction or 0.0
-            for name, value in found.items():
-                shown = f"{value / rate:.3f} of what was set"
+                rates["host"] = link.uplink_bandwidth_bytes_per_s_per_direction or 0.0
+            for name, value in rates.items():
+                shown = f"{value / rate:.3f} of the set rate"
                 kept = abs(value / rate - 1) <= 0.05
                 yield Result(f"the link's rate of a {name}, 2 x {ranks}", shown, "5 %", kept)
-            steps = _told(made, ranks, what="train", cluster=file, lines=(base, *others))
+            steps = _run_and_read(network, ranks, what="train", cluster=file, lines=(base, *others))
         for line in others:
             yield _speed_up(steps, line, base)
 
 
 def _speed_up(steps: dict[str, Any], line: str, base: str) -> Result:
-    """Of a strategy over another, as measured and as predicted before: medians of the rounds in which the machine
-    was its own. With a threshold that is not low nobody knows beforehand how many elements are sent: a bound."""
+    """Compare the speed-up of a strategy over another as measured, over undisturbed rounds, and as predicted before.
+
+    The prediction of a threshold that is not low is only a bound: how much it sends is not known beforehand.
+    """
     name, quiet = f"speed-up of {line} over {base}", dict[str, list[float]]()
     for key in (base, line):
-        told = zip(steps[key]["seconds"], steps[key]["stolen"], strict=True)
-        quiet[key] = sorted(seconds for seconds, stolen in told if stolen < NOTED)
+        rounds = zip(steps[key]["seconds"], steps[key]["stolen"], strict=True)
+        quiet[key] = sorted(seconds for seconds, stolen in rounds if stolen < NOTED)
         if len(quiet[key]) < QUIET:
             return Result(name, f"{len(quiet[key])} quiet rounds of {len(steps[key]['seconds'])}", f"{QUIET}", False)
     base_s, line_s = median(quiet[base]), median(quiet[line])

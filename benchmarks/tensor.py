@@ -1,6 +1,6 @@
-"""A benchmark rank: tensor and sequence parallelism of ours, over Gloo and over shared memory, beside DTensor's.
+"""A benchmark rank: our tensor and sequence parallelism, over Gloo and over shared memory, compared with DTensor's.
 
-The model of the published baselines (zero.py) with a head of its own, as `parallelize_module` splits it.
+The model is that of the published baselines (zero.py) with an untied head, as `parallelize_module` splits it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ ROUNDS, STEPS = 5, 2
 
 
 def dtensor_plan(spec: ModelSpec, sp: bool) -> dict[str, ParallelStyle]:
-    """Who splits what, as torch's tutorial on tensor parallelism says, or as torchtitan does with sequence
-    parallelism: norms and the stream between them over the sequence."""
+    """Return how each module is split, as in torch's tutorial on tensor parallelism.
+
+    With sequence parallelism as in torchtitan: norms and the residual stream are split over the sequence.
+    """
     stream = Shard(1) if sp else Replicate()
     plan: dict[str, ParallelStyle] = {f"attention.{name}": ColwiseParallel() for name in "qkv"}
     plan["mlp.up"] = ColwiseParallel()
@@ -67,11 +69,11 @@ def dtensor_plan(spec: ModelSpec, sp: bool) -> dict[str, ParallelStyle]:
 
 
 def dtensor_step(spec: ModelSpec, job: Job, ranks: int, sp: bool = False) -> Step:
-    """The same step as torch's tutorial on tensor parallelism writes it: fused AdamW, clipped, loss in parallel."""
+    """Return the same step as in torch's tutorial on tensor parallelism: fused AdamW, clipping, parallel loss."""
     model = create(spec, torch.float32, torch.device("cpu"))
     initialise(model, spec, 0)
     parallelize_module(model, init_device_mesh("cpu", (ranks,)), dtensor_plan(spec, sp))
-    first, n = (dist.get_rank() * job.seq // ranks, job.seq // ranks) if sp else (0, job.seq)  # of a sequence
+    first, n = (dist.get_rank() * job.seq // ranks, job.seq // ranks) if sp else (0, job.seq)  # this rank's positions
     split = [p for p in model.parameters() if isinstance(p, DTensor)]
     rest = [p for p in model.parameters() if not isinstance(p, DTensor)]
     optimizer = torch.optim.AdamW([{"params": split}, {"params": rest}], lr=1e-3, fused=True)
@@ -86,7 +88,7 @@ def dtensor_step(spec: ModelSpec, job: Job, ranks: int, sp: bool = False) -> Ste
         with loss_parallel():
             loss = F.cross_entropy(logits.flatten(0, 1), targets.reshape(-1)) * targets.numel()
             (loss / (job.global_batch * job.seq)).backward()
-        if sp:  # each rank has seen its own positions
+        if sp:  # each rank has computed its own positions
             dist.all_reduce(model.embed.position.weight.grad)
         norms = [get_total_norm([p.grad for p in own if p.grad is not None]) for own in (split, rest)]
         squares = [(n.full_tensor() if isinstance(n, DTensor) else n).square() for n in norms]
@@ -102,7 +104,7 @@ def dtensor_step(spec: ModelSpec, job: Job, ranks: int, sp: bool = False) -> Ste
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     spec = build(ModelSpec, complete(SIZES | {"tied": False}), "model")
@@ -121,12 +123,12 @@ def main() -> None:
         alone = Training(spec, job, Strategy(micro_batch=BATCH), Comm(ALONE, mesh(Strategy())), 0)
         runs["one process"] = (lambda batch: alone.step([batch], 1e-3), 1)
         tokens = torch.randint(spec.vocab, (BATCH, SEQ + 1), generator=torch.Generator().manual_seed(0))
-        found = rounds(runs, tokens, comm, ROUNDS, STEPS)
+        results = rounds(runs, tokens, comm, ROUNDS, STEPS)
         for name, (_, used) in runs.items():  # all ranks of a step see the same sequences
             if world.rank == 0:
-                found[name]["tokens_per_s"] = [n / used for n in found[name]["tokens_per_s"]]
+                results[name]["tokens_per_s"] = [n / used for n in results[name]["tokens_per_s"]]
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 300, work)
 

@@ -1,7 +1,8 @@
-"""A benchmark rank: our ZeRO stages over Gloo and over shared memory, beside torch's own, on one model.
+"""A benchmark rank: our ZeRO stages over Gloo and over shared memory, compared with torch's, on one model.
 
-The model of the published baselines: GPT of 8 layers, d = 256, sequence 256, vocabulary 4,096, 2,048 tokens a step.
-Rounds are interleaved, so that whatever else the machine does falls on all alike. One thread per rank.
+The model is that of the published baselines: GPT of 8 layers, d = 256, sequence 256, vocabulary 4,096, 2,048 tokens a
+step.
+Rounds are interleaved, so that other load on the machine affects all programs alike. One thread per rank.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SEQ, BATCH = 256, 8
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     world = worlds.external() or ALONE
     torch.set_num_threads(1)
     spec = build(ModelSpec, complete(SIZES), "model")
@@ -53,9 +54,9 @@ def main() -> None:
                 runs[f"zero={zero}, {transport}"] = (our_step(spec, job, world, strategy, transport), ranks)  # type: ignore[arg-type]
         alone = Training(spec, Job(size, SEQ), Strategy(micro_batch=size), Comm(ALONE, mesh(Strategy())), 0)
         runs["one process"] = (lambda batch: alone.step([batch], 1e-3), 1)
-        found = rounds(runs, torch.randint(spec.vocab, (size, SEQ + 1)), comm, ROUNDS, STEPS)
+        results = rounds(runs, torch.randint(spec.vocab, (size, SEQ + 1)), comm, ROUNDS, STEPS)
         if world.rank == 0:
-            write_json(Path(given["out"]), found)
+            write_json(Path(arguments["out"]), results)
 
     run_rank(world, 300, work)
 

@@ -1,1 +1,1 @@
-"""Fits the constants that ship with predictions, from published runs: a developer's tool, not installed."""
+"""A developer's tool, not installed: fits the constants of predictions on published runs. Start with `__main__`."""

@@ -1,10 +1,11 @@
-"""`python -m calibration [--further [OWNER ...]] [--leave-out [FAMILY ...]] [--write]`: fit all constants,
-and print how well.
+"""Fit the constants of predictions on published runs, and print how far off predictions then are.
 
-Without options: links, step times, memory, in some minutes. --further: step times and memory alone, from the
-constants as they stand; with names (`ampere`, `nvidia.misaligned`) step times by these alone. --leave-out: fits once
-more for every family (or those named) without its rows, and prints what is then predicted of them. --write:
-src/phalanx/cost/constants.py.
+python -m calibration                          links, step times and memory, from the defaults: some minutes
+python -m calibration --further                step times and memory, starting from the current constants
+python -m calibration --further OWNER ...      step times alone, moving only these owners or constants, such as
+                                               `ampere` or `nvidia.misaligned`
+python -m calibration --leave-out [FAMILY ...] for every family (or these), fit without its rows and predict them
+... --write                                    also write src/phalanx/cost/analytic/fitted_constants.py
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ LEFT = Path(__file__).parent / "left_out.json"
 
 
 def times(
-    found: Sequence[Case],
+    rows: Sequence[Case],
     links: Mapping[str, float],
     without: Sequence[str] = (),
     say: Callable[[str], None] = print,
 ) -> dict[str, float]:
-    """Constants of step times, from the defaults: one by one, then all together."""
-    data = fitted(found, without)
+    """Fit the constants of step times from the defaults, first one by one, then all together."""
+    data = fitted(rows, without)
     moved: list[Free] = free()
     x, _ = descend(data, moved, links, sweeps=6, say=say)
     x, _ = fit(data, moved, links, start=x, rounds=14, say=say)
@@ -46,48 +47,51 @@ def times(
 
 
 def further(
-    found: Sequence[Case], whole: Mapping[str, float], only: Sequence[str], say: Callable[[str], None] = print
+    rows: Sequence[Case], current: Mapping[str, float], only: Sequence[str], say: Callable[[str], None] = print
 ) -> dict[str, float]:
-    """Constants of step times and of links, the former moved on from where they stand: all, or `only` some."""
+    """Fit constants of step times further, from their current values: all, or `only` some. Links stay as they are."""
     every = free()
     moved = [f for f in every if not only or f.owner in only or f.key in only]
-    links = {key: whole[key] for key in link_constants.KEYS}
-    fixed = links | {f.key: whole[f.key] for f in every if f not in moved and f.key in whole}
-    reached = fit(fitted(found), moved, fixed, start=offsets_of(moved, whole), rounds=10, say=say)[1]
+    links = {key: current[key] for key in link_constants.KEYS}
+    fixed = links | {f.key: current[f.key] for f in every if f not in moved and f.key in current}
+    reached = fit(fitted(rows), moved, fixed, start=offsets_of(moved, current), rounds=10, say=say)[1]
     return links | {f.key: reached[f.key] for f in every if f.key in reached}
 
 
-def _tell(text: str) -> None:
+def _announce(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def without_family(found: Sequence[Case], whole: Mapping[str, float], left: Sequence[str]) -> dict[str, float]:
-    """Constants of step times without some families' rows: of what they alone inform, the parents' values; all
-    others move from where all rows have put them to where the rest does."""
-    data, moved = fitted(found, left), free()
-    x = offsets_of(moved, whole)
+def without_family(rows: Sequence[Case], current: Mapping[str, float], left_out: Sequence[str]) -> dict[str, float]:
+    """Fit constants of step times without the rows of some families, from the current values.
+
+    Constants that only those rows determine get their parents' values.
+    """
+    data, moved = fitted(rows, left_out), free()
+    x = offsets_of(moved, current)
     for j, f in enumerate(moved):
         if not data.rows(f):
             x[j] = 0.0
-    links = {key: whole[key] for key in link_constants.KEYS}
+    links = {key: current[key] for key in link_constants.KEYS}
     return fit(data, moved, links, start=x, rounds=3)[1]
 
 
 def table(
-    found: Sequence[Case], constants: Mapping[str, float], only: Sequence[str] = ()
+    rows: Sequence[Case], constants: Mapping[str, float], only: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
-    """Errors by family, over all rows."""
-    names = np.array([family(c) for c in found])
+    """Return errors of predicted step times by family, all or `only` some."""
+    names = np.array([family(c) for c in rows])
     kept = [i for i, name in enumerate(names) if not only or name in only]
-    of = [found[i] for i in kept]
-    measured = np.array([c.measured_s for c in of])
-    predicted = Data(of, measured, np.ones(len(of))).predict(constants)
-    own = names[kept]
-    return {name: errors(predicted[own == name], measured[own == name]) for name in sorted(set(own))}
+    chosen = [rows[i] for i in kept]
+    measured = np.array([c.measured_s for c in chosen])
+    predicted = Data(chosen, measured, np.ones(len(chosen))).predict(constants)
+    names = names[kept]
+    return {name: errors(predicted[names == name], measured[names == name]) for name in sorted(set(names))}
 
 
-def show(of: Mapping[str, Mapping[str, float]], note: str = "") -> None:
-    for name, e in of.items():
+def show(rows: Mapping[str, Mapping[str, float]], note: str = "") -> None:
+    """Print a line of errors per family, in percent."""
+    for name, e in rows.items():
         rho = f"{e['spearman']:6.3f}" if e["spearman"] is not None else "     -"
         print(
             f"{name:34s} {e['n']:4d} rows  mean {e['mape']:5.1f}  median {e['median']:5.1f}  bias {e['bias']:+6.1f}"
@@ -97,7 +101,7 @@ def show(of: Mapping[str, Mapping[str, float]], note: str = "") -> None:
 
 
 def _names(arguments: Sequence[str]) -> list[str]:
-    """The families or owners that are named."""
+    """Return the families or owners named in the arguments; exit on an unknown one."""
     given = [a for a in arguments if not a.startswith("--")]
     known: set[str] = set()
     if "--leave-out" in arguments:
@@ -107,34 +111,34 @@ def _names(arguments: Sequence[str]) -> list[str]:
     for name in given:
         if name not in known:
             hint = nearest(name, sorted(known)) if known else "names go with --further or --leave-out"
-            sys.exit(f"error: {InputError('calibration', name, 'is nothing to calibrate', hint)}")
+            sys.exit(f"error: {InputError('calibration', name, 'cannot be calibrated', hint)}")
     return given
 
 
 def main(arguments: Sequence[str]) -> None:
     """Fit what the arguments ask for, show the errors of predictions, and write the constants with `--write`."""
-    found = timed(cases(load(RUNS))[0])
+    rows = timed(cases(load(RUNS))[0])
     named = _names(arguments)
     if "--leave-out" in arguments:
         named = named or list(LEFT_OUT)
-        told = json.loads(LEFT.read_text()) if LEFT.exists() else {}
+        saved = json.loads(LEFT.read_text()) if LEFT.exists() else {}
         for name in named:
-            left = LEFT_OUT[name]
-            of = table(found, without_family(found, CONSTANTS, left), left)
-            show(of, f"  without {name}")
-            told |= of
-            LEFT.write_text(json.dumps(told, indent=1) + "\n")
+            left_out = LEFT_OUT[name]
+            scores = table(rows, without_family(rows, CONSTANTS, left_out), left_out)
+            show(scores, f"  without {name}")
+            saved |= scores
+            LEFT.write_text(json.dumps(saved, indent=1) + "\n")
         return
     if "--further" in arguments:
-        constants = further(found, CONSTANTS, named, say=_tell)
+        constants = further(rows, CONSTANTS, named, say=_announce)
     else:
         links = link_constants.fitted()
-        constants = {**links, **times(found, links, say=_tell)}
+        constants = {**links, **times(rows, links, say=_announce)}
     if named:
         constants |= {key: value for key, value in CONSTANTS.items() if key not in constants}
     else:
         constants |= memory.fitted(constants)
-    show(table(found, constants))
+    show(table(rows, constants))
     if "--write" in arguments:
         write(constants)
 

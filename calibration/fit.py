@@ -1,8 +1,11 @@
-"""Constants of stacks and chips, fitted on the published runs: `python -m calibration`.
+"""Fit constants of stacks and chips on step times of published runs, in log space.
 
-The residuals are log(predicted / measured), each family with the same weight; constants move on a log scale (shares
-on a logit scale) against a prior that pulls a release to the one that it comes from, and a root to its default. The
-least absolute error is found by reweighted Gauss-Newton steps. A constant that no family informs stays where it is.
+The residuals are log(predicted / measured), and every family has the same weight. Constants move on a log scale
+(shares on a logit scale) with a prior that pulls each to its parent, and a root to its default. The cost
+
+    sum_i w_i |r_i| + PRIOR/2 sum_j (x_j / spread_j)^2
+
+is minimised by iteratively reweighted Gauss-Newton steps. A constant that no row depends on stays where it is.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ SHARES = (
 
 @dataclass(frozen=True)
 class Free:
-    """A constant that is fitted: `owner.field`, and how far it may well be from its parent's value, in logs."""
+    """A constant to fit: `owner.field`, with the prior's spread around the parent's value, on the log scale."""
 
     owner: str
     field: str
@@ -65,7 +68,7 @@ class Free:
         return self.field in SHARES and (self.hardware or self.field.endswith("overlap"))
 
     def parent(self, constants: Mapping[str, float]) -> float:
-        """Its value were it not fitted: constants hold those of the owners that it comes from, not its own."""
+        """Return the value inherited from the nearest ancestor that has one in `constants`, or the default."""
         if self.field == "clock":
             return CHIPS[self.owner].clock
         for owner in (chain(self.owner) if self.hardware else chain_of(self.owner))[1:]:
@@ -76,30 +79,33 @@ class Free:
 
 @cache
 def _default(stack: str, field: str) -> float:
-    """As built, or else any stack's."""
+    """Return a stack's value of a field before any fit."""
     return float(getattr(profile(stack, {}), field))
 
 
 @cache
 def chain_of(stack: str) -> tuple[str, ...]:
-    found = [stack]
-    while stacks.STACKS[found[-1]].parent:
-        found.append(stacks.STACKS[found[-1]].parent)
-    return tuple(found)
+    """Return a stack and its ancestors, nearest first."""
+    chain_ = [stack]
+    while stacks.STACKS[chain_[-1]].parent:
+        chain_.append(stacks.STACKS[chain_[-1]].parent)
+    return tuple(chain_)
 
 
 def up(x: float, share: bool) -> float:
+    """Map a constant to the scale that it is fitted on: logit for a share, else log."""
     x = min(max(x, 0.02), 0.98) if share else max(x, 1e-9)
     return math.log(x / (1 - x)) if share else math.log(x)
 
 
 def down(u: float, share: bool) -> float:
+    """Map back from the scale of `up`."""
     u = min(max(u, -12.0), 12.0) if share else u
     return 1 / (1 + math.exp(-u)) if share else math.exp(min(u, 50))
 
 
 def order(free: Sequence[Free]) -> list[Free]:
-    """Parents before children."""
+    """Sort constants so that parents come before children."""
 
     def depth(f: Free) -> int:
         if f.hardware:
@@ -110,16 +116,16 @@ def order(free: Sequence[Free]) -> list[Free]:
 
 
 def constants_of(free: Sequence[Free], x: Floats, fixed: Mapping[str, float]) -> dict[str, float]:
-    """All constants where the fit stands: x are offsets from each parent's value."""
-    found = dict(fixed)
+    """Return all constants for the offsets x from each parent's value, on the scale of `up`."""
+    constants = dict(fixed)
     for f, offset in zip(free, x, strict=True):
-        value = down(up(f.parent(found), f.share) + float(offset), f.share)
-        found[f.key] = max(value, 1.0) if f.field == "contention" else value
-    return found
+        value = down(up(f.parent(constants), f.share) + float(offset), f.share)
+        constants[f.key] = max(value, 1.0) if f.field == "contention" else value
+    return constants
 
 
 def offsets_of(free: Sequence[Free], constants: Mapping[str, float]) -> Floats:
-    """The way back: where a fit stands whose constants these are."""
+    """Return the offsets that give these constants: the inverse of `constants_of`."""
     return np.array(
         [up(constants.get(f.key, f.parent(constants)), f.share) - up(f.parent(constants), f.share) for f in free]
     )
@@ -127,7 +133,7 @@ def offsets_of(free: Sequence[Free], constants: Mapping[str, float]) -> Floats:
 
 @dataclass
 class Data:
-    """Cases as columns; the system and stack of each are made anew from constants."""
+    """Published runs as columns; their systems and stacks are rebuilt for each set of constants."""
 
     cases: list[Case]
     measured: Floats
@@ -149,7 +155,7 @@ class Data:
         return take([profile(name, constants) for name in self.names], self.stack)
 
     def rows(self, free: Free) -> list[int]:
-        """The cases that a constant has a say in."""
+        """Return the indices of the cases that depend on a constant."""
         keep = []
         for i, c in enumerate(self.cases):
             chip = description(c.row)[0]
@@ -159,13 +165,14 @@ class Data:
         return keep
 
     def of(self, free: Free) -> Data | None:
-        """Those alone, if there are any."""
+        """Return the cases that depend on a constant, or None if there are none."""
         keep = self.rows(free)
         if not keep:
             return None
         return Data([self.cases[i] for i in keep], self.measured[keep], self.weight[keep])
 
     def predict(self, constants: Mapping[str, float]) -> Floats:
+        """Return step times in seconds, (cases,)."""
         return np.asarray(step(self.shape, self.layout, self.systems(constants), self.stacks(constants)).seconds)
 
 
@@ -177,7 +184,10 @@ def fit(
     rounds: int = 12,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Floats, dict[str, float]]:
-    """Offsets and constants."""
+    """Fit all constants at once by reweighted Gauss-Newton steps; return (offsets, constants).
+
+    `fixed` are constants that stay; `start` are offsets to start from, by default zero.
+    """
     free = list(free)
     x = np.zeros(len(free)) if start is None else start.copy()
     spread = np.array([f.spread for f in free])
@@ -233,8 +243,10 @@ def descend(
     sweeps: int = 10,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Floats, dict[str, float]]:
-    """Offsets and constants: one after the other, each by steps that grow where they help and shrink where not;
-    from nothing, first by leaps."""
+    """Fit constants one by one, with steps that grow on success and shrink on failure; return (offsets, constants).
+
+    Without `start`, the first sweep also tries large steps.
+    """
     x = np.zeros(len(free)) if start is None else start.copy()
     parts: dict[str, Data | None] = {}
     steps = np.array([0.4 * f.spread for f in free])
@@ -255,7 +267,7 @@ def descend(
                 return float((part.weight * np.abs(r)).sum() + 0.5 * PRIOR * (at / f.spread) ** 2)
 
             here = cost(x[j])
-            if n == 0 and start is None:  # a floor that binds nowhere has no slope: look further
+            if n == 0 and start is None:  # a lower bound that binds nowhere has no slope, so try far values
                 for far in (-2 * f.spread, -f.spread, f.spread, 2 * f.spread):
                     there = cost(far)
                     if there < here - 1e-6:

@@ -1,7 +1,7 @@
-"""What `python -m calibration` fits, on which families, and what of it is left out in turn.
+"""What `python -m calibration` fits: the constants, the rows they are fitted on, and the families left out in turn.
 
-A constant is `owner.field`: of a generation of chips (or `nvidia`, all of them), or of a software stack (or one that
-others come from). Its spread is how far, in logs (shares: in logits), it may well be from its parent's value.
+A constant is `owner.field`, where the owner is a chip generation (or `nvidia`, all of them), a chip, or a software
+stack. Its spread is that of the prior around its parent's value, in logs (for shares, in logits).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from calibration.fit import Data, Free, order
 from phalanx.validate.from_row import Case
 
-# family: every how many of its rows are fitted on, so that a fit takes a minute; the errors are over all rows.
+# Of these families only every n-th row is fitted on, so that a fit takes a minute; errors are over all rows.
 THINNED = {
     "vtrain single-node": 11,
     "hf-ultrascale pp>1": 9,
@@ -27,7 +27,7 @@ THINNED = {
     "nemo-megatron-bridge MoE": 2,
 }
 UNFITTED = ("bigscience-v100", "megatron-ci-golden", "megatron-ci-golden MoE")
-"""Times that vary by 40 %, and tests: predicted, never fitted."""
+"""Families that are predicted but never fitted: times that vary by 40 %, and tests."""
 
 LEFT_OUT: dict[str, tuple[str, ...]] = {
     "vtrain multi-node": ("vtrain multi-node",),
@@ -42,15 +42,14 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "torchtitan": ("torchtitan", "torchao"),
     "hf-ultrascale": ("hf-ultrascale pp=1", "hf-ultrascale pp>1"),
 }
-"""Left out together: rows of one source."""
-
+"""Families by the name of `--leave-out`: those of one source are left out together."""
 
 _SOURCES = {"torchao": "torchtitan"}
-"""Families of one source, which weigh as one."""
+"""Families that share a source, and its weight, with another."""
 
 
 def family(case: Case) -> str:
-    """The family that a row's error is told of."""
+    """Return the family under which a row's error is reported."""
     row = case.row
     if row.family == "vtrain":
         return "vtrain single-node" if "single" in row.group else "vtrain multi-node"
@@ -61,16 +60,16 @@ def family(case: Case) -> str:
     return f"{row.family} MoE" if row.moe else row.family
 
 
-def timed(found: Sequence[Case]) -> list[Case]:
-    """Cases that ran and whose time is published."""
-    return [c for c in found if c.measured_s and c.row["status"] in ("", "ok")]
+def timed(rows: Sequence[Case]) -> list[Case]:
+    """Return the cases that ran and whose step time is published."""
+    return [c for c in rows if c.measured_s and c.row["status"] in ("", "ok")]
 
 
-def fitted(found: Sequence[Case], without: Sequence[str] = ()) -> Data:
-    """The rows that constants are fitted on: each family weighs the same, one of few rows less."""
+def fitted(rows: Sequence[Case], without: Sequence[str] = ()) -> Data:
+    """Return the rows to fit on, thinned; each source has weight 1, or less if it has fewer than 10 rows."""
     seen: dict[str, int] = {}
     keep: list[tuple[Case, str]] = []
-    for case in found:
+    for case in rows:
         name = family(case)
         if name in UNFITTED or name in without:
             continue
@@ -83,16 +82,17 @@ def fitted(found: Sequence[Case], without: Sequence[str] = ()) -> Data:
     return Data([c for c, _ in keep], np.array([c.measured_s for c, _ in keep]), weight)
 
 
-def _of(owners: Sequence[str], *given: tuple[str, float]) -> Iterator[Free]:
+def _of(owners: Sequence[str], *fields: tuple[str, float]) -> Iterator[Free]:
+    """Yield the constants of some owners, from (field, spread) pairs."""
     for owner in owners:
-        for field, spread in given:
+        for field, spread in fields:
             yield Free(owner, field, spread)
 
 
 def free() -> list[Free]:
-    """All constants that are fitted on step times, parents first."""
-    found: list[Free] = []
-    found += _of(
+    """Return all constants that are fitted on step times, parents first."""
+    constants: list[Free] = []
+    constants += _of(
         ("nvidia",),
         ("gemm", 0.6),
         ("gemm8", 0.6),
@@ -107,13 +107,13 @@ def free() -> list[Free]:
         ("attention_narrow", 0.5),
     )
     generations = ("ampere", "hopper", "blackwell")
-    found += _of(generations, ("gemm", 1.0), ("gemm_half", 0.3), ("attention", 0.3), ("portable_attention", 0.5))
-    found += _of(("hopper", "blackwell"), ("gemm8", 0.8))
-    found += _of(("blackwell",), ("gemm4", 0.8))
-    found += _of(("hopper",), ("portable_gemm", 0.15))
-    found += _of(("blackwell-ultra",), ("gemm", 0.1), ("gemm8", 0.15), ("gemm4", 0.15), ("attention", 0.2))
-    found += [Free("H100-500W", "clock", 0.1), Free("GB200", "clock", 0.06), Free("GB300", "clock", 0.06)]
-    found += _of(
+    constants += _of(generations, ("gemm", 1.0), ("gemm_half", 0.3), ("attention", 0.3), ("portable_attention", 0.5))
+    constants += _of(("hopper", "blackwell"), ("gemm8", 0.8))
+    constants += _of(("blackwell",), ("gemm4", 0.8))
+    constants += _of(("hopper",), ("portable_gemm", 0.15))
+    constants += _of(("blackwell-ultra",), ("gemm", 0.1), ("gemm8", 0.15), ("gemm4", 0.15), ("attention", 0.2))
+    constants += [Free("H100-500W", "clock", 0.1), Free("GB200", "clock", 0.06), Free("GB300", "clock", 0.06)]
+    constants += _of(
         ("any",),
         ("hidden_bytes", 0.3),
         ("ffn_bytes", 0.3),
@@ -137,19 +137,19 @@ def free() -> list[Free]:
         ("ep_overlap", 0.8),
     )
     roots = ("eager", "compiled", "megatron-core", "megatron-2020")
-    found += _of(roots, ("hidden_bytes", 0.4), ("launch_s", 0.15), ("gemm", 0.05))
-    found += _of(roots[:3], ("dp_overlap", 0.8), ("tp_overlap", 0.8))
-    found += _of(("megatron-2020",), ("score_bytes", 0.4))
+    constants += _of(roots, ("hidden_bytes", 0.4), ("launch_s", 0.15), ("gemm", 0.05))
+    constants += _of(roots[:3], ("dp_overlap", 0.8), ("tp_overlap", 0.8))
+    constants += _of(("megatron-2020",), ("score_bytes", 0.4))
     stacks = ("nanotron", "llm-foundry", "torchtitan-compiled", "torchtitan-eager", "maxtext", "pax")
     stacks += ("nemo-24.11", "nemo-24.03", "megatron-2021", "megatron-2022", "megatron-deepspeed-2022")
     stacks += ("megatron-bridge-25.09", "simumax-b200")
-    found += _of(("megatron-core",), ("pp_overlap", 0.8))
+    constants += _of(("megatron-core",), ("pp_overlap", 0.8))
     releases = ("nemo-25.04", "megatron-bridge-26.02", "megatron-bridge-26.04", "megatron-bridge-26.06")
-    found += _of(stacks, ("gemm", 0.08), ("hidden_bytes", 0.2), ("launch_s", 0.3))
-    found = [f for f in found if f.key != "torchtitan-eager.hidden_bytes"]  # counted
-    found += _of(releases, ("gemm", 0.08))
+    constants += _of(stacks, ("gemm", 0.08), ("hidden_bytes", 0.2), ("launch_s", 0.3))
+    constants = [f for f in constants if f.key != "torchtitan-eager.hidden_bytes"]  # counted
+    constants += _of(releases, ("gemm", 0.08))
     overlapping = ("nanotron", "llm-foundry", "torchtitan-compiled", "maxtext", "pax", "nemo-24.11")
-    found += _of((*overlapping, "megatron-bridge-25.09"), ("tp_overlap", 0.6), ("dp_overlap", 0.6))
+    constants += _of((*overlapping, "megatron-bridge-25.09"), ("tp_overlap", 0.6), ("dp_overlap", 0.6))
     of_experts = (
         "nemo-25.05",
         "megatron-bridge-26.04",
@@ -157,12 +157,12 @@ def free() -> list[Free]:
         "megatron-bridge-26.06.01",
         "nemo-24.11",
     )
-    found += _of(of_experts, ("token_bytes", 0.4), ("router_s", 0.5), ("ep_overlap", 0.6))
+    constants += _of(of_experts, ("token_bytes", 0.4), ("router_s", 0.5), ("ep_overlap", 0.6))
     in_8_bits = ("megatron-core", "compiled", "torchtitan-compiled", "megatron-bridge-25.09", "nemo-24.11", "pax")
-    found += _of(in_8_bits, ("cast_bytes", 0.4), ("gemm8", 0.15))
-    found += [Free("torchtitan-eager", "cast_bytes", 0.4)]
-    found += _of(("megatron-2022", "nanotron"), ("launch_sync", 0.7))
-    found += _of(
+    constants += _of(in_8_bits, ("cast_bytes", 0.4), ("gemm8", 0.15))
+    constants += [Free("torchtitan-eager", "cast_bytes", 0.4)]
+    constants += _of(("megatron-2022", "nanotron"), ("launch_sync", 0.7))
+    constants += _of(
         ("nanotron",),
         ("list_s", 0.3),
         ("stalled_s", 2.0),
@@ -170,6 +170,6 @@ def free() -> list[Free]:
         ("gather_overlap", 0.8),
         ("logit_bytes", 0.3),
     )
-    found += _of(("llm-foundry", "nemo-24.03"), ("attention", 0.3))
-    found += _of(("torchtitan-compiled", "torchtitan-eager", "megatron-bridge-25.09"), ("contention", 0.5))
-    return order(found)
+    constants += _of(("llm-foundry", "nemo-24.03"), ("attention", 0.3))
+    constants += _of(("torchtitan-compiled", "torchtitan-eager", "megatron-bridge-25.09"), ("contention", 0.5))
+    return order(constants)

@@ -1,4 +1,4 @@
-"""Constants of links, fitted on published times of single collectives (collectives.csv)."""
+"""Fit the constants of links on published times of single collectives (collectives.csv)."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ KEYS = (
     "blackwell.reduce_gain",
 )
 _OTHERS = 0.4
-"""Weight of a point of another collective than all-reduce."""
+"""Weight of a point of a collective other than all-reduce, which has 1."""
 
 
 def fitted(sweeps: int = 25) -> dict[str, float]:
-    """One constant after the other, by steps that grow where they help and shrink where not."""
-    found, _ = points(load(COLLECTIVES, ("hardware", "collective")))
-    weight = np.array([1.0 if p.op == "all_reduce" else _OTHERS for p in found])
-    measured = np.array([p.measured_s for p in found])
+    """Fit constants one by one, with steps that grow on success and shrink on failure."""
+    published, _ = points(load(COLLECTIVES, ("hardware", "collective")))
+    weight = np.array([1.0 if p.op == "all_reduce" else _OTHERS for p in published])
+    measured = np.array([p.measured_s for p in published])
     x = {key: _DEFAULTS[key.split(".")[1]] for key in KEYS}
     steps = dict.fromkeys(KEYS, 0.3)
 
     def cost(tried: dict[str, float]) -> float:
-        predicted = np.array([predicted_s(p, tried) for p in found])
+        predicted = np.array([predicted_s(p, tried) for p in published])
         return float((weight * np.abs(np.log(predicted / measured))).mean())
 
     best = cost(x)
@@ -58,7 +58,7 @@ def fitted(sweeps: int = 25) -> dict[str, float]:
 
 
 def _possible(key: str, value: float) -> bool:
-    """Shares stay below what headers leave of a link; a hop takes 1 us inside a node, 5 over a network."""
+    """Whether a value is physical: a share of at most 0.92, a hop of at least 1 us in a node, 5 us over a network."""
     if key.endswith(("nic", "nvlink")):
         return value <= 0.92
     if key == "nvidia.net_hop_s":

@@ -1,4 +1,4 @@
-"""Constants of memory, fitted on published peaks: each stack on its own rows, against what is known of its code."""
+"""Fit the constants of memory on published peaks: each stack on its own rows, with a prior from its code."""
 
 from __future__ import annotations
 
@@ -46,30 +46,34 @@ _START = {
 }
 _KINDS = ("last", "peak", "reserved", "first", "shown")
 _PRIOR = 0.01
-"""Of a constant that is e times what it starts from."""
+"""Cost of a constant that is e times its starting value."""
 
 
 def fitted(times: Mapping[str, float], sweeps: int = 25) -> dict[str, float]:
-    """`times`: the constants of step times, which say where the CPU launches ahead of the GPU."""
-    found = [
+    """Fit the constants of memory of all stacks in FITTED.
+
+    `times` are the constants of step times: they tell how far the CPU launches ahead of the GPU, which keeps memory.
+    """
+    rows = [
         c for c in cases(load(RUNS) + load(SMALL_RUNS))[0] if c.row.number("peak_mem_gb") and c.row["status"] == "ok"
     ]
     constants: dict[str, float] = {}
     for owner, fields in FITTED.items():
-        own = [c for c in found if owner in chain_of(c.profile)]
-        constants |= _of(owner, fields, own, {**times, **_START, **constants}, sweeps)
+        own = [c for c in rows if owner in chain_of(c.profile)]
+        constants |= _fit_stack(owner, fields, own, {**times, **_START, **constants}, sweeps)
     return constants
 
 
-def _of(
+def _fit_stack(
     owner: str, fields: tuple[str, ...], own: list[Case], known: Mapping[str, float], sweeps: int
 ) -> dict[str, float]:
+    """Fit some fields of one stack on its own rows, with all other constants known."""
     names = sorted({c.profile for c in own})
     which = np.array([names.index(c.profile) for c in own])
     shapes, layouts = gather([c.shape for c in own]), gather([c.layout for c in own])
     measured = np.array([(c.row.number("peak_mem_gb") or 0) * GIB for c in own])
     steady = np.array([(c.row.number("mem_allocated_gb") or np.nan) * GIB for c in own])
-    told = np.isfinite(steady)
+    published = np.isfinite(steady)
     kinds = np.array([memory_kind(c.row) for c in own])
     families = [c.row.family for c in own]
     weight = np.array([1 / families.count(f) for f in families])
@@ -83,9 +87,9 @@ def _of(
         stacks = take([profile(n, constants) for n in names], which)
         held = memory(shapes, layouts, stacks, ahead, systems.memory_bytes - stacks.context_bytes)
         predicted = np.choose([_KINDS.index(k) for k in kinds], [np.asarray(getattr(held, k)) for k in _KINDS])
-        off = float((weight * np.abs(np.log(predicted / measured))).sum())
-        off += float((weight * np.abs(np.log(np.asarray(held.steady) / steady)))[told].sum())
-        return off + _PRIOR * sum(np.log(x[f] / start[f]) ** 2 for f in fields)
+        error = float((weight * np.abs(np.log(predicted / measured))).sum())
+        error += float((weight * np.abs(np.log(np.asarray(held.steady) / steady)))[published].sum())
+        return error + _PRIOR * sum(np.log(x[f] / start[f]) ** 2 for f in fields)
 
     x, steps = dict(start), dict.fromkeys(fields, 0.3)
     best = cost(x)

@@ -1,4 +1,4 @@
-"""The file of constants, as `python -m calibration --write` leaves it."""
+"""Write fitted constants to the source file that ships: `python -m calibration --write`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from calibration.links import KEYS
 from phalanx.cost.analytic import fitted_constants as module
 
-# Which published runs say something of an owner's constants.
+# The published runs that determine an owner's constants; written as a comment above them.
 ORIGINS = {
     "nvidia": "all families on NVIDIA's chips",
     "ampere": "vtrain, llm-foundry, megatron-sc21, bigscience-bloom on A100",
@@ -43,7 +43,7 @@ ORIGINS = {
 
 
 def write(constants: Mapping[str, float]) -> None:
-    """Four digits of each, owner by owner; what is as its parent's within a thousandth stays out."""
+    """Replace CONSTANTS in `phalanx.cost.analytic.fitted_constants`, owner by owner, with four digits each."""
     path = Path(module.__file__)
     source = path.read_text()
     start = source.index("CONSTANTS: ")
@@ -56,7 +56,7 @@ def write(constants: Mapping[str, float]) -> None:
     for key, value in constants.items():
         if key not in links:
             owners.setdefault(key.rsplit(".", 1)[0], []).append(f'    "{key}": {value:.4g},')
-    for owner, own in owners.items():
-        said = ORIGINS.get(owner, owner.replace("megatron-bridge-", "nemo-megatron-bridge of release "))
-        lines += [f"    # {owner}: {said}", *own]
+    for owner, values in owners.items():
+        origin = ORIGINS.get(owner, owner.replace("megatron-bridge-", "nemo-megatron-bridge of release "))
+        lines += [f"    # {owner}: {origin}", *values]
     path.write_text(source[:start] + "\n".join([*lines, "}"]) + source[end:])

@@ -1,6 +1,8 @@
-"""The command line as a newcomer meets it: real runs, mistakes and interruptions. A whole run happens in a new
-process, other runs in forked ones (support/forked_cli.py); what starts no rank is called in this one
-(support/in_process_cli.py)."""
+"""The command line as a newcomer meets it: real runs, mistakes and interruptions.
+
+One complete run starts a new process, other runs are forked (support/forked_cli.py), and commands that start no rank
+are called in this process (support/in_process_cli.py).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def here(tmp_path_factory: pytest.TempPathFactory, measured: None) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(here: Path) -> dict[str, Any]:
-    """What the run of the job, left alone, says of itself."""
+    """Return the JSON result of an undisturbed run of the job."""
     command = [sys.executable, "-m", "phalanx", "train", "job.toml", "--json", "--set", "train.name=whole"]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
@@ -148,8 +150,8 @@ def test_little_text_and_a_long_prompt_still_end_well(here: Path) -> None:
 
 
 def test_a_run_of_one_step_has_no_timeline_and_goes_on_with_its_buckets(here: Path) -> None:
-    """Its only step is the instrumented one, which is slow and says nothing. Buckets stay whatever another
-    measurement of this machine would say."""
+    """Its only step is the instrumented one, too slow to be timed. On resume buckets keep their size, whatever a new
+    measurement of this machine says."""
     words = ("--set", "train.name=short", "--set", "train.steps=1", "--set", "train.warmup=0")
     code, out, err = forked(here, "train", "job.toml", *words)
     assert code == 0, err
@@ -201,7 +203,7 @@ def test_ctrl_c_during_parity_is_an_interruption(here: Path, tmp_path: Path) -> 
 
 
 def test_another_layout_reads_the_checkpoint(here: Path) -> None:
-    """The data: many short documents, that are kept apart."""
+    """The data are many short documents, which are kept separate."""
     lines = [json.dumps({"text": f"{sentence}."}) for sentence in TEXT.split(".\n\n") if sentence]
     (here / "lines.jsonl").write_text("\n".join(lines))
     words = ("train", "job.toml", "--set", "train.name=moved", "--set", "train.data=lines.jsonl")
@@ -259,7 +261,7 @@ def test_parity_of_a_compressed_strategy_says_that_nothing_is_lost(here: Path) -
 
 
 def test_planning_for_a_preset_needs_no_torch(here: Path) -> None:
-    """torch is hidden; the plan is arithmetic all the same."""
+    """torch is hidden; a plan needs only arithmetic."""
     code = """
 import json, sys
 sys.modules["torch"] = sys.modules["tokenizers"] = None

@@ -68,7 +68,7 @@ def test_a_compressor_says_where_it_stops_paying() -> None:
 
 
 def test_a_cluster_file(tmp_path: Path) -> None:
-    """As `phalanx measure` writes one: its own links and rates, for as many GPUs as it has."""
+    """A file as `phalanx measure` writes it has its own links and rates, for at most as many GPUs as it has."""
     plain = preset("dgx-h100", 8)
     slow = [replace(t, origin="measured") for t in plain.tiers]
     slow[1] = replace(slow[1], bandwidth_bytes_per_s_per_gpu_per_direction=1e9)

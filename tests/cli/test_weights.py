@@ -1,4 +1,4 @@
-"""Weights that are damaged, and imports and exports that cannot be: one line says why, and nothing is lost."""
+"""Damaged weights, and imports and exports that must fail: one line says why, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_an_export_overwrites_nothing_loses_nothing_and_says_all(  # type: ignor
     found = CliRunner().invoke(app, ["export-weights", "runs/half", "--out", "out", "--dtype", "float16"])
     assert "has 99840, which overflows" in found.output  # 10^5 in bfloat16
     refused("has 100000, which overflows", "out", "--dtype", "float16")
-    refused("is no type for weights", "out", "--dtype", "int8")
+    refused("is not a type for weights", "out", "--dtype", "int8")
     refused("no such checkpoint; it has 0", "out", "--step", "3")
     refused("is not a size", "out", "--shard-size", "many")
     about = json.loads(Path("runs/hf/model.json").read_text())
@@ -174,7 +174,7 @@ def test_an_export_overwrites_nothing_loses_nothing_and_says_all(  # type: ignor
         (
             "rotary_dim",
             4,
-            "model.rotary_dim = 4: a llama config.json of transformers cannot say it (it would mean 6)",
+            "model.rotary_dim = 4: a llama config.json of transformers cannot express it (it would mean 6)",
         ),
     ):
         Path("runs/hf/model.json").write_text(json.dumps({**about, "model": about["model"] | {field: value}}))

@@ -1,4 +1,4 @@
-"""The golden values of docs/handbook.md, from the functions and commands that print them; G, C: their numbers."""
+"""The golden values of docs/handbook.md, from the functions and commands that print them. G1, C5 ... are its rows."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_c17_operations_of_fsdp():
 
 
 def test_c13_topk_is_no_hundredfold():
-    """66.7/P with places of 8 bytes against a ring all-reduce in fp32; ours take 4."""
+    """It saves 66.7/P compared with a ring all-reduce in fp32, with indices of 8 bytes; ours take 4."""
     compressor = parse("topk:0.01")
     assert compressor is not None
     for ranks, golden in ((2, 33.3), (8, 8.3), (16, 4.2), (64, 1.04)):
@@ -177,7 +177,7 @@ def test_c13_topk_is_no_hundredfold():
 
 
 def test_powersgd_ratio():
-    """512 at rank 4, 64 at rank 32, of 4096 x 4096."""
+    """A 4096 x 4096 matrix shrinks 512 times at rank 4 and 64 times at rank 32."""
     model = make_model({"preset": "llama-7b", "layers": 1}, Path())[0]
     (bucket,) = buckets(model, Job(2, 2048), Strategy(dp=2, bucket=1e6))
     for rank, ratio in ((4, 512), (32, 64)):
@@ -269,7 +269,7 @@ def test_g22_worlds_are_products():
 
 
 def _run(s: Schedule, held: np.ndarray) -> np.ndarray:
-    """A schedule on numbers: (ranks, elements)."""
+    """Run a schedule on numbers, (ranks, elements)."""
     for number in range(s.rounds):
         before = held.copy()
         for i in np.flatnonzero(s.round == number):
@@ -302,7 +302,7 @@ def test_g27_all_to_all_transposes_and_a_ring_takes_three_and_three():
 
 
 def _joined(inner: float, outer: float, outer_rate: float = 50e9, nodes: int = 8) -> ClusterSpec:
-    """DGX H100 with such latencies and rates; adding up takes no time, as in the texts."""
+    """Return a DGX H100 with these latencies and rates, where additions take no time, as in the texts."""
     found = preset("dgx-h100", nodes)
     near, far = found.tiers
     rate = "bandwidth_bytes_per_s_per_gpu_per_direction"

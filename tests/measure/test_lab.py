@@ -277,7 +277,7 @@ def test_lab_run_starts_torchrun_on_every_host_and_counts(hosts: Hosts, tmp_path
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--", "trian"), "command = 'trian': is no program here; or a script's name ends in .py"),
+        (("--", "trian"), "command = 'trian': is not a program on this machine; a script's name must end in .py"),
         (
             ("--traffic", "no/t.json", "--", "true"),
             "--traffic = 'no/t.json': cannot be written; make its folder first",

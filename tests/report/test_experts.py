@@ -43,7 +43,7 @@ def test_it_is_shown(tmp_path: Path) -> None:
 
 def test_what_has_no_experts_is_refused_in_a_line(tmp_path: Path) -> None:
     dense = write(tmp_path / "dense", [{"step": 1, "loss": 2.0}])
-    for folder, reason in ((dense, "its metrics tell nothing of experts"), (tmp_path / "none", "has no metrics")):
+    for folder, reason in ((dense, "its metrics hold nothing about experts"), (tmp_path / "none", "has no metrics")):
         code, _, said = phalanx(tmp_path, "experts", "show", str(folder))
         assert code == 2
         assert reason in said

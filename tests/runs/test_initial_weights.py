@@ -130,7 +130,7 @@ def test_what_bends_gradients_alone_is_no_other_model(  # type: ignore[no-untype
     assert tensors(tmp_path / "out").keys() == tensors(folder).keys()
     for field in ({"capacity": 1.25}, {"scale": 2.0}, {"balance_bias": 0.1}):
         assert "model.experts = " in (said := exported("other", **field)), said
-        assert "a mixtral config.json of transformers cannot say it" in said
+        assert "a mixtral config.json of transformers cannot express it" in said
     spec = spec_of(folder)
     assert spec.experts is not None
     biased = replace(spec, experts=replace(spec.experts, balance_bias=0.1))

@@ -188,7 +188,7 @@ def test_slots_of_what_is_no_file_are_refused(names: list[str], said: str, tmp_p
     """Before anything is proved: what nobody looked at is not said to be proved."""
     (tmp_path / "picture.csv").write_text(PICTURE)
     code, out, err = phalanx(tmp_path, "pipeline", "prove", *names, "--slots")
-    reason = f"only a CSV file's cells are slots of time, and {said} is no such file"
+    reason = f"only the cells of a CSV file are time slots, and {said} is not one"
     assert (code, out, err) == (2, "", f"error: --slots: {reason}; name files, or leave it out\n")
 
 

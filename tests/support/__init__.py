@@ -1,1 +1,1 @@
-"""What tests share: drawn strategies, ranks that live on, commands in this process or a forked one."""
+"""Shared by tests: drawn strategies, a pool of long-lived ranks, commands run in this process or in a forked one."""

@@ -1,4 +1,4 @@
-"""A module with everything that is awkward about modules, trained over ranks and by torch alone."""
+"""A module with every difficulty that a module may have, trained over ranks and by plain torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.runtime.process.world import World
 
 
 class _Block(torch.nn.Module):
-    """Uneven sizes, a scalar, a frozen matrix, an output that is no tensor, a weight for half of the ranks alone."""
+    """Uneven sizes, a scalar, a frozen matrix, an output that is no tensor, a weight that half of the ranks use."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -77,9 +77,11 @@ def parallelized(
     folder: Path | None = None,
     named: bool = False,
 ) -> dict[str, Any]:
-    """Train the awkward module from rank 0's weights; losses and the whole state in the end. With a folder the run
-    goes on from there, and is saved there."""
-    module = seeded(world.rank)  # another one on every rank: rank 0's counts
+    """Train the awkward module from rank 0's weights; return the losses and the final state.
+
+    With a folder, the run continues from the checkpoint there and saves to it.
+    """
+    module = seeded(world.rank)  # different on every rank, so that rank 0's must win
     model = spread(world, module, line, units=list(module.blocks) if named else None)
     update = model.attach(OPTIMIZERS[optimizer](model.parameters()))
     begin = model.load(folder) if folder else 0
@@ -104,7 +106,7 @@ def parallelized(
 
 
 def oracle(dp: int, optimizer: str, clip: float, steps: tuple[int, int], accumulation: int) -> dict[str, Any]:
-    """The same on one process by torch alone."""
+    """Do the same on one process with plain torch."""
     module = seeded(0)
     trained = [p for p in module.parameters() if p.requires_grad]
     update = OPTIMIZERS[optimizer](trained)
@@ -137,8 +139,10 @@ class Stack(torch.nn.Module):
 
 
 def odd_passes(world: World, line: str, depth: int) -> dict[str, Any]:
-    """Layers skipped alike on all ranks, passes recomputed, passes for nobody between a step's own; the weights in
-    the end."""
+    """Train with layers skipped on all ranks, recomputed passes, and unrelated passes between those of a step.
+
+    Returns the final weights.
+    """
     torch.manual_seed(0)
     model = spread(world, Stack(depth).double(), line)
     update = model.attach(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))

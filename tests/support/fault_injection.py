@@ -1,5 +1,5 @@
-"""Faults that pool ranks suffer on purpose: numbers that are not finite, put where hardware or a bug might; and
-parameters that come as late as they may."""
+"""Faults injected into pool ranks: non-finite numbers where hardware or a bug might put them, and parameters that
+arrive as late as they may."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VICTIM = "blocks.1.mlp.up.weight"
 
 
 def held(training: Training) -> dict[str, torch.Tensor]:
-    """This rank's share of the state, by name."""
+    """Return this rank's share of the state, by name."""
     return {part.name: part.data for part in training.owned()}
 
 
@@ -42,7 +42,7 @@ def batches(world: World, spec: ModelSpec, job: Job, strategy: Strategy, step: i
 
 
 def poison(training: Training, value: float, micro_batch: int, times: int) -> torch.utils.hooks.RemovableHandle:
-    """Three elements of this rank's gradient of VICTIM become `value` in a micro-batch, so many times."""
+    """Set three elements of this rank's gradient of VICTIM to `value` in a micro-batch, `times` times."""
     left, this = [times], weakref.ref(training)  # a parameter holds its hooks outside of Python's sight
 
     def spoil(g: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ def poison(training: Training, value: float, micro_batch: int, times: int) -> to
 
 
 def spoil_reduced(training: Training, times: int) -> None:
-    """An element of this rank's part of the reduced gradients becomes NaN, so many times."""
+    """Set an element of this rank's part of the reduced gradients to NaN, `times` times."""
     finish, left = training.engine.finish, [times]
 
     def spoiled() -> None:
@@ -74,8 +74,10 @@ def spoil_reduced(training: Training, times: int) -> None:
 def spoiled_step(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, fault: str, transport: str = "native"
 ) -> dict[str, Any]:
-    """A step that a fault on rank 1 spoils, and one that goes well; beside them the second alone, from the same
-    weights. What was said, and the tensors that differ at the end."""
+    """Take a step spoiled by a fault on rank 1 and then a good one, and compare with the good one alone.
+
+    Returns the messages, and the tensors that differ at the end.
+    """
     comm = Comm(world, mesh(strategy), over(transport))
     ours, theirs = (Training(spec, job, strategy, comm, 0, "skip") for _ in range(2))
     if world.rank == 1:
@@ -90,7 +92,7 @@ def spoiled_step(
     if ours.engine.compressor is not None:
         theirs.engine.compressor.draws = ours.engine.compressor.draws  # type: ignore[union-attr]
     good = batches(world, spec, job, strategy, 1)
-    # The first step's events would else meet those of the second in the transports' order.
+    # Otherwise events of the first step would mix with those of the second in the order of the transports.
     results = [t.step(good, 1e-2) for t in (ours, theirs)] if fault != "reduced" else []
     pairs = zip(held(ours).items(), held(theirs).values(), strict=True)
     differ = [name for (name, a), b in pairs if not torch.equal(a, b)]
@@ -101,7 +103,7 @@ def spoiled_step(
 def overflow_on_one(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy
 ) -> list[tuple[StepResult, LossScale]]:
-    """Three fp16 steps, in the second of which a gradient overflows on rank 1 alone."""
+    """Take three fp16 steps, in the second of which a gradient overflows on rank 1 only."""
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, 0)
     training.loss_scale = LossScale(2.0**10)
@@ -121,7 +123,7 @@ def overflow_on_one(
 
 
 def norm_and_kept(world: World, spec: ModelSpec, job: Job, strategy: Strategy, scale: float) -> tuple[float, float]:
-    """The gradient norm of a second step, and the norm of all that compression has kept back by then."""
+    """Return the gradient norm of a second step, and the norm of all compression residuals after it."""
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, 0)
     norm = 0.0
@@ -137,8 +139,11 @@ def norm_and_kept(world: World, spec: ModelSpec, job: Job, strategy: Strategy, s
 
 
 class Late(Comm):
-    """All-gathers as late as a transport may make them: they send what their source held when they were issued, and
-    arrive when they are waited for; what nobody waits for arrives after what is waited for, into the same memory."""
+    """A transport whose all-gathers complete as late as allowed.
+
+    They send what their source held when they were issued, and arrive when they are waited for. Those that are never
+    waited for arrive after the others, into the same memory.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -167,8 +172,10 @@ class Underway:
 def resumed_while_weights_travel(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder: Path
 ) -> tuple[list[StepResult], list[str]]:
-    """A checkpoint is read by a training whose own first weights are still on their way round. The next step of the
-    one that was saved and of the one that took it up, and the state that differs after it."""
+    """Load a checkpoint into a training whose own initial weights are still being gathered.
+
+    Returns the next step of the saved training and of the resumed one, and the state that differs after it.
+    """
     goes_on = Training(spec, job, strategy, Comm(world, mesh(strategy)), 0)
     goes_on.step(batches(world, spec, job, strategy, 0), 1e-2)
     saver = Saver(folder, goes_on.comm, 1)
@@ -188,6 +195,6 @@ def resumed_while_weights_travel(
 
 
 def odd_passes_while_weights_travel(world: World, line: str, depth: int) -> dict[str, Any]:
-    """awkward.odd_passes over all-gathers that come late."""
+    """Run `awkward_module.odd_passes` with late all-gathers."""
     with patch.object(parallelize, "Comm", Late):
         return awkward_module.odd_passes(world, line, depth)

@@ -1,7 +1,8 @@
-"""`phalanx` in a process that costs no imports: forked, as its ranks are in turn, from the one that the pool's ranks
-come from too (support/preload.py). For tests of what a run does; few tests start a new interpreter instead.
+"""Run `phalanx` in a forked process, which saves the time of imports.
 
-Launcher and ranks are processes like any other: with a parent, signals, exit codes and a session of their own.
+It is forked, as are its ranks, from the process that the pool's ranks come from (support/preload.py). Launcher and
+ranks are real processes, with a parent, signals, exit codes and a session of their own. Few tests need a new
+interpreter instead.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ from support.rank_pool import importing_as_here
 
 
 def phalanx(here: Path, *words: str, **how: Any) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `phalanx words` in the folder `here`. `how`: as for Launcher."""
+    """Run `phalanx words` in the folder `here`; return (exit code, stdout, stderr). `how`: as for Launcher."""
     return Launcher(here, *words, **how).finish()
 
 
 class Launcher:
-    """`phalanx words` under way. `environment` is added to this process's own. `instead`: the modules of ranks that
-    stand in for others. No file that it writes may be larger than `largest` bytes. `grace_s`: how long ranks that are
-    asked to end may take. `torchrun`: the options of torch's own launcher, which then starts `phalanx words`; a
-    script, if words begin with one.
-    `namespace`: the lab's host on which that happens."""
+    """A running `phalanx words`.
+
+    `environment` is added to this process's own. `instead` maps modules of ranks to modules that replace them. Files
+    that it writes are limited to `largest` bytes. `grace_s` is how long ranks may take to end when asked to.
+    `torchrun` holds options of torch's launcher, which then starts `phalanx words`, or a script if words begin with
+    one. `namespace` is the host of the lab to run on.
+    """
 
     def __init__(
         self,
@@ -91,13 +94,13 @@ def _launcher(
     from phalanx.runtime.process import agent
 
     def work() -> None:
-        tempfile.tempdir = None  # TMPDIR may be another
+        tempfile.tempdir = None  # TMPDIR may differ here
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         os.chdir(here)
         _become(environment, *(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for path in said))
 
         def start(handler: SubprocessHandler, command: Sequence[str], environment: dict[str, str]) -> _Rank:
-            # python -u -m module argument, or a script in its place
+            # python -u -m module argument, or a script instead
             module, *argv = command[command.index("-m" if "-m" in command else "-u") + 1 :]
             return _Rank(instead.get(module, module), argv, environment)
 
@@ -118,7 +121,7 @@ def _launcher(
 
 
 class _Rank(subprocess.Popen[bytes]):
-    """A forked rank, with all that a Popen can do with it."""
+    """A forked rank with the interface of Popen."""
 
     def __init__(self, module: str, argv: Sequence[str], environment: dict[str, str]) -> None:
         self._module, self._argv, self._environment = module, argv, environment
@@ -150,7 +153,7 @@ def _become(environment: Mapping[str, str], out: int = 1, err: int = 2) -> None:
 
 
 def _live(work: Callable[[], object]) -> NoReturn:
-    """All that a forked process does: nothing of what it was forked from goes on in it."""
+    """Run a forked process from start to exit, so that nothing of its parent continues in it."""
     code = 1
     try:
         work()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 @st.composite
 def configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
-    """Arguments of the family's config class in transformers."""
+    """Draw arguments for the family's config class in transformers."""
 
     def some(*values: Any) -> Any:
         return draw(st.sampled_from(values))

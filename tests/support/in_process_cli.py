@@ -1,5 +1,6 @@
-"""The command line called in this process, which has imported already what a new one would spend seconds on; ranks
-are processes all the same. What they write is caught where they write it: at the file descriptors."""
+"""Run the command line in this process, which has already made the imports that take a new one seconds.
+
+Ranks are still processes; all output is captured at the file descriptors."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from phalanx.cli.app import app
 
 
 def phalanx(here: Path, *words: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `phalanx words` in the folder `here`."""
+    """Run `phalanx words` in the folder `here`; return (exit code, stdout, stderr)."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         with chdir(here), _caught(1, out), _caught(2, err), redirect_stdout(out), redirect_stderr(err):
             try:

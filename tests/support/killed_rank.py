@@ -1,8 +1,8 @@
 """A training rank that kills itself: `python -m support.killed_rank ARGUMENT`.
 
-POISON is a JSON list of strokes, one per attempt. A stroke is [signal, rank, text, n]: the rank sends itself the
-signal when it reports an event that begins with the text for the n-th time; "raise" in place of a signal raises
-there. Attempts beyond the list run undisturbed. Each stroke writes its time to the file that STRUCK names.
+POISON is a JSON list with one entry [signal, rank, text, n] per attempt: the rank sends itself the signal when it
+reports, for the n-th time, an event that begins with the text. "raise" instead of a signal raises an exception there.
+Attempts beyond the list run undisturbed. Each entry that takes effect writes its time to the file named by STRUCK.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks on the lab's hosts run."""
+"""Functions that ranks on the lab's hosts run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = 2**18  # elements, of float32
 
 
 def schedule(world: World, given: Schedule) -> None:
-    """Run one; after an all-reduce every element holds the number of ranks."""
+    """Run a schedule; after an all-reduce every element holds the number of ranks."""
     buffer = torch.ones(given.size)
     executor = Executor(worlds.group(tuple(range(world.size))), False)
     executor.run(program(given, world.rank, LONG), lambda low, high: buffer[low:high], "sum", buffer)
@@ -34,7 +34,7 @@ def schedule(world: World, given: Schedule) -> None:
 
 
 def all_reduce(world: World, size: int, transport: str, algorithm: str, shared: bool = False) -> None:
-    """Of so many bytes, once, and its result. `shared`: the buffer lies where the ranks of a host all see it."""
+    """All-reduce a buffer once and return the result. `shared`: the ranks of a host share its memory."""
     comm = Comm(world, mesh(Strategy(dp=world.size)), SHARED)
     ranks, n = tuple(range(world.size)), size // 4
     x = comm.buffer(n, torch.float32) if shared else torch.zeros(n)
@@ -44,7 +44,7 @@ def all_reduce(world: World, size: int, transport: str, algorithm: str, shared: 
 
 
 def losses(world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: int) -> list[float]:
-    """Of the first steps of a run."""
+    """Return the losses of the first steps of a run."""
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, seed=5)
     found = []
@@ -59,7 +59,7 @@ def losses(world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: i
 
 
 def measure(world: World) -> ClusterSpec | None:
-    """The cluster, briefly: few sizes and rounds."""
+    """Measure the cluster with few sizes and rounds."""
     kernels._FULL = kernels._SMALL
     collectives._SIZES = collectives._SIZES_BETWEEN = tuple(2**k for k in (10, 14))
     collectives._ROUNDS = collectives._ROUNDS_BETWEEN = 1

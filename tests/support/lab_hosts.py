@@ -1,4 +1,4 @@
-"""Real hosts with shaped links, for tests: ranks of the lab (phalanx.measure.lab), forked like all others."""
+"""Simulated hosts with shaped links for tests: ranks on the hosts of phalanx.measure.lab, forked like all others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.rank_pool import Pool, Where
 
 
 class Hosts:
-    """`hosts` x `ranks` ranks that meet over links. `run` is a pool's; `sent` counts what each host sends."""
+    """`hosts` x `ranks` ranks connected by links. `run` is that of a pool; `sent` counts what each host sends."""
 
     def __init__(self, lab: Lab, ranks: int) -> None:
         self.lab, self.ranks = lab, ranks
@@ -27,13 +27,13 @@ class Hosts:
         return self.pool.run(self.lab.hosts * self.ranks, function, *args, timeout_s=timeout_s)
 
     def sent(self, function: Callable[..., Any], *args: Any) -> list[int]:
-        """Bytes that each host sends to others while its ranks call a function."""
+        """Return the bytes that each host sends to others while its ranks call a function."""
         before = self.lab.traffic()
         self.run(function, *args)
         return [(now - then).sent for now, then in zip(self.lab.traffic(), before, strict=True)]
 
     def torchrun(self, host: int, here: Path, *words: str, **options: str) -> Launcher:
-        """`phalanx words` on one host, under torchrun that meets with the others."""
+        """Start `phalanx words` on one host under torchrun, whose rendezvous joins the others."""
         start = self.lab.torchrun(host, self.ranks, [], {k.replace("_", "-"): v for k, v in options.items()})
         at = start.index("phalanx.measure.lab_torchrun") + 1
         instead = {"phalanx": "phalanx.cli.app"}
@@ -42,7 +42,7 @@ class Hosts:
 
 @contextmanager
 def shaped(hosts: int, ranks: int, rate: str | None = None) -> Iterator[Hosts]:
-    """Skipped with its reason where there can be no lab."""
+    """Create hosts with links of a rate; skip the test, with the reason, where there can be no lab."""
     why = lab.unavailable()
     if why:
         pytest.skip(f"the lab {why}")

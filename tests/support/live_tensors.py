@@ -1,4 +1,4 @@
-"""Counts tensors that are alive."""
+"""Measure bytes of live tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.split_backward_cases import Part, batches
 
 
 def live(spec: ModelSpec, job: Job, s: Strategy, after: Callable[[Part, torch.Tensor], Any]) -> int:
-    """Bytes that a forward pass and what comes `after` it leave."""
+    """Return the bytes that a forward pass, and then `after`, leave alive."""
     part = Part(spec, job, s, Comm(ALONE, mesh(s)))
     part.splits()
     (batch,) = batches(spec, job, s, part, 1)

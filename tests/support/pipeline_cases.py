@@ -1,4 +1,4 @@
-"""What ranks run for tests of pipelines that run."""
+"""Functions that ranks run in tests of pipeline execution."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WIDTH = 5
 
 
 def _layers(chunks: int) -> list[nn.Module]:
-    """A little model, a layer for each chunk: the same on every rank."""
+    """Build a small model with one layer per chunk, identical on every rank."""
     torch.manual_seed(3)
     return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double() for _ in range(chunks)]
 
@@ -38,8 +38,10 @@ def _loss(x: Tensor, target: Tensor) -> Tensor:
 
 
 def run_by_torch(world: World, files: Sequence[tuple[Path, Any, tuple[int, ...], int]]) -> list[float]:
-    """torch's own runtime executes schedules: (file, format, rank of each chunk, micro-batches). For each the largest
-    error of a gradient against one process."""
+    """Execute schedules (file, format, rank of each chunk, micro-batches) by torch's own runtime.
+
+    Returns for each the largest relative error of a gradient compared with one process.
+    """
     errors = []
     for file, form, rank_of, micro_batches in files:
         x, target = torch.randn(
@@ -78,8 +80,10 @@ def _batches(spec: ModelSpec, job: Job, strategy: Strategy) -> list[Tensor]:
 
 
 def run_by_us(world: World, spec: ModelSpec, job: Job, strategy: Strategy, schedule: PipelineSchedule) -> float:
-    """Our executor runs a schedule over the chunks of `strategy`: the largest error of a gradient against one
-    process."""
+    """Execute a schedule over the chunks of `strategy` by our executor.
+
+    Returns the largest error of a gradient compared with one process.
+    """
     comm = Comm(world, mesh(strategy))
     ours = Training(spec, job, strategy, comm, 0, schedule=schedule)
     alone = Training(spec, job, Strategy(), Comm(ALONE, mesh(Strategy())), 0)
@@ -92,7 +96,7 @@ def run_by_us(world: World, spec: ModelSpec, job: Job, strategy: Strategy, sched
 
 
 class Memory:
-    """What of some kind lives, by chunk and micro-batch. Nothing is held by being followed."""
+    """Tracks which tensors of a kind are alive, by chunk and micro-batch, without keeping them alive."""
 
     def __init__(self) -> None:
         self._refs: dict[Any, list[StorageWeakRef]] = {}
@@ -105,9 +109,11 @@ class Memory:
 
 
 def live_memory(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> list[tuple[Action, list[set[Any]]]]:
-    """After every action of a rank, of which chunks and micro-batches there live: inputs of norms, which the gradient
-    of the input needs; their outputs, which those of weights need; and messages that were sent. At the end, what is
-    left."""
+    """Return, after every action of a rank, for which chunks and micro-batches tensors are alive, and what is left.
+
+    Tracked are inputs of norms, which input gradients need, their outputs, which weight gradients need, and messages
+    that were sent.
+    """
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, 0)
     training.step(_batches(spec, job, strategy), 1e-2)
@@ -144,8 +150,7 @@ def live_memory(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> 
 
 
 def origins(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> list[tuple[str, str, int]]:
-    """What is said of a block whose output is not finite, and of one that has such a weight, block after block; and
-    which rank has it."""
+    """Return the messages about a non-finite output, and about a non-finite weight, for each block, and its rank."""
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, 0, "skip")
     found = []

@@ -1,8 +1,8 @@
-"""What the ranks of the pool and forked runs import, once, in the process that they are forked from."""
+"""Imports of the process from which the pool's ranks and forked runs are forked, so that they are made once."""
 
 import gc
 
-import torch._dynamo  # torch's optimizers ask for it, when they are made
+import torch._dynamo  # torch's optimizers import it when they are created
 
 import phalanx.cli.app
 import phalanx.commands.measure
@@ -31,4 +31,4 @@ __all__ = [
     "torch",
 ]
 
-gc.freeze()  # what is imported stays: no collection in a rank need look at it, nor whoever counts live tensors there
+gc.freeze()  # imported modules stay: neither collections in ranks nor counts of live tensors need scan them

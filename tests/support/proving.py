@@ -1,4 +1,4 @@
-"""Verifies a strategy in this process."""
+"""Verify a strategy in this process."""
 
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec

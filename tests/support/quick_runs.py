@@ -1,4 +1,4 @@
-"""A job that trains in a moment, and what its run wrote."""
+"""A job that trains in a moment, and readers of what its run wrote."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def at_work(here: Path) -> list[int]:
-    """Processes in this folder: launchers and ranks of its runs."""
+    """Return the processes that run in a folder: launchers and ranks of its runs."""
     return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cwd") if _target(path) == here.resolve()]
 
 
 def _target(link: Path) -> Path | None:
     try:
         return link.readlink()
-    except OSError:  # it has ended meanwhile, or is somebody else's
+    except OSError:  # it has ended meanwhile, or belongs to another user
         return None
 
 

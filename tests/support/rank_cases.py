@@ -1,4 +1,4 @@
-"""What pool ranks run: importable by name, so that a case travels as a few plain objects."""
+"""Functions that pool ranks run: importable by name, so that a case is sent as a few plain objects."""
 
 from __future__ import annotations
 
@@ -59,8 +59,10 @@ from phalanx.verify.diff import differences
 def instrumented_step(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str = "native", balanced: bool = False
 ) -> dict[str, Any]:
-    """One recorded step against its program: differences, predicted and measured peak. `balanced`: experts are chosen
-    in turn, and nothing depends on what the router says."""
+    """Compare a recorded step with its program; return (differences, predicted peak, measured peak).
+
+    `balanced`: experts are chosen in turn, whatever the router says.
+    """
     if world.size > 1:
         time.sleep(0.05)  # Gloo's threads let go of the last case's tensors some moments after it is over
     gc.collect()
@@ -96,8 +98,10 @@ def examine(
     transport: str = "shm",
     under: tuple[Any, ...] = ("sgd", "adamw"),
 ) -> list[Any]:
-    """What a strategy does beside one process, by optimizer. Shared memory is the quickest: where no transport is
-    asked for, none is what the test is about."""
+    """Compare a strategy with one process, by optimizer.
+
+    The default transport is shared memory, the fastest, for tests that are not about transports.
+    """
     comm = Comm(world, mesh(strategy), over(transport))
     train = Train(lr=1e-3, steps=100, warmup=2, seed=3)
     found = [parity.examine(spec, job, strategy, train, comm, name, dtype, steps) for name in under]
@@ -108,8 +112,10 @@ def examine(
 def continue_run(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder: Path, steps: tuple[int, int], transport: str
 ) -> list[float]:
-    """Losses of steps [from, to) of a run that takes up what is in `folder`, and goes on beyond `to` while it saves
-    there what it was at `to`."""
+    """Return losses of steps [from, to) of a run that resumes from `folder`.
+
+    The run continues beyond `to` while it saves its state at `to` there.
+    """
     comm = Comm(world, mesh(strategy), over(transport))
     training = Training(spec, job, strategy, comm, seed=5)
     start, stop = steps
@@ -146,7 +152,7 @@ def _same_batches(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -
 def kept_and_sent(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: int, transport: str
 ) -> float | None:
-    """What compression loses over some steps; and that replicas stay alike to the bit, which raises."""
+    """Return what compression loses over some steps; raise if replicas do not stay bit-identical."""
     comm = Comm(world, mesh(strategy), over(transport))
     found = examine_compressed(spec, job, strategy, Train(seed=3), comm, "float64", steps)
     training = Training(spec, job, strategy, comm, seed=0)
@@ -157,8 +163,10 @@ def kept_and_sent(
 
 
 def first_error(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> dict[str, float]:
-    """The largest error of a compressed gradient, beside the sum over ranks of the largest magnitudes of their
-    gradients, and the largest of the sum."""
+    """Return the largest error of a compressed gradient, with two scales to judge it by.
+
+    These are the sum over ranks of the largest magnitudes of their gradients, and the largest magnitude of the sum.
+    """
     comm = Comm(world, mesh(strategy))
     batches = _same_batches(world, spec, job, strategy)
     largest = 0.0
@@ -179,7 +187,7 @@ def first_error(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> 
 
 
 def kept_in(world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder: Path, step: int) -> float:
-    """The norm of what a run that takes up a checkpoint has kept back."""
+    """Return the norm of the compression residuals of a run that resumes from a checkpoint."""
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, seed=5)
     training.load(folder, step)
@@ -189,7 +197,7 @@ def kept_in(world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder:
 
 
 def learn(world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: int, peak: float, text: bytes) -> float:
-    """The mean loss over the last tenth of a run on the bytes of a text."""
+    """Train on the bytes of a text; return the mean loss over the last tenth of the run."""
     comm = Comm(world, mesh(strategy), over("shm"))
     training = Training(spec, job, strategy, comm, seed=1)
     batches = Batches(np.frombuffer(text, dtype=np.uint8).astype(np.int64), job.seq, job.global_batch, 1)
@@ -203,7 +211,7 @@ def learn(world: World, spec: ModelSpec, job: Job, strategy: Strategy, steps: in
 
 
 def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
-    """Parity of an engine that was broken on purpose."""
+    """Check parity of an engine that was broken on purpose."""
     from phalanx.runtime.data_parallel import engine as data_parallel
 
     engine = data_parallel.DataParallel
@@ -234,7 +242,7 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
 
 
 def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
-    """The examination with a layer that does not do its part over the tp ranks."""
+    """Check parity with a layer that omits its part over the tp ranks."""
     from phalanx.runtime.model_parallel import tensor as tensor_parallel
 
     all_reduce = tensor_parallel.TensorParallel.all_reduce
@@ -269,7 +277,7 @@ def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
 
 
 def examine_repeating(world: World, *case: Any) -> list[Any]:
-    """The examination with forward passes that are repeated without the sums over ranks in them."""
+    """Check parity with recomputed forward passes that omit their sums over ranks."""
     from phalanx.runtime.autograd.layer_comm import Inner
 
     all_reduce = Inner.all_reduce
@@ -283,7 +291,7 @@ def examine_repeating(world: World, *case: Any) -> list[Any]:
 
 
 def examine_broken_context(world: World, how: str, *case: Any) -> list[Any]:
-    """The examination with a mistake in what a rank takes its part of a sequence for."""
+    """Check parity with a mistake in a rank's part of the sequence."""
     from phalanx.runtime.model_parallel import context as context_parallel
 
     made, rectangle = context_parallel.ContextParallel.__init__, context_parallel._rectangle
@@ -304,7 +312,7 @@ def examine_broken_context(world: World, how: str, *case: Any) -> list[Any]:
 
 
 def stepped_and_compared(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> None:
-    """A step; then replicas hold the same, else it raises."""
+    """Take a step and compare the replicas; raise if they differ."""
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, seed=0)
     training.step(_same_batches(world, spec, job, strategy), lr=1e-2)
@@ -313,7 +321,7 @@ def stepped_and_compared(world: World, spec: ModelSpec, job: Job, strategy: Stra
 
 
 def die_in_a_ring(world: World, rank: int) -> None:
-    """One rank is killed between two exchanges; the others wait for what it would have passed on."""
+    """Kill one rank between two exchanges, while the others wait for what it would have passed on."""
     comm = Comm(world, mesh(Strategy(cp=world.size)))
     block, arriving = torch.zeros(2, 1000).add_(world.rank)
     for hop in range(2 * world.size):
@@ -326,8 +334,10 @@ def die_in_a_ring(world: World, rank: int) -> None:
 def compared(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str, spoiled: dict[int, str]
 ) -> tuple[str, int]:
-    """Two steps, each with a comparison of the replicas; then one bit of what is named changes on the ranks that
-    `spoiled` names, and they are compared again: what that says, and how many events all the comparisons recorded."""
+    """Take two steps, comparing the replicas after each; flip one bit on the ranks in `spoiled` and compare again.
+
+    Returns the message of the last comparison, and the number of events that all comparisons recorded.
+    """
     comm = Comm(world, mesh(strategy), over(transport))
     training = Training(spec, job, strategy, comm, seed=0)
     batch = torch.ones(strategy.micro_batch, job.seq + 1, dtype=torch.int64)
@@ -382,7 +392,7 @@ RINGS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "
 
 
 def over(transport: Any) -> tuple[Choice, ...]:
-    """Everything over one transport."""
+    """Use one transport for everything."""
     return tuple(
         Choice(op, size, 0, transport, RINGS[op] if transport == "p2p" else "")
         for op in RINGS
@@ -391,7 +401,7 @@ def over(transport: Any) -> tuple[Choice, ...]:
 
 
 def _values(rank: int, n: int, dtype: Any, seed: int) -> torch.Tensor:
-    """Small whole numbers and powers of two: every order of adding and multiplying them is exact."""
+    """Return small integers and powers of two, whose sums and products are exact in any order."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     return 2 ** torch.randint(0, 3, (n,), generator=generator).to(torch.float64).to(dtype)
 
@@ -409,7 +419,7 @@ def transport_case(
     seed: int,
     splits: list[list[int]] | None = None,
 ) -> None:
-    """One collective against its definition; `own`: in memory from comm.buffer."""
+    """Compare one collective with its definition; `own`: in a buffer from comm.buffer."""
     if world.rank not in ranks:
         return
     p, me, dtype = len(ranks), ranks.index(world.rank), DTYPES[dtype_name]
@@ -454,8 +464,7 @@ def transport_case(
 
 
 def run_schedule(world: World, schedule: Schedule, grouped: bool, ahead: int | None = None) -> Any:
-    """A schedule on a buffer of 100 (rank + 1) + index; what the buffer holds then. `ahead`: bytes that may be
-    staged."""
+    """Run a schedule on a buffer of 100 (rank + 1) + index; return the buffer. `ahead`: bytes that may be staged."""
     buffer = torch.arange(schedule.size, dtype=torch.float64) + 100.0 * (world.rank + 1)
     with pytest.MonkeyPatch.context() as patch:
         if ahead is not None:
@@ -471,8 +480,7 @@ def _run_schedule(world: World, schedule: Schedule, grouped: bool, buffer: torch
 
 
 def many_at_once(world: World, seed: int, count: int) -> None:
-    """All-reduces over three transports and several groups, issued alike everywhere, waited for in an order of
-    each rank's own."""
+    """Issue all-reduces over three transports and several groups in one order; wait in each rank's own order."""
     comm = Comm(world, mesh(Strategy(dp=world.size)), over("shm"))
     shared, own = random.Random(seed), random.Random(seed * 7 + world.rank)
     issued = []
@@ -495,8 +503,10 @@ def many_at_once(world: World, seed: int, count: int) -> None:
 
 
 def loopback_bytes(world: World, size: int) -> tuple[int, int]:
-    """Bytes over the loopback interface by a reduce-scatter of ours and of Gloo: the least of three each, for what
-    others send there meanwhile is counted too."""
+    """Return bytes over the loopback interface by a reduce-scatter of ours and of Gloo.
+
+    Each is the least of three, because traffic of other programs is counted too.
+    """
     comm = Comm(world, mesh(Strategy(dp=world.size)))
     source = torch.zeros(size // 4)
     ranks = tuple(range(world.size))
@@ -536,7 +546,7 @@ def used_again(world: World) -> None:
 
 
 def uneven_choice(world: World) -> None:
-    """One rank sends little, the other one much."""
+    """Let one rank send little and the other much."""
     choices = (Choice("all_to_all", 2, 0, "native"), Choice("all_to_all", 2, 4096, "shm"))
     comm = Comm(world, mesh(Strategy(dp=world.size)), choices)
     sends, receives = ((5, 5), (5, 5000)) if world.rank == 0 else ((5000, 5), (5, 5))
@@ -567,7 +577,7 @@ def die_in_shm(world: World, rank: int) -> None:
 
 
 def without_arena(world: World, rank: int) -> str:
-    """One rank has no arena: all use torch's collectives. What is said of it here."""
+    """Leave one rank without an arena, so that all use torch's collectives; return this rank's messages."""
     from phalanx.runtime.comm import shm
 
     shm._here.clear()
@@ -597,7 +607,7 @@ def _step_times(comm: Comm) -> dict[str, Any]:
 
 
 def late_peer(world: World, transport: str, late_s: float, busy_s: float, op: str = "all_reduce") -> dict[str, Any]:
-    """A step of one collective to which the last rank comes late, while the others are busy before they wait."""
+    """Take a step of one collective to which the last rank is late, while the others are busy before they wait."""
     comm = Comm(world, mesh(Strategy(dp=world.size)), over(transport))
     part, whole = torch.ones(100), torch.ones(100 * world.size)
 
@@ -626,7 +636,7 @@ def late_peer(world: World, transport: str, late_s: float, busy_s: float, op: st
 
 
 def completed_by_another(world: World, late_s: float) -> dict[str, Any]:
-    """Over shared memory, an operation over dp_shard that is done inside the wait for one over dp_replicate."""
+    """Complete an operation over dp_shard inside the wait for one over dp_replicate, over shared memory."""
     comm = Comm(world, mesh(Strategy(dp=4, zero=1, shard=2)), over("shm"))
     a, b = torch.ones(100), torch.ones(100)
 
@@ -651,8 +661,10 @@ def completed_by_another(world: World, late_s: float) -> dict[str, Any]:
 
 
 def two_steps(world: World, late_s: float) -> list[dict[str, Any]]:
-    """On the first rank a collective is issued in one step and awaited in the next, to which the other comes late;
-    then one between the steps, and an empty step."""
+    """Issue a collective in one step and wait for it in the next, to which the other rank is late.
+
+    After that comes a collective between steps, and an empty step.
+    """
     comm = Comm(world, mesh(Strategy(dp=world.size)))
     tensor = torch.ones(100)
     comm.all_reduce(tensor, "world", unit="test", phase="B").wait()
@@ -680,7 +692,7 @@ def two_steps(world: World, late_s: float) -> list[dict[str, Any]]:
 def traced_step(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str
 ) -> tuple[perfetto.RankTimeline, int]:
-    """The second of two steps on a timeline, and how many collectives the recorder saw in it."""
+    """Return the timeline of the second of two steps, and how many collectives the recorder saw in it."""
     comm = Comm(world, mesh(strategy), over(transport))
     training = Training(spec, job, strategy, comm, seed=0)
     batches = [torch.zeros(strategy.micro_batch, job.seq + 1, dtype=torch.int64)] * strategy.accumulation(job)
@@ -700,7 +712,7 @@ def traced_step(
 def first_loss(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, weights: Path, tokens: torch.Tensor
 ) -> float:
-    """The loss of the first step from stored weights, each rank on its share of `tokens`."""
+    """Return the loss of the first step from stored weights, with each rank on its share of `tokens`."""
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, 0, weights=open_weights(weights, spec))
     mine = tokens.view(strategy.dp, -1, strategy.micro_batch, job.seq + 1)[comm.mesh.replica(world.rank)]
@@ -710,7 +722,7 @@ def first_loss(
 
 
 def logits_of(world: World, folder: Path, strategy: Strategy, tokens: torch.Tensor) -> torch.Tensor:
-    """What stored weights make of some tokens, this replica's share of them."""
+    """Return the logits of stored weights for this replica's share of some tokens."""
     comm, spec = Comm(world, mesh(strategy)), make_model({"config": str(folder / "config.json")}, folder)[0]
     job = Job(strategy.dp * strategy.micro_batch, tokens.shape[1])
     training = Training(spec, job, strategy, comm, 0, weights=open_weights(folder, spec))
@@ -722,7 +734,7 @@ def logits_of(world: World, folder: Path, strategy: Strategy, tokens: torch.Tens
 
 
 def write_on(world: World, run: Path, prompt: str, how: Sampling) -> str:
-    """A prompt continued by tensor-parallel ranks."""
+    """Continue a prompt on tensor-parallel ranks."""
     comm = Comm(world, mesh(Strategy(tp=world.size)))
     text = generate(run, prompt, how, comm)
     comm.barrier()
@@ -730,7 +742,7 @@ def write_on(world: World, run: Path, prompt: str, how: Sampling) -> str:
 
 
 def fails_waiting(world: World, late: int) -> str:
-    """What a rank says under torchrun when a collective has timed out to which one did not come."""
+    """Return a rank's message under torchrun when a collective has timed out because one rank did not arrive."""
     if world.rank == late:
         time.sleep(4.5)  # busy elsewhere, until all others have given up
         return ""
@@ -744,7 +756,7 @@ def fails_waiting(world: World, late: int) -> str:
 
 
 def one_cannot_write(world: World, folder: Path, which: int) -> str:
-    """What is said on this rank when the disk of one is gone; all go on together."""
+    """Return this rank's message when one rank cannot write; all ranks continue together."""
     comm = Comm(world, mesh(Strategy(dp=world.size)))
     saver, write = Saver(folder, comm, keep=1), store.write
 

@@ -1,9 +1,9 @@
 """Long-lived ranks for all distributed tests: torch imported once, one process group, groups cached.
 
-Ranks are forked from one process that has imported what they need (support/preload.py) and does nothing else: a
-pool that was killed is back in a moment.
-`Pool.run(n, function, *args)` calls `function(world, *args)` on the first n ranks and returns their results. A
-rank that fails or does not answer is named, with what it was doing; then the pool is killed and made anew.
+Ranks are forked from one process that has imported what they need (support/preload.py) and does nothing else, so a
+killed pool is back in a moment.
+`Pool.run(n, function, *args)` calls `function(world, *args)` on the first n ranks and returns their results. If a
+rank fails or does not answer, the error says which and what it was doing; then the pool is killed and started again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GRACE_S = 2.0
 
 @dataclass(frozen=True)
 class Where:
-    """How many ranks there are, and on how many hosts: of this one, or `local` on each of a lab's."""
+    """The number of ranks and where they are: all on this host, or `local` on each host of a lab."""
 
     size: int
     local: int
@@ -76,7 +76,7 @@ def _serve(rank: int, where: Where, port: int, folder: str, pipe: Connection) ->
 
 @contextmanager
 def importing_as_here() -> Iterator[None]:
-    """Processes that are started find modules where this one does."""
+    """Let processes that are started find modules where this one does."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
@@ -127,7 +127,7 @@ class Pool:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, ranks: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
-        """Results by rank. Raises CaseFailed."""
+        """Call a function on the first ranks and return the results by rank. Raises CaseFailed."""
         assert ranks <= self._where.size
         if not self._processes:
             self._start()

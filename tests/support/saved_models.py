@@ -1,4 +1,4 @@
-"""Small random models as transformers saves them, by which weights are examined; and a tokenizer for their words."""
+"""Small random models as saved by transformers, to test weights with, and a tokenizer for their vocabulary."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ def spec_of(folder: Path) -> ModelSpec:
 
 
 def maker(base: Callable[[], Path]) -> Callable[..., Path]:
-    """Makes folders, each under one from `base`, of models that transformers has saved, by family, type and size of a
-    shard."""
+    """Return a function that saves a model by transformers under `base`, given its family, type and shard size."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -72,7 +71,7 @@ def maker(base: Callable[[], Path]) -> Callable[..., Path]:
         torch.manual_seed(1)
         config = AutoConfig.for_model(family, vocab_size=97, bos_token_id=1, eos_token_id=2, **TINY[family])
         model = AutoModelForCausalLM.from_config(config).to(dtype)
-        for p in model.parameters():  # biases and norms too: what is lost must show
+        for p in model.parameters():  # biases and norms too, so that a lost tensor shows
             torch.nn.init.normal_(p, std=0.2)
         for name, b in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
@@ -104,7 +103,7 @@ def save(folder: Path, like: Path, change: Callable[[dict[str, Tensor]], dict[st
 
 
 def tokenizer(path: Path, first: int = 0) -> Tokenizer:
-    """A tokenizer.json of 97 words, w0 to w96, with their ids from `first` on; spaces belong to words, as Llama's."""
+    """Write a tokenizer.json of 97 words, w0 to w96, with ids from `first` on and spaces inside words, as Llama's."""
     from tokenizers import decoders, models, pre_tokenizers
 
     made = Tokenizer(models.WordLevel({f"\u2581w{(first + i) % 97}": i for i in range(97)}, "\u2581w0"))

@@ -1,4 +1,4 @@
-"""What ranks run for tests of backward passes in two parts (runtime/weight_gradients.py)."""
+"""Functions that ranks run in tests of split backward passes (runtime/autograd/deferred_weight_grads.py)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from phalanx.spec.strategy.split import Split
 
 
 class Part:
-    """One rank's part of a model without an engine."""
+    """One rank's part of a model, without an engine."""
 
     put_off: PutOff
 
@@ -48,7 +48,7 @@ class Part:
         self.gradients = {name: torch.zeros_like(p) for name, p in weights.items()}
 
     def splits(self) -> None:
-        """From now on it may put gradients of weights off."""
+        """Allow weight gradients to be deferred from now on."""
         self.put_off = PutOff(self.model.units(), self.inner)
 
     def forward(self, batch: Tensor, micro_batch: int = 0) -> Tensor:
@@ -63,7 +63,7 @@ class Part:
         return self.model(tokens[:, :-1], tokens[:, 1:], positions=places[:, :-1])
 
     def backward(self, loss: Tensor, micro_batch: int = 0) -> None:
-        """Both parts in one."""
+        """Run both parts of the backward pass at once."""
         self.inner.micro_batch = micro_batch
         loss.backward()
         for name, p in self.model.named_parameters():
@@ -80,7 +80,7 @@ class Part:
         return self.put_off.take()
 
     def weights(self, left: Left, micro_batch: int = 0) -> list[str]:
-        """Which parameters' gradients came, in their order."""
+        """Compute the deferred weight gradients; return the parameters in the order in which they came."""
         self.inner.micro_batch = micro_batch
         came: list[str] = []
 
@@ -109,8 +109,11 @@ def batches(spec: ModelSpec, job: Job, s: Strategy, part: Part, count: int) -> l
 
 
 def apart(world: World, spec: ModelSpec, job: Job, s: Strategy) -> dict[str, Any]:
-    """Three micro-batches by a plain backward pass, and in parts that others come between. The largest difference of
-    a parameter's gradients, by name; what was sent inside of layers, by micro-batch; the order of W."""
+    """Run three micro-batches by a plain backward pass, and by split ones that are interleaved.
+
+    Returns the largest difference of a parameter's gradients by name, the communication inside layers by micro-batch,
+    and the order of W.
+    """
     comm = Comm(world, mesh(s))
     part = Part(spec, job, s, comm)
     given = batches(spec, job, s, part, 3)

@@ -1,4 +1,4 @@
-"""What hypothesis draws: small models, jobs and strategies over the whole range that is runnable."""
+"""Hypothesis strategies for small models, jobs and parallel strategies over everything that is runnable."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
         "qkv_bias": draw(st.booleans()),
         "window": draw(st.sampled_from([None, None, 5, 50])),
     }
-    # What one family does, the decoder does for all: None leaves it to the family.
+    # The decoder supports every family's features for all families; None leaves the choice to the family.
     options = {
         "residual": draw(st.sampled_from([None, None, "serial", "parallel", "parallel_one_norm"])),
         "rotary_dim": draw(st.sampled_from([None, None, head_dim // 4 * 2])),
@@ -88,7 +88,7 @@ def latents(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
 
 @st.composite
 def with_experts(draw: st.DrawFn, small: bool = False) -> ModelSpec:
-    """A model with experts in some of its layers."""
+    """Draw a model with experts in some of its layers."""
     count = draw(st.sampled_from([4, 6, 8]))
     top_k = draw(st.sampled_from([1, 2, 3]))
     chooser = draw(st.sampled_from(["tokens", "tokens", "experts"]))
@@ -127,7 +127,7 @@ def with_experts(draw: st.DrawFn, small: bool = False) -> ModelSpec:
 
 
 def splits(model: ModelSpec, tp: int, ep: int = 1, etp: int = 1) -> bool:
-    """Whether a model falls into so many equal parts."""
+    """Whether a model can be split into this many equal parts."""
     try:
         require_split(model, Strategy(dp=ep * etp, tp=tp, ep=ep, etp=etp))
     except InputError:
@@ -145,7 +145,7 @@ def shares(model: ModelSpec, seq: int, strategy: Strategy) -> bool:
 
 
 def pipelines(model: ModelSpec, ranks: int, micro_batches: int) -> list[Strategy]:
-    """The pipelines of a model over some of the ranks, or none."""
+    """Draw a pipeline of a model over some of the ranks, or none."""
     found = [Strategy()]
     for pp in divisors(ranks)[1:]:
         for schedule, virtual in SCHEDULES:
@@ -162,7 +162,7 @@ def pipelines(model: ModelSpec, ranks: int, micro_batches: int) -> list[Strategy
 def cases(
     draw: st.DrawFn, ranks: int, small: bool = True, compressed: bool = False, experts: bool = False
 ) -> tuple[ModelSpec, Job, Strategy]:
-    """A model, a job and a strategy of `ranks` ranks that fit each other."""
+    """Draw a model, a job and a strategy of `ranks` ranks that fit each other."""
     model = draw(with_experts(small=small) if experts else models(small=small))
     micro_batch = draw(st.sampled_from([1, 2, 3]))
     accumulation = draw(st.sampled_from([1, 2, 3, 4]))
@@ -171,7 +171,7 @@ def cases(
     world, ranks = ranks, ranks // pipeline.pp
     tp = draw(st.sampled_from([n for n in divisors(ranks) if splits(model, n)]))
     seq = draw(st.sampled_from([8, 32] if small else [32, 128, 256]))
-    # A ring of many ranks has as many steps in every block, each like the one before.
+    # A ring of many ranks has as many steps in every block, all alike.
     parts = [Strategy(tp=tp, cp=cp, ulysses=u) for cp in divisors(ranks // tp) for u in divisors(cp) if cp // u <= 4]
     context = draw(st.sampled_from([s for s in parts if shares(model, seq, s)]))
     cp = context.cp

@@ -1,4 +1,4 @@
-"""Runs whose ranks are killed at a chosen event, and what may be left of them."""
+"""Runs whose ranks are killed at a chosen event, and a check of what they leave behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Stroke = tuple[str, int, str, int]
 
 
 def folder_of_runs(folder: Path) -> Path:
-    """With a job, its text and a place for all that runs put aside."""
+    """Make a folder with a job, its text and a place for temporary files."""
     (folder / "job.toml").write_text(JOB)
     (folder / "text.txt").write_text(TEXT)
     (folder / "tmp").mkdir()
@@ -25,11 +25,11 @@ def folder_of_runs(folder: Path) -> Path:
 
 
 def begin(here: Path, *words: str, strokes: tuple[Stroke, ...] = (), **how: Any) -> Launcher:
-    """`phalanx words`, whose ranks are struck."""
+    """Start `phalanx words`, whose ranks will be killed."""
     environment = {
         "POISON": json.dumps(strokes),
         "STRUCK": str(here / "struck"),
-        "TMPDIR": str(here / "tmp"),  # all that is put aside for the run, status pages too
+        "TMPDIR": str(here / "tmp"),  # all temporary files of the run, status pages too
     }
     return Launcher(
         here, *words, environment=environment, instead={"phalanx.train.worker": "support.killed_rank"}, **how
@@ -37,7 +37,7 @@ def begin(here: Path, *words: str, strokes: tuple[Stroke, ...] = (), **how: Any)
 
 
 def words(name: str, *more: str) -> list[str]:
-    """Of a short run."""
+    """Return the arguments of a short run."""
     return [
         "train",
         "job.toml",
@@ -47,7 +47,7 @@ def words(name: str, *more: str) -> list[str]:
 
 
 def train(here: Path, name: str, strokes: tuple[Stroke, ...], *more: str, **how: Any) -> tuple[int, str]:
-    """Exit code, and what it said on stderr, of a short run. It has ended within 30 s of the last stroke."""
+    """Return (exit code, stderr) of a short run; it must end within 30 s of the last kill."""
     code, _, err = begin(here, *words(name, *more), strokes=strokes, **how).finish()
     if strokes and code:
         assert time.monotonic() - float((here / "struck").read_text()) < 30
@@ -56,6 +56,9 @@ def train(here: Path, name: str, strokes: tuple[Stroke, ...], *more: str, **how:
 
 
 def nothing_is_left(here: Path) -> bool:
-    """No process of a run, hence no port and no shared memory, which has no name; and no file but torch's cache."""
+    """Require that no process of a run is left, nor any file but torch's cache.
+
+    Ports and shared memory, which has no name, go with the processes.
+    """
     files = [path for path in (here / "tmp").iterdir() if not path.name.startswith("torchinductor")]
     return not at_work(here) and not files

@@ -1,6 +1,6 @@
 """A measuring rank with small sizes and few rounds: `python -m support.tiny_measurement ARGUMENT`.
 
-Tests that train by its rates check what is done with them, not how good they are.
+Tests that train with its rates check what is done with them, not their accuracy.
 """
 
 from __future__ import annotations

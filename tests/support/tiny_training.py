@@ -1,4 +1,4 @@
-"""A small model of text that learns in seconds: what gradient compression does to a whole run."""
+"""A small text model that learns in seconds, to test what gradient compression does to a complete run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTEXT, WIDTH, HIDDEN, BATCH = 3, 12, 64, 64
 
 
 class NextByte(nn.Module):
-    """The next byte from the last three (Bengio et al. 2003)."""
+    """Predicts the next byte from the last three (Bengio et al. 2003)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class NextByte(nn.Module):
 
 
 def learn(world: World, compression: str, steps: int, lr: float, text: bytes) -> float:
-    """Train by plain gradient descent, the rate falling to nothing; the mean loss over the last tenth."""
+    """Train by plain gradient descent with a rate that falls to zero; return the mean loss over the last tenth."""
     data = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).astype(np.int64)) % 128
     torch.manual_seed(0)
     model = spread(world, NextByte(), f"compression={compression}")

@@ -1,4 +1,4 @@
-"""The small model whose layers are split or repeated in tests, and the order in which its gradients come."""
+"""The small model whose layers are split or recomputed in tests, and the order in which its gradients arrive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model(**sizes: Any) -> ModelSpec:
 
 
 def order_of_gradients(spec: ModelSpec, strategy: Strategy) -> list[str]:
-    """Of the blocks' parameters, as the first rank's engine is told of them."""
+    """Return the order in which the first rank's engine receives the gradients of the blocks' parameters."""
     came: list[str] = []
     hook = DataParallel._hook
 

@@ -1,4 +1,4 @@
-"""Bytes and FLOPs of a unit's passes, predicted and measured on one rank."""
+"""Predict and measure the bytes and FLOPs of a unit's passes on one rank."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Found:
 
 
 def measured(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> Found:
-    """One micro-batch forward, and backward in two parts or in one."""
+    """Measure one micro-batch forward, and backward in two parts or in one."""
     comm = Comm(Imagined(rank, s.world, 0, 1), mesh(s), null=True)
     part = Part(spec, job, s, comm)
     part.splits()
@@ -70,7 +70,7 @@ def measured(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> 
     places = {id(p): torch.empty(p.shape, dtype=torch.float32) for p in part.model.parameters()}
 
     def deliver(p: nn.Parameter, gradient: Tensor | Product | None, rows: list[tuple[Tensor, Tensor]]) -> None:
-        """As an engine does that puts gradients into memory of its type."""
+        """Deliver a gradient like an engine that stores gradients in memory of its own type."""
         if isinstance(gradient, Product):
             gradient.put(places[id(p)], add=True)
         while rows:

@@ -433,7 +433,7 @@ def test_a_plan_whose_figures_are_not_its_own_is_not_proved(tmp_path: Path) -> N
     (tmp_path / "recorded.json").write_text('{"interr')
     code, out, err = phalanx(tmp_path, "verify", str(tmp_path / "plan.json"))
     assert code == 0, out
-    assert "recorded.json says nothing of what was measured" in err
+    assert "recorded.json holds no measured peak memory" in err
     for name, wrong in (("memory_bytes", 1), ("flops", 1), ("bytes_per_axis", {"dp_shard": 7})):
         edited = replace(decision.plan, prediction={**decision.plan.prediction, name: wrong})
         plans.write(edited, tmp_path / "plan.json")

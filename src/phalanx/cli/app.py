@@ -1,4 +1,6 @@
-"""The command line: parses, calls session, renders. Nothing heavy is imported before a command runs.
+"""The command line: every command parses its options, calls `phalanx.commands` and renders the result.
+
+Nothing heavy is imported before a command runs, so that `--help` is quick.
 
 Exit codes: 0 done; 1 a check or a rank failed; 2 the input was wrong; 130 interrupted, state saved.
 """
@@ -46,8 +48,8 @@ app.command()(predict)
 app.command()(validate)
 app.command()(explain)
 app.command()(lint)
-for _sheets in (scaling, memory, comm, roofline, cases):
-    app.command()(_sheets)
+for _tables in (scaling, memory, comm, roofline, cases):
+    app.command()(_tables)
 app.command()(verify)
 app.command()(measure)
 app.command("import")(import_weights)
@@ -68,6 +70,7 @@ for _command in (plan, train, generate, parity):
 
 
 def main() -> None:
-    # What is imported lives to the end: to look through it time and again takes a fifth of a quick command.
+    """Run the command line: the entry point of the `phalanx` program."""
+    # Imported modules live to the end; rescanning them at every collection costs a quick command a fifth of its time.
     gc.set_threshold(50_000)
     app()

@@ -1,4 +1,4 @@
-"""`phalanx clusters`: the clusters that are known by name, and where their numbers come from."""
+"""`phalanx clusters`: the cluster presets, and the sources of their numbers."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.terminal import Json, console, mistakes, print_json
+from phalanx.cli.options import Json
+from phalanx.cli.terminal import console, exit_on_error, print_json
 
 
 def clusters(
-    name: Annotated[str | None, typer.Argument(help="One cluster, with its sources.", show_default=False)] = None,
-    nodes: Annotated[int, typer.Option(help="How many nodes of it.")] = 32,
+    name: Annotated[
+        str | None, typer.Argument(help="Show this preset alone, with its sources.", show_default=False)
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 32,
     as_json: Json = False,
 ) -> None:
-    """The clusters that `cluster.preset` can name: devices, dense FLOP/s, links in one direction, sources."""
+    """List the cluster presets: devices, dense FLOP/s, bandwidth of links in one direction."""
     from dataclasses import asdict
 
-    with mistakes():
+    with exit_on_error():
         from phalanx.spec.cluster.presets import PRESETS, preset
 
-        found = [preset(n, nodes) for n in ([name] if name else PRESETS)]
+        specs = [preset(n, nodes) for n in ([name] if name else PRESETS)]
         if as_json:
-            print_json([asdict(spec) for spec in found])
+            print_json([asdict(spec) for spec in specs])
             return
 
         from phalanx.report.clusters import sources, table
 
         out = console()
-        out.print(table(found))
-        for line in sources(found[0]) if name else ():
+        out.print(table(specs))
+        for line in sources(specs[0]) if name else ():
             out.print(line, highlight=False, soft_wrap=True)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from phalanx.cli.terminal import Json, console, mistakes, print_json
+from phalanx.cli.options import Json, Run
+from phalanx.cli.terminal import console, exit_on_error, print_json
 
-experts = typer.Typer(no_args_is_help=True, help="Mixtures of experts: how a run's tokens were spread over them.")
+experts = typer.Typer(no_args_is_help=True, help="Show how a run's tokens were spread over its experts.")
 
 
 @experts.command()
-def show(run: Annotated[Path, typer.Argument(help="A run's folder, runs/NAME.")], as_json: Json = False) -> None:
-    """The busiest expert's load over the mean, layer by layer, in the course of a run."""
+def show(run: Run, as_json: Json = False) -> None:
+    """Show the busiest expert's load over the mean, layer by layer, in the course of a run."""
     from phalanx.report.experts import balance, busiest, stretches
     from phalanx.runs.folder import metrics
     from phalanx.spec.errors import InputError
 
-    with mistakes():
-        found = stretches(metrics(run))
-        if not found:
-            raise InputError("run", str(run), "its metrics tell nothing of experts", "name a run of such a model")
+    with exit_on_error():
+        parts = stretches(metrics(run))
+        if not parts:
+            raise InputError(
+                "run", str(run), "its metrics hold nothing about experts", "name a run of a model that has experts"
+            )
         if as_json:
-            parts = [
+            rows = [
                 {
                     "first_step": part.first,
                     "last_step": part.last,
@@ -32,8 +32,8 @@ def show(run: Annotated[Path, typer.Argument(help="A run's folder, runs/NAME.")]
                     "busiest": {block: busiest(chosen) for block, chosen in part.chosen.items()},
                     "chosen": dict(part.chosen),
                 }
-                for part in found
+                for part in parts
             ]
-            print_json({"stretches": parts})
+            print_json({"stretches": rows})
         else:
-            console().print(balance(found))
+            console().print(balance(parts))

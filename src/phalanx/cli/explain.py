@@ -1,4 +1,4 @@
-"""`phalanx explain` and `phalanx lint`: what a plan's strategy spends, and what is wrong with it."""
+"""`phalanx explain` and `phalanx lint`: where a strategy's time and memory go, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -7,42 +7,45 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from phalanx.cli.options import Batch, Cluster, Gpus, Line, Model, Plan, Profile, Seq
-from phalanx.cli.terminal import FAILED, Json, console, mistakes, print_json
+from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, OptionalStack, Plan, Seq, StrategyLine
+from phalanx.cli.terminal import FAILED, console, exit_on_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.plan.explain.analytic import Subject
     from phalanx.plan.explain.exact import Examined, Own
-    from phalanx.plan.explain.lint import Examined as Whatever
+    from phalanx.plan.explain.lint import Examined as Lintable
 
 
 def explain(
     plan: Plan = None,
-    strategy: Line = None,
+    strategy: StrategyLine = None,
     model: Model = None,
     cluster: Cluster = None,
     gpus: Gpus = None,
     batch: Batch = None,
     seq: Seq = None,
-    profile: Profile = None,
+    profile: OptionalStack = None,
     as_json: Json = False,
 ) -> None:
-    """Where a strategy's time and memory go, what to change first, and why not its neighbours."""
-    with mistakes():
+    """Show where a strategy's time and memory go, what to change first, and why its neighbours are no better.
+
+    Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
+    """
+    with exit_on_error():
         _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
-        examined = _of_our_own(plan, strategy, gpus, profile)
+        examined = _exact_subject(plan, strategy, gpus, profile)
         if examined is not None:
             from phalanx.plan.explain.exact import own
 
-            _explain_own(own(examined), as_json)
+            _explain_exact(own(examined), as_json)
             return
 
         x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
 
-        from phalanx.plan.explain.explanation import as_json as everything
+        from phalanx.plan.explain.explanation import as_json as to_json
 
         if as_json:
-            print_json(everything(x))
+            print_json(to_json(x))
             return
 
         from phalanx.report.explain import tables
@@ -54,22 +57,26 @@ def explain(
             out.print(table)
 
 
-def _explain_own(found: Own, as_json: bool) -> None:
-    from phalanx.plan.explain.exact import as_json as everything
+def _explain_exact(exact: Own, as_json: bool) -> None:
+    """Print the exact price of a strategy on our own runtime."""
+    from phalanx.plan.explain.exact import as_json as to_json
     from phalanx.report.explain import of_our_own
     from phalanx.report.style import seconds
 
     if as_json:
-        print_json(everything(found))
+        print_json(to_json(exact))
         return
     out = console()
-    out.print(f"{found.chosen.asked}: {seconds(found.chosen.seconds)} a step", highlight=False, soft_wrap=True)
-    for table in of_our_own(found):
+    out.print(f"{exact.chosen.asked}: {seconds(exact.chosen.seconds)} a step", highlight=False, soft_wrap=True)
+    for table in of_our_own(exact):
         out.print(table)
 
 
-def _of_our_own(path: Path | None, line: str | None, gpus: int | None, profile: str | None) -> Examined | None:
-    """The strategy of a plan of a job whose machine was measured, priced exactly; None where it is another plan."""
+def _exact_subject(path: Path | None, line: str | None, gpus: int | None, profile: str | None) -> Examined | None:
+    """Price the strategy of a plan exactly, if it plans a job on a measured machine; else return None.
+
+    `line` replaces the plan's strategy. Raises InputError.
+    """
     from phalanx.plan.explain.exact import examined
     from phalanx.plan.search.column_pricing import published
     from phalanx.spec.files import plan as plans
@@ -77,50 +84,53 @@ def _of_our_own(path: Path | None, line: str | None, gpus: int | None, profile: 
 
     if path is None or profile is not None:
         return None
-    given = plans.read(path / "plan.json" if path.is_dir() else path)
-    return None if published(given.cluster) else examined(given, make_strategy(line) if line else None, gpus)
+    saved = plans.read(path / "plan.json" if path.is_dir() else path)
+    return None if published(saved.cluster) else examined(saved, make_strategy(line) if line else None, gpus)
 
 
 def lint(
     plan: Plan = None,
-    strategy: Line = None,
+    strategy: StrategyLine = None,
     model: Model = None,
     cluster: Cluster = None,
     gpus: Gpus = None,
     batch: Batch = None,
     seq: Seq = None,
-    profile: Profile = None,
+    profile: OptionalStack = None,
     as_json: Json = False,
 ) -> None:
-    """Find anti-patterns in a strategy, with numbers and mends; exit code 1 where there are any."""
-    with mistakes():
+    """Find anti-patterns in a strategy, with numbers and what to do about each; exit code 1 if there are any.
+
+    Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
+    """
+    with exit_on_error():
         _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
         from dataclasses import asdict
 
-        from phalanx.plan.explain.lint import lint as found_in
+        from phalanx.plan.explain.lint import lint as findings_of
 
-        x: Whatever = _of_our_own(plan, strategy, gpus, profile) or subject(
+        x: Lintable = _exact_subject(plan, strategy, gpus, profile) or subject(
             plan, strategy, model, cluster, gpus, batch, seq, profile
         )
-        found = found_in(x)
+        findings = findings_of(x)
         if as_json:
-            print_json({"strategy": str(x.strategy), "findings": [asdict(f) for f in found]})
+            print_json({"strategy": str(x.strategy), "findings": [asdict(f) for f in findings]})
         else:
-            for f in found:
+            for f in findings:
                 print(f"{f.name}: {f.said}; {f.mend}")
-            count = f"{len(found)} finding{'s' * (len(found) > 1)}" if found else "nothing found"
+            count = f"{len(findings)} finding{'s' * (len(findings) > 1)}" if findings else "nothing found"
             print(f"{x.strategy}: {count}")
-        if found:
+        if findings:
             raise typer.Exit(FAILED)
 
 
 def _require_only_a_plan(plan: Path | None, others: dict[str, object]) -> None:
-    """Refuse what a plan, where there is one, says already. Raises InputError."""
+    """Refuse options whose values a plan already has. Raises InputError."""
     from phalanx.spec.errors import InputError
 
-    for name, given in others.items():
-        if plan is not None and given is not None:
-            raise InputError(name, given, "a plan.json has its own", "leave it out, or plan anew")
+    for name, value in others.items():
+        if plan is not None and value is not None:
+            raise InputError(name, value, "is already set by the plan.json", "leave it out, or make a new plan")
 
 
 def subject(
@@ -133,7 +143,7 @@ def subject(
     seq: int | None,
     stack: str | None,
 ) -> Subject:
-    """What a plan, or names and numbers, ask about. Raises InputError."""
+    """Return the strategy to examine with its pricing, from a plan or from the options. Raises InputError."""
     from dataclasses import replace
 
     from phalanx.plan import question
@@ -144,14 +154,14 @@ def subject(
 
     _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
     if plan is not None:
-        given = plans.read(plan / "plan.json" if plan.is_dir() else plan)
-        chosen = make_strategy(line) if line else given.strategy
+        saved = plans.read(plan / "plan.json" if plan.is_dir() else plan)
+        chosen = make_strategy(line) if line else saved.strategy
         assert chosen is not None
         if gpus is not None:
             question.require_counts(("--gpus", gpus))
-        name = stack or str(given.choices.get("stack", "phalanx"))
-        return Subject(question.of_plan(given, name), chosen, gpus or given.strategy.world)
-    asked = {
+        name = stack or str(saved.choices.get("stack", "phalanx"))
+        return Subject(question.of_plan(saved, name), chosen, gpus or saved.strategy.world)
+    options = {
         "--model": model,
         "--cluster": cluster,
         "--gpus": gpus,
@@ -159,13 +169,13 @@ def subject(
         "--seq": seq,
         "--strategy": line,
     }
-    missing = [name for name, value in asked.items() if value is None]
+    missing = [name for name, value in options.items() if value is None]
     if missing:
-        raise InputError(missing[0], None, "is missing", "name a plan.json, or all of " + ", ".join(asked))
+        raise InputError(missing[0], None, "is missing", "name a plan.json, or all of " + ", ".join(options))
     spec, _ = question.model_named(str(model))
-    larger = question.asked(
+    pricing = question.asked(
         spec, question.cluster_named(str(cluster)), batch or 0, seq or 0, stack or "megatron-core"
     )
     chosen = make_strategy(str(line))
     assert chosen is not None
-    return Subject(larger, replace(chosen), gpus or 0)
+    return Subject(pricing, replace(chosen), gpus or 0)

@@ -1,4 +1,4 @@
-"""`phalanx lab`: hosts with shaped links on this machine, for whoever has one machine and wants to see several."""
+"""`phalanx lab`: several hosts with links of a set rate, simulated on one machine."""
 
 from __future__ import annotations
 
@@ -8,36 +8,41 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.terminal import announce, console, mistakes, require_writable
+from phalanx.cli.terminal import announce, console, exit_on_error, require_writable
 
-lab = typer.Typer(help="Hosts with shaped links on this machine; needs root and iproute2.", no_args_is_help=True)
+lab = typer.Typer(
+    help="Simulate hosts with links of a set rate on this machine; needs root and iproute2.", no_args_is_help=True
+)
 
 
 @lab.callback()
 def _lab() -> None:
-    pass
+    """Keep `run` a command of its own: Typer merges a group's only command into the group."""
 
 
 @lab.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="What torchrun starts on every host.")
+        list[str], typer.Argument(metavar="-- COMMAND...", help="Command that torchrun starts on every host.")
     ],
-    hosts: Annotated[int, typer.Option(help="How many.")] = 2,
-    ranks: Annotated[int, typer.Option(help="Of each host.")] = 2,
+    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 2,
+    ranks: Annotated[int, typer.Option(help="Number of ranks on each host.")] = 2,
     rate: Annotated[
-        str | None, typer.Option(help="Of each host's link, such as 1gbit; without it as fast as it can.")
+        str | None, typer.Option(help="Rate of each host's link, such as 1gbit; unlimited by default.")
     ] = None,
     torchrun: Annotated[
-        list[str] | None, typer.Option("--torchrun", metavar="NAME=VALUE", help="A torchrun option, may be repeated.")
+        list[str] | None,
+        typer.Option("--torchrun", metavar="NAME=VALUE", help="Option for torchrun; may be repeated."),
     ] = None,
-    traffic: Annotated[Path | None, typer.Option(metavar="FILE", help="Write each link's bytes as JSON.")] = None,
+    traffic: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the bytes over each link as JSON.")
+    ] = None,
 ) -> None:
-    """Run a command on several hosts made of network namespaces, and count what crosses their links.
+    """Run a command on several simulated hosts (network namespaces), and count the bytes that cross their links.
 
     phalanx lab run --hosts 2 --ranks 2 --rate 1gbit -- phalanx train job.toml
     """
-    with mistakes():
+    with exit_on_error():
         from phalanx.measure import lab as labs
         from phalanx.spec.errors import InputError
 
@@ -46,16 +51,18 @@ def run(
         if ranks < 1:
             raise InputError("--ranks", ranks, "must be at least 1")
         if "--no-python" in words and shutil.which(command[0]) is None:
-            raise InputError("command", command[0], "is no program here", "or a script's name ends in .py")
+            raise InputError(
+                "command", command[0], "is not a program on this machine", "a script's name must end in .py"
+            )
         options = dict(_option(word) for word in torchrun or ())
         speed = labs.bytes_per_s(rate) if rate else None
-        with labs.until_stopped(), labs.Lab(hosts, speed) as found:
-            for name in found.swept:
+        with labs.until_stopped(), labs.Lab(hosts, speed) as network:
+            for name in network.swept:
                 announce(f"removed what was left of {name}, a lab that was killed")
-            announce(f"{hosts} hosts x {ranks} ranks, {f'{rate} each' if rate else 'links as fast as they are'}")
-            before = found.traffic()
-            code = labs.run(found, ranks, words, options)
-            counted = [now - then for now, then in zip(found.traffic(), before, strict=True)]
+            announce(f"{hosts} hosts x {ranks} ranks, {f'{rate} each' if rate else 'links of unlimited rate'}")
+            before = network.traffic()
+            code = labs.run(network, ranks, words, options)
+            counted = [now - then for now, then in zip(network.traffic(), before, strict=True)]
         if traffic:
             from phalanx.spec.files.plan import write_json
 
@@ -67,6 +74,7 @@ def run(
 
 
 def _option(word: str) -> tuple[str, str]:
+    """Split NAME=VALUE into the name, without dashes, and the value. Raises InputError."""
     from phalanx.spec.errors import InputError
 
     name, equals, value = word.partition("=")

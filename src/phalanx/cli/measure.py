@@ -1,4 +1,4 @@
-"""`phalanx measure`: what this machine, or the cluster that torchrun spans, can do."""
+"""`phalanx measure`: measure this machine, or under torchrun the whole cluster."""
 
 from __future__ import annotations
 
@@ -8,37 +8,48 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.terminal import Json, announce, console, mistakes, print_json, require_torch, require_writable
+from phalanx.cli.options import Json
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_torch, require_writable
 
 if TYPE_CHECKING:
     from phalanx.spec.cluster.spec import ClusterSpec
 
 
 def measure(
-    ranks: Annotated[int | None, typer.Option(help="Local ranks; default one per GPU or core.")] = None,
-    dtype: Annotated[str, typer.Option(help="Compute type of the kernels.")] = "float32",
-    threads: Annotated[int, typer.Option(help="Threads per rank.")] = 1,
+    ranks: Annotated[int | None, typer.Option(help="Number of local ranks; by default one per GPU or core.")] = None,
+    dtype: Annotated[str, typer.Option(help="Type that kernels compute in: float32, bfloat16, ...")] = "float32",
+    threads: Annotated[int, typer.Option(help="Number of threads per rank.")] = 1,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Write the cluster; under torchrun cluster.toml is.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="Write the measured cluster to this file; under torchrun the default is cluster.toml.",
+        ),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw points, fits and crossovers.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Draw measured points, fitted lines and crossovers as an SVG."),
+    ] = None,
     nccl_tests: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Measure nothing; read what nccl-tests printed. May be repeated."),
+        typer.Option(metavar="FILE", help="Measure nothing: read this output of nccl-tests; may be repeated."),
     ] = None,
-    preset: Annotated[str, typer.Option(help="The cluster that --nccl-tests was run on.")] = "dgx-h100",
-    op: Annotated[str, typer.Option(help="What --nccl-tests measured, where the file does not say.")] = "",
+    preset: Annotated[str, typer.Option(help="Cluster preset that the --nccl-tests were run on.")] = "dgx-h100",
+    op: Annotated[
+        str, typer.Option(help="Operation that --nccl-tests measured, for files that do not name it.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Measure this machine anew, or under torchrun all hosts: kernel rates, links, collectives.
+    """Measure kernel rates, links and collectives of this machine, or under torchrun of all hosts.
 
-    `train` and `plan` use the result: on this machine by themselves, elsewhere as cluster.file."""
+    `train` and `plan` use the result: on this machine without being told, elsewhere as cluster.file.
+    """
     from dataclasses import asdict
 
     from phalanx.commands.measure import from_nccl_tests, measure_ranks
     from phalanx.commands.measure import measure as measure_machine
 
-    with mistakes():
+    with exit_on_error():
         require_writable("--out", out)
         require_writable("--plot", plot)
         if nccl_tests:
@@ -53,11 +64,11 @@ def measure(
                 cluster = measure_machine(ranks, dtype, threads, announce)
             else:
                 with noted(announce if world.rank == 0 else lambda _: None):
-                    found = measure_ranks(world, dtype, threads)
-                if found is None:
+                    measured = measure_ranks(world, dtype, threads)
+                if measured is None:
                     sys.stdout.flush()
                     return
-                cluster, out = found, out or Path("cluster.toml")
+                cluster, out = measured, out or Path("cluster.toml")
         if out is not None:
             from phalanx.spec.cluster.toml import to_toml
 

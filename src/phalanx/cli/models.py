@@ -1,4 +1,4 @@
-"""`phalanx models`: the models that have a name, and what one is made of."""
+"""`phalanx models`: the model presets, and the shape and parameters of one model."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.terminal import Json, console, mistakes, print_json
+from phalanx.cli.options import Json
+from phalanx.cli.terminal import console, exit_on_error, print_json
 
 
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME|PATH", help="A preset, a Hugging Face config.json, or a folder that holds one."),
+        typer.Argument(
+            metavar="NAME|PATH",
+            help="Show this model alone: a preset, a Hugging Face config.json, or a folder that holds one.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the models that have a name; with one, or a Hugging Face config.json: its shape and its parameters."""
+    """List the model presets, or show one model's shape and parameters."""
     from dataclasses import asdict
     from pathlib import Path
 
@@ -24,17 +28,17 @@ def models(
     from phalanx.spec.files.job_file import make_model
     from phalanx.spec.model.presets import PRESETS
 
-    with mistakes():
+    with exit_on_error():
         if name is None:
-            found = {preset: make_model({"preset": preset}, Path())[0] for preset in PRESETS}
+            specs = {preset: make_model({"preset": preset}, Path())[0] for preset in PRESETS}
             if as_json:
-                counts = {n: {"parameters": m.parameter_count, "active": m.active_count} for n, m in found.items()}
-                print_json({n: {**counts[n], **asdict(m)} for n, m in found.items()})
+                counts = {n: {"parameters": m.parameter_count, "active": m.active_count} for n, m in specs.items()}
+                print_json({n: {**counts[n], **asdict(m)} for n, m in specs.items()})
                 return
 
             from phalanx.report.models import presets
 
-            console().print(presets(found))
+            console().print(presets(specs))
             return
 
         config = str(Path(name) / "config.json") if name not in PRESETS and Path(name).is_dir() else name
@@ -45,8 +49,8 @@ def models(
         from phalanx.report.models import by_role, parts, shape
 
         if as_json:
-            counts = {"parameters": model.parameter_count, "active": model.active_count}
-            print_json({"model": asdict(model), **counts, "roles": by_role(model)})
+            totals = {"parameters": model.parameter_count, "active": model.active_count}
+            print_json({"model": asdict(model), **totals, "roles": by_role(model)})
             return
         out = console()
         out.print(shape(name, model), highlight=False, soft_wrap=True)

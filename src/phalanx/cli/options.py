@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share."""
+"""Options and arguments that several commands share. `Optional...` and `Required...` differ in the type alone."""
 
 from __future__ import annotations
 
@@ -7,57 +7,78 @@ from typing import Annotated
 
 import typer
 
+# A job file, and what is laid over it.
 Job = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.", show_default=False)]
-
-
-OptionalJob = Annotated[Path | None, typer.Argument(metavar="JOB.toml", help="The job file.", show_default=False)]
-
-
+OptionalJob = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="JOB.toml",
+        help="The job file; without one, give --model, --cluster, --gpus, --batch and --seq.",
+        show_default=False,
+    ),
+]
 JobOrPlan = Annotated[
-    Path | None, typer.Argument(metavar="JOB.toml|plan.json", help="A job, or a plan of one.", show_default=False)
+    Path | None,
+    typer.Argument(metavar="JOB.toml|plan.json", help="A job file, or a plan of one.", show_default=False),
 ]
-
-
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="TABLE.FIELD=VALUE", help="Override a field; may be repeated.")
+    list[str] | None,
+    typer.Option("--set", metavar="TABLE.FIELD=VALUE", help="Override a field of the job; may be repeated."),
 ]
 
-
+# A plan, or in its place a model, a cluster and numbers.
+Plan = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="PLAN.json",
+        help="A plan written by `phalanx plan`, or a run's folder; without one, name the model, the cluster and the "
+        "rest with options.",
+    ),
+]
 StrategyLine = Annotated[
-    str | None, typer.Option("--strategy", metavar="LINE", help="A strategy such as dp=2,micro_batch=4.")
+    str | None,
+    typer.Option(
+        "--strategy",
+        metavar="LINE",
+        help="Strategy, such as dp=2,micro_batch=4; replaces that of a job file or a plan.",
+    ),
 ]
-
-
-Plan = Annotated[Path | None, typer.Argument(metavar="PLAN.json", help="As `phalanx plan` wrote it.")]
-
-
-Model = Annotated[str | None, typer.Option("--model", metavar="NAME|config.json", help="Without a plan: a model,")]
-
-
-Cluster = Annotated[str | None, typer.Option("--cluster", metavar="NAME|FILE.toml", help="a cluster,")]
-
-
-Gpus = Annotated[int | None, typer.Option("--gpus", help="how many GPUs,")]
-
-
-Batch = Annotated[int | None, typer.Option("--batch", help="sequences in a step,")]
-
-
-Seq = Annotated[int | None, typer.Option("--seq", help="tokens of each.")]
-
-
-Line = Annotated[str | None, typer.Option("--strategy", metavar="LINE", help="A strategy; of a plan, another one.")]
-
-
-Profile = Annotated[str | None, typer.Option("--profile", metavar="STACK", help="The software stack.")]
-
-
-Csv = Annotated[bool, typer.Option("--csv", help="Print the tables as CSV, one after the other.")]
-
-
+_MODEL = typer.Option("--model", metavar="NAME|config.json", help="Model: a preset or a Hugging Face config.json.")
+_CLUSTER = typer.Option(
+    "--cluster", metavar="NAME|FILE.toml", help="Cluster: a preset (`phalanx clusters`) or a TOML file."
+)
+_GPUS = typer.Option("--gpus", help="Number of GPUs.")
+_BATCH = typer.Option("--batch", help="Global batch: sequences per step, over all GPUs.")
+_SEQ = typer.Option("--seq", help="Sequence length in tokens.")
+_PROFILE = typer.Option("--profile", metavar="STACK", help="Software stack whose step is priced.")
+Model = Annotated[str | None, _MODEL]
+Cluster = Annotated[str | None, _CLUSTER]
+Gpus = Annotated[int | None, _GPUS]
+Batch = Annotated[int | None, _BATCH]
+Seq = Annotated[int | None, _SEQ]
+RequiredModel = Annotated[str, _MODEL]
+RequiredCluster = Annotated[str, _CLUSTER]
+RequiredGpus = Annotated[int, _GPUS]
+RequiredBatch = Annotated[int, _BATCH]
+RequiredSeq = Annotated[int, _SEQ]
+Stack = Annotated[str, _PROFILE]
+OptionalStack = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="STACK",
+        help="Software stack whose step is priced; by default that of the plan, else megatron-core.",
+    ),
+]
 Params = Annotated[
-    str | None, typer.Option("--params", metavar="25M", help="Where a number of parameters alone is known.")
+    str | None,
+    typer.Option("--params", metavar="25M", help="Number of parameters, for tables that need no model's shape."),
 ]
 
+# A run that was trained.
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/quickstart.")]
 
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the tables as well.")]
+# How results are printed.
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print the tables as CSV, one after the other.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Also draw the tables as an SVG.")]

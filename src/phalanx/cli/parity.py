@@ -1,4 +1,4 @@
-"""`phalanx parity`."""
+"""`phalanx parity`: compare a strategy with one process, in losses and gradients."""
 
 from __future__ import annotations
 
@@ -6,38 +6,31 @@ from typing import Annotated, Any
 
 import typer
 
-from phalanx.cli.options import Job, Set, StrategyLine
+from phalanx.cli.options import Job, Json, Set, StrategyLine
 from phalanx.cli.show import (
     show_notes,
 )
-from phalanx.cli.terminal import (
-    FAILED,
-    Json,
-    announce,
-    mistakes,
-    print_json,
-    require_torch,
-)
+from phalanx.cli.terminal import FAILED, announce, exit_on_error, print_json, require_torch
 
 
 def parity(
     job: Job,
     strategy: StrategyLine = None,
-    steps: Annotated[int, typer.Option(help="Steps to compare.")] = 10,
-    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
+    steps: Annotated[int, typer.Option(help="Number of steps to compare.")] = 10,
+    dtype: Annotated[str, typer.Option(help="Type to compute in: float64 or float32.")] = "float64",
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Hold a strategy against one process: losses, gradients and gradient norms, under SGD and AdamW."""
-    from phalanx.commands import parity
-    from phalanx.commands.plan import with_overrides
+    """Compare losses, gradients and gradient norms of a strategy with those of one process, under SGD and AdamW."""
+    from phalanx.commands.parity import parity as compare
+    from phalanx.commands.plan import with_strategy
     from phalanx.spec.files import job_file
 
-    with mistakes():
+    with exit_on_error():
         require_torch()
-        file = with_overrides(job_file.load(job, overrides or ()), strategy)
+        file = with_strategy(job_file.load(job, overrides or ()), strategy)
         show_notes(file.notes)
-        result = parity.parity(file, steps, dtype, announce)
+        result = compare(file, steps, dtype, announce)
         if as_json:
             print_json(result)
         else:
@@ -47,14 +40,13 @@ def parity(
 
 
 def show_parity(result: dict[str, Any]) -> None:
-    for found in result["optimizers"]:
-        worst = f"  ({found['worst']})" if found["worst"] else ""
-        print(
-            f"{found['optimizer']:5}  loss {found['loss_rel_max']:.1e}  gradients {found['grad_rel_max']:.1e}{worst}"
-        )
-        if found["near_tie"]:
-            compared = f"compared are the {found['steps']} steps before it"
-            print(f"{'':7}a router's near-tie in {found['near_tie']}; {compared} (float64 has none)")
+    """Print the result of `commands.parity.parity`."""
+    for row in result["optimizers"]:
+        worst = f"  ({row['worst']})" if row["worst"] else ""
+        print(f"{row['optimizer']:5}  loss {row['loss_rel_max']:.1e}  gradients {row['grad_rel_max']:.1e}{worst}")
+        if row["near_tie"]:
+            compared = f"only the {row['steps']} steps before it are compared"
+            print(f"{'':7}a router's near-tie in {row['near_tie']}; {compared} (float64 has none)")
     if result["compression"]:
         _show_compression(result)
     verdict = "holds" if result["passed"] else "DOES NOT HOLD"
@@ -63,10 +55,10 @@ def show_parity(result: dict[str, Any]) -> None:
 
 
 def _show_compression(result: dict[str, Any]) -> None:
-    found, steps = result["compression"], result["steps"]
-    lost = found["lost_rel_max"]
+    row, steps = result["compression"], result["steps"]
+    lost = row["lost_rel_max"]
     kept = "nothing is kept back" if lost is None else f"sent + kept back = gradient to {lost:.1e}"
     print(
-        f"compressed, lr = 0: {kept}; the first step is off by {found['first_error']:.2%}, the mean of {steps} by "
-        f"{found['mean_error']:.2%}; sgd and adamw above are without compression"
+        f"compressed, lr = 0: {kept}; the first step is off by {row['first_error']:.2%}, the mean of {steps} by "
+        f"{row['mean_error']:.2%}; sgd and adamw above are without compression"
     )

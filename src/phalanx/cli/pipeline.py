@@ -1,4 +1,4 @@
-"""`phalanx pipeline`: schedules drawn, compared, proved and written."""
+"""`phalanx pipeline`: draw, compare, prove and write pipeline schedules."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.terminal import FAILED, Json, announce, console, mistakes, print_json
+from phalanx.cli.options import Json
+from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.cost.pipeline_time import Priced
     from phalanx.schedule.pipeline.schedules import PipelineSchedule
 
-pipeline = typer.Typer(no_args_is_help=True, help="Pipeline schedules: drawn, compared, proved, written as CSV.")
-Ranks = Annotated[int, typer.Option(help="Pipeline ranks.")]
-MicroBatches = Annotated[int, typer.Option(help="Micro-batches of a step.")]
-Virtual = Annotated[int | None, typer.Option(help="Chunks per rank of `interleaved`; 2 by default.")]
-Given = Annotated[str, typer.Option("--costs", help="Time of F, I and W of all chunks of a rank together.")]
-Transfer = Annotated[float, typer.Option(help="Time from one rank to the next, in the same unit.")]
+pipeline = typer.Typer(no_args_is_help=True, help="Draw, compare and prove pipeline schedules, or write them as CSV.")
+Ranks = Annotated[int, typer.Option(help="Number of pipeline ranks.")]
+MicroBatches = Annotated[int, typer.Option(help="Number of micro-batches per step.")]
+Virtual = Annotated[int | None, typer.Option(help="Chunks per rank of the interleaved schedule; 2 by default.")]
+CostLine = Annotated[
+    str,
+    typer.Option(
+        "--costs",
+        help="Times of F (forward), I (input gradient) and W (weight gradients) of a rank, over all its chunks.",
+    ),
+]
+Transfer = Annotated[float, typer.Option(help="Time of a message from one rank to the next, in the unit of --costs.")]
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
-    """Mistakes, and schedules that are none."""
+def _exit_on_unproved() -> Iterator[None]:
+    """Turn expected errors, and schedules that are not provable, into one line and an exit code."""
     from phalanx.schedule.errors import Unproved
 
-    with mistakes():
+    with exit_on_error():
         try:
             yield
         except Unproved as error:
@@ -37,7 +44,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _schedule(name: str, ranks: int, micro_batches: int, virtual: int | None) -> PipelineSchedule:
-    """By name, or from a CSV file."""
+    """Build a schedule by name, or read it from a CSV file. Raises InputError."""
     from phalanx.schedule.pipeline.schedules import build
     from phalanx.schedule.pipeline.torch_csv import read
 
@@ -47,26 +54,30 @@ def _schedule(name: str, ranks: int, micro_batches: int, virtual: int | None) ->
 
 
 def _priced(s: PipelineSchedule, costs: str, transfer: float) -> Priced:
-    """Proved, and priced: the costs of a rank's whole part are shared by its chunks."""
+    """Prove a schedule and price it; the chunks of a rank share the rank's costs equally.
+
+    Raises InputError, Unproved.
+    """
     from phalanx.cost.pipeline_time import Costs, price
     from phalanx.schedule.pipeline.proof import prove
     from phalanx.schedule.pipeline.sends import without
     from phalanx.spec.errors import InputError
 
     try:
-        given = [float(word) for word in costs.split(",")]
+        times = [float(word) for word in costs.split(",")]
     except ValueError:
-        given = []
-    if len(given) != 3 or not all(0 < number < float("inf") for number in given):
+        times = []
+    if len(times) != 3 or not all(0 < number < float("inf") for number in times):
         raise InputError("--costs", costs, "is not three positive numbers", "for F, I and W, such as 1,1,1")
     if not 0 <= transfer < float("inf"):
         raise InputError("--transfer", transfer, "must not be negative")
     prove(s)
     each = s.ranks / s.chunks
-    return price(without(s), Costs.equal(s.chunks, *(number * each for number in given), transfer))
+    return price(without(s), Costs.equal(s.chunks, *(number * each for number in times), transfer))
 
 
 def _of_run(name: str) -> tuple[Priced, Priced]:
+    """Return the traced step of a run, as measured and as predicted."""
     from phalanx.report.pipeline import of_run
 
     return of_run(Path(name))
@@ -75,20 +86,23 @@ def _of_run(name: str) -> tuple[Priced, Priced]:
 @pipeline.command("show")
 def pipeline_show(
     names: Annotated[
-        list[str], typer.Argument(help="1f1b, gpipe, interleaved, zb-v, ..., CSV files, or folders of runs.")
+        list[str],
+        typer.Argument(help="Schedules (1f1b, gpipe, interleaved, zb-v, ...), CSV files, or folders of runs."),
     ],
     ranks: Ranks = 4,
     micro_batches: MicroBatches = 8,
     virtual: Virtual = None,
-    costs: Given = "1,1,1",
+    costs: CostLine = "1,1,1",
     transfer: Transfer = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Draw schedules over time, with bubble and live activations: several below each other, on one scale; of a run
-    the step that was traced, as it was measured and as it was predicted."""
-    with _refusals():
+    """Draw schedules over time, on one scale, with their bubble and live activations.
+
+    Of a run, draw its traced step as measured and as predicted.
+    """
+    with _exit_on_unproved():
         runs = [name for name in names if Path(name).is_dir()]
-        found = [
+        schedules = [
             _priced(_schedule(n, ranks, micro_batches, virtual), costs, transfer) for n in names if n not in runs
         ]
         measured = [_of_run(name) for name in runs]
@@ -97,23 +111,23 @@ def pipeline_show(
                 {"run": name, "measured": _figures(real), "predicted": _figures(predicted)}
                 for name, (real, predicted) in zip(runs, measured, strict=True)
             ]
-            print_json({"schedules": [_figures(p) for p in found], "runs": of_runs})
+            print_json({"schedules": [_figures(p) for p in schedules], "runs": of_runs})
             return
 
         from phalanx.report.pipeline import chart, said
 
         out = console()
-        # Of runs times are seconds: each run has its own scale.
-        groups = [[("", p) for p in found]]
+        # Times of runs are seconds, so each run has its own scale.
+        groups = [[("", p) for p in schedules]]
         for name, pair in zip(runs, measured, strict=True):
             both = zip(("measured", "predicted"), pair, strict=True)
             groups.append([(f"{name}, {how} in {p.makespan:.3g} s", p) for how, p in both])
         for group in groups:
             longest = max((p.makespan for _, p in group), default=0.0)
-            for of, priced in group:
+            for label, priced in group:
                 s = priced.schedule
-                what = f"{s.name}: {s.ranks} ranks, {s.micro_batches} micro-batches"
-                out.print(what + (f"; {of}" if of else ""), style="bold", highlight=False)
+                title = f"{s.name}: {s.ranks} ranks, {s.micro_batches} micro-batches"
+                out.print(title + (f"; {label}" if label else ""), style="bold", highlight=False)
                 out.print(chart(priced, out.width, longest))
                 out.print(said(priced), highlight=False)
                 out.print()
@@ -124,16 +138,16 @@ def pipeline_table(
     ranks: Ranks = 4,
     micro_batches: MicroBatches = 8,
     virtual: Virtual = None,
-    costs: Given = "1,1,1",
+    costs: CostLine = "1,1,1",
     transfer: Transfer = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Compare all schedules: memory against bubble."""
+    """Compare the memory and the bubble of all schedules."""
     from phalanx.schedule.pipeline.schedules import SCHEDULES
     from phalanx.spec.errors import InputError
 
-    with _refusals():
-        found, left_out = [], []
+    with _exit_on_unproved():
+        priced, left_out = [], []
         for name in SCHEDULES:
             try:
                 schedule = _schedule(name, ranks, micro_batches, virtual if SCHEDULES[name].takes_virtual else None)
@@ -142,29 +156,34 @@ def pipeline_table(
                     raise
                 left_out.append(f"{name}: {error}")
                 continue
-            found.append(_priced(schedule, costs, transfer))
+            priced.append(_priced(schedule, costs, transfer))
         if as_json:
-            print_json({"schedules": [_figures(p) for p in found], "left_out": left_out})
+            print_json({"schedules": [_figures(p) for p in priced], "left_out": left_out})
             return
 
         from phalanx.report.pipeline import compared
 
-        console().print(compared(found))
+        console().print(compared(priced))
         for line in left_out:
             print(f"left out: {line}")
 
 
 @pipeline.command("prove")
 def pipeline_prove(
-    names: Annotated[list[str] | None, typer.Argument(help="CSV files, or names; by default all schedules.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Schedules or CSV files; by default all schedules.")
+    ] = None,
     ranks: Ranks = 4,
     micro_batches: MicroBatches = 8,
     virtual: Virtual = None,
     slots: Annotated[
-        bool, typer.Option("--slots", help="Cells of the files are slots of time: no pass before what it needs.")
+        bool,
+        typer.Option(
+            "--slots", help="Read the cells of CSV files as time slots: no pass may come before what it needs."
+        ),
     ] = False,
 ) -> None:
-    """Prove schedules: every pass once and after what it needs, no deadlock even where sends block."""
+    """Prove schedules: every pass runs once and after what it needs, with no deadlock even if sends block."""
     from phalanx.schedule.errors import Unproved
     from phalanx.schedule.pipeline.proof import prove, prove_slots
     from phalanx.schedule.pipeline.schedules import SCHEDULES
@@ -172,10 +191,10 @@ def pipeline_prove(
     from phalanx.spec.errors import InputError
 
     refused = False
-    with mistakes():
+    with exit_on_error():
         others = [name for name in names or SCHEDULES if not name.endswith(".csv")]
         if slots and others:
-            reason = f"only a CSV file's cells are slots of time, and {others[0]} is no such file"
+            reason = f"only the cells of a CSV file are time slots, and {others[0]} is not one"
             raise InputError("--slots", None, reason, "name files, or leave it out")
         for name in names or SCHEDULES:
             only = virtual if names or SCHEDULES[name].takes_virtual else None
@@ -196,18 +215,18 @@ def pipeline_prove(
 
 @pipeline.command("csv")
 def pipeline_csv(
-    name: Annotated[str, typer.Argument(help="1f1b, gpipe, interleaved, zb-v, ...")],
+    name: Annotated[str, typer.Argument(help="Schedule: 1f1b, gpipe, interleaved, zb-v, ...")],
     ranks: Ranks = 4,
     micro_batches: MicroBatches = 8,
     virtual: Virtual = None,
-    sends: Annotated[bool, typer.Option("--sends", help="With sends and receives.")] = False,
+    sends: Annotated[bool, typer.Option("--sends", help="Include sends and receives.")] = False,
 ) -> None:
-    """Write a schedule as torch.distributed.pipelining and torchtitan load it: a line per rank."""
+    """Print a schedule as the CSV that torch.distributed.pipelining and torchtitan load: a line per rank."""
     from phalanx.schedule.pipeline.proof import prove
     from phalanx.schedule.pipeline.sends import inserted, without
     from phalanx.schedule.pipeline.torch_csv import written
 
-    with _refusals():
+    with _exit_on_unproved():
         schedule = _schedule(name, ranks, micro_batches, virtual)
         prove(schedule)
         bare = without(schedule)

@@ -1,4 +1,8 @@
-"""`phalanx plan --model M --cluster C --gpus N --batch B --seq S`: the best strategy of all legal ones, and why."""
+"""`phalanx plan`: the fastest strategy of a job on its cluster, or of all legal ones for a model on any cluster.
+
+phalanx plan JOB.toml                                                  priced exactly, for our own runtime
+phalanx plan --model M --cluster C --gpus N --batch B --seq S          estimated, for any stack
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import OptionalJob, Set, StrategyLine
+from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, OptionalJob, Seq, Set, Stack, StrategyLine
 from phalanx.cli.show import decision_json, show_choices, show_decision, show_notes
-from phalanx.cli.terminal import Json, announce, console, mistakes, print_json, require_writable
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
 
 if TYPE_CHECKING:
     from phalanx.plan.budget import Goal
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
     from phalanx.spec.files.plan import Plan
 
 
-def ask(
+def _plan_model(
     model: str,
     cluster: str | None,
     gpus: int | None,
@@ -32,49 +36,55 @@ def ask(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Search, show, write plan.json. Raises InputError."""
+    """Search all legal strategies for a model on a cluster, write and show the best. Raises InputError."""
     from phalanx.plan import question
     from phalanx.plan.budget import Goal
-    from phalanx.plan.budget import tokens as counted
+    from phalanx.plan.budget import tokens as token_count
     from phalanx.plan.search.planner import OBJECTIVES, THRIFT, answer, thriftiest
     from phalanx.spec.errors import InputError, nearest
 
-    for name, given in (("--cluster", cluster), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
-        if given is None:
+    for name, value in (("--cluster", cluster), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
+        if value is None:
             raise InputError(name, None, "is missing", "a plan needs --model, --cluster, --gpus, --batch and --seq")
     assert cluster is not None
     assert gpus is not None
     assert batch is not None
     assert seq is not None
     if objective not in (*OBJECTIVES, *THRIFT, "days"):
-        raise InputError("--objective", objective, "is not one", nearest(objective, (*OBJECTIVES, *THRIFT, "days")))
+        raise InputError(
+            "--objective", objective, "is not an objective", nearest(objective, (*OBJECTIVES, *THRIFT, "days"))
+        )
     if objective in (*THRIFT, "days") and not tokens:
-        raise InputError("--tokens", None, f"is missing: --objective {objective} is of a whole training", "e.g. 300B")
+        raise InputError(
+            "--tokens", None, f"is missing: --objective {objective} is about a whole training", "e.g. 300B"
+        )
     if objective == "money" and price is None:
-        raise InputError("--price", None, "is missing", "name what a GPU-hour costs")
+        raise InputError("--price", None, "is missing", "say what a GPU-hour costs, e.g. 2.5")
     if price is not None and not 0 <= price < float("inf"):
-        raise InputError("--price", price, "is not a price", "name what a GPU-hour costs, e.g. 2.5")
+        raise InputError("--price", price, "is not a price", "say what a GPU-hour costs, e.g. 2.5")
     if price is not None and not tokens:
-        raise InputError("--price", price, "is of a whole training", "say how long it is: --tokens 300B")
+        raise InputError(
+            "--price", price, "is for the cost of a whole training", "say how long it is, e.g. --tokens 300B"
+        )
     require_writable("--out", out)
     spec, notes = question.model_named(model)
     for note in notes:
         announce(f"note: {note}")
-    larger = question.asked(spec, question.cluster_named(cluster), batch, seq, stack)
+    pricing = question.asked(spec, question.cluster_named(cluster), batch, seq, stack)
     if objective in THRIFT:
-        asked, gpus = gpus, thriftiest(larger, gpus)
-        announce(f"{gpus} GPUs take the fewest GPU-hours, of {asked} and its halves")
-    goal = Goal(counted(tokens, spec), gpus, price) if tokens else None
-    found = answer(larger, gpus, "memory" if objective == "memory" else "throughput", whole_front=front)
+        offered, gpus = gpus, thriftiest(pricing, gpus)
+        announce(f"{gpus} GPUs take the fewest GPU-hours, of {offered} and its halves")
+    goal = Goal(token_count(tokens, spec), gpus, price) if tokens else None
+    result = answer(pricing, gpus, "memory" if objective == "memory" else "throughput", whole_front=front)
 
     from phalanx.spec.files import plan as plans
 
-    plans.write(_plan(found, cluster), out)
+    plans.write(_plan(result, cluster), out)
     announce(f"plan: {out}")
     if as_json:
-        print_json(_as_json(found, goal))
+        print_json(_as_json(result, goal))
     else:
-        _show(found, goal)
+        _show(result, goal)
 
 
 def _show(a: Answer, goal: Goal | None) -> None:
@@ -127,7 +137,7 @@ def _as_json(a: Answer, goal: Goal | None) -> dict[str, Any]:
 
 def _one(r: Ranked, a: Answer, goal: Goal | None) -> dict[str, Any]:
     job = a.pricing.job
-    found: dict[str, Any] = {
+    row: dict[str, Any] = {
         "strategy": str(r.strategy),
         "family": r.family,
         "step_time_s": r.seconds,
@@ -143,18 +153,18 @@ def _one(r: Ranked, a: Answer, goal: Goal | None) -> dict[str, Any]:
         "origin": "estimated: formulas with constants fitted on published runs",
     }
     if goal:
-        found["training"] = {
+        row["training"] = {
             "tokens": goal.tokens,
             "steps": goal.steps(job),
             "days": goal.days(job, r.seconds),
             "gpu_hours": goal.gpu_hours(job, r.seconds),
             "cost": goal.money(job, r.seconds),
         }
-    return found
+    return row
 
 
 def _plan(a: Answer, cluster: str) -> Plan:
-    """As `train`, `verify`, `explain` and `lint` read it."""
+    """Return the best strategy as a plan that `train`, `verify`, `explain` and `lint` read."""
     from dataclasses import asdict
 
     from phalanx.spec.files.job_file import ClusterChoice
@@ -162,8 +172,8 @@ def _plan(a: Answer, cluster: str) -> Plan:
     from phalanx.spec.job import Train
 
     p, best = a.pricing, a.ranked[0]
-    of_file = cluster.lower().endswith(".toml")
-    chosen = ClusterChoice(file=cluster) if of_file else ClusterChoice(preset=cluster, nodes=p.cluster.nodes)
+    from_file = cluster.lower().endswith(".toml")
+    chosen = ClusterChoice(file=cluster) if from_file else ClusterChoice(preset=cluster, nodes=p.cluster.nodes)
     choices: dict[str, Any] = {
         "stack": p.stack,
         "transport": "auto",
@@ -191,42 +201,53 @@ def plan(
     job: OptionalJob = None,
     strategy: StrategyLine = None,
     overrides: Set = None,
-    choices: Annotated[bool, typer.Option("--choices", help="Say which transport serves which collective.")] = False,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME|config.json", help="Instead of a job: search for a model,")
-    ] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", metavar="NAME|FILE.toml", help="on a cluster,")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="over so many of its GPUs,")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="with so many sequences in a step")] = None,
-    seq: Annotated[int | None, typer.Option("--seq", help="of so many tokens.")] = None,
+    choices: Annotated[
+        bool, typer.Option("--choices", help="Show which transport and algorithm serve which collective.")
+    ] = False,
+    model: Model = None,
+    cluster: Cluster = None,
+    gpus: Gpus = None,
+    batch: Batch = None,
+    seq: Seq = None,
     tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="300B|optimal", help="What the whole training takes.")
+        str | None,
+        typer.Option(
+            "--tokens",
+            metavar="300B|optimal",
+            help="Tokens of the whole training, to estimate days and GPU-hours; optimal: 20 per active parameter.",
+        ),
     ] = None,
-    price: Annotated[float | None, typer.Option("--price", help="Of a GPU-hour, for --tokens.")] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", help="Price of a GPU-hour, to estimate what --tokens cost.")
+    ] = None,
     objective: Annotated[
         str,
         typer.Option(
             "--objective",
-            help="throughput, days; gpu-hours, money: over as many GPUs or half, a quarter ...; "
-            "memory: the most of it left, within 10 % of the fastest.",
+            help="What to optimise: throughput or days (the shortest step), gpu-hours or money (also on half of the "
+            "GPUs, a quarter, ...), or memory (the most left free by strategies within 10 % of the fastest).",
         ),
     ] = "throughput",
-    profile: Annotated[str, typer.Option("--profile", metavar="STACK", help="The software stack.")] = "megatron-core",
+    profile: Stack = "megatron-core",
     front: Annotated[
-        bool, typer.Option("--front", help="All of the front of time and memory, up to 1.5 times the shortest step.")
+        bool,
+        typer.Option(
+            "--front", help="Find the whole Pareto front of time and memory, up to 1.5 times the shortest step."
+        ),
     ] = False,
-    out: Annotated[Path, typer.Option("--out", help="Where the plan goes.")] = Path("plan.json"),
+    out: Annotated[Path, typer.Option("--out", help="File to write the plan to.")] = Path("plan.json"),
     as_json: Json = False,
 ) -> None:
-    """Price the strategies of a job on its cluster; or find the best of all legal ones for a model on a cluster."""
-    with mistakes():
-        if model is not None:
-            pass
+    """Find the fastest strategy for a job on its cluster, or for a model on a cluster that need not exist here.
 
-            ask(model, cluster, gpus, batch, seq, tokens, price, objective, profile, front, out, as_json)
+    Name a job file, or --model, --cluster, --gpus, --batch and --seq. The result is written as a plan.
+    """
+    with exit_on_error():
+        if model is not None:
+            _plan_model(model, cluster, gpus, batch, seq, tokens, price, objective, profile, front, out, as_json)
             return
 
-        from phalanx.commands.plan import decide, with_overrides
+        from phalanx.commands.plan import decide, with_strategy
         from phalanx.spec.errors import InputError
         from phalanx.spec.files import job_file
         from phalanx.spec.files import plan as plans
@@ -234,7 +255,7 @@ def plan(
         if job is None:
             raise InputError("JOB.toml", None, "is missing", "name a job file, or --model, --cluster, --gpus, ...")
         require_writable("--out", out)
-        file = with_overrides(job_file.load(job, overrides or ()), strategy)
+        file = with_strategy(job_file.load(job, overrides or ()), strategy)
         show_notes(file.notes)
         decision = decide(file, announce=announce)
         if not decision.chosen.reason:

@@ -1,4 +1,4 @@
-"""`phalanx predict`: time, memory and FLOPs of a strategy on a cluster that need not be here."""
+"""`phalanx predict`: estimate the time, memory and FLOPs of a strategy on a cluster that need not exist here."""
 
 from __future__ import annotations
 
@@ -7,47 +7,54 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.terminal import Json, announce, console, mistakes, print_json
+from phalanx.cli.options import Json, RequiredBatch, RequiredCluster, RequiredGpus, RequiredModel, RequiredSeq, Stack
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.cost.analytic.estimate import Estimate
 
 
 def predict(
-    model: Annotated[str, typer.Option("--model", metavar="NAME|config.json", help="A preset, or a config.json.")],
-    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|FILE.toml", help="A cluster, as of `clusters`.")],
-    gpus: Annotated[int, typer.Option("--gpus", help="How many ranks.")],
-    batch: Annotated[int, typer.Option("--batch", help="Sequences in a step, over all ranks.")],
-    seq: Annotated[int, typer.Option("--seq", help="Tokens of a sequence.")],
+    model: RequiredModel,
+    cluster: RequiredCluster,
+    gpus: RequiredGpus,
+    batch: RequiredBatch,
+    seq: RequiredSeq,
     strategy: Annotated[
-        str, typer.Option("--strategy", metavar="LINE", help="Such as tp=8,pp=4,zero=1; dp takes the other ranks.")
+        str,
+        typer.Option(
+            "--strategy", metavar="LINE", help="Strategy, such as tp=8,pp=4,zero=1; dp takes the remaining ranks."
+        ),
     ] = "",
-    profile: Annotated[str, typer.Option("--profile", metavar="STACK", help="The software stack.")] = "megatron-core",
+    profile: Stack = "megatron-core",
     precision: Annotated[
-        str, typer.Option("--precision", help="Of matrix products: bf16, fp16, fp8, fp8-mx or fp4.")
+        str, typer.Option("--precision", help="Number format of matrix products: bf16, fp16, fp8, fp8-mx or fp4.")
     ] = "bf16",
-    explain: Annotated[bool, typer.Option("--explain", help="Each term's formula with its numbers.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also show each term's formula with its numbers.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Predict a step of a strategy: how long, how much memory, where the time goes. Nothing is run or measured."""
-    with mistakes():
-        found, line = _found(model, cluster, gpus, batch, seq, strategy, profile, precision)
+    """Predict how long a step takes, how much memory it needs and where the time goes, without running anything."""
+    with exit_on_error():
+        prediction, title = _predict(model, cluster, gpus, batch, seq, strategy, profile, precision)
         if as_json:
-            print_json(_as_json(found, line))
+            print_json(_as_json(prediction, title))
             return
 
         from phalanx.report.predict import bars, explained, figures
 
         out = console()
-        out.print(figures(found, line))
-        out.print(bars(found, out.width))
+        out.print(figures(prediction, title))
+        out.print(bars(prediction, out.width))
         if explain:
-            out.print(explained(found))
+            out.print(explained(prediction))
 
 
-def _found(
+def _predict(
     model: str, cluster: str, gpus: int, batch: int, seq: int, line: str, stack: str, precision: str
 ) -> tuple[Estimate, str]:
+    """Return the prediction and a line that says what it is about. Raises InputError."""
     from phalanx.cost.analytic.estimate import estimate
     from phalanx.plan.question import cluster_named, model_named, require_counts
     from phalanx.schedule.pipeline import stages
@@ -68,25 +75,25 @@ def _found(
     table = strategies.parse(line)
     others = 1
     for axis in ("tp", "pp", "cp"):
-        given = table.get(axis, 1)
-        others *= given if isinstance(given, int) and given > 0 else 1  # a Strategy refuses others below
+        degree = table.get(axis, 1)
+        others *= degree if isinstance(degree, int) and degree > 0 else 1  # Strategy refuses anything else below
     if "dp" not in table and gpus % others == 0:
         table["dp"] = gpus // others
     chosen = build(Strategy, table | {"sp": bool(table.get("sp"))}, "strategy")
     compute = "float16" if precision == "fp16" else "bfloat16"
     job = Job(batch, seq, Precision(compute))  # type: ignore[arg-type]
     stages.check(chosen, spec, job, gpus)
-    found = estimate(spec, described, job, chosen, stack, formats[precision])
-    return found, f"{model} on {gpus} ranks of {cluster}: {chosen}, {stack}, {precision}"
+    prediction = estimate(spec, described, job, chosen, stack, formats[precision])
+    return prediction, f"{model} on {gpus} ranks of {cluster}: {chosen}, {stack}, {precision}"
 
 
-def _as_json(e: Estimate, line: str) -> dict[str, Any]:
+def _as_json(e: Estimate, title: str) -> dict[str, Any]:
     from phalanx.cost.analytic.estimate import paid
 
     tokens = e.layout.step_tokens
-    held = e.memory
+    memory = e.memory
     return {
-        "what": line,
+        "what": title,
         "step_time_s": float(e.seconds),
         "tokens_per_s_per_gpu": float(tokens / e.seconds / e.layout.world),
         "mfu": float(e.mfu),
@@ -96,14 +103,14 @@ def _as_json(e: Estimate, line: str) -> dict[str, Any]:
         "terms_s": {name: float(value) for name, value in e.step.terms.items()},
         "factors": {name: {k: float(v) for k, v in of.items()} for name, of in e.step.of.items()},
         "memory_bytes": {
-            "steady": float(held.steady),
-            "peak": float(held.peak),
-            "reserved": float(held.reserved),
-            "shown": float(held.shown),
+            "steady": float(memory.steady),
+            "peak": float(memory.peak),
+            "reserved": float(memory.reserved),
+            "shown": float(memory.shown),
             "usable": float(e.system.memory_bytes),
-            "terms": {name: float(value) for name, value in held.terms.items()},
+            "terms": {name: float(value) for name, value in memory.terms.items()},
         },
-        "compression": None if (saved := paid(e)) is None else asdict(saved),
+        "compression": None if (compression := paid(e)) is None else asdict(compression),
         "fits": bool(e.fits),
         "origin": "estimated: formulas with constants fitted on published runs",
     }

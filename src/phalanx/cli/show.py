@@ -1,4 +1,4 @@
-"""What `plan`, `train` and `parity` say of what they found: for people, and as JSON."""
+"""How `plan` and `train` print decisions and outcomes: as text, and as JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 def decision_json(decision: Decision) -> dict[str, Any]:
-    found = decision.searched
+    """Return a decision as `phalanx plan JOB.toml --json` prints it."""
+    search = decision.searched
     return {
-        "strategies_evaluated": found.legal if found else 1,
+        "strategies_evaluated": search.legal if search else 1,
         "strategies_priced_one_by_one": len(decision.candidates),
-        "settled": found.settled if found else True,
+        "settled": search.settled if search else True,
         "best": {"strategy": str(decision.chosen.asked), **decision.plan.prediction},
         "bucket": decision.plan.choices["bucket"],
         "chunks": decision.plan.choices["chunks"],
@@ -35,11 +36,13 @@ def decision_json(decision: Decision) -> dict[str, Any]:
 
 
 def show_notes(notes: tuple[str, ...]) -> None:
+    """Print notes to stderr."""
     for note in notes:
         announce(f"note: {note}")
 
 
 def show_decision(decision: Decision, rows: int) -> None:
+    """Print the chosen strategy beside at most `rows` alternatives, its buckets and its chunks."""
     from phalanx.plan.auto.bucket_size import GIVEN
     from phalanx.report.plan import alternatives, searched
     from phalanx.spec.byte_sizes import write_bytes
@@ -60,27 +63,29 @@ def show_decision(decision: Decision, rows: int) -> None:
     if bucket and bucket["reason"] != GIVEN:
         size = write_bytes(bucket["bytes"])
         out.print(f"buckets of {size}: {bucket['reason']}", highlight=False, soft_wrap=True)
-    pieces = p.choices["chunks"]
-    if pieces:
+    chunks = p.choices["chunks"]
+    if chunks:
         from phalanx.report.pipeline import parts
 
-        out.print(f"chunks: {pieces['reason']}; imbalance {pieces['imbalance']:.1%}", highlight=False, soft_wrap=True)
-        out.print(parts(pieces["chunks"]))
+        out.print(f"chunks: {chunks['reason']}; imbalance {chunks['imbalance']:.1%}", highlight=False, soft_wrap=True)
+        out.print(parts(chunks["chunks"]))
 
 
 def show_choices(decision: Decision) -> None:
+    """Print which transport and algorithm serve which collective, by size."""
     from phalanx.report.collectives import choices
 
-    found = decision.plan.collectives
-    for op, ranks, hosts in dict.fromkeys((c.op, c.group_size, c.hosts) for c in found):
+    chosen = decision.plan.collectives
+    for op, ranks, hosts in dict.fromkeys((c.op, c.group_size, c.hosts) for c in chosen):
         print(f"{op} over {ranks} ranks" + (f" on {hosts} hosts" if hosts > 1 else ""))
-        for line in choices([c for c in found if (c.op, c.group_size, c.hosts) == (op, ranks, hosts)]):
+        for line in choices([c for c in chosen if (c.op, c.group_size, c.hosts) == (op, ranks, hosts)]):
             print(f"  {line}")
-    if not found:
-        print("collectives: torch.distributed's own, nothing else was measured on this cluster")
+    if not chosen:
+        print("collectives: those of torch.distributed; no other was measured on this cluster")
 
 
 def show_batch(decision: Decision) -> None:
+    """Print the global batch, factor by factor, and the peak learning rate."""
     s, job, train = decision.plan.strategy, decision.plan.job, decision.plan.train
     print(
         f"effective batch {job.global_batch} = micro-batch {s.micro_batch} x accumulation {s.accumulation(job)}"
@@ -91,6 +96,7 @@ def show_batch(decision: Decision) -> None:
 
 
 def outcome_json(outcome: Outcome, sample: str) -> dict[str, Any]:
+    """Return how a run ended as `phalanx train --json` prints it."""
     return {
         "run": os.path.relpath(outcome.folder),
         "interrupted": outcome.recorded["interrupted"],
@@ -108,6 +114,7 @@ def outcome_json(outcome: Outcome, sample: str) -> dict[str, Any]:
 
 
 def show_outcome(outcome: Outcome) -> None:
+    """Print how a run ended, and how it compares with its plan."""
     from phalanx.report.train import comparison, step_times
 
     out = console()
@@ -123,13 +130,15 @@ def show_outcome(outcome: Outcome) -> None:
     if count:
         out.print(comparison(outcome.comparisons))
     if not count:
-        out.print("no step was recorded to hold against the plan", highlight=False)
+        out.print("no step was recorded, so there is none to compare with the plan", highlight=False)
     elif outcome.differences:
         for line in outcome.differences:
             out.print(f"recorded step differs from the plan: {line}", highlight=False)
     else:
-        but = ", but for what the router decides: rows to experts, and their FLOPs" if outcome.routed else ""
-        line = f"the recorded step equals the plan: {count} events, FLOPs of every unit{but}"
+        except_routed = (
+            ", but for what the router decides: rows to experts, and their FLOPs" if outcome.routed else ""
+        )
+        line = f"the recorded step equals the plan: {count} events, FLOPs of every unit{except_routed}"
         out.print(line, highlight=False, soft_wrap=True)
     timeline = outcome.recorded["timeline"]
     if timeline is not None:

@@ -1,4 +1,4 @@
-"""`phalanx scaling`, `memory`, `comm` and `roofline`: the textbook's tables for any model and cluster."""
+"""`phalanx scaling`, `memory`, `comm`, `roofline` and `cases`: the textbook's tables for any model and cluster."""
 
 from __future__ import annotations
 
@@ -9,11 +9,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.explain import subject
-from phalanx.cli.options import Batch, Cluster, Csv, Gpus, Line, Model, Params, Plan, Plot, Profile, Seq
-from phalanx.cli.terminal import Json, announce, console, mistakes, print_json, require_writable
+from phalanx.cli.options import (
+    Batch,
+    Cluster,
+    Csv,
+    Gpus,
+    Json,
+    Model,
+    OptionalStack,
+    Params,
+    Plan,
+    Plot,
+    Seq,
+    Stack,
+    StrategyLine,
+)
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
 
 if TYPE_CHECKING:
     from phalanx.plan.tables.table import Sheet
+    from phalanx.spec.model.spec import ModelSpec
 
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -22,26 +37,31 @@ def scaling(
     model: Model = None,
     cluster: Cluster = "dgx-h100",
     gpus: Annotated[
-        str, typer.Option("--gpus", metavar="8,16,...|N", help="Numbers of GPUs; N: doublings up to N.")
+        str,
+        typer.Option(
+            "--gpus", metavar="8,16,...|N", help="Numbers of GPUs to compare; N alone stands for doublings up to N."
+        ),
     ] = "",
     batch: Batch = None,
     seq: Seq = None,
     params: Params = None,
     tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="300B", help="With --params: to train on.")
+        str | None, typer.Option("--tokens", metavar="300B", help="Tokens to train on, with --params.")
     ] = None,
-    rate: Annotated[float, typer.Option("--tflops", help="With --params: TFLOP/s that each GPU reaches.")] = 150.0,
+    rate: Annotated[float, typer.Option("--tflops", help="TFLOP/s that each GPU reaches, with --params.")] = 150.0,
     devices: Annotated[
         str | None,
-        typer.Option("--devices", metavar="v100,a100,h100", help="What the device changes, at the most GPUs."),
+        typer.Option(
+            "--devices", metavar="v100,a100,h100", help="Also compare these devices, on the largest number of GPUs."
+        ),
     ] = None,
-    profile: Profile = None,
+    profile: Stack = "megatron-core",
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """Strong and weak scaling, efficiency against the batch, what the network and the device change."""
-    with mistakes():
+    """Tabulate strong and weak scaling, efficiency by batch size, and the effect of the network and the device."""
+    with exit_on_error():
         require_writable("--plot", plot)
         from phalanx.plan import question
         from phalanx.plan.tables import scaling as tables
@@ -50,15 +70,14 @@ def scaling(
         if params is not None:
             _print([_training(params, tokens, rate, gpus)], as_json, as_csv, plot)
             return
-        for name, given in (("--model", model), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
-            if not given:
+        for name, value in (("--model", model), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
+            if not value:
                 raise InputError(name, None, "is missing", "scaling needs --model, --gpus, --batch and --seq")
         counts = _counts(gpus)
         spec, _ = question.model_named(str(model))
-        stack = profile or "megatron-core"
 
         def on(name: str) -> tables.Question:
-            return question.asked(spec, question.cluster_named(name), batch or 0, seq or 0, stack)
+            return question.asked(spec, question.cluster_named(name), batch or 0, seq or 0, profile)
 
         asked, most = on(str(cluster)), counts[-1]
         sheets = [tables.by_gpus(asked, counts, weak) for weak in (False, True)]
@@ -79,28 +98,30 @@ def memory(
     model: Model = None,
     params: Params = None,
     policy: Annotated[
-        int, typer.Option("--bytes-per-parameter", help="16: weight 2, gradient 2, master and moments 12; 18; 20.")
+        int,
+        typer.Option(
+            "--bytes-per-parameter",
+            help="Bytes of state per parameter: 16 (weight 2, gradient 2, master and moments 12), 18 or 20.",
+        ),
     ] = 16,
-    card: Annotated[float, typer.Option("--card", help="Memory of a card, in GB.")] = 80.0,
-    micro_batch: Annotated[int, typer.Option("--micro-batch", help="Sequences at once.")] = 1,
+    card: Annotated[float, typer.Option("--card", help="Memory of a GPU in GB.")] = 80.0,
+    micro_batch: Annotated[int, typer.Option("--micro-batch", help="Sequences per micro-batch.")] = 1,
     seq: Seq = None,
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """What a model's state takes by ZeRO stage and ranks, and its activations by recomputation, tp and sp."""
-    with mistakes():
+    """Tabulate the memory of a model's state by ZeRO stage, and of its activations by recomputation, tp and sp."""
+    with exit_on_error():
         require_writable("--plot", plot)
-        from phalanx.plan import question
         from phalanx.plan.tables import textbook
 
         _require_positive({"--card": card, "--micro-batch": micro_batch, "--seq": seq})
         spec, count = _sized(model, params)
         sheets = [textbook.state(count, _RANKS, policy, card * 1e9)]
         if spec is not None:
-            found, _ = question.model_named(str(model))
-            degrees = [t for t in (1, 2, 4, 8, 16) if found.heads % t == 0]
-            sheets.append(textbook.activations(found, micro_batch, seq or found.max_seq, degrees))
+            degrees = [t for t in (1, 2, 4, 8, 16) if spec.heads % t == 0]
+            sheets.append(textbook.activations(spec, micro_batch, seq or spec.max_seq, degrees))
         _print(sheets, as_json, as_csv, plot)
         if spec is None:
             announce(f"note: {textbook.FOLLOWS}")
@@ -108,21 +129,26 @@ def memory(
 
 def comm(
     plan: Plan = None,
-    strategy: Line = None,
+    strategy: StrategyLine = None,
     model: Model = None,
     cluster: Cluster = None,
     gpus: Gpus = None,
     batch: Batch = None,
     seq: Seq = None,
-    profile: Profile = None,
+    profile: OptionalStack = None,
     params: Params = None,
-    rate: Annotated[float, typer.Option("--rate", help="GB/s of a rank in one direction, with --params.")] = 25.0,
+    rate: Annotated[
+        float, typer.Option("--rate", help="Bandwidth of a rank in one direction, in GB/s, with --params.")
+    ] = 25.0,
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """What each axis of a strategy sends: payload, bytes on the wire by tier, operations, time, hidden or not."""
-    with mistakes():
+    """Tabulate what each mesh axis of a strategy sends: payload, bytes by tier, time, and whether it is hidden.
+
+    Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy, or --params alone.
+    """
+    with exit_on_error():
         require_writable("--plot", plot)
         if params is not None:
             from phalanx.plan.tables import textbook
@@ -139,20 +165,23 @@ def comm(
 
 def roofline(
     plan: Plan = None,
-    strategy: Line = None,
+    strategy: StrategyLine = None,
     model: Model = None,
     cluster: Cluster = None,
     gpus: Gpus = None,
     batch: Batch = None,
     seq: Seq = None,
-    profile: Profile = None,
+    profile: OptionalStack = None,
     params: Params = None,
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """Ridge points of the known systems; of a strategy also each operator's intensity, training and decoding."""
-    with mistakes():
+    """Tabulate ridge points of the known systems and, for a strategy, the intensity of each operator.
+
+    To include a strategy name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
+    """
+    with exit_on_error():
         require_writable("--plot", plot)
         from phalanx.plan.tables.roofline import ridges, rooflines
 
@@ -168,12 +197,12 @@ def roofline(
 
 
 def cases(
-    rules: Annotated[bool, typer.Option("--rules", help="The taught rules instead.")] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="Examine the usual rules of thumb instead.")] = False,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """Published trainings: the strategy that was used, its measured and predicted step, and what a search chooses."""
-    with mistakes():
+    """Compare the strategies of published trainings, as measured and as predicted, with what a search chooses."""
+    with exit_on_error():
         from phalanx.plan.tables import case_studies as studied
         from phalanx.plan.tables import rules_of_thumb as taught
 
@@ -181,46 +210,49 @@ def cases(
 
 
 def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Sheet:
+    """Return the days of a training by number of GPUs. Raises InputError."""
     from phalanx.plan.tables import textbook
     from phalanx.spec.errors import InputError
 
     if tokens is None:
-        raise InputError("--tokens", None, "is missing", "with --params, say on how many: 300B")
+        raise InputError("--tokens", None, "is missing", "with --params, say how many, e.g. 300B")
     _require_positive({"--tflops": tflops})
     count = textbook.counted(params)
     return textbook.training(count, textbook.counted(tokens, "--tokens"), tflops * 1e12, _counts(gpus or "1,1024"))
 
 
 def _intensities(params: str, cluster: str, seq: int) -> list[Sheet]:
-    """Over the links in a node, and over those between nodes."""
+    """Return the FLOP per byte sent by batch size, over the links inside a node and those between nodes."""
     from phalanx.cost.analytic.chips import system_of
     from phalanx.plan import question
     from phalanx.plan.tables import textbook
 
     _require_positive({"--seq": seq})
     node = question.cluster_named(cluster)(1)
-    found = question.cluster_named(cluster)(2 * node.ranks_per_node)
-    peak = float(system_of(found).peak_bf16)
-    rates = {t.name: t.bandwidth_bytes_per_s_per_gpu_per_direction for t in (found.tiers[0], found.tiers[-1])}
+    pair = question.cluster_named(cluster)(2 * node.ranks_per_node)
+    peak = float(system_of(pair).peak_bf16)
+    rates = {t.name: t.bandwidth_bytes_per_s_per_gpu_per_direction for t in (pair.tiers[0], pair.tiers[-1])}
     count = textbook.counted(params)
     return [textbook.intensity(count, seq, (1, 4, 16, 32, 64, 256), peak, rates[name], name) for name in rates]
 
 
 def _require_positive(numbers: dict[str, float | None]) -> None:
+    """Require that options which were given are positive and finite. Raises InputError."""
     from phalanx.spec.errors import InputError
 
-    for name, given in numbers.items():
-        if given is not None and not 0 < given < float("inf"):
-            raise InputError(name, given, "must be positive")
+    for name, value in numbers.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise InputError(name, value, "must be positive")
 
 
-def _sized(model: str | None, params: str | None) -> tuple[object, float]:
+def _sized(model: str | None, params: str | None) -> tuple[ModelSpec | None, float]:
+    """Return (model or None, number of parameters). Raises InputError."""
     from phalanx.plan import question
     from phalanx.plan.tables import textbook
     from phalanx.spec.errors import InputError
 
     if (model is None) == (params is None):
-        raise InputError("--model", model, "name a model, or --params, and not both")
+        raise InputError("--model", model, "give either a model or --params")
     if params is not None:
         return None, textbook.counted(params)
     spec, _ = question.model_named(str(model))
@@ -228,17 +260,18 @@ def _sized(model: str | None, params: str | None) -> tuple[object, float]:
 
 
 def _counts(text: str) -> list[int]:
+    """Read numbers of GPUs, ascending; a single one stands for four halvings of it too. Raises InputError."""
     from phalanx.spec.errors import InputError
 
     try:
-        given = [int(part) for part in text.split(",")]
+        counts = [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError("--gpus", text, "is not a list of numbers", "write 1024, or 64,128,256") from None
-    if min(given) < 1:
+    if min(counts) < 1:
         raise InputError("--gpus", text, "must be at least 1")
-    if len(given) > 1:
-        return sorted(given)
-    return sorted({max(1, given[0] // 2**k) for k in range(5)})
+    if len(counts) > 1:
+        return sorted(counts)
+    return sorted({max(1, counts[0] // 2**k) for k in range(5)})
 
 
 def _print(sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | None = None) -> None:

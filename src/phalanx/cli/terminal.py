@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, mistakes as one line, JSON.
+"""What all commands share: exit codes, errors as one line, the console, JSON.
 
 Exit codes: 0 done; 1 a check or a rank failed; 2 the input was wrong; 130 interrupted, state saved.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")]
-
 
 @contextmanager
-def mistakes() -> Iterator[None]:
-    """Turn what can go wrong into one line and an exit code."""
+def exit_on_error() -> Iterator[None]:
+    """Turn an expected error into one line on stderr and an exit code; anything else keeps its traceback."""
     from phalanx.spec.errors import InputError
 
     try:
@@ -40,7 +38,7 @@ def mistakes() -> Iterator[None]:
         announce(f"error: {error}")
         raise typer.Exit(FAILED) from None
     except RuntimeError as error:
-        # These speak for themselves; anything else is our own fault and shows its trace.
+        # By name, because importing them would import torch. Any other RuntimeError is a bug and shows its trace.
         if type(error).__name__ not in ("RankFailure", "CheckpointError", "ReplicasDiffer", "LabError"):
             raise
         announce(f"error: {error}")
@@ -48,7 +46,7 @@ def mistakes() -> Iterator[None]:
 
 
 def require_torch() -> None:
-    """That this is more than an installation for planning. Raises InputError."""
+    """Require the packages that training needs. Raises InputError where only planning is installed."""
     import importlib.util
 
     from phalanx.spec.errors import InputError
@@ -59,7 +57,7 @@ def require_torch() -> None:
 
 
 def require_writable(option: str, file: Path | None) -> None:
-    """That a file can be written there, before anything starts. Raises InputError."""
+    """Require that `option`'s file can be written, before anything starts. Raises InputError."""
     from phalanx.spec.errors import InputError
 
     if file is None:
@@ -72,15 +70,17 @@ def require_writable(option: str, file: Path | None) -> None:
 
 
 def console() -> Console:
-    """As wide as the terminal; wide enough for every table where there is none."""
+    """Return a console as wide as the terminal, or 120 columns where output is no terminal."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
 def announce(text: str) -> None:
+    """Print a line of progress, a note or an error to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def print_json(content: Any) -> None:
+    """Print a result to stdout as JSON."""
     print(json.dumps(content, indent=1))

@@ -1,4 +1,4 @@
-"""`phalanx train`."""
+"""`phalanx train`: plan a job, train it, and compare the run with its plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from phalanx.cli.options import JobOrPlan, Set, StrategyLine
+from phalanx.cli.options import JobOrPlan, Json, Set, StrategyLine
 from phalanx.cli.show import (
     outcome_json,
     show_batch,
@@ -16,16 +16,7 @@ from phalanx.cli.show import (
     show_notes,
     show_outcome,
 )
-from phalanx.cli.terminal import (
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    Json,
-    announce,
-    mistakes,
-    print_json,
-    require_torch,
-)
+from phalanx.cli.terminal import DONE, FAILED, INTERRUPTED, announce, exit_on_error, print_json, require_torch
 
 if TYPE_CHECKING:
     from phalanx.commands.plan import Decision
@@ -35,19 +26,26 @@ def train(
     job: JobOrPlan = None,
     strategy: StrategyLine = None,
     overrides: Set = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint of the run.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue from the newest checkpoint; without a job file, of the run that was active last.",
+        ),
+    ] = False,
     max_restarts: Annotated[
         int,
-        typer.Option("--max-restarts", metavar="N", help="After a failure start the ranks again, N times at most."),
+        typer.Option("--max-restarts", metavar="N", help="Restart the ranks after a failure, at most N times."),
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Plan a job, or take a plan, train it, and hold the run against it. --resume alone: the run active last."""
-    from phalanx.commands import train
+    """Train a job, or a plan of one, and compare the run with what the plan predicted."""
+    from phalanx.commands.train import sample as write_sample
+    from phalanx.commands.train import train as run_training
     from phalanx.spec.errors import InputError
     from phalanx.spec.files import plan as plans
 
-    with mistakes():
+    with exit_on_error():
         overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
         require_torch()
         from phalanx.runs.resume import resumed
@@ -55,10 +53,13 @@ def train(
 
         world = worlds.external()
         if max_restarts < 0:
-            raise InputError("--max-restarts", max_restarts, "must not be negative", "0 starts nothing again")
+            raise InputError("--max-restarts", max_restarts, "must not be negative", "0 never restarts")
         if max_restarts and world is not None:
             raise InputError(
-                "--max-restarts", max_restarts, "is for ranks that are started here", "give it to torchrun"
+                "--max-restarts",
+                max_restarts,
+                "is for ranks that Phalanx starts",
+                "give torchrun its own --max-restarts",
             )
         if resume:
             file = resumed(job, overrides)
@@ -67,7 +68,7 @@ def train(
         else:
             file = plans.job_of(job, overrides)
         if world is not None and world.rank:
-            train.train(file, resume, world, lambda _: None, lambda _: None)
+            run_training(file, resume, world, lambda _: None, lambda _: None)
             _end(DONE)
         show_notes(file.notes)
 
@@ -76,7 +77,7 @@ def train(
                 show_decision(decision, rows=10)
                 show_batch(decision)
 
-        outcome = train.train(file, resume, world, show, announce, max_restarts)
+        outcome = run_training(file, resume, world, show, announce, max_restarts)
         assert outcome is not None
         interrupted = outcome.recorded["interrupted"]
         sample = ""
@@ -84,7 +85,7 @@ def train(
             show_outcome(outcome)
         if not interrupted:
             try:
-                sample = train.sample(outcome.folder)
+                sample = write_sample(outcome.folder)
             except InputError as error:
                 announce(f"note: no sample of text, {error}")
         if as_json:
@@ -102,7 +103,7 @@ def train(
 
 
 def _end(code: int) -> NoReturn:
-    """End a rank that torchrun or srun started without torch's teardown, which now and then aborts."""
+    """End a rank that torchrun or srun started, skipping torch's teardown, which sometimes aborts."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

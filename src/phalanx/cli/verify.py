@@ -1,4 +1,4 @@
-"""`phalanx verify`: does the program that `train` runs do what the plan says, in a world that is not here."""
+"""`phalanx verify`: prove that the program `train` runs does what the plan says, at any world size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.terminal import FAILED, Json, announce, console, mistakes, print_json, require_torch
+from phalanx.cli.options import Json, Set
+from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print_json, require_torch
 
 if TYPE_CHECKING:
     from phalanx.commands.verify import Verification
@@ -19,35 +20,40 @@ def verify(
         Path, typer.Argument(metavar="PLAN.json|RUN|JOB.toml", help="A plan, a run's folder, or a job file.")
     ],
     strategy: Annotated[
-        str | None, typer.Option("--strategy", metavar="LINE", help="Of a job file: dp=64,zero=3, say.")
+        str | None,
+        typer.Option("--strategy", metavar="LINE", help="Strategy to verify a job file with, such as dp=64,zero=3."),
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME|FILE.toml", help="Of a job file: with nodes enough.")
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="NAME|FILE.toml",
+            help="Cluster to verify a job file on; it gets as many nodes as the strategy needs.",
+        ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="TABLE.FIELD=VALUE", help="Override a field; may be repeated."),
-    ] = None,
+    overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Run the real step of one rank of each kind, without tensors' content, and hold it against the plan."""
-    with mistakes():
+    """Run one real training step of each class of ranks, on tensors without content, and compare it with the plan."""
+    with exit_on_error():
         require_torch()
-        from phalanx.commands import verify
+        from phalanx.commands.verify import as_json as to_json
+        from phalanx.commands.verify import run, target
 
-        given = verify.target(path, strategy, cluster, overrides or (), announce)
-        for note in given.notes:
+        subject = target(path, strategy, cluster, overrides or (), announce)
+        for note in subject.notes:
             announce(f"note: {note}")
-        found = verify.run(given, announce)
+        result = run(subject, announce)
         if as_json:
-            print_json(verify.as_json(found))
+            print_json(to_json(result))
         else:
-            _show(found)
-        if not found.proved:
+            _show(result)
+        if not result.proved:
             raise typer.Exit(FAILED)
 
 
 def _show(v: Verification) -> None:
+    """Print the result, class by class."""
     out, t = console(), v.target
     count, s = t.strategy.accumulation(t.job), t.strategy
     ranks = "1 rank," if s.world == 1 else f"{s.world} ranks, each"
@@ -58,24 +64,25 @@ def _show(v: Verification) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    for found in v.found:
-        _show_class(v, found)
+    for verified in v.classes:
+        _show_class(v, verified)
     for difference in v.stale:
         print(f"NOT proved: {difference}")
 
 
-def _show_class(v: Verification, found: Verified) -> None:
+def _show_class(v: Verification, verified: Verified) -> None:
+    """Print the collectives, memory and verdict of one class of ranks."""
     from phalanx.commands.verify import collectives
     from phalanx.report.verify import memory, traffic
 
-    out, ranks, world = console(), found.ranks, v.target.strategy.world
+    out, ranks, world = console(), verified.ranks, v.target.strategy.world
     stands = f"stands for all {world} ranks" if ranks.count == world else f"stands for {ranks.count}: {ranks.are}"
     if world > 1:
         print(f"\nrank {ranks.rank} {stands}")
-    if found.failed:
-        print(f"NOT proved: {found.failed}")
+    if verified.failed:
+        print(f"NOT proved: {verified.failed}")
         return
-    recorded, program = found.recorded, found.program
+    recorded, program = verified.recorded, verified.program
     assert recorded is not None
     count = v.target.strategy.accumulation(v.target.job)
     if recorded.ran < count:
@@ -90,22 +97,24 @@ def _show_class(v: Verification, found: Verified) -> None:
         ("peak", program.peak_bytes, recorded.held.peak, measured),
     ]
     out.print(memory(rows, measured is not None))
-    _show_verdict(found)
+    _show_verdict(verified)
 
 
-def _show_verdict(found: Verified) -> None:
+def _show_verdict(verified: Verified) -> None:
+    """Print every difference with its surroundings, or what was proved."""
     from phalanx.report.verify import context
     from phalanx.verify.diff import slack
 
-    events = found.program.events
-    for d in found.differences:
+    events = verified.program.events
+    for d in verified.differences:
         print(f"NOT proved: {d}")
         if d.number is not None:
             console().print(context(d.around, d.number))
-    if found.proved:
+    if verified.proved:
         collectives, passes = sum(bool(e.axis) for e in events), sum(not e.axis for e in events)
         flops = sum(e.flops for e in events if e.phase != "opt")
         print(
-            f"proved in {found.seconds:.1f} s: {collectives:,} collectives and {passes:,} passes in order, {flops:,} "
-            f"FLOP by unit, live bytes throughout (off by {found.deviation:,}; {slack(found.program):,} are allowed)"
+            f"proved in {verified.seconds:.1f} s: {collectives:,} collectives and {passes:,} passes in order, "
+            f"{flops:,} FLOP by unit, live bytes throughout (off by {verified.deviation:,}; "
+            f"{slack(verified.program):,} are allowed)"
         )

@@ -1,4 +1,4 @@
-"""`phalanx import` and `phalanx export-weights`: Hugging Face weights, in and out."""
+"""`phalanx import` and `phalanx export-weights`: read and write Hugging Face weights."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.terminal import Json, announce, mistakes, print_json, require_torch
+from phalanx.cli.options import Json, Run
+from phalanx.cli.terminal import announce, exit_on_error, print_json, require_torch
 
 
 def import_weights(
     source: Annotated[
-        Path, typer.Argument(metavar="HF_DIR", help="A folder with config.json and safetensors.", show_default=False)
+        Path,
+        typer.Argument(metavar="HF_DIR", help="Folder with a config.json and safetensors files.", show_default=False),
     ],
-    name: Annotated[str, typer.Option(help="Of the run; default the folder's own.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the run; by default that of the folder.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Bring Hugging Face weights into a run's folder: `generate`, `export-weights` and train.weights take it."""
-    with mistakes():
+    """Import Hugging Face weights as a run, for `generate`, `export-weights` and train.weights."""
+    with exit_on_error():
         require_torch()
         from phalanx.commands import weights
 
@@ -31,15 +33,17 @@ def import_weights(
 
 
 def export_weights(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/quickstart.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; it must not hold anything yet.")],
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64; default as it is stored.")] = "",
-    step: Annotated[int | None, typer.Option(help="Which checkpoint; default the newest.")] = None,
-    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Of one file at most.")] = "5GB",
+    run: Run,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; it must be empty or not exist yet.")],
+    dtype: Annotated[
+        str, typer.Option(help="Type of the weights: float32, bfloat16, float16 or float64; by default as stored.")
+    ] = "",
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint to export; by default the newest.")] = None,
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest size of one file.")] = "5GB",
     as_json: Json = False,
 ) -> None:
-    """Write a checkpoint as a folder that Hugging Face's transformers loads."""
-    with mistakes():
+    """Export a checkpoint as a folder that Hugging Face's transformers loads."""
+    with exit_on_error():
         require_torch()
         from phalanx.commands import weights
         from phalanx.spec.byte_sizes import parse_bytes

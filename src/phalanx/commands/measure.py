@@ -1,7 +1,4 @@
-"""What each command does, composed from the rooms: measure, plan, launch, compare.
-
-The command line parses and renders; this file decides the order. It resolves strategy = "auto".
-"""
+"""What `phalanx measure` does: measure this machine or a cluster, or read what nccl-tests measured."""
 
 from __future__ import annotations
 
@@ -26,10 +23,13 @@ if TYPE_CHECKING:
 def local_collectives(
     op: str, ranks: int, announce: Announce
 ) -> tuple[tuple[CollectiveFit, ...], tuple[Choice, ...]]:
-    """What was measured of a collective between this machine's ranks, and which way serves which size. Raises
-    InputError."""
+    """Return the fits of a collective between `ranks` ranks of this machine, and which transport and algorithm serves
+    which size.
+
+    Raises InputError.
+    """
     if ranks < 2:
-        raise InputError("--ranks", ranks, "leaves nobody to talk to", "use 2 or more")
+        raise InputError("--ranks", ranks, "is too few to communicate", "use 2 or more")
     require_local(ranks)
     cluster = local_cluster(ranks, "float32", 1, announce=announce)
     fits = tuple(cluster.fits(op, ranks))
@@ -40,35 +40,43 @@ def local_collectives(
 
 
 def measure(ranks: int | None, dtype: str, threads: int, announce: Announce) -> ClusterSpec:
-    """This machine, measured anew. Raises InputError, RankFailure."""
-    kind = compute_type(dtype, "--dtype")
+    """Measure this machine anew, with `ranks` ranks (None: one per GPU or core) of `threads` threads each.
+
+    Raises InputError, RankFailure.
+    """
+    compute = compute_type(dtype, "--dtype")
     count = ranks if ranks is not None else default_ranks()
     if count < 1 or threads < 1:
         raise InputError("--ranks" if count < 1 else "--threads", min(count, threads), "must be at least 1")
     require_local(count, "--ranks")
-    return local_cluster(count, kind, threads, anew=True, announce=announce)
+    return local_cluster(count, compute, threads, anew=True, announce=announce)
 
 
 def measure_ranks(world: World, dtype: str, threads: int) -> ClusterSpec | None:
-    """The cluster whose ranks somebody else has started, measured by all of them; None but on rank 0. Raises
-    InputError, RankFailure."""
+    """Measure a cluster with the ranks that torchrun or srun started; all of them call this.
+
+    Returns the cluster on rank 0 and None on the others. Raises InputError, RankFailure.
+    """
     import torch
 
     from phalanx.measure.all_hosts import measure as measure_all
     from phalanx.runtime.process import world as worlds
     from phalanx.runtime.process.launch import named
 
-    kind = compute_type(dtype, "--dtype")
+    compute = compute_type(dtype, "--dtype")
     torch.set_num_threads(threads)
     with named(world):
         worlds.join(world, 600)
-        found = measure_all(world, kind, threads)
+        cluster = measure_all(world, compute, threads)
         worlds.leave()
-    return found
+    return cluster
 
 
 def from_nccl_tests(files: Sequence[Path], preset: str, op: str) -> ClusterSpec:
-    """A preset with what nccl-tests measured on it. Raises InputError."""
+    """Return a cluster preset with the collectives that nccl-tests measured on it, one file each. Raises InputError.
+
+    `op` names the operation where a file does not.
+    """
     from phalanx.measure.nccl_tests import read
 
     fits = []

@@ -1,4 +1,4 @@
-"""What `phalanx parity` does: hold a strategy against one process."""
+"""What `phalanx parity` does: compare a strategy with one process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from phalanx.spec.strategy.legality import require_runnable
 
 
 def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[str, Any]:
-    """Hold a strategy against one process; the result as `phalanx parity --json` prints it. Raises InputError,
-    RankFailure."""
+    """Train `steps` steps with the job's strategy and in one process, and compare losses and gradients.
+
+    Returns the result as `phalanx parity --json` prints it. Raises InputError, RankFailure.
+    """
     from phalanx.runtime.process.launch import launch
     from phalanx.verify.parity import BOUNDS
 
@@ -43,11 +45,13 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> dict[st
         collectives = transport.decide(here, train.transport)
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         out = Path(folder) / "parity.json"
-        given = {"tables": job_file.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
-        given["collectives"] = [asdict(c) for c in collectives]
-        launch("phalanx.verify.worker", json.dumps(given), file.strategy.world, train.threads, None, train.timeout_s)
-        found = json.loads(out.read_text())
-    optimizers, compression = found["optimizers"], found["compression"]
+        argument = {"tables": job_file.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
+        argument["collectives"] = [asdict(c) for c in collectives]
+        launch(
+            "phalanx.verify.worker", json.dumps(argument), file.strategy.world, train.threads, None, train.timeout_s
+        )
+        result = json.loads(out.read_text())
+    optimizers, compression = result["optimizers"], result["compression"]
     loss, grad = (max(d[key] for d in optimizers) for key in ("loss_rel_max", "grad_rel_max"))
     lost = (compression or {}).get("lost_rel_max") or 0.0
     return {

@@ -1,4 +1,4 @@
-"""What `phalanx plan` does with a job: its cluster, its strategy, the plan."""
+"""What `phalanx plan JOB.toml` does: resolve the cluster, choose or price the strategy, make the plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decision:
-    """A plan with the alternatives that it was chosen from, fastest first; `searched`: how, where it was."""
+    """A plan, and what it was chosen from.
+
+    `chosen` is the plan's strategy with its price; `candidates` are all that were priced, fastest first; `searched`
+    says how the search went, None if the job names its strategy.
+    """
 
     plan: Plan
     chosen: Candidate
@@ -38,18 +42,22 @@ class Decision:
 
 
 def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> ClusterSpec:
-    """The cluster that a job file names; `local` is measured, or read from the cache."""
+    """Return the cluster that a job file names; `local` is measured, or read from the cache. Raises InputError.
+
+    `world` is the ranks that torchrun or srun started, if any: then every host is taken to be like this one.
+    """
     choice = file.cluster
     if choice.file:
         return job_file.cluster_from_toml(Path(choice.file))
     if choice.preset == "local":
-        if world is not None:  # the ranks of this host, under the load that they will make; hosts alike
+        if world is not None:  # measure with as many ranks on this host as will train there
             host = local_cluster(world.local_size, file.job.precision.compute, file.train.threads, announce=announce)
             hosts = -(-world.size // world.local_size)
             if hosts > 1:
                 announce(
-                    f"note: links between these {hosts} hosts are not measured, and priced like those inside of one; "
-                    "under the same torchrun: -m phalanx measure --out FILE, and [cluster] file = FILE"
+                    f"note: links between these {hosts} hosts are not measured, and priced like links inside a host; "
+                    "measure them with -m phalanx measure --out FILE under the same torchrun, then set "
+                    "[cluster] file = FILE"
                 )
             return replace(host, nodes=hosts)
         count = choice.ranks or (file.strategy.world if file.strategy else default_ranks())
@@ -61,8 +69,10 @@ def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> C
 def decide(
     file: JobFile, world: World | None = None, tokens: str = "", announce: Announce = lambda _: None
 ) -> Decision:
-    """Choose (or price) the strategy. `world`: the ranks, where somebody else has started them; `tokens`: the
-    digest of the text that will be trained on. Raises InputError."""
+    """Price a job's strategy, or search for one if it is "auto", and return the plan. Raises InputError.
+
+    `world` is the ranks that torchrun or srun started, if any; `tokens` is the digest of the training text.
+    """
     strategy, size = file.strategy, world.size if world else None
     models.require_runnable(file.model)
     if strategy is not None:
@@ -86,13 +96,16 @@ def decide(
     if strategy is not None:
         chosen = price(file.model, cluster, file.job, strategy)
         return Decision(_plan(file, cluster, chosen, tokens), chosen, (chosen,))
-    found = search(file.model, cluster, file.job, _worlds(file, cluster, size))
-    return Decision(_plan(file, cluster, found.best, tokens), found.best, found.candidates, found)
+    result = search(file.model, cluster, file.job, _worlds(file, cluster, size))
+    return Decision(_plan(file, cluster, result.best, tokens), result.best, result.candidates, result)
 
 
 def _worlds(file: JobFile, cluster: ClusterSpec, started: int | None) -> list[int]:
-    """How many ranks a search may take: those that were started, all of a cluster; of this machine fewer too, where
-    they would be faster: as many as were at work together when it was measured."""
+    """Return the world sizes that a search may use.
+
+    These are the ranks that were started, or all ranks of a cluster; on this machine also the smaller numbers that
+    were measured at work together, because fewer ranks may be faster.
+    """
     if started is not None:
         return [started]
     if file.cluster.preset != "local":
@@ -102,6 +115,7 @@ def _worlds(file: JobFile, cluster: ClusterSpec, started: int | None) -> list[in
 
 
 def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -> Plan:
+    """Make the plan of a chosen strategy: its prediction, and the choices that a run must repeat on every rank."""
     p = chosen.prediction
     rates = cluster.rates(file.job.precision.compute, min(chosen.strategy.world, cluster.ranks_per_node))
     prediction = {
@@ -136,6 +150,6 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
     return Plan(file.model, cluster, file.job, chosen.strategy, file.train, choices, prediction)
 
 
-def with_overrides(file: JobFile, strategy: str | None) -> JobFile:
-    """A job file with another strategy, given as a line."""
+def with_strategy(file: JobFile, strategy: str | None) -> JobFile:
+    """Return a job file with the strategy of a line, or unchanged if the line is empty. Raises InputError."""
     return replace(file, strategy=job_file.make_strategy(strategy)) if strategy else file

@@ -1,4 +1,4 @@
-"""What this machine can stand for: how many ranks it holds, and whose cluster it is."""
+"""What this machine can run: how many ranks, and which clusters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import JobFile
 
+Announce = Callable[[str], None]  # prints a line of progress or a note
+
 _RANKS_PER_CORE = 16
 
 
 def require_local(ranks: int, field: str = "cluster.ranks") -> None:
-    """That this machine can hold so many ranks: one per GPU, or a few per core. Raises InputError."""
+    """Require that this machine can run `ranks` ranks: one per GPU, or up to 16 per core. Raises InputError."""
     if ranks < 1:
         raise InputError(field, ranks, "must be at least 1")
     machine = fingerprint()
@@ -24,11 +26,8 @@ def require_local(ranks: int, field: str = "cluster.ranks") -> None:
         raise InputError(field, ranks, f"is too many for this machine with {have}", f"use at most {most}")
 
 
-Announce = Callable[[str], None]
-
-
 def require_this_machine(file: JobFile) -> None:
-    """That local ranks can stand for the job's cluster. Raises InputError."""
+    """Require that a job's cluster is this machine. Raises InputError."""
     if file.cluster.preset != "local":
         if file.cluster.preset:
             clusters.preset(file.cluster.preset, file.cluster.nodes)

@@ -1,4 +1,4 @@
-"""What `phalanx train` does: prepare, plan, launch, and hold the run against its plan."""
+"""What `phalanx train` does: prepare the data, plan, launch the ranks, and compare the run with its plan."""
 
 from __future__ import annotations
 
@@ -33,8 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `comparisons` and `differences` hold it against its plan, which where it is `routed` says what
-    experts would send and compute if the load were even."""
+    """How a run ended, and how it compares with its plan.
+
+    `recorded` is the content of recorded.json, `unigram_entropy` that of the training tokens in nat per token.
+    `comparisons` are figures beside their predictions, `differences` say where events differ from the plan. `routed`:
+    the model has experts, and the plan assumes an even load.
+    """
 
     folder: Path
     recorded: dict[str, Any]
@@ -45,7 +49,7 @@ class Outcome:
 
 
 def prepare_data(file: JobFile, announce: Announce) -> TokenSet:
-    """The tokens of a job: read, encoded and cached before any rank starts. Raises InputError."""
+    """Read, encode and cache the tokens of a job, before any rank starts. Raises InputError."""
     from phalanx.train import tensorboard
     from phalanx.train.data import Batches, prepare, require_documents
 
@@ -66,9 +70,12 @@ def train(
     announce: Announce,
     max_restarts: int = 0,
 ) -> Outcome | None:
-    """Plan a job, run it, and hold it against the plan: on ranks that we launch here, and start again
-    `max_restarts` times, or as one rank of a `world` that torchrun or srun has started (then the outcome is rank 0's
-    alone). Raises InputError, RankFailure."""
+    """Plan a job, train it, and compare the run with the plan.
+
+    With `world` None the ranks are launched here, and restarted at most `max_restarts` times after a failure.
+    Otherwise be one rank of a `world` that torchrun or srun started; the outcome is then None but on rank 0. `show`
+    gets the decision before training starts. Raises InputError, RankFailure.
+    """
     if world is not None:
         return _train_rank(file, resume, world, show, announce)
     from phalanx.runtime.checkpoint.store import sweep
@@ -96,7 +103,10 @@ def train(
 
 
 def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce) -> tuple[Decision, TokenSet]:
-    """Everything that can go wrong before the first rank works."""
+    """Check the job, prepare its data and decide on the plan: all that can fail before the first rank works.
+
+    Raises InputError.
+    """
     models.require_runnable(file.model)
     if file.strategy is not None:
         require_runnable(file.strategy, file.job)
@@ -112,17 +122,19 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
         if old.choices["tokens"] != tokens.digest:
             raise InputError("train.data", file.train.data, "has changed since the run began", "start a new run")
         if old.choices["transport"] == file.train.transport and old.cluster.ranks == decision.plan.cluster.ranks:
-            # On the same ranks the same transports: losses stay equal to the bit, whatever a new measurement says.
+            # The same ranks keep their transports, so losses stay bit-identical whatever a new measurement says.
             decision.plan.choices["collectives"] = old.choices.get("collectives", [])
         if decision.plan.strategy == old.strategy and old.choices.get("bucket"):
-            decision.plan.choices["bucket"] = old.choices["bucket"]  # the size is the old one, and so is its reason
+            decision.plan.choices["bucket"] = old.choices[
+                "bucket"
+            ]  # the bucket size is the old one, so keep its reason too
     return decision, tokens
 
 
 def _train_rank(
     file: JobFile, resume: bool, world: World, show: Callable[[Decision], None], announce: Announce
 ) -> Outcome | None:
-    """Be one rank. Rank 0 decides and tells the others; the run folder is on a file system that all share."""
+    """Train as one rank of a world. Rank 0 plans and tells the others; all share the run folder's file system."""
     from phalanx.runtime.checkpoint.store import steps
     from phalanx.runtime.process import world as worlds
     from phalanx.runtime.process.launch import StopFlag, named
@@ -132,23 +144,23 @@ def _train_rank(
         worlds.join(world, file.train.timeout_s)
         launchers = worlds.launchers()
     if world.rank:
-        told = worlds.tell([None, None, None])
-        if told[0] != "folder":
-            raise InputError("rank 0", None, f"gave up: {told[1]}")
+        message = worlds.tell([None, None, None])
+        if message[0] != "folder":
+            raise InputError("rank 0", None, f"gave up: {message[1]}")
         with named(world):
-            worker.train_rank(world, Path(str(told[1])), bool(told[2]), StopFlag())
+            worker.train_rank(world, Path(str(message[1])), bool(message[2]), StopFlag())
         return None
     with ExitStack() as stack:
         try:
-            ours = begun_by(launchers, file.train.name)
-            if ours and steps(RUNS / file.train.name / "checkpoint"):
+            restarted = begun_by(launchers, file.train.name)
+            if restarted and steps(RUNS / file.train.name / "checkpoint"):
                 file, resume = taken_up_by_others(file, world.size), True
                 announce(f"note: the ranks were started again; the run goes on with {world.size}: {file.strategy}")
             decision, tokens = _begin(file, resume, world, announce)
             decision.plan.choices["launchers"] = launchers
             show(decision)
-            small = come_along(decision.plan.train)
-            folder = stack.enter_context(open_run(decision.plan, tokens.tokenizer, resume or ours, small))
+            small_files = come_along(decision.plan.train)
+            folder = stack.enter_context(open_run(decision.plan, tokens.tokenizer, resume or restarted, small_files))
         except Exception as error:
             worlds.tell(["error", str(error), None])
             raise
@@ -159,13 +171,13 @@ def _train_rank(
 
 
 def outcome(folder: Path, unigram_entropy: float) -> Outcome:
-    """What a finished run recorded, held against its plan."""
-    given = plan.read(folder / "plan.json")
+    """Compare what a finished run recorded with its plan."""
+    saved = plan.read(folder / "plan.json")
     recorded = json.loads((folder / "recorded.json").read_text())
     events = tuple(Event(**event) for event in recorded["events"])
-    if not events:  # ranks that were started again after the last step, say
+    if not events:  # e.g. the ranks were restarted after the last step
         return Outcome(folder, recorded, unigram_entropy, (), ())
-    predicted = given.prediction
+    predicted = saved.prediction
     measured_bytes: dict[str, int] = {}
     for event in events:
         if event.axis:
@@ -180,13 +192,13 @@ def outcome(folder: Path, unigram_entropy: float) -> Outcome:
         ),
         Comparison("peak memory", predicted["memory_bytes"], recorded["memory_bytes"], "memory"),
     ]
-    program = expand(given.model, given.job, given.strategy)
-    found = tuple(map(str, differences(program.events, events)))
-    return Outcome(folder, recorded, unigram_entropy, tuple(rows), found, any(e.routed for e in program.events))
+    program = expand(saved.model, saved.job, saved.strategy)
+    differing = tuple(map(str, differences(program.events, events)))
+    return Outcome(folder, recorded, unigram_entropy, tuple(rows), differing, any(e.routed for e in program.events))
 
 
 def sample(folder: Path) -> str:
-    """A few lines that the trained model writes; empty where none are wanted. Raises InputError."""
+    """Generate a few lines with the trained model; empty if train.sample_tokens is 0. Raises InputError."""
     from phalanx.infer.generate import Sampling, generate
 
     train = plan.read(folder / "plan.json").train

@@ -1,19 +1,20 @@
-"""`phalanx verify`: what is to be verified, from a plan, a run or a job file, and what came out.
+"""What `phalanx verify` does: find what is to be verified in a plan, a run or a job file, and verify it.
 
-A cluster has a say in it where it decides something: how large a bucket is, which strategy `auto` stands for. Without
-one the bucket is torch DDP's default.
+A cluster matters only for what it decides: the size of `auto` buckets, and the strategy that `auto` stands for.
+Without one, buckets have torch DDP's default size.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.commands.plan import decide, with_overrides
+from phalanx.commands.plan import decide, with_strategy
+from phalanx.commands.this_machine import Announce
 from phalanx.cost.step.predict_pipeline import programs
 from phalanx.plan.auto.bucket_size import has_buckets
 from phalanx.plan.auto.transport import allowed
@@ -35,13 +36,14 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.diff import Difference, slack
 from phalanx.verify.verify import Verified, verify
 
-Announce = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be verified. `measured`: the peak memory (bytes) of the run whose plan it is, if it has run; `notes`
-    are lines that the user should see; `prediction`: what a plan says itself."""
+    """What is to be verified.
+
+    `measured` is the peak memory in bytes that a run recorded, if there is one; `notes` are lines for the user;
+    `prediction` is that of a plan.json.
+    """
 
     model: ModelSpec
     job: Job
@@ -53,28 +55,30 @@ class Target:
 
 @dataclass(frozen=True)
 class Verification:
-    """What came out, for each class of ranks; and where a plan's own figures are not those of its terms."""
+    """The result for each class of ranks; `stale` are figures of a plan that its terms do not give."""
 
     target: Target
-    found: tuple[Verified, ...]
+    classes: tuple[Verified, ...]
     stale: tuple[Difference, ...]
 
     @property
     def proved(self) -> bool:
-        return all(v.proved for v in self.found) and not self.stale
+        return all(v.proved for v in self.classes) and not self.stale
 
 
 def target(
     path: Path, strategy: str | None, cluster: str | None, overrides: Sequence[str], announce: Announce
 ) -> Target:
-    """What a path stands for: a plan.json, the folder of a run, or a job file with a strategy and a cluster laid over
-    it. Raises InputError."""
+    """Read what is to be verified from a plan.json, a run's folder or a job file. Raises InputError.
+
+    `strategy`, `cluster` and `overrides` replace those of a job file.
+    """
     if path.is_dir() or path.suffix.lower() == ".json":
-        for name, given in (("--strategy", strategy), ("--cluster", cluster), ("--set", overrides)):
-            if given:
-                raise InputError(name, str(given), "a plan is verified as it is", "give the job file instead")
+        for name, value in (("--strategy", strategy), ("--cluster", cluster), ("--set", overrides)):
+            if value:
+                raise InputError(name, str(value), "a plan is verified as it is", "give the job file instead")
         return _of_plan(path)
-    file = with_overrides(job_file.load(path, overrides), strategy)
+    file = with_strategy(job_file.load(path, overrides), strategy)
     if cluster is not None:
         file = replace(file, cluster=_chosen(cluster))
     models.require_runnable(file.model)
@@ -86,19 +90,19 @@ def target(
 
 
 def run(target: Target, announce: Announce) -> Verification:
-    """Take the step of one rank of each class."""
+    """Run the step of one rank of each class, and compare it with the plan."""
     world = target.strategy.world
-    found = verify(
+    classes = verify(
         target.model,
         target.job,
         target.strategy,
         lambda ranks: announce(f"rank {ranks.rank} of {world} takes a step, on tensors without content"),
     )
-    return Verification(target, found, tuple(_stale(target)))
+    return Verification(target, classes, tuple(_stale(target)))
 
 
 def _stale(target: Target) -> Iterator[Difference]:
-    """Where what a plan.json predicts is not what is predicted now: it was edited, or another Phalanx wrote it."""
+    """Yield figures of a plan.json that differ from today's: it was edited, or another version wrote it."""
     if target.prediction is None or "stack" in target.prediction:  # of another stack, not of this program
         return
     first, *others = programs(target.model, target.job, target.strategy)
@@ -116,6 +120,7 @@ def _stale(target: Target) -> Iterator[Difference]:
 
 
 def _of_plan(path: Path) -> Target:
+    """Return what to verify for a plan.json or a run's folder. Raises InputError."""
     path = path / "plan.json" if path.is_dir() else path
     plan = plans.read(path)
     models.require_runnable(plan.model)
@@ -130,50 +135,51 @@ def _of_plan(path: Path) -> Target:
 
 
 def _measured(record: Path) -> tuple[int | None, tuple[str, ...]]:
-    """(The peak memory that a run has recorded, if it has; notes)."""
+    """Return (peak memory in bytes that a run recorded, or None; notes)."""
     if not record.exists():
         return None, ()
     try:
-        found = json.loads(record.read_text())["memory_bytes"]
-        if isinstance(found, int) and found > 0:
-            return found, ()
-        why = f"memory_bytes is {found!r}"
+        peak = json.loads(record.read_text())["memory_bytes"]
+        if isinstance(peak, int) and peak > 0:
+            return peak, ()
+        why = f"memory_bytes is {peak!r}"
     except (OSError, ValueError, TypeError, KeyError) as error:
         why = f"{type(error).__name__}: {error}"
-    return None, (f"{record} says nothing of what was measured ({why})",)
+    return None, (f"{record} holds no measured peak memory ({why})",)
 
 
 def _chosen(cluster: str) -> ClusterChoice:
-    """A preset or a TOML file; how many nodes follows from the strategy."""
+    """Read --cluster: a preset or a TOML file. The number of nodes follows from the strategy."""
     if cluster.lower().endswith(".toml"):
         return ClusterChoice(file=str(Path(cluster).absolute()))
     return ClusterChoice(preset=cluster)
 
 
 def _decided(file: JobFile, announce: Announce) -> Target:
-    """The plan of a job whose strategy is "auto"."""
+    """Return what to verify for a job whose strategy is "auto". Raises InputError."""
     decision = decide(file, announce=announce)
     return Target(file.model, file.job, decision.plan.strategy, None, file.notes)
 
 
 def _of_job(file: JobFile, strategy: Strategy) -> Target:
+    """Return what to verify for a job with a strategy; the cluster decides the size of buckets."""
     notes = list(file.notes)
     if file.cluster.preset == "local":
         if has_buckets(strategy) and strategy.bucket == "auto":
             size = write_bytes(strategy.bucket_bytes)
-            notes.append(f"buckets of {size}: this machine is not measured for it; name a cluster with --cluster")
+            notes.append(f"buckets of {size}: this machine is not measured for that; name a cluster with --cluster")
         return Target(file.model, file.job, strategy, None, tuple(notes))
     cluster = allowed(_large_enough(file.cluster, strategy), file.train.transport)
     if cluster.nodes > file.cluster.nodes and file.cluster.nodes > 1:
-        notes.append(f"{cluster.nodes} nodes are taken for {strategy.world} ranks, not {file.cluster.nodes}")
-    found = price(file.model, cluster, file.job, strategy)
-    if found.reason:
-        notes.append(f"on {cluster.name} this strategy is rejected: {found.reason}")
-    return Target(file.model, file.job, found.strategy, None, tuple(notes))
+        notes.append(f"{strategy.world} ranks take {cluster.nodes} nodes, not {file.cluster.nodes}")
+    priced = price(file.model, cluster, file.job, strategy)
+    if priced.reason:
+        notes.append(f"on {cluster.name} this strategy is rejected: {priced.reason}")
+    return Target(file.model, file.job, priced.strategy, None, tuple(notes))
 
 
 def _large_enough(choice: ClusterChoice, strategy: Strategy) -> ClusterSpec:
-    """The cluster, with nodes for all ranks of a strategy."""
+    """Return a cluster with enough nodes for all ranks of a strategy. Raises InputError."""
     if choice.file:
         cluster = job_file.cluster_from_toml(Path(choice.file))
         nodes = -(-strategy.world // cluster.ranks_per_node)
@@ -183,7 +189,7 @@ def _large_enough(choice: ClusterChoice, strategy: Strategy) -> ClusterSpec:
 
 
 def as_json(v: Verification) -> dict[str, Any]:
-    """The result as `phalanx verify --json` prints it."""
+    """Return the result as `phalanx verify --json` prints it."""
     job, strategy = v.target.job, v.target.strategy
     return {
         "proved": v.proved,
@@ -191,7 +197,7 @@ def as_json(v: Verification) -> dict[str, Any]:
         "world": strategy.world,
         "micro_batches": strategy.accumulation(job),
         "parameters": v.target.model.parameter_count,
-        "classes": [_class_json(found) for found in v.found],
+        "classes": [_class_json(found) for found in v.classes],
         "stale": [str(d) for d in v.stale],
         "measured_peak_bytes": v.target.measured,
         "notes": list(v.target.notes),
@@ -229,7 +235,7 @@ def _totals(events: Sequence[Event], state: int, peak: int) -> dict[str, Any]:
 
 
 def collectives(events: Sequence[Event]) -> dict[tuple[str, str], tuple[int, int]]:
-    """(Number, bytes) of collectives by (operation, axis)."""
+    """Return (number, bytes) of collectives by (operation, axis)."""
     count: Counter[tuple[str, str]] = Counter()
     size: Counter[tuple[str, str]] = Counter()
     for e in events:

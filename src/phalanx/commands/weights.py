@@ -1,8 +1,8 @@
-"""Hugging Face weights to a run's folder and back: what `phalanx import` and `phalanx export-weights` do.
+"""What `phalanx import` and `phalanx export-weights` do: Hugging Face weights into a run's folder, and back.
 
 runs/NAME/model.json                 the ModelSpec, where a trained run has plan.json
-runs/NAME/checkpoint/step-00000000   the parameters in the type that they came in
-runs/NAME/config.json, tokenizer...  as they came, for the way back
+runs/NAME/checkpoint/step-00000000   the parameters, in the type they were stored in
+runs/NAME/config.json, tokenizer...  copied unchanged, for the export
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ TYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def import_weights(source: Path, name: str, announce: Announce) -> Path:
-    """Bring a Hugging Face folder into runs/NAME; everything is checked before anything is written. In memory is one
-    tensor. Raises InputError.
+    """Import a Hugging Face folder as runs/NAME and return that folder.
+
+    Everything is checked before anything is written; one tensor at a time is in memory. Raises InputError.
     """
     from phalanx.nn.hugging_face import files
     from phalanx.nn.weight_files import describe, said_of
@@ -44,12 +45,12 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
 
     if not source.is_dir():
         raise InputError(
-            "HF_DIR", str(source), "is no folder", "name the folder that holds config.json and the weights"
+            "HF_DIR", str(source), "is not a folder", "name the folder that holds config.json and the weights"
         )
     name = name or source.resolve().name
     require_folder_name("--name", name)
-    folder, given = RUNS / name, source.resolve()
-    if folder.resolve() in (given, *given.parents):
+    folder, origin = RUNS / name, source.resolve()
+    if folder.resolve() in (origin, *origin.parents):
         raise InputError("--name", name, f"{folder} is where the weights are read from", "choose another")
     spec, notes = job_file.make_model({"config": str(source.absolute() / "config.json")}, source)
     require_runnable(spec)
@@ -65,7 +66,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
             try:
                 claim(folder, stack, "--name")
                 part = folder.with_name(f".{name}.importing")
-                shutil.rmtree(part, ignore_errors=True)  # of an import that was killed
+                shutil.rmtree(part, ignore_errors=True)  # left by an import that was killed
                 stack.callback(shutil.rmtree, part, ignore_errors=True)
                 part.mkdir()
                 announce(f"importing {source} ({describe(weights, spec)})")
@@ -73,7 +74,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
                 for file in beside(source):
                     shutil.copyfile(file, part / file.name)
                 plan.write_model(spec, part)
-                move_aside(folder)  # an old run of that name, now that the new one is whole
+                move_aside(folder)  # an old run of that name, only now that the new one is complete
                 os.replace(part, folder)
             except OSError as error:
                 raise InputError("--name", name, f"{folder} cannot be made ({error})") from None
@@ -81,7 +82,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> Path:
 
 
 def _chunks(weights: Weights, spec: ModelSpec) -> list[Chunk]:
-    """The parameters and buffers as a checkpoint's, each read when its turn comes."""
+    """Return parameters and buffers as chunks of a checkpoint, each read only when it is written."""
     from phalanx.runtime.checkpoint.manifest import Chunk
 
     kinds = [("parameters", p) for p in parameters(spec)] + [
@@ -103,30 +104,31 @@ def _chunks(weights: Weights, spec: ModelSpec) -> list[Chunk]:
 def export_weights(
     run: Path, out: Path, dtype: str, step: int | None, shard_bytes: float, announce: Announce
 ) -> list[Path]:
-    """Write a run's checkpoint (None: the newest) as a folder that `transformers` loads. Memory: one tensor.
+    """Export a run's checkpoint as a folder that `transformers` loads, and return the weight files.
 
-    `dtype`: empty keeps the type of the checkpoint. Raises InputError, CheckpointError.
+    `step` None takes the newest checkpoint, an empty `dtype` keeps its type, no file exceeds `shard_bytes`. One
+    tensor at a time is in memory. Raises InputError, CheckpointError.
     """
     from phalanx.nn.hugging_face import files
     from phalanx.nn.weight_files import describe, of_run, widest
     from phalanx.runtime.comm.dtypes import DTYPE_NAMES, DTYPES
 
     if dtype and dtype not in TYPES:
-        raise InputError("--dtype", dtype, "is no type for weights", f"use one of {', '.join(TYPES)}")
+        raise InputError("--dtype", dtype, "is not a type for weights", f"use one of {', '.join(TYPES)}")
     files.require_place(out)
     spec = plan.model_of(run)
     weights = of_run(run, spec, step)
-    # No special tokens, unless its own config says so: the family's defaults would end texts at ordinary ones.
-    given: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    # No special tokens unless the run's own config names them: the family's defaults are ordinary tokens here.
+    base: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     if (run / "config.json").exists():
-        theirs, _ = job_file.make_model({"config": str(run.absolute() / "config.json")}, run)
+        imported, _ = job_file.make_model({"config": str(run.absolute() / "config.json")}, run)
         config = json.loads((run / "config.json").read_text())
         config.pop("torch_dtype", None)
-        # A run that began from weights may be another model than they: it has their special tokens.
-        same = _plain(theirs) == _plain(spec)
-        given = config if same else given | {k: v for k, v in config.items() if k.endswith("_token_id")}
-    config = {**given, **to_hugging_face(spec), "dtype": dtype or DTYPE_NAMES[widest(weights, spec)]}
-    _require_said(config, spec)
+        # A run that started from these weights may be another model; it keeps their special tokens alone.
+        same = _plain(imported) == _plain(spec)
+        base = config if same else base | {k: v for k, v in config.items() if k.endswith("_token_id")}
+    config = {**base, **to_hugging_face(spec), "dtype": dtype or DTYPE_NAMES[widest(weights, spec)]}
+    _require_expressible(config, spec)
     small = {file.name: file.read_bytes() for file in beside(run)}
     if TOKENIZER in small and "tokenizer_config.json" not in small:
         about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.max_seq}
@@ -136,24 +138,26 @@ def export_weights(
     return files.write(out, spec, weights, DTYPES[dtype] if dtype else None, shard_bytes, small)
 
 
-def _require_said(config: Mapping[str, Any], spec: ModelSpec) -> None:
-    """That a config.json says all of a model: `transformers` has no other place for it. Raises InputError."""
+def _require_expressible(config: Mapping[str, Any], spec: ModelSpec) -> None:
+    """Require that a config.json expresses the whole model: `transformers` reads nothing else. Raises InputError."""
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config))
         back = _plain(job_file.make_model({"config": str(path)}, path.parent)[0])
     for name, value in _plain(spec).items():
         if value != back[name]:
-            reason = f"a {spec.family} config.json of transformers cannot say it (it would mean {back[name]})"
+            reason = f"a {spec.family} config.json of transformers cannot express it (it would mean {back[name]})"
             raise InputError(f"model.{name}", value, reason)
 
 
 def _plain(spec: ModelSpec) -> dict[str, Any]:
-    """A model's fields with what is left to a default said, and without what bends gradients alone: models that
-    compute the same are equal."""
+    """Return a model's fields in a normal form: models with equal logits are equal.
+
+    Defaults are filled in, and what only affects gradients is dropped.
+    """
     if spec.experts is not None:
-        bias = None if spec.experts.balance_bias is None else 0.0
-        spec = replace(spec, experts=replace(spec.experts, balance_loss=0.0, z_loss=0.0, balance_bias=bias))
+        balance_bias = None if spec.experts.balance_bias is None else 0.0
+        spec = replace(spec, experts=replace(spec.experts, balance_loss=0.0, z_loss=0.0, balance_bias=balance_bias))
     windowed = tuple(i for i in range(spec.layers) if spec.window_of(i) is not None)
     window = spec.window if windowed else None
     return asdict(
