@@ -1,4 +1,4 @@
-"""An examined rank: `python -m phalanx.verify.worker '{"tables", "out", "steps", "dtype", "collectives"}'`."""
+"""A rank of a parity examination, whose argument is JSON: {"tables", "out", "steps", "dtype", "collectives"}."""
 
 from __future__ import annotations
 
