@@ -107,17 +107,17 @@ class Steady(Pipeline):
         self._repeat(steady, m)
         inputs.clear()  # the pass frees them
         if kind == "I":
-            self._left_over[chunk, m] = []
+            self._weights_due[chunk, m] = []
         if chunk:
             self._here["B", chunk, m] = torch.empty(self.shape, dtype=self.dtype)
         self._meter.live = live + steady.change
 
     def _weights(self, action: Action, last: bool) -> None:
         _, chunk, m = action
-        if self._left_over[chunk, m]:
+        if self._weights_due[chunk, m]:
             self._run_and_record(action, lambda: super(Steady, self)._weights(action, last))
             return
-        del self._left_over[chunk, m]
+        del self._weights_due[chunk, m]
         steady = self._steady(action)
         live = self._meter.live
         self._begins(action, "gradients of weights")

@@ -1,4 +1,4 @@
-"""How a module is cut for the engine: its units, its buckets, and what cannot be spread, refused by name."""
+"""How any module is cut for the engine: its units, its buckets, and checks that name what cannot be parallelized."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def require_spreadable(module: nn.Module) -> None:
-    """Refuse by name what the engine would get wrong."""
+    """Refuse parameters that the engine cannot handle: on the meta device, not real, sharing memory, parallelized
+    before. Raises InputError with the parameter's name."""
     seen: dict[int, list[tuple[int, int, str]]] = {}
     for name, p in module.named_parameters():
         if p.is_meta:
@@ -38,20 +39,21 @@ def require_spreadable(module: nn.Module) -> None:
 
 
 def common_dtype(trained: dict[str, nn.Parameter]) -> str:
-    """The type that all trained parameters have."""
+    """Return the name of the type that all trained parameters share. Raises InputError if there is none."""
     if not trained:
         raise InputError("module", None, "has no parameter that requires a gradient")
-    found: dict[torch.dtype, str] = {}
+    first_of: dict[torch.dtype, str] = {}
     for name, p in trained.items():
-        found.setdefault(p.dtype, name)
-    if len(found) > 1:
-        each = ", ".join(f"{name} is {DTYPE_NAMES.get(dtype, dtype)}" for dtype, name in found.items())
+        first_of.setdefault(p.dtype, name)
+    if len(first_of) > 1:
+        each = ", ".join(f"{name} is {DTYPE_NAMES.get(dtype, dtype)}" for dtype, name in first_of.items())
         raise InputError("module", None, f"has parameters of several types ({each})", "say which by precision=")
-    return DTYPE_NAMES.get(next(iter(found)), str(next(iter(found))))
+    return DTYPE_NAMES.get(next(iter(first_of)), str(next(iter(first_of))))
 
 
 def find_units(module: nn.Module, given: Sequence[nn.Module] | None) -> dict[str, nn.Module]:
-    """Units by their name in the module, in forward order. Raises InputError where one is not in it, or two nest."""
+    """Return units by their name in the module, in forward order: `given`, or the members of the outermost
+    ModuleLists and Sequentials. Raises InputError if one is not in the module, or two nest."""
     names = {id(m): name for name, m in module.named_modules()}
     if given is None:
         lists = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
@@ -74,7 +76,8 @@ def find_units(module: nn.Module, given: Sequence[nn.Module] | None) -> dict[str
 def cut_buckets(
     trained: dict[str, nn.Parameter], units: dict[str, nn.Module], s: Strategy, precision: Precision
 ) -> tuple[Bucket, ...]:
-    """Parameters in the reverse of their order in the module, about that in which gradients become ready."""
+    """Fill buckets with the parameters in reverse order of the module, which is about the order in which gradients
+    become ready; at ZeRO-3 one bucket for each unit."""
     users: dict[int, list[str]] = {}
     for name, unit in units.items():
         for p in unit.parameters():
@@ -86,7 +89,7 @@ def cut_buckets(
     if s.stage < 3:
         order = [replace(p, unit="") for p in order]
         return fill(order, DTYPE_BYTES[precision.reduce_dtype], s.bucket_bytes)
-    found: dict[str, list[Parameter]] = {name: [] for name in (*reversed(units), SHARED)}
+    by_unit: dict[str, list[Parameter]] = {name: [] for name in (*reversed(units), SHARED)}
     for p in order:
-        found[p.unit].append(p)
-    return tuple(Bucket(i, tuple(own), u) for i, (u, own) in enumerate((u, o) for u, o in found.items() if o))
+        by_unit[p.unit].append(p)
+    return tuple(Bucket(i, tuple(own), u) for i, (u, own) in enumerate((u, o) for u, o in by_unit.items() if o))
