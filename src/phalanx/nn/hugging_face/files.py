@@ -1,7 +1,6 @@
 """Hugging Face folders as sources and targets of our parameters, streamed.
 
-`read` looks at headers only and checks them all; a slice then reads its own bytes. `write` makes one tensor after the
-other.
+`read` reads and checks headers only; a slice then reads its own bytes. `write` makes one tensor at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class HuggingFaceWeights:
-    """`places`: of each of our parameters and buffers, by name, its parts. A Weights."""
+    """Weights in Hugging Face files; implements Weights. `places`: the parts of each of our parameters and buffers,
+    by name."""
 
     places: Mapping[str, tuple[tuple[Source, Stored], ...]]
 
@@ -41,21 +41,21 @@ class HuggingFaceWeights:
         return self.places[fqn][0][1].dtype
 
     def slice(self, fqn: str, start: int, stop: int) -> Tensor:
-        """Elements start..stop of the flattened parameter. Nothing else is read, but of a transposed tensor the rest
-        of the columns that hold them."""
+        """Read elements start..stop of the flattened parameter, and nothing else; of a transposed tensor, the full
+        columns that hold them."""
         if start == stop:
             return torch.empty(0, dtype=self.dtype(fqn))
         parts = self.places[fqn]
         each = math.prod(parts[0][0].ours)
-        found = [
+        slices = [
             _slice(*parts[k], max(start - k * each, 0), min(stop - k * each, each))
             for k in range(start // each, -(-stop // each))
         ]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return slices[0] if len(slices) == 1 else torch.cat(slices)
 
 
 def _slice(source: Source, stored: Stored, start: int, stop: int) -> Tensor:
-    """Of one part."""
+    """Read elements start..stop of one part of a parameter."""
     if source.transposed:
         into = source.shape[0]  # a row of ours
         low, high = start // into, -(-stop // into)
@@ -72,9 +72,9 @@ def _slice(source: Source, stored: Stored, start: int, stop: int) -> Tensor:
 
 
 def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
-    """The weights of a folder, or of one safetensors or index file, as parameters of `spec`.
+    """Open the weights of a folder, or of one safetensors or index file, as parameters of `spec`.
 
-    Raises InputError, naming file and tensor, where a file is missing or damaged, a tensor is missing or of another
+    Raises InputError, naming file and tensor, if a file is missing or damaged, a tensor is missing or has another
     shape or type, or the files hold a weight that this model does not have.
     """
     wanted = sources(spec)
@@ -96,7 +96,7 @@ def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
 
 
 def _stored(path: Path) -> Iterator[Stored]:
-    """All tensors of the files that `path` names."""
+    """Yield all tensors of the files that `path` names."""
     if path.is_dir():
         names = {SINGLE: path / SINGLE, INDEX: path / INDEX}
         path = next((p for p in names.values() if p.exists()), path)
@@ -130,7 +130,7 @@ def _stored(path: Path) -> Iterator[Stored]:
 
 
 def _index(path: Path) -> dict[str, str]:
-    """Which file holds which tensor, as an index says."""
+    """Read an index: tensor name -> file name."""
     try:
         found = json.loads(path.read_text())["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -141,7 +141,7 @@ def _index(path: Path) -> dict[str, str]:
 
 
 def _fitting(found: Mapping[str, Stored], path: Path, source: Source, fqn: str, spec: ModelSpec) -> Stored:
-    """The stored tensor that a source names, of the right shape and a type that can be read."""
+    """Return the stored tensor that a source names. Raises InputError if it lacks, or shape or type are wrong."""
     stored = found.get(plain(spec.family, source.tensor))
     if stored is None:
         mend = "set model.tied = true if the head is the embedding" if fqn == "head.linear.weight" else ""
@@ -158,7 +158,7 @@ def _fitting(found: Mapping[str, Stored], path: Path, source: Source, fqn: str, 
 
 
 def require_place(folder: Path) -> None:
-    """That a folder can be written here. Raises InputError."""
+    """Require that `folder` can be written: it does not exist, or is empty. Raises InputError."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("--out", str(folder), "exists and is not empty", "choose another folder")
     above = next(p for p in folder.absolute().parents if p.exists())
