@@ -1,4 +1,4 @@
-"""A rank of several that write a text: `python -m phalanx.infer.worker '{"run", "prompt", "how", "out"}'`."""
+"""A rank of a tensor-parallel generation: `python -m phalanx.infer.worker '{"run", "prompt", "how", "out"}'`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMEOUT_S = 300.0
 
 
 def over_ranks(run: Path, prompt: str, how: Sampling, tp: int) -> str:
-    """`generate` on `tp` local ranks that split every layer. Raises InputError, RankFailure."""
+    """Run `generate` on `tp` local ranks that split every layer. Raises InputError, RankFailure."""
     require_split(plans.model_of(run), Strategy(tp=tp))
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         out = Path(folder) / "text.json"
@@ -32,6 +32,7 @@ def over_ranks(run: Path, prompt: str, how: Sampling, tp: int) -> str:
 
 
 def main() -> None:
+    """Run this rank; rank 0 writes the text."""
     given = json.loads(sys.argv[1])
     world = worlds.external() or worlds.ALONE
 

@@ -200,9 +200,9 @@ def write(
 
 
 def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> Iterator[Outgoing]:
-    """Their tensors in forward order, each made of those of ours that it holds."""
-    fixed = {b.fqn for b in buffers(spec)}  # of sums of small steps, which keep their type
-    ours: dict[str, list[tuple[str, int, Source]]] = {}  # name, which part of it
+    """Yield the Hugging Face tensors in forward order, each made of our parameters that it holds."""
+    fixed = {b.fqn for b in buffers(spec)}  # sums of small steps: they keep their type
+    ours: dict[str, list[tuple[str, int, Source]]] = {}  # by their name: (our name, part of it, source)
     for fqn, parts in sources(spec).items():
         for i, s in enumerate(parts):
             ours.setdefault(s.tensor, []).append((fqn, i, s))
