@@ -158,13 +158,13 @@ def _describe(comm: Comm, own: list[Found | None], once: list[Found | None], twi
     """Describe in one line what each rank found in its second run, and in the sums of the first and second run."""
 
     def first(of_ranks: list[Found | None]) -> tuple[Found, str] | None:
-        found = [(f.micro_batch, f.place, rank) for rank, f in enumerate(of_ranks) if f is not None]
-        if not found:
+        origins = [(f.micro_batch, f.place, rank) for rank, f in enumerate(of_ranks) if f is not None]
+        if not origins:
             return None
-        rank = min(found)[2]
+        rank = min(origins)[2]
         place = ", ".join(f"{axis} {i}" for axis, i in comm.mesh.coordinates(rank).items())
         others = {1: "", 2: ", and another rank has some"}.get(
-            len(found), f", and {len(found) - 1} other ranks have some"
+            len(origins), f", and {len(origins) - 1} other ranks have some"
         )
         chosen = of_ranks[rank]
         assert chosen is not None

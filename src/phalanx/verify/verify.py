@@ -58,13 +58,13 @@ def _verified(spec: ModelSpec, job: Job, strategy: Strategy, ranks: RankClass) -
         why = f"{type(error).__name__}: {str(error).strip() or 'no message'}, at {place_of(error)}"
         return Verified(ranks, program, None, (), None, time.perf_counter() - start, why)
     # Fake gradients send the most that compression may send, so that bytes must agree exactly.
-    found = list(differences(program.events, recorded.events, exactly))
-    if not found and recorded.unawaited:
+    results = list(differences(program.events, recorded.events, exactly))
+    if not results and recorded.unawaited:
         first, *more = recorded.unawaited
         others = f", nor for {len(more)} more" if more else ""
-        found.append(Difference("waits", "for every collective", f"none for {first}{others}"))
+        results.append(Difference("waits", "for every collective", f"none for {first}{others}"))
     deviation = None
-    if not any(d.what == PASSES for d in found):
-        found += memory_differences(program, recorded.events, recorded.held)
+    if not any(d.what == PASSES for d in results):
+        results += memory_differences(program, recorded.events, recorded.held)
         deviation = largest_deviation(program, recorded.events, recorded.held)
-    return Verified(ranks, program, recorded, tuple(found), deviation, time.perf_counter() - start)
+    return Verified(ranks, program, recorded, tuple(results), deviation, time.perf_counter() - start)

@@ -32,7 +32,7 @@ _LEARNED_FROM = 2**27  # characters that a BPE is trained on, at most
 
 
 @dataclass(frozen=True)
-class Given:
+class TokenizerChoice:
     """The tokenizer that a job names: its file, the digest of its content, and the id that separates documents."""
 
     path: Path | None
@@ -40,7 +40,7 @@ class Given:
     end_of_text: int | None
 
 
-def load(train: Train, vocab: int) -> Given:
+def load(train: Train, vocab: int) -> TokenizerChoice:
     """Check the tokenizer of `train.tokenizer` (a file, or a folder that holds tokenizer.json) and the end-of-text
     against the model's vocabulary. Raises InputError."""
     end = train.end_of_text
@@ -49,7 +49,7 @@ def load(train: Train, vocab: int) -> Given:
             raise InputError("train.end_of_text", end, "needs a train.tokenizer that knows it", "or give its id")
         if isinstance(end, int) and not 0 <= end < vocab:
             raise InputError("train.end_of_text", end, f"is no id of model.vocab = {vocab}")
-        return Given(None, None, end if isinstance(end, int) else None)
+        return TokenizerChoice(None, None, end if isinstance(end, int) else None)
     path = Path(train.tokenizer)
     path = path / "tokenizer.json" if path.is_dir() else path
     tokenizer = open_tokenizer(path, vocab, "train.tokenizer")
@@ -62,32 +62,37 @@ def load(train: Train, vocab: int) -> Given:
         end_id = end
         if not 0 <= end < vocab:
             raise InputError("train.end_of_text", end, f"is no id of model.vocab = {vocab}")
-    return Given(path, hashlib.sha256(path.read_bytes()).hexdigest(), end_id)
+    return TokenizerChoice(path, hashlib.sha256(path.read_bytes()).hexdigest(), end_id)
 
 
 def from_texts(
-    files: list[TextFile], train: Train, given: Given, vocab: int, cache: Path, announce: Callable[[str], None]
+    files: list[TextFile],
+    train: Train,
+    choice: TokenizerChoice,
+    vocab: int,
+    cache: Path,
+    announce: Callable[[str], None],
 ) -> TokenSet:
     """Encode texts with the given tokenizer, or one trained on them; cached by content. Raises InputError."""
-    if given.path is None and isinstance(train.end_of_text, int):
+    if choice.path is None and isinstance(train.end_of_text, int):
         raise InputError("train.end_of_text", train.end_of_text, "the tokenizer is trained here", "leave it out")
     field = train.text_field
     of_files = [[f.json_lines, content_digest(f.path, "text", cache, _bytes_of(f))] for f in files]
     if not any(chunk.strip() for f in files for chunk in f.chunks()):
         raise InputError("train.data", train.data, "is empty")
-    if given.path is None and len(files) == 1 and not files[0].json_lines:
+    if choice.path is None and len(files) == 1 and not files[0].json_lines:
         name = named(str(of_files[0][1]), vocab)
     else:
-        what = {"texts": of_files, "tokenizer": given.digest, "end": given.end_of_text}
+        what = {"texts": of_files, "tokenizer": choice.digest, "end": choice.end_of_text}
         name = key(what | ({"field": field} if any(json_lines for json_lines, _ in of_files) else {}), vocab)
     folder = cache / "tokens" / name
 
     def make(part: Path) -> dict[str, Any]:
-        if given.path is None:
+        if choice.path is None:
             texts = chain.from_iterable(map(paragraphs, documents(files, field)))
             tokenizer, end, cut = _train(texts, vocab), 0, paragraphs
         else:
-            tokenizer, end, cut = open_tokenizer(given.path, vocab, "train.tokenizer"), given.end_of_text, whole
+            tokenizer, end, cut = open_tokenizer(choice.path, vocab, "train.tokenizer"), choice.end_of_text, whole
             if end is None and (len(files) > 1 or files[0].json_lines):
                 announce("note: no end-of-text between documents, the tokenizer has none; see train.end_of_text")
         tokenizer.save(str(part / "tokenizer.json"))

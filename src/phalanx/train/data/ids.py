@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Train
-from phalanx.train.data.encode import Given
+from phalanx.train.data.encode import TokenizerChoice
 from phalanx.train.data.tokens import Stretch, TokenSet, cached, content_digest, key, split, survey
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -32,7 +32,7 @@ _SEEN = 2**20  # ids from which a file's type is inferred
 
 
 def from_flat(
-    path: Path, train: Train, given: Given, vocab: int, cache: Path, announce: Callable[[str], None]
+    path: Path, train: Train, choice: TokenizerChoice, vocab: int, cache: Path, announce: Callable[[str], None]
 ) -> TokenSet:
     """Open a flat file of ids, its last ones held out; or train.bin and val.bin. Raises InputError."""
     files = [path / "train.bin", path / "val.bin"] if path.is_dir() else [path]
@@ -44,7 +44,7 @@ def from_flat(
     else:
         parts = Stretch(files[0], dtype, 0, counts[0]), Stretch(files[1], dtype, 0, counts[1])
     what = {"flat": [_digest(f, cache, announce) for f in files], "dtype": dtype}
-    return _token_set(what, parts, given, vocab, cache, announce, None)
+    return _token_set(what, parts, choice, vocab, cache, announce, None)
 
 
 def is_flat(path: Path) -> bool:
@@ -59,7 +59,7 @@ def megatron_index(path: Path) -> Path | None:
 
 
 def from_megatron(
-    index: Path, train: Train, given: Given, vocab: int, cache: Path, announce: Callable[[str], None]
+    index: Path, train: Train, choice: TokenizerChoice, vocab: int, cache: Path, announce: Callable[[str], None]
 ) -> TokenSet:
     """Open a Megatron pair, its last ids held out; documents begin where the index says. Raises InputError."""
     path = index.with_suffix(".bin")
@@ -67,25 +67,25 @@ def from_megatron(
         raise InputError("train.data", str(index), f"{path.name} is missing beside it")
     dtype, count, starts = _read_index(index, path)
     what = {"megatron": [_digest(f, cache, announce) for f in (path, index)]}
-    return _token_set(what, split(path, dtype, count), given, vocab, cache, announce, starts)
+    return _token_set(what, split(path, dtype, count), choice, vocab, cache, announce, starts)
 
 
 def _token_set(
     what: dict[str, Any],
     parts: tuple[Stretch, Stretch],
-    given: Given,
+    choice: TokenizerChoice,
     vocab: int,
     cache: Path,
     announce: Callable[[str], None],
     starts: npt.NDArray[np.int64] | None,
 ) -> TokenSet:
-    what |= {"tokenizer": given.digest, "end": given.end_of_text}
+    what |= {"tokenizer": choice.digest, "end": choice.end_of_text}
     folder = cache / "tokens" / key(what, vocab)
 
     def make(part: Path) -> dict[str, Any]:
-        if given.path is not None:
-            shutil.copyfile(given.path, part / "tokenizer.json")
-        return survey(parts, vocab, given.end_of_text, part, starts, announce)
+        if choice.path is not None:
+            shutil.copyfile(choice.path, part / "tokenizer.json")
+        return survey(parts, vocab, choice.end_of_text, part, starts, announce)
 
     about = cached(folder, make)
     return TokenSet(folder, parts, vocab, about["unigram_entropy"], about["documents"])
