@@ -210,7 +210,7 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
     original = engine._issue
 
     def mean_instead_of_sum(self: Any) -> None:
-        self.buckets[self._next].whole.div_(self.comm.world.size)  # the oracle's engine stays whole
+        self.buckets[self._next].gradients.div_(self.comm.world.size)  # the oracle's engine stays whole
         original(self)
 
     def forgets_last_bucket(self: Any) -> None:

@@ -158,7 +158,7 @@ class MoE(nn.Module):
         limit = most(x, seq)
         if limit is None and not x.balance_loss:
             return chosen, chosen.flatten()
-        everyone = self.tokens.whole(chosen.int(), shape, self.unit).long()  # (batch, seq, top_k)
+        everyone = self.tokens.gather(chosen.int(), shape, self.unit).long()  # (batch, seq, top_k)
         if x.balance_loss:
             of = torch.arange(len(everyone), device=p.device).view(-1, 1, 1) * x.count
             share = _counts((everyone + of).flatten(), len(everyone) * x.count).view(-1, x.count) / (seq * x.top_k)
@@ -175,7 +175,7 @@ class MoE(nn.Module):
         """Let experts choose. Returns for every own token and expert, flat, the expert if it takes the token, else
         `count`."""
         x, limit = self.x, most(self.x, self.tokens.seq(shape)) or 0
-        taken = self.tokens.own(routing.take(self.tokens.whole(p, shape, self.unit), limit), shape)
+        taken = self.tokens.own(routing.take(self.tokens.gather(p, shape, self.unit), limit), shape)
         if self._even:
             taken = routing.in_turn(len(p), x, p.device)
         experts = torch.arange(x.count, device=p.device).expand(p.shape)

@@ -95,16 +95,19 @@ def parallelize_decoder(
     It starts from `weights`, or from those that `seed` draws. `run`: the forward pass of a micro-batch through one
     chunk; `schedule`: of the pipeline, in place of the strategy's; `balanced`: experts are chosen in turn.
     """
+    # Split: this rank's stage of the model, and its part of every layer.
     layers = split_layers(spec, job, strategy, comm, balanced)
-    first = of_rank(initial(spec, seed, weights), layers.split)
+    initial_values = of_rank(initial(spec, seed, weights), layers.split)
 
+    # Place it on the device; at ZeRO-0 with its weights.
     model = place(layers, job, strategy, weights)
-    unsharded, masters = place_weights(model, layers, job, first) if strategy.stage == 0 else ({}, {})
+    unsharded, masters = place_weights(model, layers, job, initial_values) if strategy.stage == 0 else ({}, {})
 
     model.recompute(strategy.recompute_of, layers.inner)
 
+    # Shard gradients, and from ZeRO-1 on masters and weights, over buckets.
     schedule = schedule or stages.schedule(strategy, strategy.accumulation(job))
-    engine = shard(model, layers, job, strategy, schedule, first)
+    engine = shard(model, layers, job, strategy, schedule, initial_values)
     gradients = dict(engine.gradients()) if strategy.stage == 0 else {}
     for piece, master, gradient in engine.pieces() if strategy.stage else ():
         masters[piece.parameter.fqn], gradients[piece.parameter.fqn] = master, gradient
@@ -157,7 +160,7 @@ def place(layers: Layers, job: Job, strategy: Strategy, weights: Weights | None)
 
 @torch.no_grad()
 def place_weights(
-    model: Decoder, layers: Layers, job: Job, first: Initial
+    model: Decoder, layers: Layers, job: Job, initial_values: Initial
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Fill the parameters of an unsharded model (ZeRO-0). Returns (weights, masters) by name: a master is the weight
     itself where it has the compute type."""
@@ -166,17 +169,17 @@ def place_weights(
     device, master_dtype = layers.inner.comm.world.device, DTYPES[job.precision.master_dtype]
     separate = job.precision.master_dtype != job.precision.compute
     for p in parameters(layers.split.local):
-        values = first(p, 0, p.numel).view(p.shape)
+        values = initial_values(p, 0, p.numel).view(p.shape)
         weights[p.fqn].copy_(values)
         masters[p.fqn] = values.to(device, master_dtype, copy=True) if separate else weights[p.fqn]
     return weights, masters
 
 
 def shard(
-    model: Decoder, layers: Layers, job: Job, strategy: Strategy, schedule: PipelineSchedule, first: Initial
+    model: Decoder, layers: Layers, job: Job, strategy: Strategy, schedule: PipelineSchedule, initial_values: Initial
 ) -> DataParallel:
     """The data-parallel engine over the rank's buckets, its parameters set: at ZeRO-1 to 3 each rank fills its own
-    shards from `first`; at ZeRO-0 the first rank's weights are broadcast."""
+    shards from `initial_values`; at ZeRO-0 the first rank's weights are broadcast."""
     comm, stage = layers.inner.comm, layers.split.spec
     index = comm.mesh.place(comm.world.rank)["pp"]
     chunks = stages.held_chunks(strategy, index)
@@ -193,7 +196,7 @@ def shard(
         of_chunks(cut, stage, completed, strategy.stage >= 2),
         lent(stage, cut, strategy),
     )
-    engine.start(lambda piece: first(piece.parameter, piece.start, piece.stop))
+    engine.start(lambda piece: initial_values(piece.parameter, piece.start, piece.stop))
     return engine
 
 

@@ -260,7 +260,7 @@ class Parallel:
         unsharded = self._masters if self.strategy.stage == 0 else {}
         for b in engine.buckets if self.strategy.stage else ():
             assert b.master is not None
-            unsharded |= b.views(engine.whole(b, b.master))
+            unsharded |= b.views(engine.gather_bucket(b, b.master))
         return {
             name: (unsharded[self._names[name]] if name in self._names else t).detach().clone()
             for name, t in self.module.state_dict().items()

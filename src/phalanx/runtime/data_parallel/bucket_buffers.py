@@ -34,10 +34,10 @@ class Flat:
     over `axis`, and then `across_replicas` of the shard (HSDP). The ZeRO stage decides which tensors exist:
 
     weights   (padded,) of the compute type, the parameters' own memory        stages 1, 2
-    whole     (padded,) of the accumulate type, gradients of all parameters    stages 0, 1
-    sent      (padded,) of the reduce type, what is reduced: `whole` itself if the types agree; at stages 2 and 3
+    gradients (padded,) of the accumulate type, of all parameters              stages 0, 1
+    sent      (padded,) of the reduce type, what is reduced: `gradients` itself if types agree; at stages 2 and 3
               memory that is lent while the bucket fills and travels
-    shard     (part,) of the accumulate type, this rank's gradients            all stages; at 0, 1 a view of `whole`
+    shard     (part,) of the accumulate type, this rank's gradients            all; at 0, 1 in `gradients`
     master    (part,) of the master type                                       stages 1, 2 (a view of `weights` if the
                                                                                types agree), 3
     """
@@ -50,7 +50,7 @@ class Flat:
         self.part = self.padded // parts
         self.low = index % parts * self.part
         self.weights: Tensor | None = None
-        self.whole: Tensor | None = None
+        self.gradients: Tensor | None = None
         self.sent: Tensor | None = None
         self.shard: Tensor | None = None
         self.master: Tensor | None = None

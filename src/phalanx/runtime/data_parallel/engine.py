@@ -114,9 +114,9 @@ class DataParallel:
         accumulate = DTYPES[precision.accumulate_dtype]
         for b in self.buckets:
             if self.stage <= 1:
-                b.whole = buffer(b.padded, accumulate)
-                b.sent = b.whole if self._reduce == accumulate else buffer(b.padded, self._reduce)
-                b.shard = b.own(b.whole) if self.stage else b.whole
+                b.gradients = buffer(b.padded, accumulate)
+                b.sent = b.gradients if self._reduce == accumulate else buffer(b.padded, self._reduce)
+                b.shard = b.own(b.gradients) if self.stage else b.gradients
             else:
                 b.shard = buffer(b.part, accumulate)
             if self.stage in (1, 2):
@@ -126,7 +126,9 @@ class DataParallel:
                 b.master = b.own(b.weights) if master == compute else buffer(b.part, master)
             elif self.stage == 3:
                 b.master = buffer(b.part, master)
-        self._views = {name: v for b in self.buckets if b.whole is not None for name, v in b.views(b.whole).items()}
+        self._views = {
+            name: v for b in self.buckets if b.gradients is not None for name, v in b.views(b.gradients).items()
+        }
         self._slot_of: dict[str, int] = {}
         self._lent: dict[int, tuple[Tensor, Flat | None]] = {}
         if self.stage >= 2:
@@ -172,9 +174,9 @@ class DataParallel:
         together."""
         for b in self.buckets:
             assert b.shard is not None
-            yield from b.views(b.shard if self.stage == 0 else self.whole(b, b.shard)).items()
+            yield from b.views(b.shard if self.stage == 0 else self.gather_bucket(b, b.shard)).items()
 
-    def whole(self, b: Flat, shard: Tensor) -> Tensor:
+    def gather_bucket(self, b: Flat, shard: Tensor) -> Tensor:
         """Gather a bucket's flat buffer from all ranks' shards of it. Used outside of steps, so not recorded."""
         ranks = self.comm.ranks(b.axis)
         flat = shard.new_empty(shard.numel() * len(ranks))
@@ -214,8 +216,8 @@ class DataParallel:
         for b in self.buckets:
             b.touched.clear()
             b.left = sum(b in own for own in self._chunks)
-            if b.whole is not None:
-                b.whole[b.bucket.numel :].zero_()
+            if b.gradients is not None:
+                b.gradients[b.bucket.numel :].zero_()
             elif b.shard is not None:
                 b.shard.zero_()
         for p in self.parameters.values():
@@ -328,8 +330,8 @@ class DataParallel:
             if self.gathered is not None:
                 self.gathered.release(b.name)
         assert b.sent is not None
-        if b.whole is not None and b.sent is not b.whole:
-            b.sent.copy_(b.whole)
+        if b.gradients is not None and b.sent is not b.gradients:
+            b.sent.copy_(b.gradients)
         if self.compressor is not None:
             if self.unscale != 1.0:
                 b.sent.mul_(self.unscale)
@@ -356,7 +358,7 @@ class DataParallel:
         assert b.sent is not None
         assert b.shard is not None
         if self.stage == 0:
-            if b.sent is not b.whole:
+            if b.sent is not b.gradients:
                 b.shard.copy_(b.sent)
             return
         own = b.own(b.sent)

@@ -54,12 +54,12 @@ class Rows:
     def gather(self, own: Tensor, unit: str, phase: Phase) -> tuple[Tensor, list[Handle]]:
         """Start to gather all ranks' rows. Returns ((tokens, width), a handle for each chunk)."""
         own = own.contiguous()
-        whole = own.new_empty(self.tokens, own.shape[-1])
+        gathered = own.new_empty(self.tokens, own.shape[-1])
         started = [
             self.inner.all_gather(into.view(-1), mine.view(-1), "tp", unit, phase)
-            for into, mine in self.per_chunk(whole, own)
+            for into, mine in self.per_chunk(gathered, own)
         ]
-        return whole, started
+        return gathered, started
 
     def scatter(self, into: Tensor, chunk: Tensor, unit: str, phase: Phase) -> Handle:
         """Start to add up the ranks' terms of a chunk; this rank's rows of the sum are written to `into`."""
@@ -73,10 +73,10 @@ class _Columns(torch.autograd.Function):
         ctx.rows, ctx.unit, ctx.owners = rows, unit, owners
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
-        whole, arriving = rows.gather(x, unit, "F")
+        gathered, arriving = rows.gather(x, unit, "F")
         outs = [x.new_empty(rows.batch, rows.seq, len(w)) for w in weights]
         by_token = [out.view(rows.tokens, -1) for out in outs]
-        for handle, (here, *into) in zip(arriving, rows.per_chunk(whole, *by_token), strict=True):
+        for handle, (here, *into) in zip(arriving, rows.per_chunk(gathered, *by_token), strict=True):
             handle.wait()
             for out, weight, bias in zip(into, weights, biases, strict=True):
                 if bias is None:
@@ -93,7 +93,7 @@ class _Columns(torch.autograd.Function):
         g = [part.reshape(-1, part.shape[-1]) for part in d_outs]
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is None:
-            whole, arriving = rows.gather(x, ctx.unit, "B")
+            gathered, arriving = rows.gather(x, ctx.unit, "B")
         d_x = torch.empty_like(x)
         underway = []
         terms = rows.memory(x.shape[-1], x)
@@ -109,7 +109,7 @@ class _Columns(torch.autograd.Function):
             d_given = [
                 d
                 for part, biased in zip(g, ctx.biased, strict=True)
-                for d in (part.t().mm(whole), part.sum(0) if biased else None)
+                for d in (part.t().mm(gathered), part.sum(0) if biased else None)
             ]
         else:
             deferred.leave(
@@ -124,13 +124,13 @@ def _weight_gradients(
     rows: Rows, unit: str, owners: Owners, biased: list[bool], g: list[Tensor], x: Tensor, deliver: Deliver
 ) -> None:
     """Compute and deliver the weight gradients that `columns` deferred."""
-    whole, arriving = rows.gather(x, unit, "W")
+    gathered, arriving = rows.gather(x, unit, "W")
     d_weights = [part.new_empty(part.shape[1], x.shape[1]) for part in g]
-    for i, (handle, (here, *parts)) in enumerate(zip(arriving, rows.per_chunk(whole, *g), strict=True)):
+    for i, (handle, (here, *parts)) in enumerate(zip(arriving, rows.per_chunk(gathered, *g), strict=True)):
         handle.wait()
         for d_weight, part in zip(d_weights, parts, strict=True):
             torch.addmm(d_weight, part.t(), here, beta=min(i, 1), out=d_weight)
-    del whole, here
+    del gathered, here
     for part, (weight, *bias) in reversed(list(zip(g, deferred_weight_grads.by_layer(owners, biased), strict=True))):
         if bias:
             deliver(bias[0], part.sum(0), [])
@@ -216,7 +216,7 @@ class _Summed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         rows: Rows = ctx.rows
-        whole, arriving = rows.gather(g, ctx.unit, "B")
+        gathered, arriving = rows.gather(g, ctx.unit, "B")
         saved, wanted = list(ctx.saved_tensors), list(ctx.needs_input_grad[4:])
         terms: list[tuple[Tensor, list[Tensor | None], Tensor, Tensor | None]] = []  # x, inputs, weight, bias
         for core, inner, n in ctx.terms:
@@ -227,7 +227,7 @@ class _Summed(torch.autograd.Function):
             del saved[: n + 2], wanted[: n + 2]
             terms.append((x, inputs, weight, bias))
         d_x = [x.new_empty(x.shape).view(rows.tokens, -1) for x, *_ in terms]
-        for handle, (here, *into) in zip(arriving, rows.per_chunk(whole, *d_x), strict=True):
+        for handle, (here, *into) in zip(arriving, rows.per_chunk(gathered, *d_x), strict=True):
             handle.wait()
             for part, (_, _, weight, _) in zip(into, terms, strict=True):
                 torch.mm(here, weight, out=part)
@@ -235,14 +235,14 @@ class _Summed(torch.autograd.Function):
         d_weights: list[Tensor | None] = [None] * len(terms)
         deferred = deferred_weight_grads.now(ctx.owners[0])
         if deferred is None:
-            d_weights = [whole.t().mm(x.detach().view(rows.tokens, -1)) for x, *_ in terms]
+            d_weights = [gathered.t().mm(x.detach().view(rows.tokens, -1)) for x, *_ in terms]
         else:
             for owners, (x, *_) in zip(ctx.owners, terms, strict=True):
                 for bias in owners[1:]:
                     deferred.made(bias, d_bias)
-                deferred.product(owners[:1], whole, x.detach().view(rows.tokens, -1))
+                deferred.product(owners[:1], gathered, x.detach().view(rows.tokens, -1))
             d_bias = None
-        del whole, here  # frees memory for the repeated core passes
+        del gathered, here  # frees memory for the repeated core passes
         d_given: list[Tensor | None] = []
         for d, d_weight, (x, inputs, _, bias), (core, *_) in zip(d_x, d_weights, terms, ctx.terms, strict=True):
             d_inputs: list[Tensor | None] = [d.view(x.shape)]

@@ -1,4 +1,4 @@
-"""Which tokens of a micro-batch a rank routes to experts, and how ranks share results about whole sequences.
+"""Which tokens of a micro-batch a rank routes to experts, and how ranks share results about full sequences.
 
 Each rank of cp has a part of every sequence. The ranks of tp divide the tokens of that part: by their rows of the
 stream (sequence parallelism), or, where each has all of it, into equal consecutive parts.
@@ -84,7 +84,7 @@ class SequenceTokens:
         """Return the number of tokens of a full sequence."""
         return shape[1] * self.context.ring * self.context.ulysses
 
-    def whole(self, own: Tensor, shape: Shape, unit: str) -> Tensor:
+    def gather(self, own: Tensor, shape: Shape, unit: str) -> Tensor:
         """Gather what each rank has of its own tokens, (tokens, n), to full sequences, (batch, seq, n): one
         all-gather."""
         batch, n = shape[0], own.shape[-1]
@@ -99,10 +99,10 @@ class SequenceTokens:
         self.inner.all_gather(everyone.view(-1), sent.view(-1), "tokens", unit, "F").wait()
         return everyone[where].view(batch, -1, n)
 
-    def own(self, whole: Tensor, shape: Shape) -> Tensor:
+    def own(self, sequences: Tensor, shape: Shape) -> Tensor:
         """Return the rows of own tokens, (tokens, n), of full sequences, (batch, seq, n)."""
-        flat = whole.flatten(0, 1)
-        return flat if self.ranks == 1 else flat[self._ids(shape, whole.device)[0]]
+        flat = sequences.flatten(0, 1)
+        return flat if self.ranks == 1 else flat[self._ids(shape, sequences.device)[0]]
 
     def part(self, x: Tensor, tp: TensorParallel) -> Tensor:
         """Return this rank's equal part of what all tp ranks have, (tokens, hidden)."""
