@@ -48,7 +48,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Found:
+class NonFinite:
     """A tensor that is not finite: what it is, and how many of its elements are NaN or Inf."""
 
     what: str
@@ -57,7 +57,7 @@ class Found:
     place: Place = ()
 
 
-def faulty(what: str, tensors: list[Tensor], micro_batch: int = 0, place: Place = ()) -> Found | None:
+def nonfinite_in(what: str, tensors: list[Tensor], micro_batch: int = 0, place: Place = ()) -> NonFinite | None:
     """Return the NaN and Inf of some tensors, counted together, or None if all elements are finite."""
     nan = inf = total = 0
     for t in tensors:
@@ -69,20 +69,20 @@ def faulty(what: str, tensors: list[Tensor], micro_batch: int = 0, place: Place 
     if not nan + inf:
         return None
     kinds = " and ".join(kind for kind, n in (("nan", nan), ("inf", inf)) if n)
-    return Found(what, f"{nan + inf} of {total} elements: {kinds}", micro_batch, place)
+    return NonFinite(what, f"{nan + inf} of {total} elements: {kinds}", micro_batch, place)
 
 
 class _Watch:
     """Keeps the earliest tensor that is not finite: checks only those that could come before it."""
 
     def __init__(self, micro_batch: Callable[[], int]) -> None:
-        self.found: Found | None = None
+        self.earliest: NonFinite | None = None
         self._micro_batch = micro_batch
 
     def see(self, what: str, place: Place, *tensors: Tensor) -> None:
         at = self._micro_batch()
-        if self.found is None or (at, place) < (self.found.micro_batch, self.found.place):
-            self.found = faulty(what, list(tensors), at, place) or self.found
+        if self.earliest is None or (at, place) < (self.earliest.micro_batch, self.earliest.place):
+            self.earliest = nonfinite_in(what, list(tensors), at, place) or self.earliest
 
 
 @contextmanager
@@ -118,16 +118,16 @@ def _watching(
             hook.remove()
 
 
-def _sums(engine: DataParallel, way: Way) -> Found | None:
+def _sums(engine: DataParallel, way: Way) -> NonFinite | None:
     """Return the first reduced gradient on this rank that is not finite."""
     for b in engine.buckets:
         assert b.shard is not None
         if engine.stage == 0:
-            held = b.views(b.shard)
+            gradients = b.views(b.shard)
         else:
-            held = {piece.parameter.fqn: piece.of(b.shard) for piece in b.pieces()}
-        for name, gradient in held.items():
-            found = faulty(name, [gradient], place=way.gradient(name))
+            gradients = {piece.parameter.fqn: piece.of(b.shard) for piece in b.pieces()}
+        for name, gradient in gradients.items():
+            found = nonfinite_in(name, [gradient], place=way.gradient(name))
             if found is not None:
                 return found
     return None
@@ -150,14 +150,16 @@ def origin(
     with _watching(engine, units, way, micro_batch) as watch:
         again()
     engine.comm.status.now("the search for what is not finite")
-    reports = engine.comm.gather_objects((watch.found, before, _sums(engine, way)), "world")
+    reports = engine.comm.gather_objects((watch.earliest, before, _sums(engine, way)), "world")
     return _describe(engine.comm, *(list(column) for column in zip(*reports, strict=True)))
 
 
-def _describe(comm: Comm, own: list[Found | None], once: list[Found | None], twice: list[Found | None]) -> str:
+def _describe(
+    comm: Comm, own: list[NonFinite | None], once: list[NonFinite | None], twice: list[NonFinite | None]
+) -> str:
     """Describe in one line what each rank found in its second run, and in the sums of the first and second run."""
 
-    def first(of_ranks: list[Found | None]) -> tuple[Found, str] | None:
+    def first(of_ranks: list[NonFinite | None]) -> tuple[NonFinite, str] | None:
         origins = [(f.micro_batch, f.place, rank) for rank, f in enumerate(of_ranks) if f is not None]
         if not origins:
             return None

@@ -32,7 +32,7 @@ from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.runtime.data_parallel.shared_gradients import Copies
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.expert import ExpertParallel
-from phalanx.runtime.model_parallel.pipeline import Passed, Pipeline
+from phalanx.runtime.model_parallel.pipeline import Pipeline, RunChunk
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.schedule.gradients.buckets import buckets, lent, of_chunks
@@ -84,7 +84,7 @@ def parallelize_decoder(
     job: Job,
     strategy: Strategy,
     comm: Comm,
-    run: Passed,
+    run: RunChunk,
     seed: int,
     weights: Weights | None = None,
     schedule: PipelineSchedule | None = None,
@@ -207,7 +207,7 @@ def make_pipeline(
     strategy: Strategy,
     schedule: PipelineSchedule,
     engine: DataParallel,
-    run: Passed,
+    run: RunChunk,
 ) -> Pipeline:
     """The executor of this rank's actions; a single stage runs its micro-batches in sequence through the same one.
     Its layers can defer weight gradients in a pipeline, and wherever `schedule` splits backward passes."""

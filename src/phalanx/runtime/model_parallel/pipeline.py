@@ -40,7 +40,7 @@ SCHEDULE = "schedule"
 """The track of a timeline that shows the passes of the schedule."""
 Box = list[Tensor]
 """Carries one gradient between two autograd graphs; whoever takes it out holds the only reference."""
-Passed = Callable[[Tensor, Tensor | None, int], Tensor]
+RunChunk = Callable[[Tensor, Tensor | None, int], Tensor]
 """(micro-batch, stream or None, local chunk) -> the stream, or from the last chunk the summed loss, ()."""
 
 
@@ -73,7 +73,7 @@ class _End(torch.autograd.Function):
         return ctx.box.pop(), None
 
 
-class _Open:
+class _InFlight:
     """A micro-batch between its forward and backward pass through a chunk: `end`, the scalar that stands for its
     result; the boxes of the gradient of its output (`coming`) and of its input (`going`)."""
 
@@ -97,7 +97,7 @@ class Pipeline:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         engine: DataParallel,
-        run: Passed,
+        run: RunChunk,
         deferred: PutOff | None,
     ) -> None:
         self.comm, self.inner, self.schedule, self.place, self.engine = comm, inner, schedule, place, engine
@@ -113,7 +113,7 @@ class Pipeline:
         self._clear()
 
     def _clear(self) -> None:
-        self._open: dict[tuple[int, int], _Open] = {}
+        self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._here: dict[tuple[Phase, int, int], Tensor] = {}  # computed, not yet sent or used
         self._arriving: dict[tuple[Phase, int, int], tuple[Tensor, Handle]] = {}
         self._leaving: dict[tuple[Phase, int], tuple[Tensor, Handle]] = {}
@@ -169,44 +169,44 @@ class Pipeline:
         _, chunk, m = action
         self._begins(action, "forward")
         self.engine.forward(m)
-        opened = self._open[chunk, m] = _Open()
+        passing = self._in_flight[chunk, m] = _InFlight()
         x = None
         if chunk:
-            x = _Begin.apply(self._arrived("F", chunk, m), self._anchor, opened.going)
+            x = _Begin.apply(self._arrived("F", chunk, m), self._anchor, passing.going)
         self._started = perf_counter()
         out = self._run(batch, x, self.chunks.index(chunk))
         if chunk == self.schedule.chunks - 1:
-            opened.end = out
+            passing.end = out
             return out.detach()
-        opened.end = _End.apply(out, opened.coming)
+        passing.end = _End.apply(out, passing.coming)
         self._here["F", chunk, m] = out.detach()
         return None
 
     def _backward(self, action: Action, seed: float, last: bool) -> None:
         kind, chunk, m = action
         self._begins(action, "backward" if kind == "B" else "gradients of inputs")
-        opened = self._open.pop((chunk, m))
+        passing = self._in_flight.pop((chunk, m))
         if chunk < self.schedule.chunks - 1:
-            opened.coming.append(self._arrived("B", chunk, m))
+            passing.coming.append(self._arrived("B", chunk, m))
             seed = 1.0
         self._started = perf_counter()
-        assert opened.end is not None
+        assert passing.end is not None
         if kind == "B":
             self.engine.backward(m, last, self.chunks.index(chunk))
-            opened.end.backward(torch.full_like(opened.end, seed))
+            passing.end.backward(torch.full_like(passing.end, seed))
             self.engine.settle()
         else:
             assert self._deferred is not None
             self.engine.inputs(m)
             self._deferred.active = True
             try:
-                opened.end.backward(torch.full_like(opened.end, seed))
+                passing.end.backward(torch.full_like(passing.end, seed))
             finally:
                 self._deferred.active = False
                 self.engine.inputs_over()
             self._weights_due[chunk, m] = self._deferred.take()
         if chunk:
-            self._here["B", chunk, m] = opened.going.pop()
+            self._here["B", chunk, m] = passing.going.pop()
 
     def _weights(self, action: Action, last: bool) -> None:
         _, chunk, m = action
