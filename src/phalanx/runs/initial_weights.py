@@ -45,13 +45,13 @@ def begun(file: JobFile, announce: Callable[[str], None]) -> JobFile:
     theirs = _folder(train) / TOKENIZER
     if train.tokenizer:
         if theirs.is_file() and not _is_theirs(train):
-            announce(f"note: train.tokenizer = {train.tokenizer!r} is another than the weights' own, {theirs}")
+            announce(f"note: train.tokenizer = {train.tokenizer!r} differs from the weights' own, {theirs}")
     elif not holds_ids(train.data):
         if theirs.is_file():
             announce(f"weights: train.tokenizer = {str(theirs)!r}, which is beside them")
             return replace(file, train=replace(train, tokenizer=str(theirs)))
         announce(
-            f"note: no {TOKENIZER} beside the weights: one is made of the texts, its ids are not those they know"
+            f"note: no {TOKENIZER} beside the weights: one is trained on the texts, whose ids the weights do not know"
         )
     return file
 

@@ -46,7 +46,7 @@ def goes_on(folder: Path) -> str:
     from phalanx.runtime.checkpoint.store import steps
 
     saved = steps(folder / "checkpoint")
-    return f"the run goes on from step {saved[-1]}" if saved else "the run begins anew: nothing was saved yet"
+    return f"the run continues from step {saved[-1]}" if saved else "the run starts over: nothing was saved yet"
 
 
 def begun_by(launchers: Sequence[str], name: str) -> bool:

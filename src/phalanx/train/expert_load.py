@@ -128,7 +128,7 @@ class Watch:
         if worst.busiest > BUSY:
             idle = sum(n == 0 for n in worst.chosen)
             at = worst.chosen.index(max(worst.chosen))
-            unused = f", {idle} of {len(worst.chosen)} are chosen by none" if idle else ""
+            unused = f", {idle} of {len(worst.chosen)} are not chosen at all" if idle else ""
             warnings.append(f"expert {at} of block {worst.block} has {worst.busiest:.1f} times the mean load{unused}")
         if dropped > DROPPED:
             warnings.append(f"{dropped:.0%} of all choices were dropped, capacity = {self._spec.experts.capacity:g}")  # type: ignore[union-attr]

@@ -191,7 +191,7 @@ class Parallel:
         """Run the backward pass of a micro-batch. After the `last` of a step, gradients are complete and reduced over
         the replicas, ready for `clip` and the optimizer. Raises RuntimeError if an earlier pass failed."""
         if self._failed:
-            raise RuntimeError("an earlier backward pass failed half-way: ranks may have come apart; start again")
+            raise RuntimeError("an earlier backward pass failed half-way: ranks may be out of step; start again")
         self._failed = True
         engine = self._engine
         if self._micro_batch < 0 or self._complete:

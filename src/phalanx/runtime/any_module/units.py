@@ -25,7 +25,7 @@ def require_spreadable(module: nn.Module) -> None:
         if p.is_meta:
             raise InputError("module", name, "is on the meta device, and has no values", "use to_empty and fill it")
         if hasattr(p, "rows_beside"):
-            raise InputError("module", name, "is spread over the ranks already", "make the module anew")
+            raise InputError("module", name, "is already parallelized", "create the module again")
         if not p.requires_grad:
             continue
         if not p.is_floating_point():
@@ -68,7 +68,7 @@ def find_units(module: nn.Module, given: Sequence[nn.Module] | None) -> dict[str
             raise InputError("units", name or type(unit).__name__, reason)
         other = next((o for o in units if name.startswith(f"{o}.") or o.startswith(f"{name}.")), None)
         if other is not None:
-            raise InputError("units", name, f"lies within, or around, {other}", "units do not nest")
+            raise InputError("units", name, f"contains, or is contained in, {other}", "units do not nest")
         units[name] = unit
     return units
 

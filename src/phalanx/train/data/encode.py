@@ -48,7 +48,7 @@ def load(train: Train, vocab: int) -> TokenizerChoice:
         if isinstance(end, str) and end and end != END_OF_TEXT:
             raise InputError("train.end_of_text", end, "needs a train.tokenizer that knows it", "or give its id")
         if isinstance(end, int) and not 0 <= end < vocab:
-            raise InputError("train.end_of_text", end, f"is no id of model.vocab = {vocab}")
+            raise InputError("train.end_of_text", end, f"is not an id of model.vocab = {vocab}")
         return TokenizerChoice(None, None, end if isinstance(end, int) else None)
     path = Path(train.tokenizer)
     path = path / "tokenizer.json" if path.is_dir() else path
@@ -57,11 +57,11 @@ def load(train: Train, vocab: int) -> TokenizerChoice:
         names = (end,) if end else NAMES
         end_id = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
         if end and end_id is None:
-            raise InputError("train.end_of_text", end, f"is no token of {path}")
+            raise InputError("train.end_of_text", end, f"is not a token of {path}")
     else:
         end_id = end
         if not 0 <= end < vocab:
-            raise InputError("train.end_of_text", end, f"is no id of model.vocab = {vocab}")
+            raise InputError("train.end_of_text", end, f"is not an id of model.vocab = {vocab}")
     return TokenizerChoice(path, hashlib.sha256(path.read_bytes()).hexdigest(), end_id)
 
 

@@ -153,9 +153,9 @@ def _read_index(index: Path, ids: Path) -> tuple[str, int, npt.NDArray[np.int64]
     if not sequences or not begins[-1]:
         raise refuse("is empty")
     if (lengths < 0).any() or not np.array_equal(pointers, begins[:-1] * each):
-        raise refuse("its sequences do not lie one behind the other in the .bin", "write the data set anew")
+        raise refuse("its sequences are not consecutive in the .bin", "write the data set again")
     if begins[-1] * each != ids.stat().st_size:
-        raise refuse(f"tells of {begins[-1] * each} bytes, {ids.name} holds {ids.stat().st_size}")
+        raise refuse(f"describes {begins[-1] * each} bytes, {ids.name} holds {ids.stat().st_size}")
     if len(firsts) and (firsts.min() < 0 or firsts.max() > sequences):
         raise refuse("its documents lie outside its sequences")
     return dtype, int(begins[-1]), np.unique(begins[firsts])

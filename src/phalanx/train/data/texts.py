@@ -105,7 +105,7 @@ def _text_in(line: str, field: str, where: str) -> str:
     except ValueError as error:  # JSONDecodeError, or a number of too many digits
         raise InputError("train.data", where, f"is not JSON ({error})", "one object a line is read") from None
     if not isinstance(row, dict):
-        raise InputError("train.data", where, "is no JSON object", "one object a line is read")
+        raise InputError("train.data", where, "is not a JSON object", "one object a line is read")
     text = row.get(field)
     if not isinstance(text, str):
         have = f"has {', '.join(map(str, row))}"
@@ -114,7 +114,7 @@ def _text_in(line: str, field: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"holds {text[error.start]!a}, half a surrogate pair"
-        raise InputError("train.data", where, half, "mend the line") from None
+        raise InputError("train.data", where, half, "fix the line") from None
     return text
 
 
