@@ -183,7 +183,7 @@ def kept_in(world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder:
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, seed=5)
     training.load(folder, step)
-    kept = logical_state.kept_back(training.engine).values()
+    kept = logical_state.residuals(training.engine).values()
     comm.barrier()
     return float(sum(t.square().sum() for t in kept)) ** 0.5
 

@@ -180,6 +180,8 @@ class Head(nn.Module):
             self.linear.weight = tied
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Return logits (batch, seq, vocab) of the stream, with tp those of own rows of the vocabulary; with targets
+        (batch, seq), the loss summed over tokens, ()."""
         if self.tp is not None:
             (logits,) = tensor.columns(self.tp, "head", self.norm(x), (self.linear,))
             if targets is None:

@@ -29,7 +29,7 @@ from phalanx.runtime.autograd.layer_comm import Inner
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.engine import DataParallel
-from phalanx.runtime.data_parallel.shared_gradients import Copies
+from phalanx.runtime.data_parallel.shared_gradients import SharedGradients
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.expert import ExpertParallel
 from phalanx.runtime.model_parallel.pipeline import Pipeline, RunChunk
@@ -74,7 +74,7 @@ class ParallelDecoder:
     masters: dict[str, Tensor]
     gradients: dict[str, Tensor]
     engine: DataParallel
-    copies: Copies | None
+    copies: SharedGradients | None
     pipeline: Pipeline
     optimizer: torch.optim.Optimizer
 
@@ -111,7 +111,7 @@ def parallelize_decoder(
     gradients = dict(engine.gradients()) if strategy.stage == 0 else {}
     for piece, master, gradient in engine.pieces() if strategy.stage else ():
         masters[piece.parameter.fqn], gradients[piece.parameter.fqn] = master, gradient
-    copies = Copies(engine, layers.split) if strategy.pp > 1 or not layers.split.whole else None
+    copies = SharedGradients(engine, layers.split) if strategy.pp > 1 or not layers.split.whole else None
 
     pipeline = make_pipeline(model, layers, job, strategy, schedule, engine, run)
 

@@ -159,7 +159,7 @@ class Training:
         the sum of the losses, (), fp64."""
         loss_sum = self.pipeline.step(micro_batches, seed)
         if self.copies is not None:
-            self.copies.add_up()
+            self.copies.reduce()
         return loss_sum
 
     def _skip(self, loss_is_finite: bool, micro_batches: list[Tensor], seed: float) -> str:

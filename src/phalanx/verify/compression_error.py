@@ -61,7 +61,7 @@ def examine_compressed(
     c = strategy.compressor
     if c is None or not c.feedback:
         return Compressed(None, first, mean)
-    residuals = logical_state.kept_back(ours.engine)
+    residuals = logical_state.residuals(ours.engine)
     accounted = {name: t + residuals[name] for name, t in total.items()}
     errors = gradient_errors(accounted, {name: g * steps for name, g in truth.items()})
     return Compressed(max(error for _, error in errors), first, mean)

@@ -140,6 +140,7 @@ class Outgoing:
 
     @property
     def bytes(self) -> int:
+        """The size of its data."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -241,14 +241,14 @@ class DataParallel:
         if self.gathered is not None:
             self.gathered.micro_batch(micro_batch)
 
-    def inputs(self, micro_batch: int) -> None:
+    def defer_weights(self, micro_batch: int) -> None:
         """Announce a backward pass that defers the gradients of weights; `backward` and a `take` of each follow
         later."""
         self._deferring = True
         if self.gathered is not None:
             self.gathered.micro_batch(micro_batch)
 
-    def inputs_over(self) -> None:
+    def end_deferral(self) -> None:
         """End a pass that defers the gradients of weights."""
         self._deferring = False
 

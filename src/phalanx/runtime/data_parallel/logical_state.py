@@ -147,11 +147,11 @@ def _everywhere(comm: Comm, axis: str, mine: list[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def kept_back(engine: DataParallel) -> dict[str, Tensor]:
+def residuals(engine: DataParallel) -> dict[str, Tensor]:
     """Return the compression residual of each parameter's gradient, summed over the ranks; all ranks together."""
     c, comm, found = engine.compressor, engine.comm, {}
     for b in engine.buckets if c is not None else ():
-        kept = c.kept_back(b)
+        kept = c.residual(b)
         if kept is not None:
             ranks = comm.ranks(comm.mesh.gradient_axis)
             comm.start(Call("all_reduce", ranks, ranks.index(comm.world.rank), kept, kept)).wait()
@@ -165,7 +165,7 @@ def _compression(engine: DataParallel) -> Iterator[Part]:
     if c is None:
         return
     yield whole(f"{OPTIONAL}draws", torch.tensor(c.draws))
-    for name, kept in kept_back(engine).items():
+    for name, kept in residuals(engine).items():
         yield whole(f"{OPTIONAL}{name}.kept", kept)
     for b in engine.buckets:
         for name, q in c.factors(b).items():
@@ -196,7 +196,7 @@ def load(
     draws = torch.tensor(c.draws)
     parts.append(whole(f"{OPTIONAL}draws", draws))
     # A checkpoint without compression has no residuals: start from zero.
-    kept = {b.name: torch.zeros_like(k) for b in engine.buckets if (k := c.kept_back(b)) is not None}
+    kept = {b.name: torch.zeros_like(k) for b in engine.buckets if (k := c.residual(b)) is not None}
     for b in engine.buckets:
         if b.name in kept:
             parts += [whole(f"{OPTIONAL}{name}.kept", view) for name, view in b.views(kept[b.name]).items()]
@@ -205,5 +205,5 @@ def load(
     c.draws = int(draws)
     for b in engine.buckets:
         if b.name in kept:
-            c.put_back(b, kept[b.name].div_(engine.comm.size(engine.comm.mesh.gradient_axis)))
+            c.set_residual(b, kept[b.name].div_(engine.comm.size(engine.comm.mesh.gradient_axis)))
     engine.updated()

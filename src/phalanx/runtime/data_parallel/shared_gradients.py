@@ -23,7 +23,7 @@ from phalanx.spec.model.spec import second_tied, tied_apart
 from phalanx.spec.strategy.split import Split, partial
 
 
-class Copies:
+class SharedGradients:
     """Sums the gradients that an engine shares with other ranks, and counts each once in the norm. All ranks of tp
     hold the same pieces of their boxes of a parameter; both ranks of `embed` hold the same pieces of the tied
     embedding, which has its own bucket."""
@@ -64,17 +64,17 @@ class Copies:
             begins += places.numel()
 
     @torch.no_grad()
-    def add_up(self) -> None:
+    def reduce(self) -> None:
         """Sum shared gradients over their ranks, at the end of the last backward pass; all ranks together."""
         tied = None
         if self._tied is not None:
             tied = self._comm.all_reduce(self._tied, "embed", unit="embedding", phase="opt")
         if self._buffer.numel():
-            self._add_up_parts()
+            self._reduce_parts()
         if tied is not None:
             tied.wait()
 
-    def _add_up_parts(self) -> None:
+    def _reduce_parts(self) -> None:
         self._buffer.zero_()
         for gradient, place in self._sums:
             place.copy_(gradient)

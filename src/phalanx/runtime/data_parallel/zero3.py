@@ -95,7 +95,7 @@ class Gathered:
                 gathered = this()
                 if gathered is not None:
                     gathered.forward_begins(name)
-                    saved.append(gathered.noting(name))
+                    saved.append(gathered.note_places(name))
                     saved[-1].__enter__()
 
             def leave(_: nn.Module, args: object, out: Any) -> None:
@@ -227,7 +227,7 @@ class Gathered:
                 p.data = unit.placeholders[name]
             unit.gathered = False
 
-    def noting(self, name: str) -> saved_tensors_hooks:
+    def note_places(self, name: str) -> saved_tensors_hooks:
         """Return hooks by which autograd saves the place of a unit's parameters, and not their memory."""
         own = {self.units[b].memory.untyped_storage()._cdata: self.units[b] for b in self._names[name]}
 

@@ -197,13 +197,13 @@ class Pipeline:
             self.engine.settle()
         else:
             assert self._deferred is not None
-            self.engine.inputs(m)
+            self.engine.defer_weights(m)
             self._deferred.active = True
             try:
                 passing.end.backward(torch.full_like(passing.end, seed))
             finally:
                 self._deferred.active = False
-                self.engine.inputs_over()
+                self.engine.end_deferral()
             self._weights_due[chunk, m] = self._deferred.take()
         if chunk:
             self._here["B", chunk, m] = passing.going.pop()

@@ -69,10 +69,12 @@ class TokenSet:
 
     @property
     def train_tokens(self) -> int:
+        """The number of training tokens."""
         return self.parts[0].count
 
     @property
     def validation_tokens(self) -> int:
+        """The number of held-out tokens."""
         return self.parts[1].count
 
     def training(self) -> Ids:

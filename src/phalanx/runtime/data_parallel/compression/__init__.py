@@ -38,11 +38,11 @@ class Compressor(Protocol):
         """Sum `b.shard` over the replicas of this shard, in place (HSDP), unless `reduce` has done so."""
         ...
 
-    def kept_back(self, b: Flat) -> Tensor | None:
+    def residual(self, b: Flat) -> Tensor | None:
         """Return this rank's residual of a bucket, (padded,); None without error feedback."""
         ...
 
-    def put_back(self, b: Flat, kept: Tensor) -> None:
+    def set_residual(self, b: Flat, kept: Tensor) -> None:
         """Set this rank's residual of a bucket, (padded,)."""
         ...
 

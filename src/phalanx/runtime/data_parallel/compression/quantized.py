@@ -69,14 +69,14 @@ class _Exchange:
         for part, message in host_values.rounds(list(zip(parts, self.send.chunk(self.p), strict=True))):
             code.read(message, part)
 
-    def kept_back(self) -> Tensor:
+    def residual(self) -> Tensor:
         """Return both residuals in one tensor, (n,)."""
         kept = self.first.clone()
         if self.gathers:
             self.own(kept).add_(self.second)
         return kept
 
-    def put_back(self, kept: Tensor) -> None:
+    def set_residual(self, kept: Tensor) -> None:
         """Set the residual, (n,)."""
         self.first.copy_(kept)
         self.second.zero_()
@@ -124,18 +124,18 @@ class Quantised:
         self._seed()
         return self._across[b.name].run(b.shard, b.name, micro_batch)
 
-    def kept_back(self, b: Flat) -> Tensor | None:
+    def residual(self, b: Flat) -> Tensor | None:
         if not self.c.feedback:
             return None
-        kept = self._reduces[b.name].kept_back()
+        kept = self._reduces[b.name].residual()
         if b.name in self._across:
-            b.own(kept).add_(self._across[b.name].kept_back())
+            b.own(kept).add_(self._across[b.name].residual())
         return kept
 
-    def put_back(self, b: Flat, kept: Tensor) -> None:
-        self._reduces[b.name].put_back(kept)
+    def set_residual(self, b: Flat, kept: Tensor) -> None:
+        self._reduces[b.name].set_residual(kept)
         if b.name in self._across:
-            self._across[b.name].put_back(torch.zeros_like(self._across[b.name].first))
+            self._across[b.name].set_residual(torch.zeros_like(self._across[b.name].first))
 
     def forget(self) -> None:
         for exchange in (*self._reduces.values(), *self._across.values()):

@@ -40,10 +40,10 @@ class Whole:
     def across(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
         return iter(())  # `reduce` spans all replicas
 
-    def kept_back(self, b: Flat) -> Tensor | None:
+    def residual(self, b: Flat) -> Tensor | None:
         return self._kept[b.name].clone() if self.c.feedback else None
 
-    def put_back(self, b: Flat, kept: Tensor) -> None:
+    def set_residual(self, b: Flat, kept: Tensor) -> None:
         self._kept[b.name].copy_(kept)
 
     def forget(self) -> None:
