@@ -127,9 +127,9 @@ def _sums(engine: DataParallel, way: Way) -> NonFinite | None:
         else:
             gradients = {piece.parameter.fqn: piece.of(b.shard) for piece in b.pieces()}
         for name, gradient in gradients.items():
-            found = nonfinite_in(name, [gradient], place=way.gradient(name))
-            if found is not None:
-                return found
+            origin = nonfinite_in(name, [gradient], place=way.gradient(name))
+            if origin is not None:
+                return origin
     return None
 
 

@@ -70,9 +70,9 @@ _ALL = _MAKES | _CHANGES | _SPLITS | _FILLS | _PRODUCTS
 _CPU = torch.device("cpu")
 
 
-def _fits(given: Sequence[Tensor], out: Tensor) -> bool:
+def _fits(operands: Sequence[Tensor], out: Tensor) -> bool:
     """Whether a result of these operands may be written to `out`."""
-    return all(_can_cast(a.dtype, out.dtype) for a in given)
+    return all(_can_cast(a.dtype, out.dtype) for a in operands)
 
 
 @cache

@@ -130,8 +130,8 @@ def random_batches(spec: ModelSpec, job: Job, seed: int, steps: int) -> Batches:
     return Batches(tokens, job.seq, job.global_batch, seed, starts)
 
 
-def _with_name(given: Optimizer, name: Literal["adamw", "sgd"]) -> Optimizer:
-    return replace(given, name=name)
+def _with_name(optimizer: Optimizer, name: Literal["adamw", "sgd"]) -> Optimizer:
+    return replace(optimizer, name=name)
 
 
 def _oracle_micro_batch(job: Job) -> int:

@@ -78,17 +78,17 @@ def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
     shape or type, or the files hold a weight that this model does not have.
     """
     wanted = sources(spec)
-    found = {plain(spec.family, stored.name): stored for stored in _stored(path)}
-    places = {fqn: tuple((s, _fitting(found, path, s, fqn, spec)) for s in parts) for fqn, parts in wanted.items()}
+    by_name = {plain(spec.family, stored.name): stored for stored in _stored(path)}
+    places = {fqn: tuple((s, _fitting(by_name, path, s, fqn, spec)) for s in parts) for fqn, parts in wanted.items()}
     for fqn, parts in places.items():
         other = next((stored for _, stored in parts if stored.code != parts[0][1].code), None)
         if other is not None:
             reason = f"{other.name} is stored as {other.code}, {parts[0][1].name} as {parts[0][1].code}"
             raise InputError(FIELD, str(other.file), reason, f"{fqn} is all of one type: convert them")
     used = {plain(spec.family, s.tensor) for parts in wanted.values() for s in parts}
-    left = sorted(name for name in found.keys() - used if not is_buffer(spec, name))
+    left = sorted(name for name in by_name.keys() - used if not is_buffer(spec, name))
     if left:
-        stored = found[left[0]]
+        stored = by_name[left[0]]
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         reason = f"holds {stored.name} {list(stored.shape)}{more}, which this {spec.family} model does not have"
         raise InputError(FIELD, str(stored.file), reason, "do the weights belong to this config.json?")
@@ -132,17 +132,17 @@ def _stored(path: Path) -> Iterator[Stored]:
 def _index(path: Path) -> dict[str, str]:
     """Read an index: tensor name -> file name."""
     try:
-        found = json.loads(path.read_text())["weight_map"]
+        placed = json.loads(path.read_text())["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(FIELD, str(path), f"is not an index of safetensors files ({error!r})") from None
-    if not isinstance(found, dict) or not all(isinstance(f, str) and f == Path(f).name for f in found.values()):
+    if not isinstance(placed, dict) or not all(isinstance(f, str) and f == Path(f).name for f in placed.values()):
         raise InputError(FIELD, str(path), "weight_map does not map tensors to files beside it")
-    return found
+    return placed
 
 
-def _fitting(found: Mapping[str, Stored], path: Path, source: Source, fqn: str, spec: ModelSpec) -> Stored:
+def _fitting(by_name: Mapping[str, Stored], path: Path, source: Source, fqn: str, spec: ModelSpec) -> Stored:
     """Return the stored tensor that a source names. Raises InputError if it lacks, or shape or type are wrong."""
-    stored = found.get(plain(spec.family, source.tensor))
+    stored = by_name.get(plain(spec.family, source.tensor))
     if stored is None:
         mend = "set model.tied = true if the head is the embedding" if fqn == "head.linear.weight" else ""
         raise InputError(FIELD, str(path), f"lacks {source.tensor} {list(source.shape)}", mend)

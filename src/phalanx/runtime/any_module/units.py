@@ -51,17 +51,17 @@ def common_dtype(trained: dict[str, nn.Parameter]) -> str:
     return DTYPE_NAMES.get(next(iter(first_of)), str(next(iter(first_of))))
 
 
-def find_units(module: nn.Module, given: Sequence[nn.Module] | None) -> dict[str, nn.Module]:
-    """Return units by their name in the module, in forward order: `given`, or the members of the outermost
-    ModuleLists and Sequentials. Raises InputError if one is not in the module, or two nest."""
+def find_units(module: nn.Module, chosen: Sequence[nn.Module] | None) -> dict[str, nn.Module]:
+    """Return units by their name in the module, in forward order: `chosen`, or by default the members of the
+    outermost ModuleLists and Sequentials. Raises InputError if one is not in the module, or two nest."""
     names = {id(m): name for name, m in module.named_modules()}
-    if given is None:
+    if chosen is None:
         lists = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
         outermost = [m for n, m in lists if not any(n != o and (not o or n.startswith(f"{o}.")) for o, _ in lists)]
-        given = [child for m in outermost for child in m if next(child.parameters(), None) is not None]
-        given = list({id(m): m for m in given}.values())
+        chosen = [child for m in outermost for child in m if next(child.parameters(), None) is not None]
+        chosen = list({id(m): m for m in chosen}.values())
     units: dict[str, nn.Module] = {}
-    for unit in given:
+    for unit in chosen:
         name = names.get(id(unit))
         if not name or name == SHARED:
             reason = "is not a part of the module" if not name else "cannot be a unit's name"

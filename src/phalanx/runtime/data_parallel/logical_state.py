@@ -149,14 +149,14 @@ def _everywhere(comm: Comm, axis: str, mine: list[Tensor]) -> list[Tensor]:
 @torch.no_grad()
 def residuals(engine: DataParallel) -> dict[str, Tensor]:
     """Return the compression residual of each parameter's gradient, summed over the ranks; all ranks together."""
-    c, comm, found = engine.compressor, engine.comm, {}
+    c, comm, result = engine.compressor, engine.comm, {}
     for b in engine.buckets if c is not None else ():
         kept = c.residual(b)
         if kept is not None:
             ranks = comm.ranks(comm.mesh.gradient_axis)
             comm.start(Call("all_reduce", ranks, ranks.index(comm.world.rank), kept, kept)).wait()
-            found |= b.views(kept)
-    return found
+            result |= b.views(kept)
+    return result
 
 
 def _compression(engine: DataParallel) -> Iterator[Part]:

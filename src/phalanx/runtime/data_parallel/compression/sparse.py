@@ -69,7 +69,7 @@ class Largest(_Sparse):
         largest = max(b.padded for b in buckets)
         count = kept(c, largest)
         self._magnitude = torch.empty(largest, dtype=dtype, device=device)
-        self._found = torch.empty(count, dtype=dtype, device=device)
+        self._top = torch.empty(count, dtype=dtype, device=device)
         self._places = torch.empty(count, dtype=torch.int64, device=device)
         self._sampled = device.type == "cpu"
         self._above = torch.empty(2 * count, dtype=torch.int64, device=device)
@@ -77,7 +77,7 @@ class Largest(_Sparse):
 
     def _find(self, x: Tensor, k: int) -> Tensor:
         """Return the places of the k largest magnitudes, (k,)."""
-        n, found, places = x.numel(), self._found[:k], self._places[:k]
+        n, magnitudes, places = x.numel(), self._top[:k], self._places[:k]
         size = torch.abs(x, out=self._magnitude[:n])
         sample = size[:: n // _SAMPLE | 1]
         expected = k * len(sample) / n
@@ -87,9 +87,9 @@ class Largest(_Sparse):
             count = _above(size, bar, self._above)
             if count is not None and count >= k:
                 above, values = self._above[:count], self._above_values[:count]
-                torch.topk(torch.index_select(size, 0, above, out=values), k, sorted=False, out=(found, places))
+                torch.topk(torch.index_select(size, 0, above, out=values), k, sorted=False, out=(magnitudes, places))
                 return places.copy_(above[places])
-        torch.topk(size, k, sorted=False, out=(found, places))
+        torch.topk(size, k, sorted=False, out=(magnitudes, places))
         return places
 
     def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
@@ -177,7 +177,7 @@ class Above(_Sparse):
 
     def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         slot = self._slot[b.name]
-        at, found = self._find(x, slot)
+        at, sent = self._find(x, slot)
         self._keep(b, x, at)
         counts = self._counts[slot]
         counts[self.me] = len(at)
@@ -187,7 +187,7 @@ class Above(_Sparse):
         longest = max(2, max(number) + max(number) % 2)  # even, so that what follows is aligned
         messages = self._messages[slot][: self._message_bytes(longest)]
         values, places = self._fields(messages, self.me, longest)
-        values[: len(at)].copy_(found)
+        values[: len(at)].copy_(sent)
         places[: len(at)].copy_(at)
         own = messages.chunk(self.p)[self.me]
         yield self.comm.all_gather(messages, own, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
@@ -201,9 +201,9 @@ def _above(size: Tensor, bar: float, places: Tensor) -> int | None:
     not fit (always None during verification)."""
     n = 0
     for low, piece in zip(range(0, size.numel(), _PIECE), size.split(_PIECE), strict=True):
-        found = torch.nonzero(torch.logical_not(piece < bar)).view(-1)
-        if n + len(found) > len(places):
+        here = torch.nonzero(torch.logical_not(piece < bar)).view(-1)
+        if n + len(here) > len(places):
             return None
-        torch.add(found, low, out=places[n : n + len(found)])
-        n += len(found)
+        torch.add(here, low, out=places[n : n + len(here)])
+        n += len(here)
     return n
