@@ -141,7 +141,8 @@ def _index(path: Path) -> dict[str, str]:
 
 
 def _fitting(by_name: Mapping[str, Stored], path: Path, source: Source, fqn: str, spec: ModelSpec) -> Stored:
-    """Return the stored tensor that a source names. Raises InputError if it is missing, or has another shape or type."""
+    """Return the stored tensor that a source names. Raises InputError if it is missing, or has another shape or
+    type."""
     stored = by_name.get(plain(spec.family, source.tensor))
     if stored is None:
         mend = "set model.tied = true if the head is the embedding" if fqn == "head.linear.weight" else ""
