@@ -26,7 +26,8 @@ from phalanx.spec.files import job_file
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train.training_step import Training, make_optimizer
+from phalanx.train.parallelize import make_optimizer
+from phalanx.train.training_step import Training
 
 ROUNDS, STEPS = 9, 6
 

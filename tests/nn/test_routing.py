@@ -136,7 +136,7 @@ def test_a_bad_balance_is_told_with_its_numbers() -> None:
     told = [watch.step([well, busy]) for _ in range(2 * OVER)]
     assert [bool(line) for line in told] == ([False] * (OVER - 1) + [True]) * 2
     line = told[-1]
-    assert "expert 0 of block 1 has 3.8 times the mean load, 2 of 4 are chosen by none" in line
+    assert "expert 0 of block 1 has 3.8 times the mean load, 2 of 4 are not chosen at all" in line
     assert "25% of all choices were dropped, capacity = 1" in line
     assert "balance_loss = 0.01" in line
     assert not any(Watch(spec).step([well, well]) for _ in range(OVER))

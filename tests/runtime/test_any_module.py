@@ -122,7 +122,7 @@ def test_what_the_engine_would_get_wrong_is_refused() -> None:
     model = phalanx.parallelize(twice)
     with pytest.raises(InputError, match="already"):
         phalanx.parallelize(twice)
-    with pytest.raises(RuntimeError, match="not told of"):
+    with pytest.raises(RuntimeError, match="not announced"):
         model(torch.ones(1, 2)).sum().backward()
     with pytest.raises(InputError, match="does not hold all"):
         model.attach(torch.optim.SGD(model.parameters()[:1], lr=0.1))

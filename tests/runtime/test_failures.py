@@ -61,9 +61,9 @@ def test_a_run_survives_what_kills_its_ranks(here: Path, straight: list[dict[str
     assert restarts[1].count("(its process is stopped)") == 1
     assert "; rank 0 has been waiting for 1" in restarts[1]
     froms = [line.rsplit("; the run ", 1)[1] for line in restarts]
-    assert froms[:2] == ["begins anew: nothing was saved yet"] * 2
+    assert froms[:2] == ["starts over: nothing was saved yet"] * 2
     # The step whose checkpoint was being written is lost, the one before it is not.
-    assert froms[2] == "goes on from step 2"
+    assert froms[2] == "continues from step 2"
     assert froms[2:] == sorted(froms[2:])
     first = err.rsplit(froms[-1] + "\n", 1)[1].split()[:2]  # that the last attempt tells of
     assert first == ["step", f"{int(froms[-1].split()[-1]) + 1}/8"]

@@ -131,7 +131,9 @@ def test_a_stage_that_fails_is_named_and_the_run_goes_on(here: Path) -> None:
     code, err = train(here, "struck", strokes, *pipeline, "--max-restarts", "2")
     assert code == 1, err
     first, second, last = (line for line in err.splitlines() if line.startswith(("restart ", "error: ")))
-    assert f"rank 1 (pp 1) failed during {strokes[0][2]}: RuntimeError: struck; the run goes on from step 2" in first
+    assert (
+        f"rank 1 (pp 1) failed during {strokes[0][2]}: RuntimeError: struck; the run continues from step 2" in first
+    )
     assert f"rank 0 (pp 0) failed during {strokes[1][2]}: ended with SIGKILL" in second
     missed = "message B of chunk 1, micro-batch 3 (8192 bytes, rank 1 to rank 0)"
     assert last.startswith(f"error: rank 1 (pp 1) has not arrived at {missed}: last seen in {strokes[2][2]}, "), err

@@ -93,7 +93,7 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         if how == "norms are not summed":
-            patch.setattr(shared_gradients.Copies, "add_up", lambda self: None)
+            patch.setattr(shared_gradients.SharedGradients, "reduce", lambda self: None)
         elif how == "bias on every rank":
             patch.setattr(sequence, "summed", bias_before_the_sum)
         else:

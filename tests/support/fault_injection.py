@@ -133,7 +133,7 @@ def norm_and_kept(world: World, spec: ModelSpec, job: Job, strategy: Strategy, s
         result = training.step(batches(world, spec, job, strategy, step), 1e-2)
         assert not result.skipped
         norm = result.grad_norm
-    kept = list(logical_state.kept_back(training.engine).values())
+    kept = list(logical_state.residuals(training.engine).values())
     comm.barrier()
     return norm, float(sum(t.double().square().sum() for t in kept)) ** 0.5
 

@@ -191,7 +191,7 @@ def kept_in(world: World, spec: ModelSpec, job: Job, strategy: Strategy, folder:
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, seed=5)
     training.load(folder, step)
-    kept = logical_state.kept_back(training.engine).values()
+    kept = logical_state.residuals(training.engine).values()
     comm.barrier()
     return float(sum(t.square().sum() for t in kept)) ** 0.5
 
@@ -218,7 +218,7 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
     original = engine._issue
 
     def mean_instead_of_sum(self: Any) -> None:
-        self.buckets[self._next].whole.div_(self.comm.world.size)  # the oracle's engine stays whole
+        self.buckets[self._next].gradients.div_(self.comm.world.size)  # the oracle's engine stays whole
         original(self)
 
     def forgets_last_bucket(self: Any) -> None:

@@ -144,7 +144,7 @@ def test_a_unit_that_is_gathered_twice_is_named() -> None:
         def start(self: Any, name: str, phase: Any) -> None:
             original(self, name, phase)
             unit = self.units[name]
-            if name == "blocks.1" and phase == "B" and not unit.whole and self._micro_batch == 1:
+            if name == "blocks.1" and phase == "B" and not unit.gathered and self._micro_batch == 1:
                 own = unit.flat.own(unit.memory)
                 more = {"unit": name, "phase": phase, "micro_batch": self._micro_batch}
                 self.comm.all_gather(unit.memory, own, "dp_shard", **more)

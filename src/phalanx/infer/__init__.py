@@ -1,1 +1,1 @@
-"""Generation from a checkpoint."""
+"""Text generation from a checkpoint (generate.py), alone or over tensor-parallel ranks (worker.py)."""

@@ -1,7 +1,7 @@
 """Text from a checkpoint: temperature and top-k sampling with a key-value cache.
 
-Tensor-parallel ranks have a part of every layer each, and the logits of the last token whole: all of them draw the
-same next token.
+Tensor-parallel ranks each have a part of every layer, and gather the logits of the last token: all draw the same next
+token.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from phalanx.train.data.tokenizer import open_tokenizer
 
 @dataclass(frozen=True)
 class Sampling:
+    """How text is sampled: number of `tokens`, `temperature` (0: greedy), `top_k` (0: all tokens), `seed`."""
+
     tokens: int = 80
     temperature: float = 0.8
     top_k: int = 50
@@ -46,7 +48,7 @@ class Sampling:
 
 @torch.no_grad()
 def sample(model: Decoder, prompt: list[int], how: Sampling) -> list[int]:
-    """Token ids that continue `prompt`. Temperature 0 is greedy. The oldest tokens fall out at max_seq."""
+    """Sample token ids that continue `prompt`. Beyond max_seq tokens, the context restarts with the newer half."""
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(how.seed)
     ids = list(prompt)
@@ -73,7 +75,7 @@ def sample(model: Decoder, prompt: list[int], how: Sampling) -> list[int]:
 
 @torch.no_grad()
 def generate(folder: Path, prompt: str, how: Sampling, comm: Comm | None = None) -> str:
-    """Continue a prompt with the newest checkpoint of a run, in the type that it holds: alone, or as all ranks of a
+    """Continue a prompt with the newest checkpoint of a run, in the type of its weights; alone, or all ranks of a
     tensor-parallel world together. Raises InputError, CheckpointError."""
     spec = plans.model_of(folder)
     split = Split(spec) if comm is None else Split(spec, comm.world.size, comm.world.rank)
@@ -97,5 +99,5 @@ def generate(folder: Path, prompt: str, how: Sampling, comm: Comm | None = None)
     for p in parameters(split.local):
         own[p.fqn].copy_(first(p, 0, p.numel).view(p.shape))
     fill_buffers(model, weights)
-    whole = tokenizer.decode(ids + sample(model, ids, how))
-    return prompt + whole[len(tokenizer.decode(ids)) :]  # alone, what follows would lose the space before it
+    text = tokenizer.decode(ids + sample(model, ids, how))
+    return prompt + text[len(tokenizer.decode(ids)) :]  # decoded alone, the continuation would lose its leading space

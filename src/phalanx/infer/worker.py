@@ -1,4 +1,4 @@
-"""A rank of several that write a text: `python -m phalanx.infer.worker '{"run", "prompt", "how", "out"}'`."""
+"""A rank of a tensor-parallel generation: `python -m phalanx.infer.worker '{"run", "prompt", "how", "out"}'`."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ _TIMEOUT_S = 300.0
 
 
 def over_ranks(run: Path, prompt: str, how: Sampling, tp: int) -> str:
-    """`generate` on `tp` local ranks that split every layer. Raises InputError, RankFailure."""
+    """Run `generate` on `tp` local ranks that split every layer. Raises InputError, RankFailure."""
     require_split(plans.model_of(run), Strategy(tp=tp))
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         out = Path(folder) / "text.json"
-        given = {"run": str(run.absolute()), "prompt": prompt, "how": asdict(how), "out": str(out)}
-        launch("phalanx.infer.worker", json.dumps(given), tp, 1, None, _TIMEOUT_S)
+        args = {"run": str(run.absolute()), "prompt": prompt, "how": asdict(how), "out": str(out)}
+        launch("phalanx.infer.worker", json.dumps(args), tp, 1, None, _TIMEOUT_S)
         return str(json.loads(out.read_text())["text"])
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    """Run this rank; rank 0 writes the text."""
+    args = json.loads(sys.argv[1])
     world = worlds.external() or worlds.ALONE
 
     def work() -> None:
         comm = Comm(world, mesh(Strategy(tp=world.size)))
         comm.status.now("generation")
-        text = generate(Path(given["run"]), given["prompt"], Sampling(**given["how"]), comm)
+        text = generate(Path(args["run"]), args["prompt"], Sampling(**args["how"]), comm)
         if world.rank == 0:
-            write_json(Path(given["out"]), {"text": text})
+            write_json(Path(args["out"]), {"text": text})
 
     run_rank(world, _TIMEOUT_S, work)
 

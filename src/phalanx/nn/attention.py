@@ -1,4 +1,4 @@
-"""Attention: projections, positions, the core, and the projection back into the stream."""
+"""Attention: projections, positions, the softmax core, and the projection back into the stream."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from phalanx.spec.model.spec import ModelSpec
 
 @dataclass
 class Cache:
-    """Of the tokens seen so far, per block: keys and values, (batch, tokens, kv_heads, head_dim); or what latent
-    attention makes them of (nn/latent.py)."""
+    """The key-value cache, by block: keys and values of the tokens so far, (batch, tokens, kv_heads, head_dim); or
+    what latent attention computes them from (mla.py)."""
 
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
+        """The number of cached tokens."""
         return next(iter(self.keys.values())).shape[1] if self.keys else 0
 
     def extend(self, block: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the keys and values of new tokens; return all of a block."""
         if block in self.keys:
             k, v = torch.cat([self.keys[block], k], 1), torch.cat([self.values[block], v], 1)
         self.keys[block], self.values[block] = k, v
@@ -39,28 +41,28 @@ class Cache:
 
 
 Angles = tuple[Tensor, Tensor] | None
-"""cos and sin of positions, as functions.rotary takes them."""
+"""cos and sin of positions, as functional.rotary takes them."""
 
 
 class Core(nn.Module):
-    """Causal self-attention, but for where queries, keys and values come from: `heads` makes them, and values may be
-    `v_dim` numbers in tensors of the keys' width. A window is a mask: it is computed over the full square."""
+    """Causal self-attention; subclasses define `heads`, which makes queries, keys and values. Values may have `v_dim`
+    numbers in tensors of the keys' width. A window is a mask over the full square of logits."""
 
     o: nn.Linear
     v_dim: int | None = None
     scale: float | None = None
-    """Of the logits; None: 1 / sqrt(head_dim)."""
+    """The scale of the logits; None: 1 / sqrt(head_dim)."""
 
     def __init__(self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None) -> None:
         super().__init__()
         self.head_dim, self.block, self.tp, self.cp = spec.head_dim, block, tp, cp
         self.unit = f"blocks.{block}"
         self.grouped = spec.kv_heads < spec.heads
-        self.repeats: Inner | None = None  # what a repeated core communicates through
+        self.repeats: Inner | None = None  # set where the core is recomputed: how it communicates
 
     def heads(self, x: Tensor, angles: Angles, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (batch, new, heads, width); keys and values, with those of the cache, (batch, tokens, kv_heads,
-        width). x: (batch, new, hidden), or with sequence parallelism own rows."""
+        """Return queries (batch, new, heads, width); keys and values, with those of the cache, (batch, tokens,
+        kv_heads, width). x: (batch, new, hidden), or with sequence parallelism own rows, (own, hidden)."""
         raise NotImplementedError
 
     def forward(
@@ -71,8 +73,8 @@ class Core(nn.Module):
         cache: Cache | None,
         made: bool = True,
     ) -> Tensor | Factors:
-        """`made`: whether anybody reads the result (runtime/recompute.py). With sequence parallelism that is the
-        factors of what is added to the stream."""
+        """Return what attention adds to the stream, (batch, new, hidden): with tp this rank's term, with sequence
+        parallelism the factors of it. `made`: whether the value is used (runtime/autograd/recompute.py)."""
         q, k, v = self.heads(x, angles, cache)
         repeats = self.repeats if cache is None and recompute.pays(q) else None
         split = self.tp is not None and self.tp.rows is not None
@@ -81,7 +83,7 @@ class Core(nn.Module):
                 return sequence.repeated(self._core, repeats, (q, k, v, mask), self.o)
             return recompute.repeated(self._projected_core, repeats, q, k, v, mask)
         out = self._core(q, k, v, mask)
-        del q, k, v  # what of them is kept may be another part
+        del q, k, v  # the core may keep other tensors than these
         return sequence.factors(out, self.o) if split else self._projected(out, made)
 
     def _projected_core(self, made: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -93,13 +95,13 @@ class Core(nn.Module):
         return tensor.rows(out, self.o, made)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """softmax(scale q kᵀ) v, (batch, new, heads x v_dim), of what `heads` makes."""
+        """Compute softmax(scale q kᵀ) v, (batch, new, heads x v_dim), of what `heads` returns."""
         if self.cp is not None:
             return self._of_values(context.core(self.cp, self.unit, q, k, v, mask, self.scale))
         grouped = self.grouped
         flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
         if grouped and q.device.type == "cuda" and not flash:
-            # Flash attention on CUDA takes 16 bit without a mask, and the kernel that takes the rest knows no groups.
+            # Flash attention on CUDA takes 16-bit inputs without a mask; the kernel for the rest knows no groups.
             shared = q.shape[2] // k.shape[2]
             k, v, grouped = k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2), False
         out = F.scaled_dot_product_attention(
@@ -107,7 +109,7 @@ class Core(nn.Module):
             k.transpose(1, 2),
             v.transpose(1, 2),
             attn_mask=mask,
-            is_causal=mask is None and q.shape[1] > 1,  # one new token may see everything that is cached
+            is_causal=mask is None and q.shape[1] > 1,  # one new token sees everything in the cache
             enable_gqa=grouped,
             scale=self.scale,
         )
@@ -118,8 +120,8 @@ class Core(nn.Module):
 
 
 class Attention(Core):
-    """Grouped where kv_heads < heads (Ainslie et al. 2023); queries and keys normed where the spec says so (Dehghani
-    et al. 2023)."""
+    """Multi-head attention: grouped where kv_heads < heads (Ainslie et al. 2023); with query and key norms where the
+    spec has them (Dehghani et al. 2023)."""
 
     def __init__(
         self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None = None

@@ -1,4 +1,4 @@
-"""One decoder for every family: what differs between them is data in ModelSpec.
+"""One decoder for every model family: what differs between families is data in ModelSpec.
 
     tokens (batch, seq) -> embed -> blocks.0 .. blocks.L-1 -> head -> logits, or the summed loss
 
@@ -33,6 +33,8 @@ from phalanx.spec.strategy.spec import Recompute
 
 
 class Block(nn.Module):
+    """A transformer block: attention and MLP (or experts), each with its norm, added to the residual stream."""
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -56,7 +58,7 @@ class Block(nn.Module):
             self.mlp = MoE(spec, index, tp, ep, tokens or SequenceTokens(), shared)
         else:
             self.mlp = MLP(spec, spec.ffn, index, tp)
-        self.repeats: Inner | None = None  # what a repeated forward pass communicates through
+        self.repeats: Inner | None = None  # set where the block is recomputed: how the repeated pass communicates
 
     def forward(
         self,
@@ -65,8 +67,11 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """x: (batch, seq, hidden). `mask` is added to the logits of attention; without one it is causal. Over cp
-        ranks it says what each query sees first (runtime/context_parallel.py)."""
+        """Return the stream after the block; x: (batch, seq, hidden), or with sequence parallelism (own, hidden).
+
+        `mask` is added to the logits of attention, which without one is causal; with cp it is `lowest`, the first
+        position that each query sees (runtime/model_parallel/context.py).
+        """
         if self.repeats is not None and recompute.pays(x):
             return recompute.repeated(self._region, self.repeats, x, *(angles or (None, None)), mask)
         return self._pass(x, angles, mask, cache)
@@ -101,7 +106,7 @@ class Block(nn.Module):
         cache: Cache | None,
         made: bool,
     ) -> Tensor:
-        """The same where tp ranks have a term each of what attention and MLP add to the stream."""
+        """`_pass` with tp: each rank computes a term of what attention and MLP add to the stream."""
         o = self.attention.o
         normed = self.norm1(x)
         if self.residual == "serial":
@@ -109,7 +114,7 @@ class Block(nn.Module):
             del normed
             x = x + tensor.summed(tp, self.unit, (term,), (o,))
             del term
-            if isinstance(self.mlp, MoE):  # which puts the ranks' parts together itself
+            if isinstance(self.mlp, MoE):  # adds up the ranks' terms itself
                 return recompute.add(x, self.mlp(self.norm2(x), made), made)
             down = self.mlp.down
             other = tensor.summed(tp, self.unit, (self.mlp(self.norm2(x), made),), (down,), made)
@@ -121,6 +126,8 @@ class Block(nn.Module):
 
 
 class Embed(nn.Module):
+    """Token embedding, plus position embedding where positions are learned."""
+
     def __init__(self, spec: ModelSpec, tp: TensorParallel | None = None) -> None:
         super().__init__()
         self.tp = tp
@@ -129,6 +136,8 @@ class Embed(nn.Module):
             self.position = _table(spec.max_seq, spec.hidden)
 
     def forward(self, tokens: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
+        """Return the stream, (batch, seq, hidden), of tokens (batch, seq) int64, which begin at position `start` or
+        have `positions`; with sequence parallelism this rank's rows, (own, hidden)."""
         if self.tp is None:
             x = functional.embedding(tokens, self.token.weight)  # (batch, seq, hidden)
         else:
@@ -146,19 +155,21 @@ class Embed(nn.Module):
 
 
 def _table(rows: int, width: int) -> nn.Embedding:
-    """Not yet filled: a draw by torch on the meta device would only import its compiler, nearly two seconds."""
+    """Return an embedding that is not initialized: torch's own draw on the meta device imports its compiler, which
+    takes nearly two seconds."""
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 def _places(rows: Rows, tokens: Tensor, positions: Tensor | None) -> Tensor:
-    """Of own tokens, (own,), the places in their sequences, or in their documents."""
+    """Return the positions of own tokens, (own,), in their sequences, or in their documents."""
     if positions is not None:
         return rows.of(positions.expand(tokens.shape).reshape(-1))
     return rows.of(torch.arange(rows.tokens, device=tokens.device)).remainder_(rows.seq)
 
 
 class Head(nn.Module):
-    """Final norm and projection to the vocabulary; with targets, the summed cross-entropy."""
+    """Final norm and projection to the vocabulary: logits (batch, seq, vocab); with targets, the summed
+    cross-entropy."""
 
     def __init__(self, spec: ModelSpec, tied: nn.Parameter | None, tp: TensorParallel | None = None) -> None:
         super().__init__()
@@ -169,6 +180,8 @@ class Head(nn.Module):
             self.linear.weight = tied
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Return logits (batch, seq, vocab) of the stream, with tp those of own rows of the vocabulary; with targets
+        (batch, seq), the loss summed over tokens, ()."""
         if self.tp is not None:
             (logits,) = tensor.columns(self.tp, "head", self.norm(x), (self.linear,))
             if targets is None:
@@ -183,11 +196,13 @@ class Head(nn.Module):
 class Decoder(nn.Module):
     """tokens (batch, seq) int64 -> logits (batch, seq, vocab); with targets, the loss summed over tokens.
 
-    With `tp`, one of several ranks' part of a model: `spec` is what it holds, logits are those of its own rows of the
-    vocabulary, and the loss is whole (runtime/tensor_parallel.py). With `cp`, tokens, targets and loss are those of
-    this rank's part of the sequences (runtime/context_parallel.py). With `ep`, it has some of the experts
-    (runtime/expert_parallel.py). Of a pipeline rank it has some units, and runs a chunk of them at a time: from the
-    stream `x` that the chunk before it gave, to that which the next one gets."""
+    It is one rank's part of a model (runtime/model_parallel), and `spec` describes that part:
+
+    tp          a part of every layer; logits are of its own rows of the vocabulary, the loss is complete
+    cp          tokens, targets and loss are of its part of the sequences
+    ep          some of the experts
+    pipeline    some units, run a chunk at a time, from the stream `x` of the chunk before
+    """
 
     cos: Tensor
     sin: Tensor
@@ -205,9 +220,9 @@ class Decoder(nn.Module):
         self.spec, self.tp, self.cp, self.ep = spec, tp, cp, ep
         self.chunks = chunks(spec)
         held = units(spec)
-        if "embed" in held or (spec.tied and "head" in held):  # the head's own copy has the embedding's name
+        if "embed" in held or (spec.tied and "head" in held):  # a tied head has its name too
             self.embed = Embed(spec, tp)
-        # By number, as in the whole model.
+        # Numbered as in the full model.
         self.blocks = nn.ModuleDict(
             {
                 n: Block(spec, int(n), tp, cp, ep, tokens)
@@ -225,12 +240,13 @@ class Decoder(nn.Module):
             self.to(dtype)
 
     def prepare(self, seq: int) -> None:
-        """Make now what a forward pass over packed sequences of `seq` tokens would make and keep: the mask of a
-        window."""
+        """Make the window masks that the first forward pass over packed sequences of `seq` tokens would make and
+        keep."""
         self._masks(next(self.parameters()).new_empty(1, seq), 0, None, tuple(self._blocks().values()))
 
     def recompute(self, of: Callable[[int], Recompute], inner: Inner) -> None:
-        """Which part of each block's forward pass is repeated in its backward pass, in place of being kept."""
+        """Set what each block, by number, recomputes in its backward pass; `inner`: how recomputation
+        communicates."""
         for unit, block in self._blocks().items():
             repeat = of(int(unit.split(".")[1]))
             block.repeats = inner if repeat == "full" else None
@@ -240,7 +256,7 @@ class Decoder(nn.Module):
         return {f"blocks.{n}": block for n, block in self.blocks.items()}  # type: ignore[misc]
 
     def units(self) -> dict[str, nn.Module]:
-        """The modules that run, by unit name, in forward order."""
+        """Return the modules that run, by unit name, in forward order."""
         return {unit: self.get_submodule(unit) for unit in units(self.spec)}
 
     def forward(
@@ -252,8 +268,12 @@ class Decoder(nn.Module):
         x: Tensor | None = None,
         chunk: int = 0,
     ) -> Tensor:
-        """`positions` (batch, seq): the place of each token in its document, from 0; attention does not leave it.
-        With `cp` (ulysses, batch, seq), of all ranks that share their heads. `chunk`: of those that are held."""
+        """Run a chunk: tokens (batch, seq) int64, or the stream `x` of the chunk before, to the stream; or from the
+        head to logits, or with `targets` the loss summed over tokens.
+
+        `positions` (batch, seq): the place of each token in its document, from 0; attention stays inside documents.
+        With cp (ulysses, batch, seq), of all ranks of the Ulysses group. `chunk`: the index among local chunks.
+        """
         held = self.chunks[chunk]
         start = cache.length if cache is not None else 0
         if self.tp is not None:
@@ -275,17 +295,17 @@ class Decoder(nn.Module):
     def _masks(
         self, x: Tensor, start: int, positions: Tensor | None, blocks: Sequence[Block]
     ) -> dict[int | None, Tensor | None]:
-        """What the new tokens may see of all so far, by the window of a block; None where causality alone says it."""
+        """Return, by window, the mask of new tokens over all tokens so far; None where plain causality is enough."""
         windows, total = {block.window for block in blocks}, start + x.shape[1]
         if self.cp is not None:
             everywhere = {block.window for block in self._blocks().values()} if positions is None else windows
             return self.cp.lowest(everywhere, positions)
         hiding = {w: w if w is not None and w < total else None for w in windows}
-        made = {w: self._mask(x, start, w, positions) for w in set(hiding.values())}
-        return {w: made[hiding[w]] for w in windows}
+        masks = {w: self._mask(x, start, w, positions) for w in set(hiding.values())}
+        return {w: masks[hiding[w]] for w in windows}
 
     def _mask(self, x: Tensor, start: int, window: int | None, positions: Tensor | None) -> Tensor | None:
-        """That of whole sequences is made once and kept: every block and step uses the same."""
+        """Return the mask of one window. That of full sequences is made once: all blocks and steps use it."""
         new = x.shape[1]
         if positions is not None:
             return hidden_from(x, start, window, positions)
@@ -299,9 +319,12 @@ class Decoder(nn.Module):
 
 
 def hidden_from(x: Tensor, start: int, window: int | None, positions: Tensor | None = None) -> Tensor:
-    """(new, start + new): -inf where a new token may not look, at later tokens and those before its window; else 0.
-    With `positions` (batch, new), (batch, 1, new, new): nor at those before its document.
-    x: (batch, new, ...), of whose type and device the mask is."""
+    """Return the mask (new, start + new): -inf where a new token may not look (later tokens, those before its
+    window), else 0. With `positions` (batch, new): (batch, 1, new, new), which also hides what is before its
+    document.
+
+    x: (batch, new, ...), which gives the mask's type and device.
+    """
     total = start + x.shape[1]
     at = torch.arange(start, total, device=x.device)[:, None]
     other = torch.arange(total, device=x.device)

@@ -1,7 +1,7 @@
-"""Operations with a backward of their own: fewer passes over memory, and known to the byte what they keep.
+"""Operations with hand-written backward passes: fewer passes over memory, and saved tensors known to the byte.
 
-Autograd's own decompositions save three to four tensors where one does, and which ones changes from release to
-release. Here each docstring says what is kept, and cost/memory.py counts just that.
+Autograd's decompositions save three to four tensors where one is enough, and others in each release. Here every
+docstring says what is kept for the backward pass, and cost/memory counts exactly that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from phalanx.schedule.layers.head import LOGITS_AT_ONCE
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of statistics and sums."""
+    """Return the type of statistics and sums: fp64 in fp64 runs, else fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -47,10 +47,10 @@ class _RMSNorm(torch.autograd.Function):
         unit.mul_(mean)
         del g_unit
         d_x = unit.add_(g * weight).mul_(r).to(x.dtype)
-        put_off = deferred_weight_grads.now(ctx.owners)
-        if put_off is None:
+        deferred = deferred_weight_grads.now(ctx.owners)
+        if deferred is None:
             return d_x, d_weight, None
-        put_off.made(*ctx.owners, d_weight)
+        deferred.made(*ctx.owners, d_weight)
         return d_x, None, None
 
 
@@ -72,20 +72,20 @@ class _LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         x, mean, r, weight, bias = ctx.saved_tensors
         wanted = [True, True, bias is not None]
-        d_x, *d_given = torch.ops.aten.native_layer_norm_backward(
+        d_x, *d_parameters = torch.ops.aten.native_layer_norm_backward(
             g.contiguous(), x, x.shape[-1:], mean, r, weight, bias, wanted
         )
-        put_off = deferred_weight_grads.now(ctx.owners)
-        if put_off is None:
-            return d_x, d_given[0], d_given[1], None
-        for owner, d in zip(ctx.owners, d_given[: len(ctx.owners)], strict=True):
-            put_off.made(owner, d)
+        deferred = deferred_weight_grads.now(ctx.owners)
+        if deferred is None:
+            return d_x, d_parameters[0], d_parameters[1], None
+        for owner, d in zip(ctx.owners, d_parameters[: len(ctx.owners)], strict=True):
+            deferred.made(owner, d)
         return d_x, None, None, None
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016), by torch's kernels: for those who put the
-    parameters' gradients off. Keeps x and two numbers per token."""
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016), by torch's kernels, with
+    parameter gradients that can be deferred. Keeps x and two numbers per token."""
     return _LayerNorm.apply(x, weight, bias, eps)  # type: ignore[no-any-return]
 
 
@@ -120,7 +120,7 @@ class _Rotary(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotate(g, cos, -sin, *ctx.which), None, None, None, None  # a rotation's transpose turns back
+        return _rotate(g, cos, -sin, *ctx.which), None, None, None, None  # the transpose of a rotation is its inverse
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, start: int, neighbours: bool) -> Tensor:
@@ -143,8 +143,8 @@ def _pairs(x: Tensor, neighbours: bool) -> tuple[Tensor, Tensor]:
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, start: int = 0, neighbours: bool = False) -> Tensor:
-    """Turn the pairs (x_i, x_{i+d/2}), or neighbours (x_2i, x_{2i+1}), of d dimensions of each head, from `start`, by
-    position x θ_i (Su et al. 2021); the rest stays (Black et al. 2022). Keeps nothing of x.
+    """Rotate the pairs (x_i, x_{i+d/2}), or `neighbours` (x_2i, x_{2i+1}), of d dimensions of each head, from `start`
+    on, by position x θ_i (Su et al. 2021); other dimensions stay (Black et al. 2022). Keeps nothing of x.
 
     x: (batch, seq, heads, head_dim); cos, sin: (seq, 1, d / 2), or with a batch before.
     """
@@ -163,21 +163,22 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None]:
         (tokens,) = ctx.saved_tensors
         rows = g.reshape(-1, g.shape[-1])
-        put_off = deferred_weight_grads.now(deferred_weight_grads.owners(ctx.weight))
-        if put_off is not None:
-            put_off.rows(ctx.weight, lambda: (tokens.reshape(-1), rows))
+        deferred = deferred_weight_grads.now(deferred_weight_grads.owners(ctx.weight))
+        if deferred is not None:
+            deferred.rows(ctx.weight, lambda: (tokens.reshape(-1), rows))
             return None, None
         index = tokens.reshape(-1)
         beside: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "rows_beside", None)
         if beside is None:
             return None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)
         beside.append((index, rows))
-        return None, None  # the weight's hook is called all the same
+        return None, None  # autograd calls the weight's hook all the same
 
 
 def embedding(tokens: Tensor, weight: Tensor) -> Tensor:
-    """weight[tokens]. Keeps the tokens. Where the data-parallel engine takes the gradients, the weight's is the rows
-    that were read, in the weight's `rows_beside`, so that no dense tensor of zeros is written and added."""
+    """Return weight[tokens], (*tokens.shape, hidden). Keeps the tokens. Where the data-parallel engine takes
+    gradients, the weight's is handed over as rows in `rows_beside`, so that no dense tensor of zeros is written and
+    added."""
     return _Embedding.apply(tokens, weight)  # type: ignore[no-any-return]
 
 
@@ -185,7 +186,7 @@ _LOGITS_AT_ONCE = {"cpu": LOGITS_AT_ONCE, "cuda": 2**24}  # in cache; and enough
 
 
 def rows_at_once(logits: Tensor) -> int:
-    """Of how many tokens the cross-entropy looks at the logits at a time."""
+    """Return the number of tokens whose logits the cross-entropy processes at a time."""
     return max(1, _LOGITS_AT_ONCE[logits.device.type] // logits.shape[1])
 
 
@@ -210,7 +211,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _softmax_minus_onehot(logits: Tensor, index: Tensor, wide: torch.dtype, gradient: bool) -> Tensor:
-    """The summed loss of some rows, (rows, vocab); they are overwritten by its gradient where that is wanted."""
+    """Return the summed loss of logits (rows, vocab); with `gradient`, overwrite them by its gradient."""
     z = logits if logits.dtype == wide else logits.to(wide)
     z.sub_(z.amax(-1, keepdim=True))
     chosen = z.gather(-1, index)
@@ -225,7 +226,7 @@ def _softmax_minus_onehot(logits: Tensor, index: Tensor, wide: torch.dtype, grad
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """-Σ log softmax(logits)[target] over all tokens, in fp32 (fp64 in fp64 runs).
 
-    logits: (tokens, vocab), OVERWRITTEN by softmax - onehot, which is the gradient; so one buffer of that size
-    serves forward and backward. One backward only. targets: (tokens,) int64.
+    logits: (tokens, vocab), OVERWRITTEN by softmax - onehot, the gradient, so that one buffer of that size serves
+    forward and backward. Allows one backward pass only. targets: (tokens,) int64.
     """
     return _CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""The MLPs of several experts over rows that lie expert by expert: one matrix product after the other, each over its
-expert's rows alone. An expert without rows takes no time, and its gradient is zero.
+"""The MLPs of several experts over rows ordered by expert: one matrix product for each expert, over its rows alone.
+An expert without rows takes no time, and its gradient is zero.
 
-Like nn/functions.py: what is kept is said.
+As in functional.py, docstrings say what is kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Owners
 
 
 def product(x: Tensor, weights: Tensor, held: Sequence[int], out: Tensor | None = None, add: bool = False) -> Tensor:
-    """x W_e of the rows of each expert e, (rows, n), of x (rows, m) and W (experts, m, n); into `out`, or added to
-    what is there."""
+    """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has held[e] rows,
+    and W (experts, m, n). Written to `out` if given, or with `add` added to it."""
     y = x.new_empty(len(x), weights.shape[-1]) if out is None else out
     for here, into, weight in _each(held, x, y, weights):
         if add:
@@ -30,7 +30,7 @@ def product(x: Tensor, weights: Tensor, held: Sequence[int], out: Tensor | None 
 
 
 def _each(held: Sequence[int], x: Tensor, y: Tensor, weights: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(Rows of x, rows of y, weights) of every expert that has rows."""
+    """Yield (rows of x, rows of y, weights) of every expert that has rows."""
     begins = 0
     for expert, rows in enumerate(held):
         if rows:
@@ -54,38 +54,38 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor) -> Any:
         x, g, u, gate, up, down = ctx.saved_tensors
         held, d_y = ctx.held, d_y.contiguous()
-        given = _Given(ctx.owners, held)
+        gradient = _WeightGradient(ctx.owners, held)
         d_a = product(d_y, down, held)
         a = nn.functional.silu(g)
         d_u = d_a * a
         d_a.mul_(u)
         d_g = torch.ops.aten.silu_backward(d_a, g)
         del d_a
-        d_down = given(2, d_y, a.mul_(u))
+        d_down = gradient(2, d_y, a.mul_(u))
         del a
         d_x = product(d_g, gate, held)
         product(d_u, up, held, out=d_x, add=True)
-        d_up, d_gate = given(1, d_u, x), given(0, d_g, x)
+        d_up, d_gate = gradient(1, d_u, x), gradient(0, d_g, x)
         return None, None, d_x, d_gate, d_up, d_down
 
 
-class _Given:
-    """Gradients of weights, in the backward pass: made, or left for whoever takes them."""
+class _WeightGradient:
+    """Computes gradients of weights in the backward pass, or hands their factors to the engine or a deferred pass."""
 
     def __init__(self, owners: Owners, held: tuple[int, ...]) -> None:
-        self._owners, self._held, self._put_off = owners, held, deferred_weight_grads.now(owners)
+        self._owners, self._held, self._deferred = owners, held, deferred_weight_grads.now(owners)
 
     def __call__(self, which: int, g: Tensor, x: Tensor) -> Tensor | None:
         gradient = Grouped(g, x.detach(), self._held)
-        if self._put_off is not None:
-            self._put_off.made(self._owners[which], gradient)
+        if self._deferred is not None:
+            self._deferred.made(self._owners[which], gradient)
             return None
         return deferred_weight_grads.taken(self._owners[which:], gradient)
 
 
 def swiglu(x: Tensor, held: Sequence[int], gate: nn.Parameter, up: nn.Parameter, down: nn.Parameter) -> Tensor:
-    """(silu(x gateᵀ) * (x upᵀ)) downᵀ of each expert, (rows, hidden); x: (rows, hidden), of which `held` are each's;
-    gate, up: (experts, ffn, hidden); down: (experts, hidden, ffn). Keeps x and two products of it."""
-    # Through views, as in tensor_parallel.columns: gradients come in order.
+    """(silu(x gateᵀ) * (x upᵀ)) downᵀ of each expert, (rows, hidden). x: (rows, hidden), of which expert e has
+    held[e]; gate, up: (experts, ffn, hidden); down: (experts, hidden, ffn). Keeps x and two products of it."""
+    # Views make gradients come in order, as in runtime/model_parallel/tensor.columns.
     views = [p.view_as(p) for p in (gate, up, down)]
     return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(held), x, *views)  # type: ignore[no-any-return]

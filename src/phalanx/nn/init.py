@@ -1,7 +1,7 @@
-"""Initial weights that do not depend on the layout.
+"""Initial weights that do not depend on the layout, and the model's creation on a device.
 
-Each logical parameter is drawn in fixed blocks of 2^20 elements seeded by (seed, name, block). So a rank draws
-just the blocks that its slice touches, and every layout starts from the same numbers.
+Each logical parameter is drawn in fixed blocks of 2^20 elements seeded by (seed, name, block). A rank draws only the
+blocks that its slice touches, and every layout starts from the same numbers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ BLOCK = 2**20
 STD = 0.02  # Radford et al. 2019
 
 Initial = Callable[[Parameter, int, int], Tensor]
-"""(parameter, start, stop) -> elements start..stop of it, flat, on the CPU, in a type of their own."""
+"""(parameter, start, stop) -> its elements start..stop, flat, on the CPU, in any type."""
 
 
 def initial(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
-    """What a model starts from: given weights, or else drawn ones."""
+    """Return what a model starts from: `weights`, or those that `seed` draws."""
     if weights is not None:
         return lambda p, start, stop: weights.slice(p.fqn, start, stop)
     return lambda p, start, stop: torch.from_numpy(draw(spec, p, seed, start, stop))
@@ -42,13 +42,14 @@ def initial(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
 
 @torch.no_grad()
 def fill_buffers(model: Decoder, weights: Weights) -> None:
-    """What a model learns without gradients, as given weights have it, if they do."""
+    """Fill the buffers that a model learns without gradients, from weights that have them."""
     for b in (b for b in buffers(model.spec) if weights.has(b.fqn)):
         model.get_buffer(b.fqn).copy_(weights.slice(b.fqn, 0, b.numel))
 
 
 def of_rank(first: Initial, split: Split) -> Initial:
-    """The same, of the tensors that one rank of tp, ep and etp holds: zeros where they go beyond the logical ones."""
+    """Restrict `first` to the tensors of one rank of tp, ep and etp, with zeros where they extend beyond the logical
+    ones."""
     if split.whole:
         return first
     return lambda p, start, stop: _held(first, split.held(p.fqn), start, stop)
@@ -58,7 +59,7 @@ def _held(first: Initial, held: Held, start: int, stop: int) -> Tensor:
     p, inside = held.parameter, min(stop, held.numel)
     if start >= inside:
         return torch.zeros(stop - start)
-    if held.sizes[1:] == p.shape[1:]:  # whole rows: they follow each other in the logical tensor too
+    if held.sizes[1:] == p.shape[1:]:  # full rows, contiguous in the logical tensor too
         begins = held.offsets[0] * math.prod(p.shape[1:])
         values = first(p, begins + start, begins + inside)
     elif held.sizes[2:] == p.shape[2:] and len(p.shape) == 3:  # some rows of each expert
@@ -81,10 +82,10 @@ def _held(first: Initial, held: Held, start: int, stop: int) -> Tensor:
 
 
 def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt.NDArray[np.float32]:
-    """Elements start..stop of the flattened logical parameter, in fp32.
+    """Draw elements start..stop of the flattened logical parameter, fp32.
 
-    Norm weights are one, biases zero; matrices are normal with standard deviation 0.02, those that write into
-    the residual stream 0.02 / sqrt(2 layers) (GPT-2).
+    Norm weights are one, biases zero; matrices are normal with standard deviation 0.02, or 0.02 / sqrt(2 layers) if
+    they write into the residual stream (GPT-2).
     """
     if p.role == "norm":
         return np.full(stop - start, 1.0 if p.fqn.endswith("weight") else 0.0, dtype=np.float32)
@@ -112,26 +113,26 @@ def create(
     ep: ExpertParallel | None = None,
     tokens: SequenceTokens | None = None,
 ) -> Decoder:
-    """A Decoder on a device, parameters allocated and not yet filled; without `parameters` they have their shapes and
-    no memory. With `tp`, `spec` is what this rank holds; with `cp` of packed sequences, angles are those of
-    its own positions."""
+    """Create a Decoder on a device: parameters allocated and not filled, buffers filled. Without `parameters` these
+    have shapes and no memory. `spec`: this rank's part of the model; with `cp` of packed sequences, rotary angles are
+    those of its own positions."""
     with torch.device("meta"):
         model = Decoder(spec, tp=tp, cp=cp, ep=ep, tokens=tokens)
-    made: dict[nn.Parameter, nn.Parameter] = {}  # a tied one has several users
+    created: dict[nn.Parameter, nn.Parameter] = {}  # a tied parameter has several users
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False)):
-            if p not in made:
+            if p not in created:
                 memory = torch.empty(p.shape if parameters else 1, dtype=dtype, device=device)
-                made[p] = nn.Parameter(memory if parameters else memory.expand(p.shape))
-            setattr(module, name, made[p])
+                created[p] = nn.Parameter(memory if parameters else memory.expand(p.shape))
+            setattr(module, name, created[p])
         for name, buffer in list(module.named_buffers(recurse=False)):
-            if name == "balance":  # of experts: small sums of small steps
+            if name == "balance":  # a router's bias is a sum of many small steps
                 setattr(module, name, torch.zeros(buffer.shape, dtype=accumulate_dtype(dtype), device=device))
             else:
                 setattr(module, name, torch.empty(buffer.shape, dtype=dtype, device=device))
     if spec.position == "rotary":
         cos, sin = rotary_table(spec)
-        if cp is not None and cp.packed:  # another's on every rank: no buffers, which are everybody's
+        if cp is not None and cp.packed:  # they differ between ranks, and buffers are broadcast: plain attributes
             del model.cos, model.sin
             model.cos, model.sin = (table[cp.own].to(device, dtype) for table in (cos, sin))
             return model

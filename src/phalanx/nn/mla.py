@@ -1,32 +1,32 @@
-"""Multi-head latent attention (DeepSeek-AI 2024a, "DeepSeek-V2", section 2.1): keys and values of all heads are made
-of `kv_rank` numbers per token, queries of `q_rank`.
+"""Multi-head latent attention (DeepSeek-AI 2024a, "DeepSeek-V2", section 2.1): keys and values of all heads are
+computed from `kv_rank` numbers per token, queries from `q_rank`.
 
-    q_down, kv_down   of x, on every tp rank alike; the last `rope_dim` numbers of kv_down turn with the position and
-                      are part of every head's keys
+    q_down, kv_down   of x, the same on every tp rank; the last `rope_dim` numbers of kv_down are rotated by position
+                      and are part of every head's keys
     q_norm, kv_norm   of the two latents, without those
-    q_up, kv_up       of the normed latents: a rank's own heads alone, so that its gradients of all that comes before
-                      are parts of sums over tp
+    q_up, kv_up       of the normed latents: this rank's own heads only, so that its gradients of everything before
+                      are terms of sums over tp
 
-Cores know one width, that of keys: what has fewer dimensions, mostly values, is filled up with zeros, which travel
-round a ring of context parallelism too. In a cache are the normed latent and the turned keys, not heads.
+The core knows one width, that of keys: tensors with fewer dimensions, mostly values, are padded with zeros, which
+also travel around a ring of context parallelism. A cache holds the normed latent and the rotated keys, not heads.
 
-What lives when, in order; t tokens (all, with sequence parallelism too), n heads of this rank, w the width. Those
-with a star are kept for the backward pass, by what stands behind them:
+Lifetimes, in order; t tokens (all, with sequence parallelism too), n heads of this rank, w the width. Tensors with a
+star are kept for the backward pass, by the operation named behind them:
 
     *x           (t, hidden)             columns; with sequence parallelism own rows
     *down        (t, q_rank)             q_norm, with a number per token; without q_rank: q
-    *latent      (t, kv_rank + rope_dim) kv_norm, with a number per token, whole
+    *latent      (t, kv_rank + rope_dim) kv_norm, with a number per token; all of it
     *normed q    (t, q_rank)             q_up
-     q           (t, n head_dim)         until it is turned
-    *turned q    (t, n w)                core
+     q           (t, n head_dim)         until it is rotated
+    *rotated q   (t, n w)                core
     *normed kv   (t, kv_rank)            kv_up
-     rope        (t, rope_dim)           turned, until keys are made
+     rope        (t, rope_dim)           rotated, until keys are made
      up          (t, n (nope_dim + v_dim))  until keys and values are made
     *k, v        (t, n w) each           core
     *out         (t, n w)                core, with a number per token and head
-    *result      (t, n v_dim)            o; it is out where values have the full width
+    *result      (t, n v_dim)            o; it is `out` where values have the full width
 
-Selective recomputation keeps turned q, k and v of what stands from there on; full keeps the block's input.
+Selective recomputation keeps rotated q, k and v in place of what follows them; full keeps the block's input.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.spec.model.spec import ModelSpec
 
 _EPS = 1e-6
-"""Of the norms of latents, whatever the model's others have (modeling_deepseek.py of DeepSeek-V2 and V3)."""
+"""The epsilon of latent norms, whatever the model's other norms have (modeling_deepseek.py of DeepSeek-V2 and V3)."""
 
 
 class _KeysAndValues(torch.autograd.Function):
@@ -59,9 +59,9 @@ class _KeysAndValues(torch.autograd.Function):
         k, v = (up.new_empty(*up.shape[:-1], width) for _ in range(2))
         k[..., :nope_dim], k[..., nope_dim:head_dim] = up[..., :nope_dim], rope
         v[..., :v_dim] = up[..., nope_dim:]
-        for made, used in ((k, head_dim), (v, v_dim)):
+        for padded, used in ((k, head_dim), (v, v_dim)):
             if used < width:
-                made[..., used:] = 0
+                padded[..., used:] = 0
         return k, v
 
     @staticmethod
@@ -73,13 +73,13 @@ class _KeysAndValues(torch.autograd.Function):
 
 
 def keys_and_values(up: Tensor, rope: Tensor, nope_dim: int, width: int) -> tuple[Tensor, Tensor]:
-    """Both (batch, tokens, heads, width), from what each head has of them, (batch, tokens, heads, nope_dim + v_dim),
-    and from the keys' part that all share, (batch, tokens, 1, rope_dim). Keeps nothing."""
+    """Build keys and values, both (batch, tokens, heads, width), from each head's own numbers `up`, (batch, tokens,
+    heads, nope_dim + v_dim), and the keys' part that all heads share, (batch, tokens, 1, rope_dim). Keeps nothing."""
     return _KeysAndValues.apply(up, rope, nope_dim, width)  # type: ignore[no-any-return]
 
 
 class LatentAttention(Core):
-    """Communicates over tp as Attention does: the gradient of x, and the sum of `o`."""
+    """Latent attention. Communicates over tp as Attention does: the gradient of x, and the sum of `o`."""
 
     def __init__(
         self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None = None

@@ -14,7 +14,7 @@ from phalanx.spec.model.spec import ModelSpec
 
 
 class MLP(nn.Module):
-    """`width`: of this rank's part of it."""
+    """A gated (SwiGLU) or plain (GELU) MLP. `width`: this rank's part of the hidden width."""
 
     def __init__(self, spec: ModelSpec, width: int, block: int, tp: TensorParallel | None) -> None:
         super().__init__()
@@ -26,7 +26,8 @@ class MLP(nn.Module):
         self.down = nn.Linear(width, spec.hidden, bias=spec.mlp_bias)
 
     def forward(self, x: Tensor, made: bool = True) -> Tensor | Factors:
-        """As Attention's."""
+        """Return what the MLP adds to the stream: with tp this rank's term, with sequence parallelism the factors of
+        it. `made`: whether the value is used (runtime/autograd/recompute.py)."""
         x = self._activated(x, self.tp)
         if self.tp is None:
             return recompute.linear(self.down, x, made)
@@ -35,7 +36,7 @@ class MLP(nn.Module):
         return tensor.rows(x, self.down, made)
 
     def term(self, x: Tensor, made: bool = True) -> Tensor:
-        """What it is without sequence parallelism, of an x whose gradient somebody else sums over the ranks."""
+        """Return this rank's term without sequence parallelism, from an x whose gradient the caller sums over tp."""
         x = self._activated(x, None)
         return recompute.linear(self.down, x, made) if self.tp is None else tensor.rows(x, self.down, made)
 

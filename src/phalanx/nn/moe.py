@@ -1,14 +1,14 @@
 """A mixture of experts in place of the MLP (Shazeer et al. 2017; Dai et al. 2024, "DeepSeekMoE").
 
-    router     logits of every own token; its experts, and their weights (nn/routing.py)
-    leave      rows of own tokens set out for their experts' ranks (runtime/expert_parallel.py)
-    shared     the MLP that all tokens go through, while they travel
-    experts    the MLPs of own experts over what has come (nn/grouped.py)
-    give back, combine    results return; each token's are summed by their weights
+    router     logits of every own token; its experts and their weights (routing.py)
+    leave      rows of own tokens start to travel to their experts' ranks (runtime/model_parallel/expert.py)
+    shared     the MLP that all tokens go through, overlapped with that
+    experts    the MLPs of own experts, over the rows that arrived (grouped_mlp.py)
+    give back, combine    results return; each token's rows are summed by their weights
 
-A rank routes its own tokens: with sequence parallelism those of its rows of the stream; of tp ranks that have all
-tokens, an equal part each, and their usual sum over tp puts the parts together. Capacity and balance are of
-sequences: ranks that share one tell each other what was chosen.
+A rank routes its own tokens: with sequence parallelism those of its rows of the stream. Where all tp ranks have all
+tokens, each routes an equal part, and their usual sum over tp puts the parts together. Capacity and balance are per
+sequence: ranks that share a sequence exchange their choices.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from phalanx.spec.model.spec import ModelSpec
 
 
 class _Matrices(nn.Module):
+    """The matrices of all local experts in one parameter, (experts, out, in)."""
+
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape))
 
 
 class _Bank(nn.Module):
-    """The matrices of the experts that a rank has."""
+    """The MLPs of the local experts."""
 
     def __init__(self, here: int, hidden: int, ffn: int) -> None:
         super().__init__()
@@ -47,10 +49,12 @@ class _Bank(nn.Module):
 
 
 class MoE(nn.Module):
+    """Routed experts, and shared ones beside them, in place of a block's MLP."""
+
     balance: Tensor | None
-    """(count,): added to scores where experts are chosen."""
+    """(count,): the bias added to scores when experts are chosen; None without bias balancing."""
     noted: list[tuple[Tensor, Tensor | None]] | None = None
-    """Where somebody wants to know what choices were made of: scores, balance."""
+    """If set, receives (scores, balance bias) of every pass; the parity examination looks for near-ties in them."""
 
     def __init__(
         self,
@@ -74,8 +78,8 @@ class MoE(nn.Module):
         self.register_buffer("balance", balance)
 
     def forward(self, x: Tensor, made: bool = True) -> Tensor:
-        """What is added to the stream: of x (batch, seq, hidden); with sequence parallelism, of own rows (own,
-        hidden). `made`: whether anybody reads it (runtime/recompute.py)."""
+        """Return what experts add to the stream, in the shape of x: (batch, seq, hidden), or with sequence
+        parallelism own rows (own, hidden). `made`: whether the value is used (runtime/autograd/recompute.py)."""
         tp = self.tp
         if tp is not None and tp.rows is not None:
             return self._own_rows(tp, x, made)
@@ -84,14 +88,14 @@ class MoE(nn.Module):
             routed, shared = self._routed(x.view(-1, hidden), (batch, seq), self._shared(x, made), made)
             routed = routed.view(x.shape)
             return routed if shared is None else recompute.add(routed, shared, made)
-        # All tp ranks have all tokens: each routes its part, and of shared experts has its part of the width.
+        # All tp ranks have all tokens: each routes a part of them, and has a part of the shared experts' width.
         x = tensor.copied(tp, self.unit, x)
         own = self.tokens.part(x.view(-1, hidden), tp)
         routed, term = self._routed(own, (batch, seq), self._shared(x, made), made)
-        whole = self.tokens.placed(routed, (batch, seq), tp, made)
+        placed = self.tokens.placed(routed, (batch, seq), tp, made)
         del routed
-        term = whole if term is None else recompute.add(whole, term, made)
-        del whole
+        term = placed if term is None else recompute.add(placed, term, made)
+        del placed
         layers = (self.shared.down,) if hasattr(self, "shared") else ()
         return tensor.summed(tp, self.unit, (term,), layers, made)
 
@@ -109,8 +113,8 @@ class MoE(nn.Module):
     def _routed(
         self, x: Tensor, shape: Shape, shared: Callable[[], object] | None, made: bool
     ) -> tuple[Tensor, object]:
-        """What experts make of own tokens, x (tokens, hidden), of sequences of that (batch, seq) on this rank and
-        those that share tp; and what the shared ones make, meanwhile."""
+        """Return (the routed experts' output for own tokens, x (tokens, hidden); the result of `shared`, which runs
+        while rows travel). `shape`: (batch, seq) of the part that the ranks of tp divide."""
         weights, route = self._chosen(recompute.linear(self.router, x), shape)
         rows = expert.leave(self.ep, self.unit, route, x)
         beside = None if shared is None else shared()
@@ -121,7 +125,7 @@ class MoE(nn.Module):
         return expert.combine(route, rows, weights, made), beside
 
     def _chosen(self, logits: Tensor, shape: Shape) -> tuple[Tensor, Route]:
-        """The weights of own tokens' experts, and where their rows go."""
+        """Choose experts for own tokens by logits (tokens, count). Returns (weights, the route of their rows)."""
         x, tokens, width = self.x, len(logits), self.x.top_k
         losses = Losses(z=x.z_loss, seed=self.tokens.seed)
         with torch.no_grad():
@@ -143,7 +147,8 @@ class MoE(nn.Module):
         return weights, expert.route(self.ep, self.unit, slots, width, tokens, counts, otherwise, x)
 
     def _by_tokens(self, p: Tensor, shape: Shape, losses: Losses) -> tuple[Tensor, Tensor]:
-        """(The experts of own tokens, (tokens, top_k); the same flat, with `count` for those that are dropped.)"""
+        """Let tokens choose. Returns (experts of own tokens, (tokens, top_k); the same flat, dropped choices as
+        `count`)."""
         x, seq = self.x, self.tokens.seq(shape)
         if self.noted is not None:
             self.noted.append((p, None if self.balance is None else self.balance.clone()))
@@ -153,23 +158,24 @@ class MoE(nn.Module):
         limit = most(x, seq)
         if limit is None and not x.balance_loss:
             return chosen, chosen.flatten()
-        whole = self.tokens.whole(chosen.int(), shape, self.unit).long()  # (batch, seq, top_k)
+        everyone = self.tokens.gather(chosen.int(), shape, self.unit).long()  # (batch, seq, top_k)
         if x.balance_loss:
-            of = torch.arange(len(whole), device=p.device).view(-1, 1, 1) * x.count
-            share = _counts((whole + of).flatten(), len(whole) * x.count).view(-1, x.count) / (seq * x.top_k)
+            of = torch.arange(len(everyone), device=p.device).view(-1, 1, 1) * x.count
+            share = _counts((everyone + of).flatten(), len(everyone) * x.count).view(-1, x.count) / (seq * x.top_k)
             losses.even = share.mul_(x.balance_loss * x.count).to(p.dtype)[self.tokens.sequence(shape, p.device)]
         if limit is None:
             return chosen, chosen.flatten()
         if self._even:
             kept = routing.fits(chosen[None], x.count, most(x, len(p)) or 0)[0]
         else:
-            kept = self.tokens.own(routing.fits(whole, x.count, limit), shape)
+            kept = self.tokens.own(routing.fits(everyone, x.count, limit), shape)
         return chosen, chosen.masked_fill(kept.logical_not_(), x.count).flatten()
 
     def _by_experts(self, p: Tensor, shape: Shape) -> Tensor:
-        """For every own token and expert, flat: that expert, if it takes the token, or else `count`."""
+        """Let experts choose. Returns for every own token and expert, flat, the expert if it takes the token, else
+        `count`."""
         x, limit = self.x, most(self.x, self.tokens.seq(shape)) or 0
-        taken = self.tokens.own(routing.take(self.tokens.whole(p, shape, self.unit), limit), shape)
+        taken = self.tokens.own(routing.take(self.tokens.gather(p, shape, self.unit), limit), shape)
         if self._even:
             taken = routing.in_turn(len(p), x, p.device)
         experts = torch.arange(x.count, device=p.device).expand(p.shape)
@@ -181,7 +187,7 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def _count(self, p: Tensor, chosen: Tensor | None, counts: Tensor, logits: Tensor, losses: Losses) -> None:
-        """Own tokens' share in what the metrics say of this layer."""
+        """Add own tokens to the loads that the metrics report of this layer."""
         assert self.ep is not None
         load = counts if chosen is None else _counts(chosen.flatten(), self.x.count)
         dropped = load.sum() - counts.sum()
@@ -189,5 +195,5 @@ class MoE(nn.Module):
 
 
 def _counts(key: Tensor, n: int) -> Tensor:
-    """How often each of 0 .. n - 1 is in `key`, (n,)."""
+    """Count how often each of 0 .. n - 1 is in `key`: (n,)."""
     return torch.zeros(n, dtype=torch.int64, device=key.device).index_add_(0, key, torch.ones_like(key))

@@ -1,4 +1,4 @@
-"""The norms of the residual stream and of heads."""
+"""Norms of the residual stream and of heads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from phalanx.spec.model.spec import ModelSpec
 
 
 class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps) * weight, over the last dimension."""
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
@@ -21,6 +23,8 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
+    """torch's LayerNorm, whose parameter gradients can be deferred."""
+
     def forward(self, x: Tensor) -> Tensor:
         if not deferred_weight_grads.owners(self.weight):
             return super().forward(x)
@@ -28,6 +32,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 def make_norm(spec: ModelSpec) -> nn.Module:
+    """Make the norm of a model's residual stream."""
     if spec.norm == "rms":
         return RMSNorm(spec.hidden, spec.norm_eps)
     return LayerNorm(spec.hidden, spec.norm_eps, bias=spec.norm_bias)

@@ -1,7 +1,7 @@
-"""torch's AdamW and SGD, made and stepped without its compiler.
+"""torch's AdamW and SGD without the import of its compiler.
 
-torch.optim imports torch._dynamo when an optimizer is made, and again in every step, only to keep the compiler out of
-it: nearly two seconds of a rank's start. Here nothing is compiled; the arithmetic, state and hooks are torch's own.
+torch.optim imports torch._dynamo when an optimizer is made, only to keep the compiler out of it: nearly two seconds
+of a rank's start. Here nothing is compiled; arithmetic, state and hooks are torch's own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ _adamw, _sgd = unwrap(torch.optim.AdamW.step), unwrap(torch.optim.SGD.step)
 
 
 class AdamW(torch.optim.AdamW):
+    """torch.optim.AdamW without its imports of the compiler."""
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         _add(self, param_group)
 
@@ -25,6 +27,8 @@ class AdamW(torch.optim.AdamW):
 
 
 class SGD(torch.optim.SGD):
+    """torch.optim.SGD without its imports of the compiler."""
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         _add(self, param_group)
 

@@ -1,4 +1,4 @@
-"""The angles of rotary positions, and how they are stretched for sequences longer than those of pre-training."""
+"""The angles of rotary positions, and their scaling for sequences longer than those of pre-training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from phalanx.spec.model.spec import ModelSpec
 
 
 def rotary_table(spec: ModelSpec) -> tuple[Tensor, Tensor]:
-    """cos and sin of position x θ_i, (max_seq, d / 2), θ_i = rope_theta^(-2i / d), d = spec.rotary_width."""
-    # On the CPU whatever the default device: the table holds values even where parameters are on `meta`.
+    """Return cos and sin of position x θ_i, (max_seq, d / 2) fp64, θ_i = rope_theta^(-2i / d), d =
+    spec.rotary_width."""
+    # On the CPU whatever the default device: the table needs values even where parameters are on `meta`.
     d = spec.rotary_width
     theta = spec.rope_theta ** -(torch.arange(0, d, 2, dtype=torch.float64, device="cpu") / d)
     scale = 1.0
@@ -24,7 +25,7 @@ def rotary_table(spec: ModelSpec) -> tuple[Tensor, Tensor]:
 
 
 def _stretch(theta: Tensor, base: float, s: RopeScaling) -> tuple[Tensor, float]:
-    """The frequencies that are used, (d / 2,), and the factor of cos and sin: slow frequencies are divided by
+    """Return the scaled frequencies, (d / 2,), and the factor of cos and sin: slow frequencies are divided by
     `factor`, fast ones stay, those between are blended."""
     if s.kind == "linear":
         return theta / s.factor, 1.0
@@ -36,7 +37,7 @@ def _stretch(theta: Tensor, base: float, s: RopeScaling) -> tuple[Tensor, float]
     d = 2 * len(theta)
 
     def dimension(turns: float) -> float:
-        """The index whose frequency turns so often in the original length (YaRN, equation 17)."""
+        """Return the index whose frequency makes that many turns in the original length (YaRN, equation 17)."""
         assert s.original_max_seq is not None
         return d * math.log(s.original_max_seq / (turns * 2 * math.pi)) / (2 * math.log(base))
 
@@ -45,7 +46,7 @@ def _stretch(theta: Tensor, base: float, s: RopeScaling) -> tuple[Tensor, float]
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, d - 1)
     if low == high:
-        high += 0.001  # as transformers has it: a step, not a division by zero
+        high += 0.001  # as in transformers: a step, in place of a division by zero
     slow = ((torch.arange(d // 2, dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0, 1)
     scale = s.attention_factor
     if scale is None:

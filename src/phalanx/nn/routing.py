@@ -1,12 +1,12 @@
-"""Which experts a token goes to, and with what weight: functions of the router's logits.
+"""The experts of each token and their weights, as functions of the router's logits.
 
     scores      p = softmax(z) or sigmoid(z), (tokens, count), of logits z = x Wᵀ
-    choose      the top_k best of each token, of its best groups where there are groups; where there is a balance bias
-                by p + bias (Wang et al. 2024), which does not enter the weight
+    choose      the top_k best experts of each token, from its best groups if there are groups; by p + bias if there
+                is a balance bias (Wang et al. 2024), which does not enter the weight
     fits        whether a choice is among the first `most` of its expert and sequence
-    take        of each expert, the `most` best tokens of a sequence (Zhou et al. 2022, "expert choice")
-    weights     of those chosen: p, divided by their sum if `normalized`, times `scale`; (tokens, top_k) where tokens
-                choose, (tokens, count) where experts do
+    take        the `most` best tokens of a sequence for each expert (Zhou et al. 2022, "expert choice")
+    weights     p of the chosen experts, divided by their sum if `normalized`, times `scale`; (tokens, top_k) where
+                tokens choose, (tokens, count) where experts do
 
 With p' = p / Σ p, f the share of a sequence's choices that an expert got, and a mean over the tokens of the batch:
 
@@ -32,13 +32,13 @@ from phalanx.spec.model.mechanisms import Experts
 
 
 def scores(logits: Tensor, x: Experts) -> Tensor:
-    """(tokens, count), in fp32 (fp64 in fp64 runs)."""
+    """Return the scores p of logits (tokens, count), in fp32 (fp64 in fp64 runs)."""
     z = logits.to(accumulate_dtype(logits.dtype))
     return z.softmax(-1) if x.score == "softmax" else z.sigmoid()
 
 
 def choose(p: Tensor, x: Experts, balance: Tensor | None) -> Tensor:
-    """The experts that tokens choose, (tokens, top_k)."""
+    """Return the experts that tokens choose, (tokens, top_k), from scores p (tokens, count)."""
     by = p if balance is None else p + balance
     if x.groups > 1:
         grouped = by.unflatten(-1, (x.groups, -1))
@@ -49,7 +49,7 @@ def choose(p: Tensor, x: Experts, balance: Tensor | None) -> Tensor:
 
 
 def fits(chosen: Tensor, count: int, most: int) -> Tensor:
-    """Which choices are among the first `most` of their expert and sequence; (batch, seq, top_k) both."""
+    """Mark the choices that are among the first `most` of their expert and sequence: (batch, seq, top_k) to bool."""
     batch, *_ = chosen.shape
     of = torch.arange(batch, device=chosen.device).view(-1, 1, 1) * count
     key = (chosen + of).flatten()
@@ -62,14 +62,16 @@ def fits(chosen: Tensor, count: int, most: int) -> Tensor:
 
 
 def take(p: Tensor, most: int) -> Tensor:
-    """Which tokens experts take, of scores (batch, seq, count); of the same shape."""
+    """Mark the tokens that each expert takes, the `most` best of each sequence: scores (batch, seq, count) to
+    bool."""
     return torch.zeros_like(p, dtype=torch.bool).scatter_(1, p.topk(most, 1).indices, True)
 
 
 @dataclass
 class Losses:
-    """What bends the gradients of a layer's logits. `even`: balance_loss x count x f of each token's sequence,
-    (tokens, count); `seed`: the gradient of the loss of one token."""
+    """The auxiliary losses of a layer, which add to the gradients of its logits. `even`: balance_loss x count x f of
+    each token's sequence, (tokens, count); `z`: the factor of the z loss; `seed`: the gradient of one token's
+    loss."""
 
     even: Tensor | None = None
     z: float = 0.0
@@ -114,29 +116,30 @@ class _Weights(torch.autograd.Function):
 
 
 def weights(logits: Tensor, p: Tensor, chosen: Tensor | None, x: Experts, losses: Losses) -> Tensor:
-    """The weights of a token's experts, of the type of the scores p. Keeps p, what was chosen, and for the z loss a
-    number per token."""
+    """Return the weights of the chosen experts, in the type of the scores p; backward adds the gradients of `losses`.
+    Keeps p, the choices, and for the z loss a number per token."""
     return _Weights.apply(logits, p, chosen, x, losses)  # type: ignore[no-any-return]
 
 
-def losses(logits: Tensor, p: Tensor, given: Losses, x: Experts) -> Tensor:
-    """(balance loss, z loss) summed over tokens, (2,), fp64."""
-    found = torch.zeros(2, dtype=torch.float64, device=p.device)
-    if given.even is not None:
-        found[0] = (given.even * (p / p.sum(-1, keepdim=True))).sum()
-    if given.z:
-        found[1] = given.z * logits.to(p.dtype).logsumexp(-1).square_().sum()
-    return found
+def losses(logits: Tensor, p: Tensor, terms: Losses, x: Experts) -> Tensor:
+    """Return (balance loss, z loss) summed over tokens: (2,), fp64."""
+    sums = torch.zeros(2, dtype=torch.float64, device=p.device)
+    if terms.even is not None:
+        sums[0] = (terms.even * (p / p.sum(-1, keepdim=True))).sum()
+    if terms.z:
+        sums[1] = terms.z * logits.to(p.dtype).logsumexp(-1).square_().sum()
+    return sums
 
 
 def evenly(tokens: int, x: Experts, device: torch.device) -> Tensor:
-    """Choices that are balanced, (tokens, top_k): token t's are t top_k, t top_k + 1, ... modulo the number of
+    """Return balanced choices, (tokens, top_k): token t gets t top_k, t top_k + 1, ... modulo the number of
     experts."""
     return torch.arange(tokens * x.top_k, device=device).remainder_(x.count).view(tokens, x.top_k)
 
 
 def in_turn(tokens: int, x: Experts, device: torch.device) -> Tensor:
-    """The same where experts choose: each takes as many, from where the one before it stopped; (tokens, count)."""
+    """Return balanced choices by experts, (tokens, count) bool: each takes as many tokens, from where the one before
+    it stopped."""
     each = most(x, tokens) or 0
     taken = torch.arange(x.count * each, device=device).remainder_(tokens).view(x.count, each)
     return torch.zeros(x.count, tokens, dtype=torch.bool, device=device).scatter_(1, taken, True).t().contiguous()

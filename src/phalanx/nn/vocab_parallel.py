@@ -1,7 +1,7 @@
-"""Embedding and cross-entropy over a vocabulary that the tp ranks share: each has some rows of it, and some logits of
-every token. Whole logits are nowhere.
+"""Embedding and cross-entropy over a vocabulary that is split over the tp ranks: each has some rows of it, and so
+some logits of every token. Full logits exist nowhere.
 
-Like nn/functions.py: what is kept is said, and cost/memory.py counts just that.
+As in functional.py, docstrings say what is kept for the backward pass, and cost/memory counts exactly that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from phalanx.schedule.event import Phase
 
 
 def _mine(tokens: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:
-    """(The row that each token has on this rank, or 0; whether it has none), (tokens,) both."""
+    """Return (the row of each token on this rank, or 0; whether it has none here), both (tokens,)."""
     index = tokens.reshape(-1) - tp.split.first_token
     elsewhere = (index < 0).logical_or_(index >= tp.split.tokens)
     return index.masked_fill_(elsewhere, 0), elsewhere
@@ -46,20 +46,20 @@ class _Embedding(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor | None]:
         (tokens,) = ctx.saved_tensors
-        put_off = deferred_weight_grads.now(deferred_weight_grads.owners(ctx.weight))
-        if put_off is not None:
-            put_off.rows(ctx.weight, partial(_gradient, ctx.tp, ctx.rows, tokens, g, "W"))
+        deferred = deferred_weight_grads.now(deferred_weight_grads.owners(ctx.weight))
+        if deferred is not None:
+            deferred.rows(ctx.weight, partial(_gradient, ctx.tp, ctx.rows, tokens, g, "W"))
             return None, None, None
         index, rows = _gradient(ctx.tp, ctx.rows, tokens, g, "B")
         beside: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "rows_beside", None)
         if beside is None:
             return None, None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)
         beside.append((index, rows))
-        return None, None, None  # the weight's hook is called all the same
+        return None, None, None  # autograd calls the weight's hook all the same
 
 
 def _gradient(tp: TensorParallel, own: Rows | None, tokens: Tensor, g: Tensor, phase: Phase) -> tuple[Tensor, Tensor]:
-    """(index, values) of the rows of the weight's gradient."""
+    """Return (index, values) of the rows of the weight's gradient on this rank."""
     index, elsewhere = _mine(tokens, tp)
     if own is None:
         return index, g.reshape(-1, g.shape[-1]).masked_fill(elsewhere.unsqueeze(-1), 0)
@@ -82,9 +82,9 @@ def _scattered(rows: Rows, index: Tensor, elsewhere: Tensor, weight: Tensor) -> 
 
 
 def embedding(tp: TensorParallel, tokens: Tensor, weight: Tensor) -> Tensor:
-    """The rows of the vocabulary that the tokens name: those that this rank has, and the others' by one all-reduce;
-    with sequence parallelism own tokens' alone, (own, hidden). Keeps the tokens; the gradient is left as
-    functions.embedding's is."""
+    """Look up tokens in a table split over tp, with one all-reduce: (*tokens.shape, hidden); with sequence
+    parallelism one reduce-scatter, own tokens only, (own, hidden). Keeps the tokens; the gradient is handed over as
+    by functional.embedding."""
     return _Embedding.apply(tp, tokens, weight)  # type: ignore[no-any-return]
 
 
@@ -93,11 +93,11 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor:
         wide, gradient = accumulate_dtype(logits.dtype), ctx.needs_input_grad[1]
         if tp.split.tokens < logits.shape[1]:
-            logits[:, tp.split.tokens :] = -math.inf  # of no token
+            logits[:, tp.split.tokens :] = -math.inf  # padding of the vocabulary
         top = logits.amax(-1).to(wide)
         tp.all_reduce(top, "head", "F", "max").wait()
         index, elsewhere = _mine(targets, tp)
-        sums = torch.empty(2, len(logits), dtype=wide, device=logits.device)  # of exponentials; the target's logit
+        sums = torch.empty(2, len(logits), dtype=wide, device=logits.device)  # of exponentials; target logit
         step = rows_at_once(logits)
         slices = [slice(low, low + step) for low in range(0, len(logits), step)]
         for here in host_values.rounds(slices):
@@ -121,19 +121,20 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _shifted(logits: Tensor, top: Tensor) -> Tensor:
-    """logits - top of some rows: in their place, or in memory of its own where sums are wider."""
+    """Return logits - top, in place, or in new memory where sums have a wider type."""
     return (logits if logits.dtype == top.dtype else logits.to(top.dtype)).sub_(top.unsqueeze(-1))
 
 
 def _sums(logits: Tensor, top: Tensor, index: Tensor, sums: Tensor) -> None:
-    """Of some rows, the sum of exponentials and one logit, above their `top`. Leaves exponentials, if it can."""
+    """Write to `sums`, (2, rows), the sum of exponentials and the logit at `index`, both relative to `top`. Leaves
+    the exponentials in `logits` if types agree."""
     z = _shifted(logits, top)
     torch.sum(z.gather(-1, index), -1, out=sums[1])
     torch.sum(z.exp_(), -1, out=sums[0])
 
 
 def _softmax(logits: Tensor, top: Tensor, total: Tensor) -> None:
-    """In place, of what `_sums` has left."""
+    """Turn what `_sums` left in `logits` into the softmax, in place."""
     if logits.dtype == total.dtype:
         logits.div_(total.unsqueeze(-1))
     else:
@@ -141,16 +142,16 @@ def _softmax(logits: Tensor, top: Tensor, total: Tensor) -> None:
 
 
 def cross_entropy(tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor:
-    """-Σ log softmax(logits)[target] over all tokens, the same on every rank, as functions.cross_entropy; by an
-    all-reduce of each token's largest logit and one of its sum of exponentials and its target's logit.
+    """-Σ log softmax(logits)[target] over all tokens, the same on every rank, as functional.cross_entropy.
 
-    logits: (tokens, rows of this rank), OVERWRITTEN by the gradient. targets: (tokens,) int64, of all the vocabulary.
+    Two all-reduces: of each token's largest logit; of its sum of exponentials and its target's logit. logits:
+    (tokens, rows of this rank), OVERWRITTEN by the gradient. targets: (tokens,) int64, of the full vocabulary.
     """
     return _CrossEntropy.apply(tp, logits, targets)  # type: ignore[no-any-return]
 
 
 def gathered(tp: TensorParallel, logits: Tensor) -> Tensor:
-    """The logits of one token, (vocab,), from every rank's own, (rows of this rank,)."""
-    whole = logits.new_empty(tp.split.tp * len(logits))
-    tp.inner.comm.all_gather(whole, logits.contiguous(), "tp", unit="head", phase="F").wait()
-    return whole[: tp.split.spec.vocab]
+    """Gather the logits of one token, (vocab,), from every rank's own, (rows of this rank,)."""
+    everyone = logits.new_empty(tp.split.tp * len(logits))
+    tp.inner.comm.all_gather(everyone, logits.contiguous(), "tp", unit="head", phase="F").wait()
+    return everyone[: tp.split.spec.vocab]

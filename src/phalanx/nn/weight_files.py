@@ -1,4 +1,4 @@
-"""Weights that lie on a disk: a Hugging Face folder, or the checkpoint of a run."""
+"""Weights on disk: a Hugging Face folder, or the checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from phalanx.runtime.checkpoint.container import Reader
 
 RUN = "RUN"
+"""The field that errors about a run's checkpoint name, until `said_of` names the real one."""
 
 
 @dataclass(frozen=True)
 class CheckpointWeights:
-    """The parameters and buffers of one checkpoint. A Weights."""
+    """The parameters and buffers of one checkpoint; implements Weights."""
 
     reader: Reader
 
@@ -48,13 +49,13 @@ class CheckpointWeights:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's, and not Hugging Face's."""
+    """Whether a folder is a run's, in contrast to one of Hugging Face weights."""
     return any((path / name).exists() for name in ("plan.json", "model.json", "checkpoint"))
 
 
 @contextmanager
 def said_of(field: str) -> Iterator[None]:
-    """What is wrong with weights, said of the field that named them."""
+    """Make errors about weights name `field`, the setting that names the weights."""
     try:
         yield
     except InputError as error:
@@ -64,16 +65,16 @@ def said_of(field: str) -> Iterator[None]:
 
 
 def open_weights(path: Path, spec: ModelSpec, step: int | None = None) -> Weights:
-    """The weights in a Hugging Face folder, safetensors or index file, of which nothing but headers is read; or those
-    of a run (see `of_run`): what train.weights names. Raises InputError where they are not this model's, or damaged;
+    """Open what train.weights names: a Hugging Face folder, safetensors or index file, of which only headers are
+    read, or a run (see `of_run`). Raises InputError if the weights are not this model's or damaged, and
     CheckpointError."""
     with said_of("train.weights"):
         return of_run(path, spec, step) if is_run(path) else files.read(path, spec)
 
 
 def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWeights:
-    """The parameters in a run's checkpoint of a step. None: of the newest that is not damaged, for which it is read
-    as a whole. Raises InputError, CheckpointError."""
+    """Open the parameters in a run's checkpoint of `step`; None: the newest intact one, which is read in full to
+    know. Raises InputError, CheckpointError."""
     from phalanx.runtime.checkpoint.container import Reader
 
     saved = run / "checkpoint"
@@ -97,14 +98,14 @@ def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWei
 
 
 def describe(weights: Weights, spec: ModelSpec) -> str:
-    """`llama, bfloat16, 8,030,261,248 parameters`, for people."""
+    """Describe weights in a few words: `llama, bfloat16, 8,030,261,248 parameters`."""
     kinds = sorted({str(weights.dtype(p.fqn)).removeprefix("torch.") for p in parameters(spec)})
     return f"{spec.family}, {' and '.join(kinds)}, {spec.parameter_count:,} parameters"
 
 
 def introduce(path: Path, spec: ModelSpec) -> list[str]:
-    """What a run says of the weights that it starts from: which, and where the model that they were made with is
-    another in anything but shape. Raises InputError, CheckpointError."""
+    """Return the lines that a run prints about its initial weights: what they are, and in which settings (other than
+    shapes) the model they were trained with differs. Raises InputError, CheckpointError."""
     lines = [f"weights: {path} ({describe(open_weights(path, spec), spec)})"]
     config = (path if path.is_dir() else path.parent) / "config.json"
     if is_run(path):
@@ -114,12 +115,12 @@ def introduce(path: Path, spec: ModelSpec) -> list[str]:
     else:
         return lines
     for name in MODEL_FIELDS:
-        ours, then = getattr(spec, name), getattr(theirs, name)
-        if ours != then:
-            lines.append(f"note: model.{name} = {ours}, the weights were made with {then}")
+        ours, trained = getattr(spec, name), getattr(theirs, name)
+        if ours != trained:
+            lines.append(f"note: model.{name} = {ours}, the weights were made with {trained}")
     return lines
 
 
 def widest(weights: Weights, spec: ModelSpec) -> torch.dtype:
-    """The type that holds all of them."""
+    """Return the smallest type that holds all parameters."""
     return reduce(torch.promote_types, (weights.dtype(p.fqn) for p in parameters(spec)))

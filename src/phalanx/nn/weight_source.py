@@ -1,6 +1,6 @@
-"""What gives a model its numbers: any slice of any parameter, by our names, read and not held.
+"""The source of a model's weights: any slice of any parameter, by our names, read on demand.
 
-Hugging Face folders, checkpoints of runs, and (nn/initial.py) the random generator all answer the same question.
+Hugging Face folders and checkpoints of runs implement it; init.py puts the random generator beside them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ class Weights(Protocol):
     """Parameters and buffers by single-process name. Reading holds no more memory than the slice and one tensor."""
 
     def has(self, fqn: str) -> bool:
-        """Whether it is there: parameters all are, and buffers where what was stored had learned them."""
+        """Whether a tensor is there: every parameter is, a buffer only if the stored model had learned it."""
         ...
 
     def dtype(self, fqn: str) -> torch.dtype:
-        """The type in which the parameter is stored."""
+        """Return the type in which the parameter is stored."""
         ...
 
     def slice(self, fqn: str, start: int, stop: int) -> Tensor:
-        """Elements start..stop of the flattened parameter, in its stored type, on the CPU."""
+        """Read elements start..stop of the flattened parameter, in its stored type, on the CPU."""
         ...

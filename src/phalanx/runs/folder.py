@@ -1,4 +1,4 @@
-"""The folders of runs: runs/<name>, each of them one process's while it trains there."""
+"""The folders of runs, runs/<name>; a run locks its folder while it trains."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RUNS = Path("runs")
 
 @contextmanager
 def open_run(decided: Plan, tokenizer: Path, resume: bool, beside: Sequence[Path] = ()) -> Iterator[Path]:
-    """The run's folder with its plan.json, tokenizer (where there is one) and small files from `beside`, ours alone
-    while the run lasts; an old run of that name is moved aside unless it is resumed. Raises InputError."""
+    """Lock and yield the run's folder, with its plan.json, tokenizer (if there is one) and small files from `beside`.
+    An old run of that name is moved aside unless it is resumed. Raises InputError."""
     folder = RUNS / decided.train.name
     with ExitStack() as stack:
-        # What goes wrong here is the folder's fault; what goes wrong while the run lasts is not.
+        # Only errors of this preparation are about the folder, not those of the run inside `yield`.
         try:
             claim(folder, stack, "train.name")
             if not resume:
@@ -42,7 +42,7 @@ def open_run(decided: Plan, tokenizer: Path, resume: bool, beside: Sequence[Path
 
 
 def claim(folder: Path, stack: ExitStack, field: str) -> None:
-    """Make a run's folder, there or not yet, ours alone until `stack` ends. `field`: what names it.
+    """Lock a run's folder, which need not exist, until `stack` ends. `field`: the setting that names it.
 
     Raises InputError, OSError."""
     folder.parent.mkdir(exist_ok=True)
@@ -54,38 +54,38 @@ def claim(folder: Path, stack: ExitStack, field: str) -> None:
 
 
 def move_aside(folder: Path) -> None:
-    """Give an old run of that name another one. Raises OSError."""
+    """Rename an old run's folder, if there is one, to carry a time stamp. Raises OSError."""
     if folder.exists():
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         os.replace(folder, folder.with_name(f"{folder.name}.{stamp}"))
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl; the last one of a killed run may be half written. Raises InputError."""
+    """Read the lines of a run's metrics.jsonl, leaving out a half-written last line. Raises InputError."""
     try:
         lines = (folder / "metrics.jsonl").read_text().splitlines()
     except OSError as error:
         raise InputError("run", str(folder), f"has no metrics ({error})", "name a folder as runs/NAME") from None
-    found = []
+    rows = []
     for i, line in enumerate(lines):
         try:
-            found.append(json.loads(line))
+            rows.append(json.loads(line))
         except json.JSONDecodeError:
             if i + 1 < len(lines):
                 raise InputError("run", str(folder), f"line {i + 1} of metrics.jsonl is not JSON") from None
-    return found
+    return rows
 
 
 def latest_run() -> Path:
-    """The run with the newest checkpoint."""
+    """Return the folder of the run with the newest checkpoint. Raises InputError if there is none."""
     from phalanx.runtime.checkpoint.store import newest
 
-    found = {}
+    saved_at = {}
     for path in RUNS.glob("*/plan.json"):
         checkpoint = newest(path.parent / "checkpoint")
-        # A run that was moved aside carries another name than its plan.
+        # The folder of a run that was moved aside is not named as in its plan.
         if checkpoint is not None and plan.read(path).train.name == path.parent.name:
-            found[path.parent] = checkpoint.stat().st_mtime
-    if not found:
+            saved_at[path.parent] = checkpoint.stat().st_mtime
+    if not saved_at:
         raise InputError("--resume", None, f"no run with a checkpoint in {RUNS}/", "name the job file to start one")
-    return max(found, key=lambda p: found[p])
+    return max(saved_at, key=lambda p: saved_at[p])

@@ -1,5 +1,4 @@
-"""What a run begins from: the weights that train.weights names, the tokenizer that their ids are of, and the small
-files that people keep beside both."""
+"""What a run starts from: the weights that train.weights names, their tokenizer, and the small files beside them."""
 
 from __future__ import annotations
 
@@ -27,39 +26,39 @@ _BESIDE = (
 
 
 def beside(folder: Path) -> list[Path]:
-    """The small files of a folder of weights: they come along, in and out."""
+    """List the small files of a folder of weights that are copied with them, on import and export."""
     return [folder / name for name in _BESIDE if (folder / name).is_file()]
 
 
 def begun(file: JobFile, announce: Callable[[str], None]) -> JobFile:
-    """The job with the tokenizer of its train.weights, where it names none and has texts to encode. Raises InputError
-    where the weights are not the model's, or lie where the run will."""
+    """Return the job with the tokenizer beside its train.weights, if it names none and has texts to encode; announce
+    what the weights are. Raises InputError if the weights are not the model's, or lie in the run's own folder."""
     from phalanx.nn.weight_files import introduce
     from phalanx.train.data import holds_ids
 
     train = file.train
-    own, given = (RUNS / train.name).resolve(), Path(train.weights).resolve()
-    if own in (given, *given.parents):
+    own, source = (RUNS / train.name).resolve(), Path(train.weights).resolve()
+    if own in (source, *source.parents):
         raise InputError("train.weights", train.weights, "is this run's own folder", "choose another train.name")
     for line in introduce(Path(train.weights), file.model):
         announce(line)
     theirs = _folder(train) / TOKENIZER
     if train.tokenizer:
         if theirs.is_file() and not _is_theirs(train):
-            announce(f"note: train.tokenizer = {train.tokenizer!r} is another than the weights' own, {theirs}")
+            announce(f"note: train.tokenizer = {train.tokenizer!r} differs from the weights' own, {theirs}")
     elif not holds_ids(train.data):
         if theirs.is_file():
             announce(f"weights: train.tokenizer = {str(theirs)!r}, which is beside them")
             return replace(file, train=replace(train, tokenizer=str(theirs)))
         announce(
-            f"note: no {TOKENIZER} beside the weights: one is made of the texts, its ids are not those they know"
+            f"note: no {TOKENIZER} beside the weights: one is trained on the texts, whose ids the weights do not know"
         )
     return file
 
 
 def come_along(train: Train) -> list[Path]:
-    """What is kept beside the weights that a run begins from and goes into its folder, so that it comes out again:
-    where the tokenizer is theirs, all but that."""
+    """List the files beside the initial weights that go into the run's folder, to be exported with its weights: if
+    the run uses their tokenizer, all but the tokenizer itself."""
     return [f for f in beside(_folder(train)) if f.name != TOKENIZER] if train.weights and _is_theirs(train) else []
 
 

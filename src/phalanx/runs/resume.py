@@ -1,4 +1,4 @@
-"""Taking up a run again: which one, as what job, and what may not have changed since."""
+"""Resuming a run: which one, with which job, and what may not have changed since."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from phalanx.spec.strategy.spec import DEFAULT_BUCKET_MIB, Strategy, divisors
 
 
 def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
-    """The job of a run that is taken up again: its job file as it is now, or without one the latest run's own
-    plan; overrides laid over it. A strategy that was chosen stays.
+    """Return the job of a resumed run: its job file as it is now, or by default the plan of the latest run; with
+    `overrides`. A strategy that the planner chose stays.
 
-    Raises InputError where there is nothing to resume, or where a change would make it another run.
+    Raises InputError if there is nothing to resume, or a change would make it another run.
     """
     from phalanx.runtime.checkpoint.store import damage_or_unread, steps
 
@@ -35,32 +35,32 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
         file = plan.as_job(old, overrides)
     file = _with_tokenizer(replace(file, strategy=_as_before(file.strategy, old.strategy)), old)
     _same_run(file, old)
-    # A damaged one the ranks will set aside; an earlier one may have steps left.
+    # If the last checkpoint is damaged, the ranks set it aside, and an earlier one has steps left.
     if done[-1] >= file.train.steps and damage_or_unread(folder / "checkpoint", done[-1]) is None:
         raise InputError("--resume", str(folder), f"is finished at step {done[-1]}", "raise train.steps to go on")
     return file
 
 
 def goes_on(folder: Path) -> str:
-    """From where the ranks of a run go on that are started again."""
+    """Say from which step the restarted ranks of a run continue."""
     from phalanx.runtime.checkpoint.store import steps
 
     saved = steps(folder / "checkpoint")
-    return f"the run goes on from step {saved[-1]}" if saved else "the run begins anew: nothing was saved yet"
+    return f"the run continues from step {saved[-1]}" if saved else "the run starts over: nothing was saved yet"
 
 
 def begun_by(launchers: Sequence[str], name: str) -> bool:
-    """Whether the run of that name was begun by one of these: its ranks have failed since, and were started again."""
+    """Whether one of these launchers started the run of that name, so that its ranks failed and were restarted."""
     try:
         old = plan.read(RUNS / name / "plan.json")
-    except InputError:  # none, or of another version: not of a moment ago
+    except InputError:  # no plan, or one of another version: not from a moment ago
         return False
     return not set(launchers).isdisjoint(old.choices.get("launchers", ()))
 
 
 def taken_up_by_others(file: JobFile, ranks: int) -> JobFile:
-    """The job of a run whose ranks were started again, as many as are left or have come: the strategy that it had,
-    with another number of replicas. Raises InputError where the batch does not allow that."""
+    """Return the job of a run that was restarted with another number of ranks: the strategy that it had, with another
+    number of replicas. Raises InputError if the batch does not allow that."""
     old = plan.read(RUNS / file.train.name / "plan.json")
     strategy = on_ranks(_as_before(file.strategy, old.strategy), file.job, ranks)
     file = _with_tokenizer(replace(file, strategy=strategy), old)
@@ -69,8 +69,8 @@ def taken_up_by_others(file: JobFile, ranks: int) -> JobFile:
 
 
 def on_ranks(strategy: Strategy, job: Job, ranks: int) -> Strategy:
-    """The strategy with as many replicas as make it use `ranks` ranks. What does not divide the new `dp` gives way:
-    `shard` becomes the default, `micro_batch` the largest part of itself that fits. Raises InputError."""
+    """Return the strategy with the number of replicas that makes it use `ranks` ranks. If they do not divide the new
+    `dp`, `shard` becomes the default, and `micro_batch` its largest divisor that fits. Raises InputError."""
     s = strategy
     if s.world == ranks:
         return s
@@ -88,24 +88,24 @@ def on_ranks(strategy: Strategy, job: Job, ranks: int) -> Strategy:
 
 
 def _as_before(strategy: Strategy | None, old: Strategy) -> Strategy:
-    """The strategy to go on with: the old one where none is named. On the old layout buckets of no given size are as
-    large as they were, whatever a new measurement says: losses stay equal to the bit."""
+    """Return the strategy to continue with: the old one if none is named. On the old layout buckets of automatic size
+    keep their size, whatever a new measurement says, so that losses stay equal to the bit."""
     if strategy is not None and strategy != replace(old, bucket="auto"):
         return strategy
-    # A plan of before buckets were resolved says auto, and ran with the default.
+    # Plans that say "auto" were written before bucket sizes were resolved, and ran with the default.
     return replace(old, bucket=DEFAULT_BUCKET_MIB) if has_buckets(old) and old.bucket == "auto" else old
 
 
 def _with_tokenizer(file: JobFile, old: Plan) -> JobFile:
-    """A job that names none goes on with the tokenizer that came with the weights it began from."""
+    """Return the job with the tokenizer of its initial weights, if it names none."""
     if file.train.weights and not file.train.tokenizer:
         return replace(file, train=replace(file.train, tokenizer=old.train.tokenizer))
     return file
 
 
 def _same_run(file: JobFile, old: Plan) -> None:
-    """Refuse to continue a run as something else: other weights, other data or another order of it."""
-    for name, now, then in (
+    """Raise InputError if a resumed job would be another run: another model, other data or another order of it."""
+    for name, now, before in (
         ("model", file.model, old.model),
         ("job.global_batch", file.job.global_batch, old.job.global_batch),
         ("job.seq", file.job.seq, old.job.seq),
@@ -116,6 +116,6 @@ def _same_run(file: JobFile, old: Plan) -> None:
         ("train.data", file.train.data, old.train.data),
         ("train.name", file.train.name, old.train.name),
     ):
-        if now != then:
+        if now != before:
             shown = None if name == "model" else now
             raise InputError(name, shown, "cannot change when a run is resumed", "train it under another train.name")

@@ -1,5 +1,6 @@
-"""How the tokens of a step were spread over the experts of every layer: told by all ranks with the metrics, and what
-comes of it: the balance biases, and a warning where the balance is bad.
+"""How the tokens of a step were spread over the experts of every layer.
+
+The counts of all ranks are summed with the metrics. They move the balance biases, and a bad balance is a warning.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from phalanx.nn.decoder import Decoder
 from phalanx.spec.model.spec import ModelSpec, expert_layers
 
 BUSY = 3.0
-"""Times the mean load of a layer's experts: the busiest one of it is worth a warning."""
+"""Load of a layer's busiest expert, in multiples of the mean, that is worth a warning."""
 DROPPED = 0.1
-"""Share of the choices: so many dropped are worth a warning."""
+"""Share of dropped choices that is worth a warning."""
 OVER = 20
-"""Steps that a warning is about."""
+"""Steps that a warning covers."""
 
 
 @dataclass(frozen=True)
 class LayerLoad:
-    """Of a layer and step: how many tokens have chosen each expert, how many choices found no room, and the losses
-    that even them out, per token."""
+    """The expert load of a layer in one step: tokens that chose each expert, choices dropped for lack of capacity,
+    and the auxiliary losses, per token."""
 
     block: int
     chosen: tuple[int, ...]
@@ -35,12 +36,12 @@ class LayerLoad:
 
     @property
     def busiest(self) -> float:
-        """The load of the busiest expert, over the mean."""
+        """The load of the busiest expert over the mean load."""
         return max(self.chosen) * len(self.chosen) / max(1, sum(self.chosen))
 
 
 class Loads:
-    """Of a model's layers with experts, on one rank, which may hold some of them."""
+    """Counts the expert loads of a model on one rank, which may hold some of the layers."""
 
     def __init__(self, spec: ModelSpec, model: Decoder) -> None:
         assert spec.experts is not None
@@ -54,14 +55,14 @@ class Loads:
             model.ep.loads = dict(zip(held, zeros, strict=True))
 
     def begin(self) -> None:
-        """A step begins: its forward passes are counted."""
+        """Begin a step: its forward passes are counted."""
         if self.model.ep is not None:
             for load in self.model.ep.loads.values():
                 load.zero_()
             self.model.ep.counting = True
 
     def end(self, into: Tensor) -> None:
-        """Its passes are over: this rank's part of what all have counted, into (size,) zeros."""
+        """End the counting, and add this rank's counts to `into`, (size,) zeros."""
         ep = self.model.ep
         assert ep is not None
         ep.counting = False
@@ -71,30 +72,32 @@ class Loads:
                 rows[i] = ep.loads[block]
 
     @torch.no_grad()
-    def update(self, told: Tensor) -> None:
-        """Move the balance biases against what all ranks have counted, (size,): the same on every rank (Wang et al.
-        2024, "Auxiliary-Loss-Free Load Balancing Strategy")."""
+    def update(self, counts: Tensor) -> None:
+        """Move the balance biases against the load that all ranks counted together, (size,): the same on every rank
+        (Wang et al. 2024, "Auxiliary-Loss-Free Load Balancing Strategy")."""
         rate = self.experts.balance_bias
         if rate is None:
             return
         for i, block in enumerate(self.blocks):
             if str(block) in self.model.blocks:
-                load = told.view(len(self.blocks), -1)[i, : self.experts.count]
+                load = counts.view(len(self.blocks), -1)[i, : self.experts.count]
                 bias = self.model.blocks[str(block)].mlp.balance
                 bias.add_((load.mean() - load).sign_().to(bias.dtype), alpha=rate)
 
-    def read(self, told: Sequence[float], tokens: int) -> tuple[LayerLoad, ...]:
-        """The same as numbers, by layer."""
+    def read(self, counts: Sequence[float], tokens: int) -> tuple[LayerLoad, ...]:
+        """Return the counts of all ranks, (size,), as a LayerLoad for each layer; losses per token."""
         n, width = self.experts.count, self.experts.count + 3
         return tuple(
             LayerLoad(block, tuple(map(int, row[:n])), int(row[n]), row[n + 1] / tokens, row[n + 2] / tokens)
-            for block, row in zip(self.blocks, (told[i : i + width] for i in range(0, self.size, width)), strict=True)
+            for block, row in zip(
+                self.blocks, (counts[i : i + width] for i in range(0, self.size, width)), strict=True
+            )
         )
 
 
 def summary(loads: Sequence[LayerLoad]) -> dict[str, Any]:
-    """What a line of metrics.jsonl says: the busiest expert of any layer over the mean, the share of choices that
-    were dropped, the losses, and by layer how many tokens have chosen each expert."""
+    """Return the fields of a metrics.jsonl line: the busiest expert of any layer over the mean, the share of dropped
+    choices, the losses, and the tokens that chose each expert, by layer."""
     chosen = sum(sum(load.chosen) for load in loads)
     return {
         "expert_busiest": max(load.busiest for load in loads),
@@ -106,14 +109,14 @@ def summary(loads: Sequence[LayerLoad]) -> dict[str, Any]:
 
 
 class Watch:
-    """Looks at the loads of a run, and says once in `OVER` steps where they are bad."""
+    """Warns of bad expert loads, at most once in `OVER` steps."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
         self._steps: list[Sequence[LayerLoad]] = []
 
     def step(self, loads: Sequence[LayerLoad]) -> str:
-        """The warning that is due, or nothing."""
+        """Take the loads of a step. Returns the warning that is due, or ""."""
         self._steps.append(loads)
         if len(self._steps) < OVER:
             return ""
@@ -121,19 +124,20 @@ class Watch:
         worst = max(map(_together, layers), key=lambda load: load.busiest)
         chosen = sum(sum(load.chosen) for load in map(_together, layers))
         dropped = sum(_together(layer).dropped for layer in layers) / max(1, chosen)
-        found = []
+        warnings = []
         if worst.busiest > BUSY:
             idle = sum(n == 0 for n in worst.chosen)
             at = worst.chosen.index(max(worst.chosen))
-            nobody = f", {idle} of {len(worst.chosen)} are chosen by none" if idle else ""
-            found.append(f"expert {at} of block {worst.block} has {worst.busiest:.1f} times the mean load{nobody}")
+            unused = f", {idle} of {len(worst.chosen)} are not chosen at all" if idle else ""
+            warnings.append(f"expert {at} of block {worst.block} has {worst.busiest:.1f} times the mean load{unused}")
         if dropped > DROPPED:
-            found.append(f"{dropped:.0%} of all choices were dropped, capacity = {self._spec.experts.capacity:g}")  # type: ignore[union-attr]
-        if not found:
+            warnings.append(f"{dropped:.0%} of all choices were dropped, capacity = {self._spec.experts.capacity:g}")  # type: ignore[union-attr]
+        if not warnings:
             return ""
-        return f"experts, last {OVER} steps: {'; '.join(found)}; {self._mend()}"
+        return f"experts, last {OVER} steps: {'; '.join(warnings)}; {self._mend()}"
 
     def _mend(self) -> str:
+        """The setting that would even the loads out."""
         x = self._spec.experts
         assert x is not None
         if x.balance_bias is not None:
@@ -144,6 +148,6 @@ class Watch:
 
 
 def _together(steps: Sequence[LayerLoad]) -> LayerLoad:
-    """A layer's loads of several steps as one."""
+    """Add up a layer's loads over several steps."""
     chosen = tuple(map(sum, zip(*(load.chosen for load in steps), strict=True)))
     return LayerLoad(steps[0].block, chosen, sum(load.dropped for load in steps), 0.0, 0.0)

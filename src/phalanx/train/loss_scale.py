@@ -10,22 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GOOD_STEPS = 2000
+"""Steps without an overflow after which the scale doubles."""
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """`good`: steps without an overflow since the scale changed. Both are part of a checkpoint."""
+    """The scale and `good`, the steps without an overflow since it changed. Both are part of a checkpoint."""
 
     scale: float = 2.0**16
     good: int = 0
 
     def divisor(self, tokens: int) -> float:
-        """What the loss of so many target tokens is divided by: their number, rounded up to a power of two lest its
-        inverse is rounded to fp16, over the scale."""
+        """Return what the loss over `tokens` target tokens is divided by: their number over the scale, the number
+        rounded up to a power of two so that its inverse is exact in fp16."""
         return float(2 ** (tokens - 1).bit_length() / self.scale)
 
     def after(self, overflow: bool) -> LossScale:
-        """The scale of the next step."""
+        """Return the scale of the next step."""
         if overflow:
             return LossScale(self.scale / 2)
         return LossScale(self.scale * 2) if self.good + 1 == GOOD_STEPS else LossScale(self.scale, self.good + 1)

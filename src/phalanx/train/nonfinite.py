@@ -1,16 +1,16 @@
-"""Where a number that is not finite came from: its parameter, rank and micro-batch.
+"""The origin of a number that is not finite: its parameter, rank and micro-batch.
 
-A step whose loss or gradient norm is not finite changes no weight. So it can be run again, by all ranks together,
-and this time every number is looked at where it arises:
+A step whose loss or gradient norm is not finite changes no weight. So all ranks can run it again together, and check
+every number where it arises:
 
-    forward     a unit's weights before its pass, its output behind it (the head's is the loss)
+    forward     a unit's weights before its pass, its output after it (the head's is the loss)
     backward    each parameter's own gradient when it is ready, before it is reduced
     reduction   the sums over the ranks, of the first run and of the second
 
-The first in this order is the origin, of the lowest micro-batch: forward through the units of the whole model, then
-back. From there NaN and Inf spread through activations to all that comes later. When a rank came to it says nothing:
-of a pipeline a later stage has fewer units, and micro-batches overtake each other. A step that goes well is never
-looked at, and pays nothing.
+The origin is the first of these in the lowest micro-batch: forward through the units of the full model, then back.
+From there NaN and Inf spread through activations to everything later. The time at which a rank saw it proves nothing:
+in a pipeline, later stages have fewer units and micro-batches overtake each other. A good step is never checked and
+pays nothing.
 """
 
 from __future__ import annotations
@@ -26,27 +26,30 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel.engine import DataParallel
 
 Place = tuple[int, ...]
-"""Where on a micro-batch's way through the model something is: less is earlier."""
+"""A position in a micro-batch's pass through the model; smaller is earlier."""
 
 
 class Way:
-    """The places of what units have. `whole`: the model's, in forward order; `held`: this rank's."""
+    """Positions of weights, outputs and gradients. `every`: the units of the full model in forward order; `held`:
+    this rank's."""
 
-    def __init__(self, whole: Sequence[str], held: Sequence[str]) -> None:
-        self._at = {unit: i for i, unit in enumerate(whole)}
+    def __init__(self, every: Sequence[str], held: Sequence[str]) -> None:
+        self._at = {unit: i for i, unit in enumerate(every)}
         self._held = held
 
     def forward(self, unit: str, after: bool) -> Place:
+        """The position of a unit's weights, or `after` its pass of its output."""
         return 0, self._at[unit], int(after)
 
     def gradient(self, parameter: str) -> Place:
+        """The position of a parameter's gradient."""
         own = (unit for unit in self._held if parameter.startswith(f"{unit}."))
-        return 1, -self._at[next(own, "head")]  # which has the embedding's name for what is tied to it
+        return 1, -self._at[next(own, "head")]  # a head tied to the embedding has its parameter under that name
 
 
 @dataclass(frozen=True)
-class Found:
-    """`what` is not finite."""
+class NonFinite:
+    """A tensor that is not finite: what it is, and how many of its elements are NaN or Inf."""
 
     what: str
     elements: str
@@ -54,8 +57,8 @@ class Found:
     place: Place = ()
 
 
-def faulty(what: str, tensors: list[Tensor], micro_batch: int = 0, place: Place = ()) -> Found | None:
-    """What is not finite in the tensors, if anything."""
+def nonfinite_in(what: str, tensors: list[Tensor], micro_batch: int = 0, place: Place = ()) -> NonFinite | None:
+    """Return the NaN and Inf of some tensors, counted together, or None if all elements are finite."""
     nan = inf = total = 0
     for t in tensors:
         t = t.detach()
@@ -66,20 +69,20 @@ def faulty(what: str, tensors: list[Tensor], micro_batch: int = 0, place: Place 
     if not nan + inf:
         return None
     kinds = " and ".join(kind for kind, n in (("nan", nan), ("inf", inf)) if n)
-    return Found(what, f"{nan + inf} of {total} elements: {kinds}", micro_batch, place)
+    return NonFinite(what, f"{nan + inf} of {total} elements: {kinds}", micro_batch, place)
 
 
 class _Watch:
-    """Looks at all that could come before the first that it has found so far."""
+    """Keeps the earliest tensor that is not finite: checks only those that could come before it."""
 
     def __init__(self, micro_batch: Callable[[], int]) -> None:
-        self.found: Found | None = None
+        self.earliest: NonFinite | None = None
         self._micro_batch = micro_batch
 
     def see(self, what: str, place: Place, *tensors: Tensor) -> None:
         at = self._micro_batch()
-        if self.found is None or (at, place) < (self.found.micro_batch, self.found.place):
-            self.found = faulty(what, list(tensors), at, place) or self.found
+        if self.earliest is None or (at, place) < (self.earliest.micro_batch, self.earliest.place):
+            self.earliest = nonfinite_in(what, list(tensors), at, place) or self.earliest
 
 
 @contextmanager
@@ -90,7 +93,7 @@ def _watching(
     hooks = []
 
     def follow(unit: str, module: nn.Module) -> None:
-        def before(_: nn.Module, args: object) -> None:  # behind the engine's own hook: weights are gathered
+        def before(_: nn.Module, args: object) -> None:  # after the engine's own hook: weights are gathered
             for name, p in module.named_parameters(prefix=unit):
                 watch.see(f"weight {name}", way.forward(unit, after=False), p)
 
@@ -115,51 +118,55 @@ def _watching(
             hook.remove()
 
 
-def _sums(engine: DataParallel, way: Way) -> Found | None:
-    """The first of the reduced gradients on this rank that is not finite."""
+def _sums(engine: DataParallel, way: Way) -> NonFinite | None:
+    """Return the first reduced gradient on this rank that is not finite."""
     for b in engine.buckets:
         assert b.shard is not None
         if engine.stage == 0:
-            held = b.views(b.shard)
+            gradients = b.views(b.shard)
         else:
-            held = {piece.parameter.fqn: piece.of(b.shard) for piece in b.pieces()}
-        for name, gradient in held.items():
-            found = faulty(name, [gradient], place=way.gradient(name))
-            if found is not None:
-                return found
+            gradients = {piece.parameter.fqn: piece.of(b.shard) for piece in b.pieces()}
+        for name, gradient in gradients.items():
+            origin = nonfinite_in(name, [gradient], place=way.gradient(name))
+            if origin is not None:
+                return origin
     return None
 
 
 def origin(
     engine: DataParallel,
     units: dict[str, nn.Module],
-    whole: Sequence[str],
+    every: Sequence[str],
     micro_batch: Callable[[], int],
     again: Callable[[], object],
 ) -> str:
-    """Where the numbers of a step that were not finite came from, in words, the same on all ranks. `units`: what this
-    rank has of the `whole` model's. `again` runs the step's passes once more, `micro_batch` says which is under way;
-    all ranks together."""
-    way = Way(whole, list(units))
+    """Find the origin of a step's non-finite numbers and describe it, the same on all ranks; all ranks together.
+
+    `units`: this rank's, of `every` unit of the model. `again` runs the step's passes once more, `micro_batch`
+    returns the one that is running.
+    """
+    way = Way(every, list(units))
     before = _sums(engine, way)
     with _watching(engine, units, way, micro_batch) as watch:
         again()
     engine.comm.status.now("the search for what is not finite")
-    told = engine.comm.gather_objects((watch.found, before, _sums(engine, way)), "world")
-    return _said(engine.comm, *(list(column) for column in zip(*told, strict=True)))
+    reports = engine.comm.gather_objects((watch.earliest, before, _sums(engine, way)), "world")
+    return _describe(engine.comm, *(list(column) for column in zip(*reports, strict=True)))
 
 
-def _said(comm: Comm, own: list[Found | None], once: list[Found | None], twice: list[Found | None]) -> str:
-    """What each rank found in its second run, and in the sums of the first and the second, as a line."""
+def _describe(
+    comm: Comm, own: list[NonFinite | None], once: list[NonFinite | None], twice: list[NonFinite | None]
+) -> str:
+    """Describe in one line what each rank found in its second run, and in the sums of the first and second run."""
 
-    def first(of_ranks: list[Found | None]) -> tuple[Found, str] | None:
-        found = [(f.micro_batch, f.place, rank) for rank, f in enumerate(of_ranks) if f is not None]
-        if not found:
+    def first(of_ranks: list[NonFinite | None]) -> tuple[NonFinite, str] | None:
+        origins = [(f.micro_batch, f.place, rank) for rank, f in enumerate(of_ranks) if f is not None]
+        if not origins:
             return None
-        rank = min(found)[2]
+        rank = min(origins)[2]
         place = ", ".join(f"{axis} {i}" for axis, i in comm.mesh.coordinates(rank).items())
         others = {1: "", 2: ", and another rank has some"}.get(
-            len(found), f", and {len(found) - 1} other ranks have some"
+            len(origins), f", and {len(origins) - 1} other ranks have some"
         )
         chosen = of_ranks[rank]
         assert chosen is not None

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, now and then a line in a log file."""
+"""What a run shows while it lasts: a live bar on a terminal, a line every ten seconds in a log file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LINE_EVERY_S = 10.0
 
 
 class Progress:
-    """Shows how a run goes. On a terminal a live bar; elsewhere the first step, then one plain line every ten
-    seconds, each figure under the last one's."""
+    """The progress of a run: a live bar on a terminal; elsewhere a plain line for the first step and then every ten
+    seconds, in aligned columns."""
 
     def __init__(self, steps: int, start: int, tokens_per_step: int, stream: TextIO) -> None:
         self.steps, self.start, self.tokens, self.stream = steps, start, tokens_per_step, stream
-        self.seconds = 0.0  # of a step, smoothed
+        self.seconds = 0.0  # per step, smoothed
         self.next_line = time.monotonic()
         self.bar: rich_progress.Progress | None = None
         console = Console(file=stream)
@@ -34,7 +34,7 @@ class Progress:
             self.bar.start()
 
     def step(self, row: dict[str, Any]) -> None:
-        """`row`: a line of metrics.jsonl."""
+        """Show a step; `row` is its line of metrics.jsonl."""
         step, now = row["step"], row["step_time_s"]
         # The first step of a process is the instrumented one, several times as slow as any other.
         self.seconds = now if step <= self.start + 2 else 0.9 * self.seconds + 0.1 * now
@@ -58,19 +58,20 @@ class Progress:
             self.next_line = time.monotonic() + _LINE_EVERY_S
 
     def say(self, text: str) -> None:
-        """A line of its own, above the bar."""
+        """Print a line of its own, above the bar."""
         if self.bar is not None:
             self.bar.console.print(text, highlight=False, soft_wrap=True, markup=False)
         else:
             print(text, file=self.stream, flush=True)
 
     def close(self) -> None:
+        """Remove the bar from the terminal."""
         if self.bar is not None:
             self.bar.stop()
 
 
 def _clock(seconds: float) -> str:
-    """Minutes and seconds; with hours, or days and hours, where there are some."""
+    """Format a duration as m:ss, h:mm:ss, or from 100 hours on as days and hours."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     if hours >= 100:

@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl as TensorBoard's scalars, for those who look there; an extra."""
+"""The lines of metrics.jsonl as TensorBoard scalars; needs the `tensorboard` extra."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = ("loss", "eval_loss", "grad_norm", "lr", "step_time_s", "tokens_per_s", 
 
 
 def require() -> None:
-    """That tensorboard is installed. Raises InputError."""
+    """Require that tensorboard is installed. Raises InputError."""
     if importlib.util.find_spec("tensorboard") is None:
         mend = "pip install 'phalanx[tensorboard]'; metrics.jsonl is always written"
         raise InputError("train.tensorboard", True, "tensorboard is not installed", mend)
@@ -22,8 +22,8 @@ def require() -> None:
 
 @contextmanager
 def scalars(folder: Path, start: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Writes a row's scalars into `folder`. A run that goes on after step `start`, 0 too, hides what was written of
-    later steps, which are run again."""
+    """Yield a function that writes the scalars of a row into `folder`. Scalars of steps after `start`, which a
+    resumed run takes again, are hidden."""
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder), purge_step=start + 1, flush_secs=10) as writer:

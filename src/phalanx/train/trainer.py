@@ -1,8 +1,8 @@
 """The training loop of one rank: batches in, steps, evaluation, checkpoints, metrics out.
 
-It is given a Plan and follows it; it does not know that a planner exists. Rank 0 writes
-`metrics.jsonl` (a line per step), `recorded.json` (what was measured, to hold against the prediction) and
-`trace.json` (the timeline of one step on every rank).
+It follows a Plan and does not know that a planner exists. Rank 0 writes `metrics.jsonl` (a line per step),
+`recorded.json` (what was measured, to compare with the prediction) and `trace.json` (the timeline of one step on
+every rank).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from phalanx.train.training_step import StepResult, Training
 
 
 def learning_rate(train: Train, peak: float, step: int) -> float:
-    """Linear warm-up, then a cosine down to min_lr_ratio x peak (Loshchilov & Hutter 2017). `step` from 0."""
+    """Return the learning rate of a step (from 0): linear warm-up, then a cosine from `peak` down to min_lr_ratio x
+    peak (Loshchilov & Hutter 2017)."""
     if step < train.warmup:
         return peak * (step + 1) / train.warmup
     done = (step - train.warmup) / max(1, train.steps - train.warmup)
@@ -52,7 +53,7 @@ def learning_rate(train: Train, peak: float, step: int) -> float:
 
 
 class Trainer:
-    """One rank's run. `resume` continues from the newest checkpoint of the run folder, if it has one."""
+    """One rank's run of a plan. `resume`: continue from the newest checkpoint of the run folder, if it has one."""
 
     def __init__(self, plan: Plan, tokens: TokenSet, folder: Path, comm: Comm, resume: bool) -> None:
         self.plan, self.tokens, self.folder, self.comm = plan, tokens, folder, comm
@@ -65,9 +66,9 @@ class Trainer:
         saved = agree_on_newest(folder / "checkpoint", comm) if resume else None
         weights = None
         if train.weights and saved is None:
-            given = Path(train.weights)
-            step = agree_on_newest(given / "checkpoint", comm, own=False) if is_run(given) else None
-            weights = open_weights(given, plan.model, step)
+            source = Path(train.weights)
+            step = agree_on_newest(source / "checkpoint", comm, own=False) if is_run(source) else None
+            weights = open_weights(source, plan.model, step)
         self.training = Training(plan.model, job, strategy, comm, train.seed, train.nonfinite, weights)
         self.peak_lr = train.scaled_lr(job.global_batch)
         self.start = saved or 0
@@ -79,34 +80,34 @@ class Trainer:
         self._ahead: tuple[int, list[Tensor]] | None = None
         self.step_times: list[float] = []
         self.parts: list[tuple[float, float, float]] = []  # compute, exposed, hidden communication, seconds
-        # The first step is the instrumented one, the second still warms up.
+        # The first step is instrumented and the second still warms up, so the third is traced.
         self.traced = min(self.start + 2, train.steps - 1)
         self.trace_written = False
         self.saved = self.start
         self.watch = Watch(plan.model) if plan.model.experts else None
 
     def run(self, stop: StopFlag) -> bool:
-        """Train to the end, or to a stop that was asked for; True if it was. A checkpoint holds the last step.
+        """Train to the end or until `stop` is set; return whether it was. A checkpoint holds the last step.
 
-        Raises FloatingPointError naming the step where loss or gradients are not finite and where that began,
-        ReplicasDiffer the one after which replicas hold different bits.
+        Raises FloatingPointError with the step whose loss or gradients are not finite and their origin, and
+        ReplicasDiffer with the step after which replicas hold different bits.
         """
         try:
             interrupted, last_loss = self._steps(stop)
         except Exception:
-            self.saver.finish()  # nothing is wrong with the step that was saved before
+            self.saver.finish()  # the checkpoint under way is of an earlier, good step
             raise
         self._await_saved()
         record = self.folder / "recorded.json"
-        # Ranks that were started again after the last step have nothing to say that is not there.
-        fullest = max(self.comm.gather_objects(self.memory, "pp"))  # pipeline ranks hold unlike parts
+        # A run resumed after its last step measured nothing: keep the record that is there.
+        fullest = max(self.comm.gather_objects(self.memory, "pp"))  # pipeline stages differ in memory
         if self.first and (self.saved > self.start or not record.exists()):
             self._write_record(record, last_loss, interrupted, fullest)
         self.comm.barrier()
         return interrupted
 
     def _steps(self, stop: StopFlag) -> tuple[bool, float | None]:
-        """(Whether a stop was asked for, loss on held-out sequences after the last step)."""
+        """Run the steps. Returns (whether a stop was requested, the last loss on held-out sequences)."""
         train, steps = self.plan.train, self.plan.train.steps
         interrupted = False
         last_loss = None
@@ -126,8 +127,8 @@ class Trainer:
                     progress.say(unbalanced)
                 done, last = step + 1, step + 1 == steps
                 if train.check_sync and done % train.check_sync == 0:
-                    self._compare_replicas(done)  # before anything of a wrong state is saved
-                # Whoever asked for a stop may not wait long: evaluation is left out then.
+                    self._compare_replicas(done)  # before a wrong state is saved
+                # Whoever asked for a stop may kill the run soon: no evaluation then.
                 if not interrupted and (last or (train.eval_every and done % train.eval_every == 0)):
                     last_loss = self._evaluate()
                     if last_loss is not None:
@@ -138,7 +139,7 @@ class Trainer:
                     progress.step(row)
                 if show is not None:
                     show(row)
-                # After its line: a checkpoint without one would leave a gap in the metrics of a resumed run.
+                # After its metrics line: else a run resumed from here would have a gap in its metrics.
                 if last or interrupted or (train.save_every and done % train.save_every == 0):
                     self._save(done, row["lr"])
                 if interrupted:
@@ -157,7 +158,7 @@ class Trainer:
         timeline.begin()
         inputs = self._inputs(step)
         try:
-            # The first step of a process is slow anyhow: it is the instrumented one, unless it is skipped.
+            # The first step of a process is slow anyway, so it is the instrumented one (or the first not skipped).
             if instrumented:
                 with instrument(self.training.model.units(), recorder, lambda: self.training.current) as tracker:
                     result = self.training.step(inputs, lr, bool(stop))
@@ -172,7 +173,7 @@ class Trainer:
                 if world.device.type == "cuda":
                     self.memory = torch.cuda.max_memory_allocated(world.device)
         except FloatingPointError as error:
-            self.comm.status.now(f"step {step + 1}")  # and not what all ranks told each other since
+            self.comm.status.now(f"step {step + 1}")  # not what the search for the origin set since
             raise FloatingPointError(str(error)) from None
         seconds, times = timeline.end(), timeline.times()
         if result.skipped:
@@ -190,7 +191,7 @@ class Trainer:
         return passes(training.model.units(), training.optimizer, self.comm.timeline, lambda: training.current)
 
     def _write_trace(self, step: int) -> None:
-        """One file of all ranks' timelines of the step that has just ended."""
+        """Write the timelines of all ranks of the step that has just ended into one file; all ranks together."""
         self.comm.status.now("writing the timeline")
         comm, rank = self.comm, self.comm.world.rank
         mine = perfetto.of_rank(rank, comm.mesh.coordinates(rank), comm.timeline.spans())
@@ -208,7 +209,8 @@ class Trainer:
             raise replica_check.ReplicasDiffer(f"after step {step} {error}") from None
 
     def _inputs(self, step: int) -> list[Tensor]:
-        """This rank's micro-batches of a step; on a device of its own the next ones are already on their way."""
+        """Return this rank's micro-batches of a step on the device; on a GPU, start to copy those of the next
+        step."""
         strategy, device = self.plan.strategy, self.comm.world.device
 
         def send(step: int) -> list[Tensor]:
@@ -247,7 +249,7 @@ class Trainer:
         }
 
     def _evaluate(self) -> float | None:
-        """Loss on held-out sequences, in nats per token; None where there are none."""
+        """Return the loss on held-out sequences in nats per token, None if there are none; all ranks together."""
         plan, world = self.plan, self.comm.world
         self.comm.status.now("evaluation")
         limit = plan.train.eval_batches * plan.job.global_batch
@@ -276,7 +278,7 @@ class Trainer:
         self.saved = step
 
     def _write_record(self, path: Path, last_loss: float | None, interrupted: bool, fullest: int) -> None:
-        """What this process measured, for the comparison with the prediction."""
+        """Write what this process measured, to be compared with the prediction."""
         record = {
             "version": 1,
             "interrupted": interrupted,
@@ -292,7 +294,7 @@ class Trainer:
         write_json(path, record)
 
     def _timeline(self) -> dict[str, Any] | None:
-        """Medians over the steps after the first, of this rank; None where no step was followed."""
+        """Return this rank's medians over the steps after the first, None if no step was timed."""
         if not self.parts:
             return None
         compute, exposed, hidden = (median(column) for column in zip(*self.parts, strict=True))
@@ -306,20 +308,21 @@ class Trainer:
 
 
 def _finite(x: float) -> float | None:
-    """JSON has no other numbers."""
+    """Return x, or None for NaN and infinities, which JSON does not have."""
     return x if math.isfinite(x) else None
 
 
 def _to_device(batch: npt.NDArray[np.int64], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(batch)
-    if device.type == "cuda":  # pinned, so that the copy runs beside whatever the device still does
+    if device.type == "cuda":  # pinned, so that the copy overlaps with the device's work
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor
 
 
 @contextmanager
 def _metrics_file(folder: Path, start: int, first: bool) -> Iterator[TextIO | None]:
-    """metrics.jsonl, open behind the line of step `start`: lines of steps that will be run again are dropped."""
+    """Yield metrics.jsonl, open after the line of step `start`; later lines, of steps that run again, are dropped.
+    None on other ranks than the first."""
     if not first:
         yield None
         return

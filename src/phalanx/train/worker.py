@@ -24,7 +24,8 @@ from phalanx.train.trainer import Trainer
 
 
 def train_rank(world: World, folder: Path, resume: bool, stop: StopFlag) -> bool:
-    """Train as one rank of a world that has been joined. True if a stop was asked for."""
+    """Train as one rank of a world that has been joined; return whether a stop was requested. Raises InputError if
+    the data are not those that the run was planned with."""
     plan = plans.read(folder / "plan.json")
     torch.set_num_threads(plan.train.threads)
     comm = Comm(world, mesh(plan.strategy), plan.collectives)
@@ -39,11 +40,12 @@ def train_rank(world: World, folder: Path, resume: bool, stop: StopFlag) -> bool
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    """Train as one rank that a launcher started."""
+    args = json.loads(sys.argv[1])
     world = worlds.external() or worlds.ALONE
-    folder = Path(given["folder"])
+    folder = Path(args["folder"])
     timeout_s = plans.read(folder / "plan.json").train.timeout_s
-    resume = given["resume"] or restarted()  # a run that had not saved before it failed begins anew
+    resume = args["resume"] or restarted()  # a restarted run without a checkpoint starts from the beginning
     stop = StopFlag()
     run_rank(world, timeout_s, lambda: train_rank(world, folder, resume, stop), orderly=True)
 

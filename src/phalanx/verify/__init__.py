@@ -1,1 +1,1 @@
-"""The real program against the plan and against one process."""
+"""The real program against its StepProgram (verify.py, read first) and against one process (parity.py)."""

@@ -1,10 +1,11 @@
-"""Compressed gradients equal nothing but themselves; what must hold is that nothing is lost.
+"""Gradient compression: error feedback must lose nothing, and its error is measured.
 
-At lr = 0 every step has the same gradient g. After T steps, over all ranks:
+Compressed gradients equal no reference, so parity cannot examine them. But at lr = 0 every step has the same
+gradient g, and after T steps, over all ranks:
 
-    what was sent, summed + what is kept back in the end  =  T g
+    sum of the gradients sent + residual at the end  =  T g
 
-One step's distance from g, and that of the mean of T steps, say what compression does to it.
+The distance from g, of the first step and of the mean of T steps, measures the compression itself.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from phalanx.verify.parity import gradient_errors, random_batches
 
 @dataclass(frozen=True)
 class Compressed:
-    """`lost_rel_max`: the largest relative difference of any tensor in the equation above, None without error
-    feedback. `first_error`, `mean_error`: |sent - g|₂ / |g|₂ of the first step, and of the mean of all."""
+    """How far compressed gradients are off. `lost_rel_max`: the largest relative difference of any tensor between the
+    sides of the equation above, None without error feedback. `first_error`, `mean_error`: |sent - g|₂ / |g|₂ of the
+    first step, and of the mean of all."""
 
     lost_rel_max: float | None
     first_error: float
@@ -36,7 +38,8 @@ class Compressed:
 def examine_compressed(
     spec: ModelSpec, job: Job, strategy: Strategy, train: Train, comm: Comm, dtype: str, steps: int
 ) -> Compressed:
-    """Take `steps` equal steps with and one without compression, on the strategy's ranks; the same on each."""
+    """Take `steps` equal steps with compression and one without, on the strategy's ranks, all together. Returns the
+    same on each."""
     job = replace(job, precision=Precision(compute=dtype), clip=0.0)  # type: ignore[arg-type]
     batches = random_batches(spec, job, train.seed, steps=2)
     share = batches.share(0, comm.mesh.replica(comm.world.rank), strategy.dp, strategy.micro_batch)
@@ -58,13 +61,13 @@ def examine_compressed(
     c = strategy.compressor
     if c is None or not c.feedback:
         return Compressed(None, first, mean)
-    kept = logical_state.kept_back(ours.engine)
-    both = {name: t + kept[name] for name, t in total.items()}
-    errors = gradient_errors(both, {name: g * steps for name, g in truth.items()})
+    residuals = logical_state.residuals(ours.engine)
+    accounted = {name: t + residuals[name] for name, t in total.items()}
+    errors = gradient_errors(accounted, {name: g * steps for name, g in truth.items()})
     return Compressed(max(error for _, error in errors), first, mean)
 
 
 def _distance(ours: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
-    """|ours - truth|₂ / |truth|₂ over all tensors together."""
+    """|ours - truth|₂ / |truth|₂, over all tensors together."""
     difference = sum(float((ours[name] - g).square().sum()) for name, g in truth.items())
     return (difference / sum(float(g.square().sum()) for g in truth.values())) ** 0.5

@@ -1,10 +1,11 @@
-"""A recorded step held against its StepProgram: where they differ first, and both sides around it.
+"""Compare a recorded step with its StepProgram: the first difference of each kind, with the events around it.
 
-collectives   of every axis: kind to bytes, in their order
-passes        of every unit: forward, backward, optimizer, in their order
-order         of all of them together; those inside of layers (tp, cp) against the passes, and not against buckets
-FLOPs         of every unit, forward and backward
-live bytes    when the step begins, when each pass begins, the most while it lasts, and when the step is over
+collectives   by axis, in order: kind, unit, phase, bytes
+passes        by unit, in order: forward, backward, optimizer
+order         of collectives and passes together; collectives inside layers (tp, cp) are ordered against the
+              passes, and not against buckets
+FLOPs         by unit, forward and backward
+live bytes    when the step begins, when each pass begins, the peak of each pass, and when the step is over
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from phalanx.cost.step.program import Instant, StepProgram, flops_per_unit, inst
 from phalanx.schedule.event import INSIDE, Event
 
 SLACK_BYTES, SLACK = 2**14, 1e-5
-"""Live bytes may differ by so much, and by this share of the peak: scratch memory of single operations is not in the
-terms."""
+"""Live bytes may differ by SLACK_BYTES, and by the share SLACK of the peak: the terms do not hold the scratch memory
+of single operations."""
 _AROUND = 2  # events shown before and after a difference
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where a kind of thing differs. `around`: (its number, predicted, recorded) of the events about
-    there, `number` of them the one itself."""
+    """The first difference of one kind. `number`: the event's place in its list; `around`: (number, predicted,
+    recorded) of the events around it."""
 
     what: str
     predicted: str
@@ -44,15 +45,15 @@ Same = Callable[[Event, Event], bool]
 
 
 def exactly(a: Event, b: Event) -> bool:
-    """Whether an event is the predicted one to the byte, also where gradients decide how much is sent at most."""
+    """Whether two events agree to the byte, also where gradients decide how much is sent and bytes are a bound."""
     return a.identity == b.identity
 
 
 def differences(
     predicted: Sequence[Event], recorded: Sequence[Event], same: Same = Event.matches
 ) -> Iterator[Difference]:
-    """Where recorded events differ from the predicted ones: collectives by axis, passes, the order of all, FLOPs by
-    unit."""
+    """Yield the first differences of recorded from predicted events: collectives by axis, passes, their common order,
+    FLOPs by unit. Order is compared only where collectives and passes agree."""
     alike = True
     for axis in dict.fromkeys(e.axis for e in (*predicted, *recorded) if e.axis):
         ours = [e for e in predicted if e.axis == axis]
@@ -64,15 +65,15 @@ def differences(
         alike = False
         yield difference
     if alike:
-        # Where among a unit's own collectives a bucket becomes full, between its sub-layers, is not in the terms.
-        for what, kept in (("order", _across_layers), ("order inside of layers", _inside_layers)):
-            yield from _first(what, *([e for e in side if kept(e)] for side in (predicted, recorded)), same)
-    expected, found = flops_per_unit(predicted), flops_per_unit(recorded)
-    depends = {(e.phase, e.unit) for e in predicted if e.kind == "compute" and e.routed and same is not exactly}
-    for key in dict.fromkeys((*expected, *found)):
-        if key in depends:  # on where tokens went
+        # The terms do not say between which sub-layers of a unit a bucket becomes full.
+        for what, compared in (("order", _across_layers), ("order inside of layers", _inside_layers)):
+            yield from _first(what, *([e for e in side if compared(e)] for side in (predicted, recorded)), same)
+    expected, actual = flops_per_unit(predicted), flops_per_unit(recorded)
+    routed = {(e.phase, e.unit) for e in predicted if e.kind == "compute" and e.routed and same is not exactly}
+    for key in dict.fromkeys((*expected, *actual)):
+        if key in routed:  # they depend on where the router sends tokens
             continue
-        a, b = expected.get(key), found.get(key)
+        a, b = expected.get(key), actual.get(key)
         if a != b:
             yield Difference(f"FLOPs of {' '.join(key)}", _count(a), _count(b))
 
@@ -94,8 +95,8 @@ def _passes(events: Sequence[Event]) -> list[Event]:
 
 @dataclass(frozen=True)
 class Held:
-    """Live bytes of a recorded step: when it begins; when its first pass does, and the most before; when it is over;
-    and the most of all."""
+    """Live bytes of a recorded step: `state` when it begins; `first` when its first pass begins, and `before` the
+    peak until then; `end` when it is over; `peak` of the step."""
 
     state: int
     first: int
@@ -105,20 +106,21 @@ class Held:
 
 
 def slack(program: StepProgram) -> int:
-    """Bytes by which recorded live bytes may differ from those of a program."""
+    """Return the bytes by which recorded live bytes may differ from those of a program."""
     return SLACK_BYTES + program.state.scratch + int(SLACK * program.peak_bytes)
 
 
 def memory_differences(program: StepProgram, recorded: Sequence[Event], held: Held) -> Iterator[Difference]:
-    """Where live bytes differ by more than the slack; of a step whose passes are the predicted ones."""
+    """Yield the first place where live bytes differ by more than the slack, if any; the recorded passes must be the
+    predicted ones."""
     most, state = slack(program), program.state.total
-    for what, predicted, found in (
+    for what, predicted, actual in (
         ("live bytes when the step begins", state, held.state),
         ("live bytes when the first pass begins", state + program.first, held.first),
         ("the most live bytes before the first pass", state + program.before, held.before),
     ):
-        if abs(found - predicted) > most:
-            yield Difference(what, f"{predicted:,}", f"{found:,}")
+        if abs(actual - predicted) > most:
+            yield Difference(what, f"{predicted:,}", f"{actual:,}")
             return
     ours, theirs = program.instants(), instants(recorded, held.first)
     for name, value in _LIVE.items():
@@ -129,19 +131,19 @@ def memory_differences(program: StepProgram, recorded: Sequence[Event], held: He
             what = f"live bytes {name} {_short(ours[wrong].event)}"
             yield Difference(what, a, b, "", wrong, _around(wrong, ours, theirs, _held))
             return
-    for what, predicted, found in (
+    for what, predicted, actual in (
         ("live bytes when the step is over", state, held.end),
         ("the most live bytes", program.peak_bytes, held.peak),
     ):
-        if abs(found - predicted) > most:
-            yield Difference(what, f"{predicted:,}", f"{found:,}")
+        if abs(actual - predicted) > most:
+            yield Difference(what, f"{predicted:,}", f"{actual:,}")
 
 
 _LIVE: dict[str, Callable[[Instant], int]] = {"before": lambda i: i.live, "in": lambda i: i.highest}
 
 
 def largest_deviation(program: StepProgram, recorded: Sequence[Event], held: Held) -> int:
-    """Bytes by which predicted and recorded live bytes differ at most, over the passes of a step."""
+    """Return the largest difference of predicted and recorded live bytes over the passes of a step."""
     pairs = zip(program.instants(), instants(recorded, held.first), strict=True)
     return max(max(abs(a.live - b.live), abs(a.highest - b.highest)) for a, b in pairs)
 
@@ -157,7 +159,7 @@ def _first(what: str, ours: Sequence[Event], theirs: Sequence[Event], same: Same
 
 
 def _cause(ours: Sequence[Event], theirs: Sequence[Event], same: Same) -> str:
-    """What explains that two lists differ from here on: one more, or one less; "" where neither does."""
+    """Say whether one event more, one less or another one explains that two lists differ from here on."""
 
     def all_same(a: Sequence[Event], b: Sequence[Event]) -> bool:
         return len(a) == len(b) and all(map(same, a, b))

@@ -1,8 +1,8 @@
-"""One rank of a world that nobody has started: the real step on tensors that have shapes and no content.
+"""One rank's real training step on fake tensors, in a world of which no process was started.
 
-Model, engine, compressor and optimizer are those that `train` runs. Not real are tensors (torch's fake ones: no
-memory, no kernels), the transport (null), and what the host reads of tensors (runtime/seam.py). A call to
-torch.distributed that bypasses comm fails the run, and so does any other look at what a tensor holds.
+Model, engine, compressor and optimizer are those that `train` runs. Replaced are tensors (torch's fake ones: shapes
+without memory or kernels), the transport (null), and the values that the host reads (runtime/observe/host_values.py).
+A call to torch.distributed that bypasses comm fails the step, and so does any operation that depends on values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.testing._internal.distributed import fake_pg  # its import makes the backend "fake" known
+from torch.testing._internal.distributed import fake_pg  # its import registers the backend "fake"
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import phalanx
@@ -43,7 +43,7 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.train import training_step
+from phalanx.train import parallelize
 from phalanx.train.training_step import Training
 from phalanx.verify import meta_ops
 from phalanx.verify.diff import Held
@@ -55,13 +55,13 @@ _PAST_COMM = ("c10d", "_c10d_functional", "_dtensor")
 
 
 class Unverifiable(Exception):
-    """The step did what no step may; the message says what and where."""
+    """The step did something that cannot be verified; the message says what and where."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a rank's step did. `ran`: how many micro-batches really ran; where they are fewer than there are, that
-    before the last of them stands for all between. `unawaited`: collectives that nobody has waited for."""
+    """The record of a rank's step. `ran`: micro-batches that were executed; if they are fewer than the step has, the
+    last but one of them stands for all between. `unawaited`: names of collectives that were never waited for."""
 
     rank: int
     events: tuple[Event, ...]
@@ -72,7 +72,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Imagined(World):
-    """A rank of a world that nobody has started, on a CPU: fake tensors too want kernels that this torch has."""
+    """A rank of a world that is not running. On the CPU, since fake tensors need kernels that this torch has."""
 
     @property
     def device(self) -> torch.device:
@@ -80,7 +80,7 @@ class Imagined(World):
 
 
 class _Shapes:
-    """Weights without content."""
+    """Weights that have shapes and no values."""
 
     def has(self, fqn: str) -> bool:
         return True
@@ -90,7 +90,7 @@ class _Shapes:
 
 
 class _Guard(TorchDispatchMode):
-    """Refuses what goes past comm while a rank is made."""
+    """Refuses collectives that bypass comm while the model is built."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -106,7 +106,7 @@ def _refuse_past_comm(func: Any) -> None:
 
 
 class _Watch(Tracker):
-    """Follows fake tensors, and refuses what goes past comm."""
+    """Tracks the memory of fake tensors, and refuses collectives that bypass comm."""
 
     def owns(self, tensor: Tensor) -> bool:
         return isinstance(tensor, FakeTensor) and super().owns(tensor)
@@ -125,20 +125,21 @@ class _Watch(Tracker):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.prim.device.default:  # what a fake tensor is asked at every turn
+        if func is torch.ops.prim.device.default:  # asked very often: answered without a dispatch
             return args[0].fake_device
         _refuse_past_comm(func)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int) -> Recorded:
-    """Take one training step as a rank of the strategy's world. Long accumulations are cut to their steady state: two
-    micro-batches one after the other that do the same, and the last one (steady.py). Raises Unverifiable."""
+    """Take one training step as `rank` of the strategy's world and record it. Long accumulations are cut to their
+    steady state: two successive micro-batches that do the same, and the last one (steady_state.py). Raises
+    Unverifiable."""
     if strategy.stage == 3 and strategy.gathers_once:
         return _imagine(spec, job, strategy, rank, first=3)
     try:
         return _imagine(spec, job, strategy, rank, first=2)
-    except Unsteady:  # what only a step's first micro-batch does
+    except Unsteady:  # something that only the first micro-batch of a step does
         pass
     try:
         return _imagine(spec, job, strategy, rank, first=3)
@@ -164,21 +165,21 @@ def _imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, first: in
 
 @contextmanager
 def _without_content(first: int) -> Iterator[None]:
-    """Everything inside happens to tensors that hold nothing; the `first` micro-batches are run (steady.py)."""
+    """Make every tensor a fake one; of each chunk the `first` micro-batches are executed (steady_state.py)."""
     with ExitStack() as stack:
         if not gc.get_freeze_count():
-            # Fake tensors are many small objects, which have collections run often: not over all that is imported.
+            # Many small fake tensors trigger collections often; keep them from scanning all imported modules.
             gc.freeze()
             stack.callback(gc.unfreeze)
         if not dist.is_initialized():
-            # So that a call to torch.distributed comes as far as the watch, and not just to a missing group.
-            stack.enter_context(patch.object(sys, "excepthook", sys.excepthook))  # which torch lays its own over
+            # Lets a call to torch.distributed reach _Watch, in place of failing for want of a process group.
+            stack.enter_context(patch.object(sys, "excepthook", sys.excepthook))  # torch installs its own
             dist.init_process_group(dist.Backend.FAKE, store=fake_pg.FakeStore(), rank=0, world_size=1)
             stack.callback(dist.destroy_process_group)
         stack.enter_context(patch.object(host_values, "read", _otherwise))
         stack.enter_context(patch.object(host_values, "rounds", _first_and_last))
         stack.enter_context(patch.object(sparse, "_above", lambda size, bar, places: None))
-        stack.enter_context(patch.object(training_step, "Pipeline", partial(Steady, first)))
+        stack.enter_context(patch.object(parallelize, "Pipeline", partial(Steady, first)))
         try:
             stack.enter_context(FakeTensorMode())
             yield
@@ -195,17 +196,21 @@ def _first_and_last(alike: Sequence[T]) -> Sequence[T]:
 
 
 def _place(frames: traceback.StackSummary) -> str:
-    """Where in Phalanx, or in whatever called it, something happens: file:line of the innermost frame that is neither
-    torch's nor of those that look on."""
+    """Return "file:line (function)" of the innermost frame outside torch and the verifier, in Phalanx or its
+    caller."""
     root = Path(phalanx.__file__).parent.parent
-    others = str(Path(torch.__file__).parent), str(Path(__file__).parent), inspect.getfile(Tracker)
-    frame = next((f for f in reversed(frames) if not f.filename.startswith(others)), frames[-1])
+    observers = (
+        str(Path(torch.__file__).parent),
+        str(Path(__file__).parent),
+        inspect.getfile(Tracker),
+    )
+    frame = next((f for f in reversed(frames) if not f.filename.startswith(observers)), frames[-1])
     path = Path(frame.filename)
     return f"{path.relative_to(root) if path.is_relative_to(root) else path}:{frame.lineno} ({frame.name})"
 
 
 def place_of(error: BaseException) -> str:
-    """Where an error comes from, as `_place` says it."""
+    """Return where an error was raised: "file:line (function)", of the innermost frame outside torch."""
     return _place(traceback.extract_tb(error.__traceback__))
 
 

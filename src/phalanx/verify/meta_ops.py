@@ -1,7 +1,7 @@
-"""The commonest operations on fake tensors, run on the meta device directly.
+"""The most common operations on fake tensors, run directly on the meta device.
 
-For them FakeTensorMode does the same behind a cache whose keys cost more than the operation: a step is verified in
-half the time. Whatever is not plain here (another operation, another device, no fake tensor) is left to torch.
+FakeTensorMode does the same behind a cache whose keys cost more than the operation; this halves the time that
+verifying a step takes. Anything else (other operations, other devices, real tensors) is left to torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MAKES = {
     _aten.silu.default,
     _aten.silu_backward.default,
 }
-"""Give one new tensor, or a view."""
+"""Return one new tensor, or a view."""
 _CHANGES = {
     _aten.add_.Tensor,
     _aten.copy_.default,
@@ -57,27 +57,27 @@ _CHANGES = {
     _aten.uniform_.default,
     _aten.normal_.default,
 }
-"""Give their first argument back."""
+"""Return their first argument, changed in place."""
 _SPLITS = {_aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int}
-"""Give several views."""
+"""Return several views."""
 _FILLS = {_aten.addcmul_.default, _aten.mul.out}
-"""Give back what they write to, into whose shape the others must fit."""
+"""Return the tensor they write to; the others must broadcast to its shape."""
 _PRODUCTS = {_aten.mm.out, _aten.addmm.out}
-"""Give back the matrix that they write the product of their last two arguments to."""
+"""Return the matrix to which they write the product of their last two arguments."""
 _ONE_TYPE = {_aten.mm.default, _aten.mv.default}
-"""Take one type only, which the meta device does not ask."""
+"""Take operands of one type only, which the meta device does not check."""
 _ALL = _MAKES | _CHANGES | _SPLITS | _FILLS | _PRODUCTS
 _CPU = torch.device("cpu")
 
 
-def _fits(given: Sequence[Tensor], out: Tensor) -> bool:
-    """Whether what these make together may be written to `out`."""
-    return all(_can_cast(a.dtype, out.dtype) for a in given)
+def _fits(operands: Sequence[Tensor], out: Tensor) -> bool:
+    """Whether a result of these operands may be written to `out`."""
+    return all(_can_cast(a.dtype, out.dtype) for a in operands)
 
 
 @cache
 def _can_cast(dtype: torch.dtype, to: torch.dtype) -> bool:
-    return torch.can_cast(dtype, to)  # which costs a dispatch
+    return torch.can_cast(dtype, to)  # cached: it costs a dispatch
 
 
 def _broadcasts(x: Tensor, out: Tensor) -> bool:
@@ -85,7 +85,7 @@ def _broadcasts(x: Tensor, out: Tensor) -> bool:
 
 
 def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | list[Tensor] | None:
-    """The result of an operation; None where it is not for here."""
+    """Return the result of an operation, or None where torch has to run it."""
     if func not in _ALL or kwargs.get("device", _CPU) not in (None, _CPU):
         return None
     fakes = [a for a in args if isinstance(a, Tensor)]

@@ -1,8 +1,8 @@
-"""Parity: any strategy equals one process. One process is the oracle.
+"""Parity: training with any strategy equals training in one process, the oracle.
 
-Rank 0 trains two models side by side from the same weights on the same sequences: its share of the strategy
-under examination, and the whole job alone. After every step losses, gradient norms and gradients are compared.
-Adam hides a wrong gradient scale and clipping hides a wrong norm, so SGD runs too and gradients themselves count.
+Rank 0 trains two models side by side from the same weights on the same sequences: its share of the strategy under
+examination, and the full job alone. After every step losses, gradient norms and gradients are compared. Adam hides a
+wrong gradient scale and clipping a wrong norm, so SGD runs too and the gradients themselves are compared.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from phalanx.train.training_step import StepResult, Training
 from phalanx.verify.router_ties import first_flip
 
 BOUNDS: dict[str, float] = {"float64": 1e-9, "float32": 1e-5}
-_ORACLE_TOKENS = 4096  # per micro-batch of the oracle: another split than the strategy's, where it can be
+"""The largest relative deviation that passes, by compute type."""
+_ORACLE_TOKENS = 4096  # per micro-batch of the oracle, which so splits its batch unlike most strategies
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """The largest relative deviations seen, and where the worst gradient was. `near_tie`: why no more than `steps`
-    steps could be compared (near_ties.py), "" where all were."""
+    """The largest relative deviations of loss and gradients, and where the `worst` gradient was. `near_tie`: why only
+    `steps` steps could be compared (router_ties.py), "" if all were."""
 
     optimizer: str
     loss_rel_max: float
@@ -45,7 +46,7 @@ class Deviation:
 
 
 def gradient_errors(ours: dict[str, Tensor], oracle: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
-    """|g - g*|₂ / max(|g*|₂, 1e-3 x global norm / sqrt(number of tensors)) of every logical tensor (DESIGN.md)."""
+    """Yield (name, |g - g*|₂ / max(|g*|₂, 1e-3 x global norm / sqrt(number of tensors))) of every logical tensor."""
     norms = {name: float(torch.linalg.vector_norm(g.double())) for name, g in oracle.items()}
     floor = 1e-3 * float(np.linalg.norm(list(norms.values()))) / len(norms) ** 0.5
     for name, g in oracle.items():
@@ -63,12 +64,13 @@ def examine(
     dtype: Literal["float64", "float32"],
     steps: int,
 ) -> Deviation | None:
-    """Train `steps` steps both ways and compare; on rank 0 the largest deviations, None elsewhere."""
+    """Train `steps` steps with the strategy and in one process, and compare; all ranks together. Returns the largest
+    deviations on rank 0, None elsewhere."""
     job = replace(job, precision=Precision(compute=dtype), optimizer=_with_name(job.optimizer, optimizer))
     ours = Training(spec, job, strategy, comm, train.seed)
     first = comm.world.rank == 0
-    whole = Strategy(micro_batch=_oracle_micro_batch(job))
-    oracle = Training(spec, job, whole, Comm(ALONE, mesh(whole)), train.seed) if first else None
+    alone = Strategy(micro_batch=_oracle_micro_batch(job))
+    oracle = Training(spec, job, alone, Comm(ALONE, mesh(alone)), train.seed) if first else None
     batches = random_batches(spec, job, train.seed, steps=4)
     replica = comm.mesh.replica(comm.world.rank)
     device = comm.world.device
@@ -81,9 +83,9 @@ def examine(
         gradients = ours.gradients()
         truth = None
         if oracle is not None:
-            share = batches.share(step, 0, 1, whole.micro_batch)
+            share = batches.share(step, 0, 1, alone.micro_batch)
             truth = oracle.step([torch.from_numpy(b).to(device) for b in share], lr)
-        if ties is not None and (why := ties.found(comm, result, truth)):
+        if ties is not None and (why := ties.explain(comm, result, truth)):
             return Deviation(optimizer, loss_max, grad_max, worst, step, f"step {step + 1}: {why}") if first else None
         if truth is None:
             continue
@@ -97,7 +99,7 @@ def examine(
 
 
 class _NearTies:
-    """Notes what the oracle's routers see."""
+    """Records the router scores of the oracle, and explains by them where the strategy chose other experts."""
 
     def __init__(self, oracle: Training | None) -> None:
         self._layers: dict[int, MoE] = {}
@@ -106,8 +108,8 @@ class _NearTies:
                 self._layers[int(name)] = block.mlp
                 block.mlp.noted = []
 
-    def found(self, comm: Comm, ours: StepResult, truth: StepResult | None) -> str:
-        """Why the step that all ranks have just taken may be another than the oracle's; "" where it may not."""
+    def explain(self, comm: Comm, ours: StepResult, truth: StepResult | None) -> str:
+        """Return why the step just taken may differ from the oracle's, "" if it may not; all ranks together."""
         why = ""
         if truth is not None:
             seen = {block: layer.noted or [] for block, layer in self._layers.items()}
@@ -118,7 +120,8 @@ class _NearTies:
 
 
 def random_batches(spec: ModelSpec, job: Job, seed: int, steps: int) -> Batches:
-    """Random tokens for some `steps`, then again in another order; documents where they are to be kept apart."""
+    """Draw random tokens for `steps` steps, which later steps repeat in another order; with document boundaries if
+    the job separates documents."""
     size = (job.global_batch + 2) * (job.seq + 1) * steps
     tokens = np.random.default_rng(seed).integers(spec.vocab, size=size)
     starts = None
@@ -127,8 +130,8 @@ def random_batches(spec: ModelSpec, job: Job, seed: int, steps: int) -> Batches:
     return Batches(tokens, job.seq, job.global_batch, seed, starts)
 
 
-def _with_name(given: Optimizer, name: Literal["adamw", "sgd"]) -> Optimizer:
-    return replace(given, name=name)
+def _with_name(optimizer: Optimizer, name: Literal["adamw", "sgd"]) -> Optimizer:
+    return replace(optimizer, name=name)
 
 
 def _oracle_micro_batch(job: Job) -> int:

@@ -1,11 +1,12 @@
-"""Which ranks to look at: one of each class, a class being ranks whose events cannot differ.
+"""Classes of ranks: ranks whose events cannot differ form a class, and verifying one of them verifies all.
 
-Data-parallel ranks issue the same events, and so do tensor-parallel ranks, who hold tensors of the same shapes, and
-those of a ring, but for the names of their peers. What differs is what they hold: where a bucket is padded to equal
-shards, the last shards hold less, maybe nothing at all of some bucket. So there are shards that are full and shards
-that are not, of which the last holds least; and so of experts, which are sharded over other ranks. And in a ring,
-blocks of keys that stand before a rank's queries have other shapes than those behind: there are its first rank, its
-last one, and those between. Every place of a pipeline has its own units and its own order of actions.
+Ranks of a data-parallel, tensor-parallel or ring group issue the same events but for the names of their peers. They
+differ in
+
+    shards      where a bucket is padded to equal shards, the last ones hold fewer elements or none: full shards and
+                shards with padding, of which the last holds least; for experts likewise, over their own ranks
+    ring        key blocks before a rank's queries have other shapes than those after: first, last, and between
+    pipeline    every stage has its own units and its own order of actions
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class RankClass:
-    """`rank` stands for `count` ranks, for they `are` so."""
+    """A class of `count` ranks, of which `rank` is examined; `are` describes them."""
 
     rank: int
     count: int
@@ -33,11 +34,11 @@ class RankClass:
 
 
 def classes(spec: ModelSpec, job: Job, s: Strategy) -> tuple[RankClass, ...]:
-    """The classes of a strategy's ranks, each with the rank that stands for it."""
+    """Return the classes of a strategy's ranks, each with the rank that stands for it."""
     grid = mesh(s)
     shard, of_experts, at_pp = grid.along(grid.shard_axis), grid.along("edp"), grid.along("pp")
     in_ring = np.sign(grid.along("ring")) + (grid.along("ring") == s.ring - 1) * (s.ring > 1)
-    found = []
+    result = []
     for place in range(s.pp):
         full, full_experts = _full(spec, job, s, place)
         for pads, experts_pad, at in product((False, True), (False, True), range(3)):
@@ -47,14 +48,14 @@ def classes(spec: ModelSpec, job: Job, s: Strategy) -> tuple[RankClass, ...]:
                 names = [f"pp {place}"] * (s.pp > 1) + [_PLACES[at]] * (s.ring > 1)
                 names += [_SHARDS[pads]] * bool(0 < full < s.shards or pads)
                 names += [_EXPERTS[experts_pad]] * bool(0 < full_experts < s.edp or experts_pad)
-                # Of padded shards the last one holds least.
+                # The last padded shard holds least.
                 last = pads or experts_pad
-                found.append(RankClass(int(ranks[-1 if last else 0]), len(ranks), ", ".join(names) or "alike"))
-    return tuple(found)
+                result.append(RankClass(int(ranks[-1 if last else 0]), len(ranks), ", ".join(names) or "alike"))
+    return tuple(result)
 
 
 def _full(spec: ModelSpec, job: Job, s: Strategy, place: int) -> tuple[int, int]:
-    """How many shards at a place of the pipeline are without padding; and how many of experts apart."""
+    """Return how many shards of a pipeline stage have no padding: (those of ordinary buckets, those of experts)."""
     held = buckets(stage(spec, s, place), job, s) if s.stage else ()
     full = [s.world, s.world]
     for b in held:

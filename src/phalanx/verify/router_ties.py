@@ -1,8 +1,9 @@
-"""Near-ties of a router: in fp32 a token's k-th and next best experts may differ by less than sums differ in another
-order. Then a strategy may choose the other one, and everything after is another, rightly.
+"""Near-ties of a router: when a strategy may rightly choose other experts than one process does.
 
-A flip is seen in the loads of the experts. It is a near-tie where choices of as many tokens of that layer hang on
-less than `BOUND` of their scores; else it is an error like any other.
+In fp32 the scores of a token's k-th and next best expert may differ by less than two orders of summation do. Then a
+strategy may choose the other one, and every later number differs. Such a flip shows in the expert loads. It counts
+as a near-tie if the choices of at least as many tokens of that layer change when their scores change by `BOUND`;
+otherwise it is an error like any other.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from phalanx.spec.model.mechanisms import Experts
 from phalanx.train.expert_load import LayerLoad
 
 BOUND = 1e-5
-"""Relative: that of gradients in fp32."""
+"""Relative change of a score; the bound of fp32 gradients."""
 _TRIALS = 16
 
 
 def tied(p: Tensor, x: Experts, balance: Tensor | None) -> int:
-    """How many tokens, of scores p (tokens, count), choose others when scores change by up to `BOUND`."""
+    """Count the tokens, of scores p (tokens, count), that choose other experts when scores change by up to
+    `BOUND`."""
     generator = torch.Generator(p.device).manual_seed(0)
     chosen = routing.choose(p, x, balance).sort(-1).values
     differ = torch.zeros(len(p), dtype=torch.bool, device=p.device)
@@ -39,8 +41,8 @@ def first_flip(
     seen: Mapping[int, Sequence[tuple[Tensor, Tensor | None]]],
     x: Experts,
 ) -> str:
-    """What the first layer whose loads differ says, if near-ties explain it; "" where loads are alike, or nothing
-    explains it. `seen`: scores and balance biases of each block and pass, as one process had them."""
+    """Describe the near-ties that explain the first layer whose loads differ; "" if all loads agree, or near-ties do
+    not explain it. `seen`: (scores, balance biases) of every pass, by block, as one process had them."""
     for a, b in zip(ours, truth, strict=True):
         if a.chosen == b.chosen:
             continue

@@ -1,9 +1,9 @@
-"""The steady state of a pipeline's passes: of many micro-batches that do the same in a chunk, few are really run.
+"""The steady state of a pipeline: of the many micro-batches that do the same in a chunk, few are executed.
 
-The executor runs its whole list of actions, with every message. What the passes in it do (events, live bytes) is
-recorded where they are run, which is for the first micro-batches of a chunk (of each kind, where some have their
-backward pass in two parts), of which two must do the same one after the other, and for the last one; the passes
-between repeat the record, and hold as many bytes as those did.
+The executor goes through its full list of actions, with every message. Passes are executed, and their events and live
+bytes recorded, for the first micro-batches of a chunk (of each kind, if some split their backward pass) and for the
+last one. Two successive executed passes must do the same; all passes between then and the last repeat their record,
+and hold as many bytes as those did.
 """
 
 from __future__ import annotations
@@ -24,53 +24,57 @@ from phalanx.schedule.event import Event
 from phalanx.schedule.pipeline.schedules import Action
 
 _COUNTERS = 64
-"""Bytes by which an event of one micro-batch may differ from the next one's: sums that are made with the first."""
+"""Bytes by which an event may differ between micro-batches: running sums that the first one allocates."""
 
 
 class Unsteady(Exception):
-    """A pass cannot stand for those after it; the message says which."""
+    """No executed pass can stand for those after it; the message names the pass."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass did: its events, the bytes of each compute its own, and (change, most) of live bytes before the
-    first and in all."""
+    """The record of a pass: its events, whose computes hold their own bytes; (change, peak) of live bytes `before`
+    the first compute; and the `change` of live bytes over the pass."""
 
     events: tuple[Event, ...]
     before: tuple[int, int]
     change: int
 
     def same(self, other: Pass) -> bool:
+        """Whether two micro-batches' passes did the same."""
         return len(self.events) == len(other.events) and all(map(_same, self.events, other.events))
 
 
 def _same(a: Event, b: Event) -> bool:
-    """Whether two micro-batches have this event in common, but for some counter."""
+    """Whether two events of different micro-batches are the same, up to `_COUNTERS` bytes."""
     alike = replace(a, micro_batch=None).identity == replace(b, micro_batch=None).identity and a.flops == b.flops
     return alike and max(abs(a.alloc - b.alloc), abs(a.free - b.free)) < _COUNTERS
 
 
 @dataclass
 class _Known:
-    """The passes of one kind through a chunk that were run last."""
+    """The executed passes of one kind through a chunk."""
 
-    found: list[Pass] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
 
     @property
     def steady(self) -> Pass | None:
-        *_, a, b = (None, None, *self.found)
+        *_, a, b = (None, None, *self.passes)
         return b if a is not None and b is not None and b.same(a) else None
 
 
 class Steady(Pipeline):
-    """Runs the passes of the `first` micro-batches and of the last one, and repeats what they did for the others."""
+    """Executes the passes of the `first` micro-batches and of the last one, and repeats their record for the
+    others."""
 
-    def __init__(self, first: int, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, first: int, *args: Any) -> None:
+        super().__init__(*args)
         self._real = _first(self.actions, first)
         self.ran = len({m for _, m in self._real})
         self._known: dict[tuple[str, int], _Known] = {}
-        self._repeated: dict[tuple[int, int], list[Tensor]] = {}  # what such a pass got, until its gradients are made
+        self._repeated: dict[
+            tuple[int, int], list[Tensor]
+        ] = {}  # inputs of repeated forward passes, until their backward
 
     def _forward(self, action: Action, batch: Tensor) -> Tensor | None:
         _, chunk, m = action
@@ -79,13 +83,13 @@ class Steady(Pipeline):
         steady = self._steady(action)
         live = self._meter.live
         self._begins(action, "forward")
-        came = [self._arrived("F", chunk, m)] if chunk else []
+        inputs = [self._arrived("F", chunk, m)] if chunk else []
         self._repeat(steady, m)
         last = chunk == self.schedule.chunks - 1
         if not last:
-            self._meter.live -= prod(self.shape) * self.dtype.itemsize  # it is there already
+            self._meter.live -= prod(self.shape) * self.dtype.itemsize  # the record counts it already
             self._here["F", chunk, m] = torch.empty(self.shape, dtype=self.dtype)
-        self._repeated[chunk, m] = came
+        self._repeated[chunk, m] = inputs
         self._meter.live = live + steady.change
         return torch.zeros((), dtype=torch.float64) if last else None
 
@@ -97,23 +101,23 @@ class Steady(Pipeline):
         steady = self._steady(action)
         live = self._meter.live
         self._begins(action, "backward")
-        came = self._repeated.pop((chunk, m))
+        inputs = self._repeated.pop((chunk, m))
         if chunk < self.schedule.chunks - 1:
-            came.append(self._arrived("B", chunk, m))
+            inputs.append(self._arrived("B", chunk, m))
         self._repeat(steady, m)
-        came.clear()  # the pass has freed them
+        inputs.clear()  # the pass frees them
         if kind == "I":
-            self._left_over[chunk, m] = []
+            self._weights_due[chunk, m] = []
         if chunk:
             self._here["B", chunk, m] = torch.empty(self.shape, dtype=self.dtype)
         self._meter.live = live + steady.change
 
     def _weights(self, action: Action, last: bool) -> None:
         _, chunk, m = action
-        if self._left_over[chunk, m]:
+        if self._weights_due[chunk, m]:
             self._run_and_record(action, lambda: super(Steady, self)._weights(action, last))
             return
-        del self._left_over[chunk, m]
+        del self._weights_due[chunk, m]
         steady = self._steady(action)
         live = self._meter.live
         self._begins(action, "gradients of weights")
@@ -130,10 +134,10 @@ class Steady(Pipeline):
         return self._known.setdefault((action.kind, action.chunk), _Known())
 
     def _steady(self, action: Action) -> Pass:
-        found = self._of(action).steady
-        if found is None:
+        steady = self._of(action).steady
+        if steady is None:
             raise Unsteady(f"{action.kind} of chunk {action.chunk}: no two micro-batches do the same")
-        return found
+        return steady
 
     def _run_and_record(self, action: Action, run: Callable[[], Any]) -> Any:
         recorder, meter = self.comm.recorder, self._meter
@@ -145,30 +149,30 @@ class Steady(Pipeline):
         if at is not None:  # the last compute is still open
             began = recorder.began
             events[at] = replace(events[at], alloc=meter.highest - began, free=meter.highest - meter.live)
-        if action.micro_batch < self.schedule.micro_batches - 1:  # the last one ends what others do not
-            self._of(action).found.append(Pass(tuple(events), before[-1], meter.live - live))
+        if action.micro_batch < self.schedule.micro_batches - 1:  # the last one also completes gradients
+            self._of(action).passes.append(Pass(tuple(events), before[-1], meter.live - live))
         return out
 
     @contextmanager
     def _before(self) -> Iterator[list[tuple[int, int]]]:
-        """(Change, most) of live bytes until the first compute of a pass begins. They are the last pass's too, whose
-        own most is not lost."""
+        """Yield a list that receives (change, peak) of live bytes until the first compute of a pass begins. They
+        belong to the pass before too, so its own peak is kept."""
         recorder, meter = self.comm.recorder, self._meter
         live, highest, compute = meter.live, meter.highest, recorder.compute
-        found: list[tuple[int, int]] = []
+        measured: list[tuple[int, int]] = []
         meter.highest = live
 
-        def first(*given: Any) -> None:
-            found.append((meter.live - live, meter.highest - live))
+        def first(*args: Any) -> None:
+            measured.append((meter.live - live, meter.highest - live))
             meter.highest = max(meter.highest, highest)
             del recorder.compute
-            compute(*given)
+            compute(*args)
 
         recorder.compute = first  # type: ignore[method-assign]
         try:
-            yield found
+            yield measured
         finally:
-            if not found:
+            if not measured:
                 del recorder.compute
 
     def _repeat(self, steady: Pass, m: int) -> None:
@@ -191,17 +195,18 @@ class Steady(Pipeline):
 
 
 def _first(actions: Sequence[Action], count: int) -> set[tuple[int, int]]:
-    """So many micro-batches of each chunk, of those with passes of the same kinds, and its last one."""
+    """Return the (chunk, micro-batch) to execute: of each chunk the first `count` among those with passes of the same
+    kinds, and the last one."""
     kinds: dict[tuple[int, int], str] = {}
     for kind, chunk, m in actions:
         if kind in PASSES:
             kinds[chunk, m] = kinds.get((chunk, m), "") + kind
-    found: set[tuple[int, int]] = set()
+    chosen: set[tuple[int, int]] = set()
     seen: Counter[tuple[int, str]] = Counter()
     last: dict[int, int] = {}
     for (chunk, m), passes in sorted(kinds.items()):
         seen[chunk, passes] += 1
         if seen[chunk, passes] <= count:
-            found.add((chunk, m))
+            chosen.add((chunk, m))
         last[chunk] = m
-    return found | set(last.items())
+    return chosen | set(last.items())

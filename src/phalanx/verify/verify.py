@@ -1,4 +1,4 @@
-"""Verify a strategy: the step of one rank of each class, on tensors without content, against the StepProgram."""
+"""Verify a strategy: compare the real step of one rank of each class, on fake tensors, with its StepProgram."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from phalanx.verify.rank_classes import RankClass, classes
 
 @dataclass(frozen=True)
 class Verified:
-    """What came out for a class of ranks. `failed`: why its step did not come to an end, "" if it did; otherwise
-    nothing is recorded. `deviation`: bytes by which live memory differs at most, None where the passes differ."""
+    """The result for a class of ranks. `failed`: why its step did not finish, "" if it did; a failed step has no
+    record. `deviation`: the largest difference of live bytes, None where passes differ. `seconds`: of examining
+    it."""
 
     ranks: RankClass
     program: StepProgram
@@ -31,18 +32,19 @@ class Verified:
 
     @property
     def proved(self) -> bool:
+        """Whether the step finished and equals its StepProgram."""
         return not self.failed and not self.differences
 
 
 def verify(
     spec: ModelSpec, job: Job, strategy: Strategy, begins: Callable[[RankClass], None] = lambda _: None
 ) -> tuple[Verified, ...]:
-    """All classes of a strategy's ranks, one after the other; `begins` is told which comes next."""
-    found = []
+    """Verify every class of a strategy's ranks in turn; `begins` is called before each."""
+    results = []
     for ranks in classes(spec, job, strategy):
         begins(ranks)
-        found.append(_verified(spec, job, strategy, ranks))
-    return tuple(found)
+        results.append(_verified(spec, job, strategy, ranks))
+    return tuple(results)
 
 
 def _verified(spec: ModelSpec, job: Job, strategy: Strategy, ranks: RankClass) -> Verified:
@@ -52,17 +54,17 @@ def _verified(spec: ModelSpec, job: Job, strategy: Strategy, ranks: RankClass) -
         recorded = imagine(spec, job, strategy, ranks.rank)
     except Unverifiable as error:
         return Verified(ranks, program, None, (), None, time.perf_counter() - start, str(error))
-    except Exception as error:  # whatever it is, a real run would end with it too
-        why = f"{type(error).__name__}: {str(error).strip() or 'no words'}, at {place_of(error)}"
+    except Exception as error:  # a real run would end with it too
+        why = f"{type(error).__name__}: {str(error).strip() or 'no message'}, at {place_of(error)}"
         return Verified(ranks, program, None, (), None, time.perf_counter() - start, why)
-    # Without content nothing decides how much is sent: it is the most.
-    found = list(differences(program.events, recorded.events, exactly))
-    if not found and recorded.unawaited:
+    # Fake gradients send the most that compression may send, so that bytes must agree exactly.
+    results = list(differences(program.events, recorded.events, exactly))
+    if not results and recorded.unawaited:
         first, *more = recorded.unawaited
         others = f", nor for {len(more)} more" if more else ""
-        found.append(Difference("waits", "for every collective", f"none for {first}{others}"))
+        results.append(Difference("waits", "for every collective", f"none for {first}{others}"))
     deviation = None
-    if not any(d.what == PASSES for d in found):
-        found += memory_differences(program, recorded.events, recorded.held)
+    if not any(d.what == PASSES for d in results):
+        results += memory_differences(program, recorded.events, recorded.held)
         deviation = largest_deviation(program, recorded.events, recorded.held)
-    return Verified(ranks, program, recorded, tuple(found), deviation, time.perf_counter() - start)
+    return Verified(ranks, program, recorded, tuple(results), deviation, time.perf_counter() - start)

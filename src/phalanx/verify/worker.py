@@ -1,4 +1,4 @@
-"""An examined rank: `python -m phalanx.verify.worker '{"tables", "out", "steps", "dtype", "collectives"}'`."""
+"""A rank of a parity examination, whose argument is JSON: {"tables", "out", "steps", "dtype", "collectives"}."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from phalanx.verify.parity import examine
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    """Examine a strategy as one rank; rank 0 writes the result to `out`."""
+    args = json.loads(sys.argv[1])
     world = worlds.external() or worlds.ALONE
-    file = job_file.from_tables(given["tables"], Path())
+    file = job_file.from_tables(args["tables"], Path())
     strategy = file.strategy
     assert strategy is not None
-    choices = [job_file.build(Choice, c, "choices.collectives") for c in given["collectives"]]
+    choices = [job_file.build(Choice, c, "choices.collectives") for c in args["collectives"]]
     torch.set_num_threads(file.train.threads)
 
     def work() -> None:
         comm = Comm(world, mesh(strategy), choices)
-        how = given["dtype"], given["steps"]
+        how = args["dtype"], args["steps"]
         plain = replace(strategy, compression="none")
-        found = [examine(file.model, file.job, plain, file.train, comm, name, *how) for name in ("sgd", "adamw")]
+        deviations = [examine(file.model, file.job, plain, file.train, comm, name, *how) for name in ("sgd", "adamw")]
         compressed = None
         if strategy.compressor is not None:
             compressed = examine_compressed(file.model, file.job, strategy, file.train, comm, *how)
         if world.rank == 0:
             content = {
-                "optimizers": [asdict(d) for d in found if d is not None],
+                "optimizers": [asdict(d) for d in deviations if d is not None],
                 "compression": asdict(compressed) if compressed else None,
             }
-            write_json(Path(given["out"]), content)
+            write_json(Path(args["out"]), content)
 
     run_rank(world, file.train.timeout_s, work)
 

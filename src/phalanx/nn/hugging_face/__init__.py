@@ -1,1 +1,2 @@
-"""Hugging Face weights, in and out: names.py says what is where, container.py moves the bytes, files.py does both."""
+"""Hugging Face weights, read and written: names.py maps tensor names, container.py moves bytes, files.py joins
+both."""

@@ -1,11 +1,11 @@
-"""The safetensors container, read by the range and written tensor by tensor.
+"""The safetensors container, read by ranges and written tensor by tensor.
 
     8 bytes       N, the header's length, little-endian
     N bytes       JSON: {name: {"dtype": "BF16", "shape": [...], "data_offsets": [begin, end]}, "__metadata__": {...}}
     the rest      row-major little-endian tensors, without gaps; offsets count from here
 
-(github.com/huggingface/safetensors, "Format".) The library maps files and saves dictionaries of whole tensors; here a
-reader holds what it asked for and a writer one tensor, so host memory can be counted.
+(github.com/huggingface/safetensors, "Format".) The library maps files and saves dictionaries of tensors; here a
+reader holds what it asked for and a writer one tensor, so that host memory can be counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from phalanx.spec.errors import InputError
 
 FIELD = "weights"
-"""Who is wrong; nn/stored.py says it of the field that named the weights."""
+"""The field that errors name; nn/weight_files.py replaces it by the setting that names the weights."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _LONGEST_HEADER = 100_000_000  # the library's own limit
@@ -32,7 +32,7 @@ _LONGEST_HEADER = 100_000_000  # the library's own limit
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: `begin` and `end` in bytes from the file's start; `code`: its type as the file has it."""
+    """A tensor in a file: `begin` and `end` in bytes from the file's start; `code`: its type in the file's terms."""
 
     name: str
     file: Path
@@ -43,14 +43,14 @@ class Stored:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Raises InputError where the type is none that a parameter has here."""
+        """The torch type. Raises InputError if no parameter can have it."""
         if self.code not in DTYPES:
             reason = f"{self.name} is stored as {self.code}, not as one of {', '.join(DTYPES)}"
             raise InputError(FIELD, str(self.file), reason, "convert it to one of them first")
         return DTYPES[self.code]
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Elements start..stop, flat, at least one. Raises InputError where the file has been cut short meanwhile."""
+        """Read elements start..stop, flat, at least one. Raises InputError if the file was cut short meanwhile."""
         size = self.dtype.itemsize
         memory = bytearray((stop - start) * size)
         with self.file.open("rb", buffering=0) as file:
@@ -58,7 +58,7 @@ class Stored:
         return torch.frombuffer(memory, dtype=self.dtype)
 
     def read_columns(self, start: int, stop: int) -> Tensor:
-        """Columns start..stop of a matrix, (rows, stop - start)."""
+        """Read columns start..stop of a matrix: (rows, stop - start). Raises InputError."""
         rows, width = self.shape
         size = self.dtype.itemsize
         memory = bytearray(rows * (stop - start) * size)
@@ -80,9 +80,9 @@ def _fill(descriptor: int, memory: bytearray | memoryview, offset: int, stored: 
 
 
 def contents(path: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file by name; only its header is read, and held against the file's size.
+    """List the tensors of a safetensors file by name; reads only the header, and checks it against the file's size.
 
-    Raises InputError where it is no such file, cut short, or its header contradicts itself.
+    Raises InputError if it is no such file, is cut short, or its header contradicts itself.
     """
     try:
         with path.open("rb") as file:
@@ -100,7 +100,7 @@ def contents(path: Path) -> dict[str, Stored]:
             raise
         raise InputError(FIELD, str(path), "is not a safetensors file (its header is not JSON)") from None
     try:
-        found = {
+        tensors = {
             name: _stored(name, path, about, 8 + length) for name, about in header.items() if name != "__metadata__"
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -108,14 +108,14 @@ def contents(path: Path) -> dict[str, Stored]:
             raise
         raise InputError(FIELD, str(path), f"has a header that cannot be read ({error!r})") from None
     end = 8 + length
-    for stored in sorted(found.values(), key=lambda s: (s.begin, s.end)):
+    for stored in sorted(tensors.values(), key=lambda s: (s.begin, s.end)):
         if stored.begin != end:
             raise InputError(FIELD, str(path), f"{stored.name} begins at byte {stored.begin}, expected {end}")
         end = stored.end
     if end != size:
         reason = f"is cut short: {size} bytes of {end}" if size < end else f"has {size - end} bytes too many"
         raise InputError(FIELD, str(path), reason, "copy or download it again")
-    return found
+    return tensors
 
 
 def _stored(name: str, path: Path, about: dict[str, Any], data: int) -> Stored:
@@ -131,7 +131,7 @@ def _stored(name: str, path: Path, about: dict[str, Any], data: int) -> Stored:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A tensor to be written: `make` is called when its turn comes, and its result let go at once."""
+    """A tensor to write: `make` is called when its turn comes, and its result freed at once."""
 
     name: str
     dtype: torch.dtype
@@ -140,11 +140,12 @@ class Outgoing:
 
     @property
     def bytes(self) -> int:
+        """The size of its data."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def write(path: Path, tensors: Sequence[Outgoing]) -> None:
-    """A safetensors file on the disk, one tensor in memory at a time."""
+    """Write a safetensors file to disk, with one tensor in memory at a time."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for t in tensors:

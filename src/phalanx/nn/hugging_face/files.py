@@ -1,7 +1,6 @@
 """Hugging Face folders as sources and targets of our parameters, streamed.
 
-`read` looks at headers only and checks them all; a slice then reads its own bytes. `write` makes one tensor after the
-other.
+`read` reads and checks headers only; a slice then reads its own bytes. `write` makes one tensor at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class HuggingFaceWeights:
-    """`places`: of each of our parameters and buffers, by name, its parts. A Weights."""
+    """Weights in Hugging Face files; implements Weights. `places`: the parts of each of our parameters and buffers,
+    by name."""
 
     places: Mapping[str, tuple[tuple[Source, Stored], ...]]
 
@@ -41,21 +41,21 @@ class HuggingFaceWeights:
         return self.places[fqn][0][1].dtype
 
     def slice(self, fqn: str, start: int, stop: int) -> Tensor:
-        """Elements start..stop of the flattened parameter. Nothing else is read, but of a transposed tensor the rest
-        of the columns that hold them."""
+        """Read elements start..stop of the flattened parameter, and nothing else; of a transposed tensor, the full
+        columns that hold them."""
         if start == stop:
             return torch.empty(0, dtype=self.dtype(fqn))
         parts = self.places[fqn]
         each = math.prod(parts[0][0].ours)
-        found = [
+        slices = [
             _slice(*parts[k], max(start - k * each, 0), min(stop - k * each, each))
             for k in range(start // each, -(-stop // each))
         ]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return slices[0] if len(slices) == 1 else torch.cat(slices)
 
 
 def _slice(source: Source, stored: Stored, start: int, stop: int) -> Tensor:
-    """Of one part."""
+    """Read elements start..stop of one part of a parameter."""
     if source.transposed:
         into = source.shape[0]  # a row of ours
         low, high = start // into, -(-stop // into)
@@ -72,23 +72,23 @@ def _slice(source: Source, stored: Stored, start: int, stop: int) -> Tensor:
 
 
 def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
-    """The weights of a folder, or of one safetensors or index file, as parameters of `spec`.
+    """Open the weights of a folder, or of one safetensors or index file, as parameters of `spec`.
 
-    Raises InputError, naming file and tensor, where a file is missing or damaged, a tensor is missing or of another
+    Raises InputError, naming file and tensor, if a file is missing or damaged, a tensor is missing or has another
     shape or type, or the files hold a weight that this model does not have.
     """
     wanted = sources(spec)
-    found = {plain(spec.family, stored.name): stored for stored in _stored(path)}
-    places = {fqn: tuple((s, _fitting(found, path, s, fqn, spec)) for s in parts) for fqn, parts in wanted.items()}
+    by_name = {plain(spec.family, stored.name): stored for stored in _stored(path)}
+    places = {fqn: tuple((s, _fitting(by_name, path, s, fqn, spec)) for s in parts) for fqn, parts in wanted.items()}
     for fqn, parts in places.items():
         other = next((stored for _, stored in parts if stored.code != parts[0][1].code), None)
         if other is not None:
             reason = f"{other.name} is stored as {other.code}, {parts[0][1].name} as {parts[0][1].code}"
             raise InputError(FIELD, str(other.file), reason, f"{fqn} is all of one type: convert them")
     used = {plain(spec.family, s.tensor) for parts in wanted.values() for s in parts}
-    left = sorted(name for name in found.keys() - used if not is_buffer(spec, name))
+    left = sorted(name for name in by_name.keys() - used if not is_buffer(spec, name))
     if left:
-        stored = found[left[0]]
+        stored = by_name[left[0]]
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         reason = f"holds {stored.name} {list(stored.shape)}{more}, which this {spec.family} model does not have"
         raise InputError(FIELD, str(stored.file), reason, "do the weights belong to this config.json?")
@@ -96,7 +96,7 @@ def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
 
 
 def _stored(path: Path) -> Iterator[Stored]:
-    """All tensors of the files that `path` names."""
+    """Yield all tensors of the files that `path` names."""
     if path.is_dir():
         names = {SINGLE: path / SINGLE, INDEX: path / INDEX}
         path = next((p for p in names.values() if p.exists()), path)
@@ -130,19 +130,20 @@ def _stored(path: Path) -> Iterator[Stored]:
 
 
 def _index(path: Path) -> dict[str, str]:
-    """Which file holds which tensor, as an index says."""
+    """Read an index: tensor name -> file name."""
     try:
-        found = json.loads(path.read_text())["weight_map"]
+        placed = json.loads(path.read_text())["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(FIELD, str(path), f"is not an index of safetensors files ({error!r})") from None
-    if not isinstance(found, dict) or not all(isinstance(f, str) and f == Path(f).name for f in found.values()):
+    if not isinstance(placed, dict) or not all(isinstance(f, str) and f == Path(f).name for f in placed.values()):
         raise InputError(FIELD, str(path), "weight_map does not map tensors to files beside it")
-    return found
+    return placed
 
 
-def _fitting(found: Mapping[str, Stored], path: Path, source: Source, fqn: str, spec: ModelSpec) -> Stored:
-    """The stored tensor that a source names, of the right shape and a type that can be read."""
-    stored = found.get(plain(spec.family, source.tensor))
+def _fitting(by_name: Mapping[str, Stored], path: Path, source: Source, fqn: str, spec: ModelSpec) -> Stored:
+    """Return the stored tensor that a source names. Raises InputError if it is missing, or has another shape or
+    type."""
+    stored = by_name.get(plain(spec.family, source.tensor))
     if stored is None:
         mend = "set model.tied = true if the head is the embedding" if fqn == "head.linear.weight" else ""
         raise InputError(FIELD, str(path), f"lacks {source.tensor} {list(source.shape)}", mend)
@@ -158,7 +159,7 @@ def _fitting(found: Mapping[str, Stored], path: Path, source: Source, fqn: str, 
 
 
 def require_place(folder: Path) -> None:
-    """That a folder can be written here. Raises InputError."""
+    """Require that `folder` can be written: it does not exist, or is empty. Raises InputError."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("--out", str(folder), "exists and is not empty", "choose another folder")
     above = next(p for p in folder.absolute().parents if p.exists())
@@ -200,9 +201,9 @@ def write(
 
 
 def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> Iterator[Outgoing]:
-    """Their tensors in forward order, each made of those of ours that it holds."""
-    fixed = {b.fqn for b in buffers(spec)}  # of sums of small steps, which keep their type
-    ours: dict[str, list[tuple[str, int, Source]]] = {}  # name, which part of it
+    """Yield the Hugging Face tensors in forward order, each made of our parameters that it holds."""
+    fixed = {b.fqn for b in buffers(spec)}  # sums of small steps: they keep their type
+    ours: dict[str, list[tuple[str, int, Source]]] = {}  # by their name: (our name, part of it, source)
     for fqn, parts in sources(spec).items():
         for i, s in enumerate(parts):
             ours.setdefault(s.tensor, []).append((fqn, i, s))

@@ -1,13 +1,13 @@
-"""Which part of which Hugging Face tensor each of our parameters is: one table per family, and the one cut.
+"""The Hugging Face tensor, or part of one, that each of our parameters is: one table per family, and one formula.
 
-Row r of ours, (rows, width), is row `first + r // run * stride + r % run` of theirs, or that column where theirs is
-(in, out):
+Row r of our tensor, (rows, width), is row `first + r // run * stride + r % run` of theirs, or that column if theirs
+is (in, out):
 
-    whole tensors                                  first = 0        run = stride = rows
+    full tensors                                   first = 0        run = stride = rows
     gpt2's c_attn, q above k above v               first = j rows   run = rows      stride = 3 rows
     gpt_neox's query_key_value, head by head       first = j d      run = d         stride = 3 d     (d = head_dim)
 
-Of experts each has a tensor of its own: the parts of ours, one after the other.
+Every expert has a tensor of its own; in order they are the parts of ours.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from phalanx.spec.model.spec import ModelSpec, Parameter, buffers, parameters
 
 @dataclass(frozen=True)
 class Source:
-    """A parameter's place in a Hugging Face file, or that of a part of it. `tensor`, `shape`: theirs; `transposed`:
-    theirs is (in, out)."""
+    """The place of a parameter, or of a part of it, in a Hugging Face file. `tensor`, `shape`: theirs; `first`,
+    `run`, `stride`: as in the formula above; `transposed`: theirs is (in, out)."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -33,15 +33,15 @@ class Source:
 
     @property
     def ours(self) -> tuple[int, ...]:
-        """Our shape."""
+        """The shape of our tensor, or of that part of it."""
         rows, *others = self.shape[::-1] if self.transposed else self.shape
         return (rows // self.stride * self.run, *others)
 
 
 @dataclass(frozen=True)
 class Naming:
-    """A family's names: our module, theirs; of experts with a star for the number. `base` stands before all but the
-    head, and may be missing in a file."""
+    """The names of a family: our module -> theirs, with a star for the number of an expert. `base` is the prefix of
+    all but the head, and may be missing in a file."""
 
     base: str
     block: str
@@ -167,8 +167,8 @@ def source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
 
 
 def sources(spec: ModelSpec) -> dict[str, tuple[Source, ...]]:
-    """Of every parameter, and of buffers that the family has, by its own name. Raises InputError for a family that
-    has no names here."""
+    """Return the sources of every parameter, and of the family's buffers, by our names. Raises InputError for a
+    family without names here."""
     if spec.family not in NAMINGS:
         reason = "has no Hugging Face weights that this decoder takes"
         raise InputError("model.family", spec.family, reason, nearest(spec.family, NAMINGS))
@@ -177,14 +177,14 @@ def sources(spec: ModelSpec) -> dict[str, tuple[Source, ...]]:
 
 
 def plain(family: str, tensor: str) -> str:
-    """A tensor's name with what differs between files of one family taken off: the base model's prefix, and what
-    transformers 5 calls every head."""
+    """Normalize a tensor's name, which differs between files of one family in the prefix of the base model, and in
+    the name that transformers 5 gives every head."""
     naming = NAMINGS[family]
     return {"lm_head.weight": f"{naming.outside['head.linear']}.weight"}.get(tensor, tensor.removeprefix(naming.base))
 
 
 def is_buffer(spec: ModelSpec, tensor: str) -> bool:
-    """Whether a tensor (by its plain name) is no weight: an old file's buffer, or a tied head's second copy."""
+    """Whether a tensor, by its plain name, is not a parameter: a buffer of older files, or a tied head's copy."""
     naming = NAMINGS[spec.family]
     head = f"{naming.outside['head.linear']}.weight"
     return bool(re.fullmatch(naming.buffers, tensor)) or (spec.tied and tensor == head)

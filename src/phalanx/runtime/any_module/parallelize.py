@@ -8,7 +8,8 @@
         model.clip(1.0)
         optimizer.step()
 
-Started by torchrun or srun, or alone. All ranks have the same module, and run its units alike and in one order.
+Start it by torchrun or srun, or as a single process. All ranks have the same module, and run its units in the same
+order.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, parse
 
 _WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
-"""Optimizers of torch that look at more than one element at a time."""
+"""Optimizers of torch whose update of an element depends on others, so that they need unsharded tensors."""
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -54,20 +55,20 @@ def parallelize(
     transport: Literal["native", "p2p", "shm"] = "native",
     timeout_s: float = 300.0,
 ) -> Parallel:
-    """Spread a module over the ranks of this run.
+    """Train a module data-parallel over the ranks of this run; all ranks together.
 
-    strategy    one line, as on the command line: "zero=3", "dp=8,zero=2,shard=4,compression=int8"; dp is the number
-                of ranks unless it is said
-    precision   number types; by default those that follow from the type of the module's parameters
+    strategy    one line, as on the command line: "zero=3", "dp=8,zero=2,shard=4,compression=int8"; dp defaults to the
+                number of ranks
+    precision   number types; by default they follow from the type of the module's parameters
     units       what stage 3 gathers at once, and what stages 1 and 2 wait for, in forward order: by default the
                 members of the module's outermost ModuleLists and Sequentials. Units do not nest, and a unit's
                 parameters are used in its own forward pass alone; what several share is gathered for the whole pass
-    average     gradients are averages over the replicas, as DistributedDataParallel's are; else sums
+    average     gradients are averaged over the replicas, as by DistributedDataParallel; else summed
     transport   of all collectives: torch's own, sends and receives, or shared memory (ranks of one host)
 
-    Parameters and buffers become those of rank 0. Frozen parameters stay whole on every rank. A parameter without a
-    gradient counts as one of zeros, and is updated. At stage 3 there is no double backward, and activations are
-    checkpointed inside a unit, not around it. Raises InputError.
+    Parameters and buffers become those of rank 0. Frozen parameters are not sharded. A parameter that gets no
+    gradient is updated with a gradient of zeros. Stage 3 has no double backward, and allows activation checkpointing
+    inside a unit, not around it. Raises InputError.
     """
     return spread(_world(timeout_s), module, strategy, precision, units, average, transport)
 
@@ -81,14 +82,14 @@ def spread(
     average: bool = True,
     transport: Literal["native", "p2p", "shm"] = "native",
 ) -> Parallel:
-    """`parallelize` over ranks that have met."""
+    """Do what `parallelize` does, in a world that has been joined."""
     s = _strategy(strategy, world)
     require_spreadable(module)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     precision = precision or Precision(common_dtype(trained))  # type: ignore[arg-type]
     if precision.compute == "float16":
         raise InputError(
-            "precision.compute", "float16", "needs a loss scale, which `phalanx train` has", "use bfloat16"
+            "precision.compute", "float16", "needs a loss scale, which only `phalanx train` has", "use bfloat16"
         )
     require_runnable(s, Job(s.dp, 1, precision))
     module.to(world.device)
@@ -102,7 +103,7 @@ def spread(
 
 
 class Parallel:
-    """A module spread over ranks. Call it like the module; `module` is the module itself."""
+    """A module that trains data-parallel. Call it like the module; `module` is the module itself."""
 
     def __init__(
         self,
@@ -117,18 +118,18 @@ class Parallel:
         self.module, self.strategy, self.comm = module, strategy, comm
         self._share = 1 / strategy.dp if average else 1.0
         compute, master = DTYPES[precision.compute], DTYPES[precision.master_dtype]
-        given = {name: p.data for name, p in trained.items()}
+        initial = {name: p.data for name, p in trained.items()}
         for name, p in trained.items():
-            p.data = given[name].to(compute)
+            p.data = initial[name].to(compute)
         cut = cut_buckets(trained, units, strategy, precision)
         self._engine = DataParallel(module, cut, precision, comm, strategy, units)
         self._masters: dict[str, Tensor] = {}
         if strategy.stage == 0:
             separate = master != compute
-            self._masters = {n: given[n].to(master, copy=True) if separate else p for n, p in trained.items()}
+            self._masters = {n: initial[n].to(master, copy=True) if separate else p for n, p in trained.items()}
             self._gradients = dict(self._engine.gradients())
         else:
-            self._engine.start(lambda piece: given[piece.parameter.fqn].view(-1)[piece.start : piece.stop])
+            self._engine.start(lambda piece: initial[piece.parameter.fqn].view(-1)[piece.start : piece.stop])
             self._gradients = {}
             for piece, own, gradient in self._engine.pieces():
                 self._masters[piece.parameter.fqn], self._gradients[piece.parameter.fqn] = own, gradient
@@ -137,36 +138,38 @@ class Parallel:
         names = {id(p): n for n, p in trained.items()}
         everything = module.named_parameters(remove_duplicate=False)
         self._names = {n: names[id(p)] for n, p in everything if id(p) in names}
-        self._nothing = torch.zeros(0, dtype=master)  # to update, on a rank that holds no element
-        self._micro_batch = -1  # none of this step has been run
+        self._empty = torch.zeros(0, dtype=master)  # what a rank without any element gives its optimizer
+        self._micro_batch = -1  # none of this step yet
         self._complete = self._failed = False
-        # The module's own state_dict reads weights that may still be on their way.
+        # The module's own state_dict reads weights, whose all-gather may be in flight.
         module.register_state_dict_pre_hook(lambda *_: self.synchronize())
         self._optimizer: torch.optim.Optimizer | None = None
 
     @property
     def rank(self) -> int:
+        """This process's rank in the world."""
         return self.comm.world.rank
 
     @property
     def replica(self) -> int:
-        """Which share of the data is this rank's, of dp."""
+        """The index of this rank's share of the data, of `strategy.dp`."""
         return self.comm.mesh.replica(self.rank)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """What this rank updates, by the module's names: the parameters themselves at stage 0, else this rank's piece
-        of each, flat, of the master type; a parameter of which it holds nothing is left out."""
-        yield from self._masters.items() or [("nothing", self._nothing)]
+        """Yield what this rank updates, by the module's names: the parameters (or their masters) at stage 0, else its
+        flat piece of each, in the master type. Parameters of which it holds nothing are left out."""
+        yield from self._masters.items() or [("nothing", self._empty)]
 
     def parameters(self) -> list[Tensor]:
+        """Return the tensors of `named_parameters`, to make an optimizer for."""
         return [p for _, p in self.named_parameters()]
 
     def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimizer, made for `parameters()`: its steps take the reduced gradients and send the new weights
-        round. Any that treats every element by itself. Raises InputError."""
+        """Make the steps of an optimizer use the reduced gradients and gather the new weights; return it. It must be
+        made for `parameters()`, and at stages 1 to 3 treat every element by itself. Raises InputError."""
         known = {id(p) for p in self.parameters()}
         name = type(optimizer).__name__
         if self.strategy.stage and name in _WHOLE_TENSORS:
@@ -185,10 +188,10 @@ class Parallel:
         return optimizer
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
-        """The backward pass of a micro-batch; after the `last` of a step gradients are complete, reduced over the
-        replicas, for `clip` and the optimizer."""
+        """Run the backward pass of a micro-batch. After the `last` of a step, gradients are complete and reduced over
+        the replicas, ready for `clip` and the optimizer. Raises RuntimeError if an earlier pass failed."""
         if self._failed:
-            raise RuntimeError("an earlier backward pass failed half-way: ranks may have come apart; start again")
+            raise RuntimeError("an earlier backward pass failed half-way: ranks may be out of step; start again")
         self._failed = True
         engine = self._engine
         if self._micro_batch < 0 or self._complete:
@@ -207,7 +210,7 @@ class Parallel:
 
     @torch.no_grad()
     def norm(self) -> float:
-        """The 2-norm of the whole gradient, over all ranks' shares."""
+        """Return the 2-norm of the gradient, over all ranks' shares; all ranks together."""
         self._require_complete("the norm of the gradient")
         square = self._engine.norm_square()
         if self.strategy.stage:
@@ -216,7 +219,7 @@ class Parallel:
 
     @torch.no_grad()
     def clip(self, most: float) -> float:
-        """Scale the gradient so that its norm is at most this; the norm before."""
+        """Scale the gradient to a norm of at most `most`; return the norm before. All ranks together."""
         norm = self.norm()
         self._engine.scale(min(1.0, most / (norm + 1e-6)))
         return norm
@@ -226,8 +229,8 @@ class Parallel:
             raise RuntimeError(f"{what} is wanted before backward(loss, last=True) has ended the step")
 
     def synchronize(self) -> None:
-        """That the weights are here, for whoever reads them outside of a forward pass: at stages 1 and 2 they may be
-        on their way since the last update. (At stage 3 the module has none; see `state_dict`.)"""
+        """Wait for the weights, before reading them outside of a forward pass: at stages 1 and 2 their all-gather may
+        be in flight since the last update. (At stage 3 the module holds none; see `state_dict`.)"""
         if self.strategy.stage in (1, 2):
             self._engine.wait_parameters(list(self._engine.parameters))
 
@@ -236,7 +239,7 @@ class Parallel:
         self._require_complete("an update")
         for name, p in self.module.named_parameters():
             if p.requires_grad and name not in self._engine.parameters:
-                raise RuntimeError(f"{name} was frozen when the module was spread, and cannot be trained now")
+                raise RuntimeError(f"{name} was frozen when the module was parallelized, and cannot be trained now")
         for name, master in self._masters.items():
             gradient = self._gradients[name]
             master.grad = gradient if gradient.dtype == master.dtype else gradient.to(master.dtype)
@@ -252,28 +255,28 @@ class Parallel:
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Tensor]:
-        """The module's state_dict, whole, parameters in the master type. All ranks together."""
+        """Return the module's state_dict, unsharded, parameters in the master type; all ranks together."""
         engine = self._engine
-        whole = self._masters if self.strategy.stage == 0 else {}
+        unsharded = self._masters if self.strategy.stage == 0 else {}
         for b in engine.buckets if self.strategy.stage else ():
             assert b.master is not None
-            whole |= b.views(engine.whole(b, b.master))
+            unsharded |= b.views(engine.gather_bucket(b, b.master))
         return {
-            name: (whole[self._names[name]] if name in self._names else t).detach().clone()
+            name: (unsharded[self._names[name]] if name in self._names else t).detach().clone()
             for name, t in self.module.state_dict().items()
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a whole state_dict of the module. Raises InputError where names or shapes are not the module's,
-        before anything is changed."""
+        """Load an unsharded state_dict of the module. Raises InputError, before anything changes, if names or shapes
+        are not the module's."""
         own = self.module.state_dict()
         for name in sorted(own.keys() ^ state.keys()):
             raise InputError("state_dict", name, "is missing" if name in own else "is not in the module")
         for name, t in own.items():
             if state[name].shape != t.shape:
-                wanted, given = tuple(t.shape), tuple(state[name].shape)
-                raise InputError("state_dict", name, f"has the shape {given}, the module's is {wanted}")
+                expected, actual = tuple(t.shape), tuple(state[name].shape)
+                raise InputError("state_dict", name, f"has the shape {actual}, the module's is {expected}")
         for name in own.keys() - self._names.keys():
             own[name].copy_(state[name])
         if self.strategy.stage == 0:
@@ -286,8 +289,8 @@ class Parallel:
         self._engine.updated()
 
     def save(self, folder: str | Path, step: int, keep: int = 2) -> None:
-        """Write a checkpoint of parameters, optimizer and what compression keeps back; any strategy reads it. Frozen
-        parameters and buffers are in it too. All ranks together."""
+        """Write a checkpoint of parameters, optimizer state, residuals of compression, frozen parameters and buffers;
+        it can be loaded with any strategy. The newest `keep` are kept. All ranks together."""
         assert self._optimizer is not None, "attach an optimizer first"
         saver = Saver(Path(folder), self.comm, keep)
         rest = (whole(name, t.contiguous()) for name, t in self._rest().items())
@@ -296,13 +299,13 @@ class Parallel:
         saver.wait()
 
     def load(self, folder: str | Path) -> int:
-        """Go on from the newest good checkpoint; the step that it is of, 0 where there is none. Raises
+        """Load the newest intact checkpoint and return its step, 0 if there is none; all ranks together. Raises
         CheckpointError."""
         assert self._optimizer is not None, "attach an optimizer first"
         step = agree_on_newest(Path(folder), self.comm)
         if step is None:
             return 0
-        self._give_state()
+        self._allocate_state()
         logical_state.load(self._engine, self._masters, self._optimizer, Path(folder), step, self._rest())
         with torch.no_grad():
             for name, weight in self._weights.items():
@@ -310,11 +313,12 @@ class Parallel:
         return step
 
     def _rest(self) -> dict[str, Tensor]:
-        """What no optimizer changes."""
+        """Frozen parameters and buffers, by their names in a checkpoint."""
         return {f"rest.{n}": t for n, t in self.module.state_dict().items() if n not in self._names}
 
-    def _give_state(self) -> None:
-        """Have the optimizer make its state, which most do in their first step: one that changes nothing."""
+    def _allocate_state(self) -> None:
+        """Make the optimizer allocate its state, which most do in their first step, by a step that changes
+        nothing."""
         optimizer = self._optimizer
         assert optimizer is not None
         if optimizer.state:
@@ -330,25 +334,24 @@ class Parallel:
 
 
 def _world(timeout_s: float) -> World:
-    """The ranks of this run: joined here, unless the caller has done so."""
+    """Join the ranks of this run, unless the caller has done so."""
     if not dist.is_initialized():
         world = worlds.external() or worlds.ALONE
         worlds.join(world, timeout_s)
         if world.size > 1:
             atexit.register(worlds.leave)
         return world
-    found = worlds.external()
+    external = worlds.external()
     rank, size = dist.get_rank(), dist.get_world_size()
-    return found if found and found.size == size else World(rank, size, rank, size)
+    return external if external and external.size == size else World(rank, size, rank, size)
 
 
-def _strategy(given: str | Strategy, world: World) -> Strategy:
-    if isinstance(given, str):
-        table = {"dp": world.size, **parse(given)}
-        found = make_strategy(table)
-        assert found is not None
-    else:
-        found = given
+def _strategy(strategy: str | Strategy, world: World) -> Strategy:
+    """Return a strategy that the engine can run in this world. Raises InputError."""
+    if isinstance(strategy, str):
+        made = make_strategy({"dp": world.size, **parse(strategy)})
+        assert made is not None
+        strategy = made
     for name, alone, why in (
         ("tp", 1, "splits layers, which `phalanx train` has of its own"),
         ("cp", 1, "splits sequences, which `phalanx train` does"),
@@ -356,10 +359,10 @@ def _strategy(given: str | Strategy, world: World) -> Strategy:
         ("etp", 1, "splits experts, which `phalanx train` has of its own"),
         ("recompute", "none", "repeats layers, which `phalanx train` has of its own"),
     ):
-        if getattr(found, name) != alone:
-            raise InputError(f"strategy.{name}", getattr(found, name), why, "use dp alone")
-    if found.world != world.size:
+        if getattr(strategy, name) != alone:
+            raise InputError(f"strategy.{name}", getattr(strategy, name), why, "use dp alone")
+    if strategy.world != world.size:
         raise InputError(
-            "strategy", str(found), f"is for {found.world} ranks, but there are {world.size}", "leave dp out"
+            "strategy", str(strategy), f"is for {strategy.world} ranks, but there are {world.size}", "leave dp out"
         )
-    return found
+    return strategy

@@ -1,4 +1,4 @@
-"""How a module is cut for the engine: its units, its buckets, and what cannot be spread, refused by name."""
+"""How any module is cut for the engine: its units, its buckets, and checks that name what cannot be parallelized."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def require_spreadable(module: nn.Module) -> None:
-    """Refuse by name what the engine would get wrong."""
+    """Refuse parameters that the engine cannot handle: on the meta device, not real, sharing memory, parallelized
+    before. Raises InputError with the parameter's name."""
     seen: dict[int, list[tuple[int, int, str]]] = {}
     for name, p in module.named_parameters():
         if p.is_meta:
             raise InputError("module", name, "is on the meta device, and has no values", "use to_empty and fill it")
         if hasattr(p, "rows_beside"):
-            raise InputError("module", name, "is spread over the ranks already", "make the module anew")
+            raise InputError("module", name, "is already parallelized", "create the module again")
         if not p.requires_grad:
             continue
         if not p.is_floating_point():
@@ -38,35 +39,36 @@ def require_spreadable(module: nn.Module) -> None:
 
 
 def common_dtype(trained: dict[str, nn.Parameter]) -> str:
-    """The type that all trained parameters have."""
+    """Return the name of the type that all trained parameters share. Raises InputError if there is none."""
     if not trained:
         raise InputError("module", None, "has no parameter that requires a gradient")
-    found: dict[torch.dtype, str] = {}
+    first_of: dict[torch.dtype, str] = {}
     for name, p in trained.items():
-        found.setdefault(p.dtype, name)
-    if len(found) > 1:
-        each = ", ".join(f"{name} is {DTYPE_NAMES.get(dtype, dtype)}" for dtype, name in found.items())
+        first_of.setdefault(p.dtype, name)
+    if len(first_of) > 1:
+        each = ", ".join(f"{name} is {DTYPE_NAMES.get(dtype, dtype)}" for dtype, name in first_of.items())
         raise InputError("module", None, f"has parameters of several types ({each})", "say which by precision=")
-    return DTYPE_NAMES.get(next(iter(found)), str(next(iter(found))))
+    return DTYPE_NAMES.get(next(iter(first_of)), str(next(iter(first_of))))
 
 
-def find_units(module: nn.Module, given: Sequence[nn.Module] | None) -> dict[str, nn.Module]:
-    """Units by their name in the module, in forward order. Raises InputError where one is not in it, or two nest."""
+def find_units(module: nn.Module, chosen: Sequence[nn.Module] | None) -> dict[str, nn.Module]:
+    """Return units by their name in the module, in forward order: `chosen`, or by default the members of the
+    outermost ModuleLists and Sequentials. Raises InputError if one is not in the module, or two nest."""
     names = {id(m): name for name, m in module.named_modules()}
-    if given is None:
+    if chosen is None:
         lists = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
         outermost = [m for n, m in lists if not any(n != o and (not o or n.startswith(f"{o}.")) for o, _ in lists)]
-        given = [child for m in outermost for child in m if next(child.parameters(), None) is not None]
-        given = list({id(m): m for m in given}.values())
+        chosen = [child for m in outermost for child in m if next(child.parameters(), None) is not None]
+        chosen = list({id(m): m for m in chosen}.values())
     units: dict[str, nn.Module] = {}
-    for unit in given:
+    for unit in chosen:
         name = names.get(id(unit))
         if not name or name == SHARED:
             reason = "is not a part of the module" if not name else "cannot be a unit's name"
             raise InputError("units", name or type(unit).__name__, reason)
         other = next((o for o in units if name.startswith(f"{o}.") or o.startswith(f"{name}.")), None)
         if other is not None:
-            raise InputError("units", name, f"lies within, or around, {other}", "units do not nest")
+            raise InputError("units", name, f"contains, or is contained in, {other}", "units do not nest")
         units[name] = unit
     return units
 
@@ -74,7 +76,8 @@ def find_units(module: nn.Module, given: Sequence[nn.Module] | None) -> dict[str
 def cut_buckets(
     trained: dict[str, nn.Parameter], units: dict[str, nn.Module], s: Strategy, precision: Precision
 ) -> tuple[Bucket, ...]:
-    """Parameters in the reverse of their order in the module, about that in which gradients become ready."""
+    """Fill buckets with the parameters in reverse order of the module, which is about the order in which gradients
+    become ready; at ZeRO-3 one bucket for each unit."""
     users: dict[int, list[str]] = {}
     for name, unit in units.items():
         for p in unit.parameters():
@@ -86,7 +89,7 @@ def cut_buckets(
     if s.stage < 3:
         order = [replace(p, unit="") for p in order]
         return fill(order, DTYPE_BYTES[precision.reduce_dtype], s.bucket_bytes)
-    found: dict[str, list[Parameter]] = {name: [] for name in (*reversed(units), SHARED)}
+    by_unit: dict[str, list[Parameter]] = {name: [] for name in (*reversed(units), SHARED)}
     for p in order:
-        found[p.unit].append(p)
-    return tuple(Bucket(i, tuple(own), u) for i, (u, own) in enumerate((u, o) for u, o in found.items() if o))
+        by_unit[p.unit].append(p)
+    return tuple(Bucket(i, tuple(own), u) for i, (u, own) in enumerate((u, o) for u, o in by_unit.items() if o))

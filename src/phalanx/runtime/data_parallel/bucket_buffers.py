@@ -1,4 +1,4 @@
-"""A bucket's memory on one rank: flat buffers in which parameters are views, and this rank's part of them."""
+"""A bucket's memory on one rank: flat buffers in which parameters are views, and this rank's shard of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class Piece:
-    """The elements [start, stop) of a flattened parameter, which lie in this rank's shard of its bucket from `at`."""
+    """The elements [start, stop) of a flattened parameter; they begin at `at` in this rank's shard of its bucket."""
 
     parameter: Parameter
     start: int
@@ -25,19 +25,21 @@ class Piece:
     at: int
 
     def of(self, shard: Tensor) -> Tensor:
+        """Return the view of the piece in a shard."""
         return shard[self.at : self.at + self.stop - self.start]
 
 
 class Flat:
-    """The bucket in the equal parts of a strategy, of which number `index` is this rank's. Gradients are reduced over
-    `axis`, and `across` replicas of the parts, where there are such. Tensors are there as the stage needs them.
+    """A bucket cut into the equal shards of a strategy, of which this rank has number `index`. Gradients are reduced
+    over `axis`, and then `across_replicas` of the shard (HSDP). The ZeRO stage decides which tensors exist:
 
     weights   (padded,) of the compute type, the parameters' own memory        stages 1, 2
-    whole     (padded,) of the accumulate type, gradients of all parameters    stages 0, 1
-    sent      (padded,) of the reduce type, what is reduced: `whole` itself where the types agree; at stages 2 and 3
+    gradients (padded,) of the accumulate type, of all parameters              stages 0, 1
+    sent      (padded,) of the reduce type, what is reduced: `gradients` itself if types agree; at stages 2 and 3
               memory that is lent while the bucket fills and travels
-    shard     (part,) of the accumulate type, this rank's gradients            stages 1 (in `whole`), 2, 3
-    master    (part,) of the master type                                       stages 1, 2 (in `weights` if it can), 3
+    shard     (part,) of the accumulate type, this rank's gradients            all; at 0, 1 in `gradients`
+    master    (part,) of the master type                                       stages 1, 2 (a view of `weights` if the
+                                                                               types agree), 3
     """
 
     def __init__(self, bucket: Bucket, strategy: Strategy, index: int) -> None:
@@ -48,27 +50,27 @@ class Flat:
         self.part = self.padded // parts
         self.low = index % parts * self.part
         self.weights: Tensor | None = None
-        self.whole: Tensor | None = None
+        self.gradients: Tensor | None = None
         self.sent: Tensor | None = None
         self.shard: Tensor | None = None
         self.master: Tensor | None = None
-        self.places: dict[str, Tensor] = {}  # the parameters' gradients in `sent`, where that is lent
+        self.places: dict[str, Tensor] = {}  # views of the parameters' gradients in `sent`, where that is lent
         self.missing = 0
-        self.left = 0  # reductions until its gradients are complete: one, or of a bucket of several chunks more
-        self.arrived: set[str] = set()  # parameters with a gradient in this micro-batch
+        self.left = 0  # reductions until its gradients are complete: one for each chunk that fills it
+        self.arrived: set[str] = set()  # parameters that have a gradient in this micro-batch
         self.touched: set[str] = set()  # in this step
-        self.handle: Handle | None = None  # of the reduction under way
-        self.gathering: Handle | None = None  # of the parameters on their way
+        self.handle: Handle | None = None  # of the reduction in flight
+        self.gathering: Handle | None = None  # of the parameters' all-gather in flight
         self.across: Handle | None = None  # of the shard's reduction over replicas
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The bucket's parameters in a flat buffer of it."""
+        """Return views of the bucket's parameters in a flat buffer, by name."""
         sizes = [p.numel for p in self.bucket.parameters]
         parts = flat[: self.bucket.numel].split(sizes)
         return {p.fqn: part.view(p.shape) for p, part in zip(self.bucket.parameters, parts, strict=True)}
 
     def lend(self, memory: Tensor) -> None:
-        """Fill `memory`, (padded,), from now on."""
+        """Lend `memory`, (padded,), to the bucket: its gradients go there from now on."""
         if not self.places or not same_place(next(iter(self.places.values())), memory):
             self.places = self.views(memory)
         self.sent = memory
@@ -76,11 +78,11 @@ class Flat:
             memory[self.bucket.numel :].zero_()
 
     def own(self, flat: Tensor) -> Tensor:
-        """This rank's part of a flat buffer of the bucket."""
+        """Return the view of this rank's shard in a flat buffer of the bucket."""
         return flat[self.low : self.low + self.part]
 
     def pieces(self) -> Iterator[Piece]:
-        """What this rank's part holds of each parameter."""
+        """Yield the piece of each parameter that lies in this rank's shard."""
         begins = 0
         for p in self.bucket.parameters:
             low, high = max(begins, self.low), min(begins + p.numel, self.low + self.part)
@@ -90,7 +92,8 @@ class Flat:
 
 
 def placeholder(parameter: Tensor) -> Tensor:
-    """A tensor of the same shape that takes one element, and is no number: used by mistake, it shows."""
+    """Return a NaN expanded to the parameter's shape: it takes the memory of one element, and its use by mistake
+    shows."""
     return torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
 
 
@@ -98,7 +101,8 @@ _AT_ONCE = 2**20  # elements
 
 
 def put(place: Tensor, grad: Tensor | Product | Grouped | None, rows: list[tuple[Tensor, Tensor]], add: bool) -> None:
-    """A gradient to where it is reduced: the dense part, if there is one, and rows of it."""
+    """Write a gradient (or `add` it) to the memory where it is reduced: its dense part, if any, and (index, values)
+    of further rows."""
     if isinstance(grad, Product | Grouped):
         grad.put(place, add)
         grad = None
@@ -107,15 +111,15 @@ def put(place: Tensor, grad: Tensor | Product | Grouped | None, rows: list[tuple
             place.zero_()
     else:
         place.add_(grad) if add else place.copy_(grad)
-    if grad is not None and grad.is_sparse:  # of a module that is not ours
+    if grad is not None and grad.is_sparse:  # from a foreign module's sparse embedding
         rows = [*rows, (grad._indices()[0], grad._values())]
     for index, values in rows:
         place.index_add_(0, index, values.to(place.dtype))
 
 
 def square(flat: Tensor) -> Tensor:
-    """The square of the 2-norm, (), fp64. In pieces: over millions of elements torch's own norm on the CPU, which
-    adds one after the other in fp32, is off by 1e-4 to 1e-3 of itself."""
+    """Return the squared 2-norm, (), fp64. Computed in pieces: torch's norm on the CPU adds in fp32, one element
+    after the other, and over millions of elements has a relative error of 1e-4 to 1e-3."""
     if flat.dtype in (torch.float32, torch.float64):
         return torch.stack([torch.dot(piece, piece) for piece in flat.split(_AT_ONCE)]).double().sum()
     norms = [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in flat.split(_AT_ONCE // 16)]

@@ -1,15 +1,16 @@
 """The data-parallel engine: gradients in flat buckets, reduced while the backward pass runs; ZeRO stages 0 to 3.
 
-The stage says what is sharded, over dp_shard and cp, and when it is gathered. Experts that several ranks share are
-sharded over all that hold the same ones, edp; they have buckets of their own. Communication of a step, in phases:
-    forward, backward   stage 3: units' parameters, all-gather just ahead of their use (gathered.py)
+The ZeRO stage says what is sharded, over dp_shard and cp, and when it is gathered. Experts have buckets of their own,
+sharded over edp, the ranks that hold the same experts. Communication of a step, in phases:
+
+    forward, backward   stage 3: units' parameters, all-gather just ahead of their use (zero3.py)
     backward            stage 0: all-reduce of every full bucket, once a step
                         stage 1: reduce-scatter of every full bucket, once a step
                         stages 2, 3: the same in every micro-batch
     end of backward     replicas of the shards (HSDP): all-reduce of each shard over dp_replicate, once a step
     optimizer           stages 1, 2: all-gather of the parameters, awaited where the next forward pass needs them
 
-Buckets are issued in their fixed order, never in order of readiness, so that every rank issues alike.
+Buckets are issued in a fixed order, never in order of readiness, so that all ranks issue the same sequence.
 References: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"; Rajbhandari et
 al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
 """
@@ -45,7 +46,7 @@ def _call(hook: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name: s
 
 
 def _release(parameters: list[nn.Parameter]) -> None:
-    """The engine is gone: layers give whole gradients again."""
+    """Make layers hand full gradients to autograd again, when their engine is gone."""
     for p in parameters:
         p.__dict__.pop("rows_beside", None)
         p.__dict__.pop("products_beside", None)
@@ -54,10 +55,11 @@ def _release(parameters: list[nn.Parameter]) -> None:
 class DataParallel:
     """Sums the gradients of a module's parameters over the data axis. The caller divides by the token count.
 
-    Between `begin` and `finish` each backward pass is announced by `backward`, and its end by `settle`; a plain one
-    calls `grad_ready` through hooks. After `finish`, gradients are sums over all micro-batches and replicas: whole at
-    stage 0, else this rank's `pieces`. `units`: the modules that gather at once at stage 3, in forward order.
-    `chunks`: of a pipeline rank, the buckets that the backward passes of each chunk fill, in order; else all do.
+    Between `begin` and `finish` the caller announces each backward pass by `backward`, and its end by `settle`; hooks
+    take the gradients between. After `finish`, gradients are sums over all micro-batches and replicas: unsharded at
+    stage 0, else this rank's `pieces`. `units`: modules whose parameters stage 3 gathers at once, in forward order.
+    `chunks`: for each chunk of a pipeline rank, the buckets that its backward passes fill, in order; by default one
+    chunk fills all. `lent`: (buffer of each bucket, elements of each buffer) for gradients in flight at stages 2, 3.
     """
 
     def __init__(
@@ -75,17 +77,17 @@ class DataParallel:
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.buckets = [Flat(b, strategy, comm.index(b.axis(strategy))) for b in buckets]
         self._chunks = [[self.buckets[i] for i in own] for own in chunks or (range(len(self.buckets)),)]
-        self._now = self._chunks[0]  # what the backward pass that runs fills
+        self._now = self._chunks[0]  # buckets that the current backward pass fills
         self._bucket_of = {p.fqn: b for b in self.buckets for p in b.bucket.parameters}
         c = strategy.compressor
-        # Codes are made from whole gradients: what travels is the compressor's affair.
+        # A compressor reads gradients in the accumulate type and decides itself what travels.
         self._reduce = DTYPES[precision.accumulate_dtype if c else precision.reduce_dtype]
         self._last, self._open, self._micro_batch, self._next = False, False, 0, 0
-        self._aside = False  # gradients of inputs alone are computed: hooks have nothing to say
-        self._under_way: list[Flat] = []  # issued, and not complete
-        self._across: list[Flat] = []  # complete, and on their way over the replicas
-        self.watch: Watch | None = None  # is shown each gradient, and the rows beside it, before it is reduced
-        self.unscale = 1.0  # on gradients before they are compressed: what is kept back must outlive a loss scale
+        self._deferring = False  # weight gradients are deferred: hooks ignore what they see
+        self._under_way: list[Flat] = []  # issued, not complete
+        self._across: list[Flat] = []  # complete, being reduced over the replicas of the shard
+        self.watch: Watch | None = None  # sees each gradient, and its rows, before the reduction
+        self.unscale = 1.0  # factor on gradients before compression: residuals must outlive a loss scale
         self._allocate(precision, lent)
         self.compressor: Compressor | None = None
         if c is not None:
@@ -97,10 +99,11 @@ class DataParallel:
             self.gathered = Gathered(module, units, self.buckets, comm, strategy.prefetch, keep, begins)
         elif self.stage:
             self._await_parameters_in(units)
-        # The parameter holds its hook outside Python's sight: a strong reference back would never be collected.
+        # Python cannot see that a parameter holds its hook: a strong reference back would never be collected.
         hook = weakref.WeakMethod(self._hook)
         for name, p in self.parameters.items():
-            # Rows of a gradient that a layer adds beside the dense one, or in its place (nn/functions.py).
+            # Gradient rows or products that a layer hands over beside, or in place of, a dense gradient
+            # (nn/functional.py).
             p.rows_beside = []  # type: ignore[attr-defined]
             p.products_beside = []  # type: ignore[attr-defined]
             p.register_post_accumulate_grad_hook(partial(_call, hook, name))
@@ -111,9 +114,9 @@ class DataParallel:
         accumulate = DTYPES[precision.accumulate_dtype]
         for b in self.buckets:
             if self.stage <= 1:
-                b.whole = buffer(b.padded, accumulate)
-                b.sent = b.whole if self._reduce == accumulate else buffer(b.padded, self._reduce)
-                b.shard = b.own(b.whole) if self.stage else b.whole
+                b.gradients = buffer(b.padded, accumulate)
+                b.sent = b.gradients if self._reduce == accumulate else buffer(b.padded, self._reduce)
+                b.shard = b.own(b.gradients) if self.stage else b.gradients
             else:
                 b.shard = buffer(b.part, accumulate)
             if self.stage in (1, 2):
@@ -123,7 +126,9 @@ class DataParallel:
                 b.master = b.own(b.weights) if master == compute else buffer(b.part, master)
             elif self.stage == 3:
                 b.master = buffer(b.part, master)
-        self._views = {name: v for b in self.buckets if b.whole is not None for name, v in b.views(b.whole).items()}
+        self._views = {
+            name: v for b in self.buckets if b.gradients is not None for name, v in b.views(b.gradients).items()
+        }
         self._slot_of: dict[str, int] = {}
         self._lent: dict[int, tuple[Tensor, Flat | None]] = {}
         if self.stage >= 2:
@@ -133,7 +138,7 @@ class DataParallel:
             self._lent = {s: (buffer(n, self._reduce), None) for s, n in enumerate(largest) if n}
 
     def _await_parameters_in(self, units: dict[str, nn.Module]) -> None:
-        """Stages 1, 2: a unit's forward pass waits for the buckets that hold its parameters."""
+        """Make each unit's forward pass wait for the buckets that hold its parameters (stages 1, 2)."""
         this = weakref.ref(self)
 
         def wait(needed: list[str], *_: object) -> None:
@@ -149,7 +154,7 @@ class DataParallel:
         self.module.register_forward_pre_hook(partial(wait, rest))
 
     def wait_parameters(self, names: list[str]) -> None:
-        """That the parameters of these names are gathered."""
+        """Wait until the parameters of these names are gathered."""
         for name in names:
             bucket = self._bucket_of[name]
             if bucket.gathering is not None:
@@ -157,7 +162,7 @@ class DataParallel:
                 bucket.gathering = None
 
     def pieces(self) -> Iterator[tuple[Piece, Tensor, Tensor]]:
-        """(piece, master, gradient) of what this rank updates, stages 1 to 3."""
+        """Yield (piece, master, gradient) of all that this rank updates at stages 1 to 3; flat tensors."""
         for b in self.buckets:
             assert b.master is not None
             assert b.shard is not None
@@ -165,21 +170,22 @@ class DataParallel:
                 yield piece, piece.of(b.master), piece.of(b.shard)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, gradient) of every parameter, whole: views at stage 0, gathered by all ranks together else."""
+        """Yield (name, gradient) of every parameter, unsharded: views at stage 0; else gathered, all ranks
+        together."""
         for b in self.buckets:
             assert b.shard is not None
-            yield from b.views(b.shard if self.stage == 0 else self.whole(b, b.shard)).items()
+            yield from b.views(b.shard if self.stage == 0 else self.gather_bucket(b, b.shard)).items()
 
-    def whole(self, b: Flat, shard: Tensor) -> Tensor:
-        """A bucket's flat buffer from all ranks' parts of it. Outside of a step: not recorded."""
+    def gather_bucket(self, b: Flat, shard: Tensor) -> Tensor:
+        """Gather a bucket's flat buffer from all ranks' shards of it. Used outside of steps, so not recorded."""
         ranks = self.comm.ranks(b.axis)
         flat = shard.new_empty(shard.numel() * len(ranks))
         self.comm.start(Call("all_gather", ranks, self.comm.index(b.axis), shard.contiguous(), flat)).wait()
         return flat
 
     def start(self, draw: Draw | None) -> None:
-        """Set the parameters: stages 1 to 3 from `draw`, piece by piece; at stage 0 the axis's first rank's are
-        everybody's."""
+        """Set the parameters, all ranks together: at stages 1 to 3 each rank fills its pieces from `draw`; at stage 0
+        the first rank of the axis broadcasts its own. Buffers are broadcast."""
         if self.stage == 0:
             for name, p in self.parameters.items():
                 self.comm.broadcast(p.detach(), self._bucket_of[name].axis)
@@ -191,8 +197,8 @@ class DataParallel:
             self.comm.broadcast(tensor, self.comm.mesh.gradient_axis)
 
     def updated(self) -> None:
-        """The masters have changed: stages 1 and 2 send the parameters round, those needed first first; at stage 3
-        what is whole is so no more."""
+        """Take up changed masters: stages 1 and 2 start to gather the parameters, first needed first; stage 3
+        releases what is gathered."""
         if self.gathered is not None:
             self.gathered.end_of_step()
         if self.stage not in (1, 2):
@@ -206,12 +212,12 @@ class DataParallel:
             b.gathering = self.comm.all_gather(b.weights, own, b.axis, unit=b.name, phase="opt")
 
     def begin(self) -> None:
-        """Start a step: nothing has arrived, nothing is issued."""
+        """Start a step: forget the gradients of the last one."""
         for b in self.buckets:
             b.touched.clear()
             b.left = sum(b in own for own in self._chunks)
-            if b.whole is not None:
-                b.whole[b.bucket.numel :].zero_()
+            if b.gradients is not None:
+                b.gradients[b.bucket.numel :].zero_()
             elif b.shard is not None:
                 b.shard.zero_()
         for p in self.parameters.values():
@@ -226,7 +232,7 @@ class DataParallel:
             self.gathered.micro_batch(micro_batch)
 
     def backward(self, micro_batch: int, last: bool, chunk: int = 0) -> None:
-        """Announce the backward pass of a micro-batch through a chunk, its `last` one of the step or not."""
+        """Announce the backward pass of a micro-batch through a chunk; `last`: the chunk's last one of the step."""
         self._micro_batch, self._last, self._open = micro_batch, last, True
         self._now, self._next = self._chunks[chunk], 0
         for b in self._now:
@@ -235,28 +241,29 @@ class DataParallel:
         if self.gathered is not None:
             self.gathered.micro_batch(micro_batch)
 
-    def inputs(self, micro_batch: int) -> None:
-        """Announce a backward pass that leaves the gradients of weights for later: `backward`, and `take` of each."""
-        self._aside = True
+    def defer_weights(self, micro_batch: int) -> None:
+        """Announce a backward pass that defers the gradients of weights; `backward` and a `take` of each follow
+        later."""
+        self._deferring = True
         if self.gathered is not None:
             self.gathered.micro_batch(micro_batch)
 
-    def inputs_over(self) -> None:
-        """That pass is over."""
-        self._aside = False
+    def end_deferral(self) -> None:
+        """End a pass that defers the gradients of weights."""
+        self._deferring = False
 
     def _hook(self, name: str, parameter: nn.Parameter) -> None:
-        if self._aside:
+        if self._deferring:
             return
         if not self._open:
-            raise RuntimeError(f"{name} got a gradient in a backward pass that the engine was not told of")
+            raise RuntimeError(f"{name} got a gradient in a backward pass that was not announced to the engine")
         rows, products = parameter.rows_beside, parameter.products_beside  # type: ignore[attr-defined]
         self.take(name, products.pop() if products else parameter.grad, rows)
         rows.clear()
         parameter.grad = None
 
     def take(self, name: str, grad: Tensor | Product | Grouped | None, rows: list[tuple[Tensor, Tensor]]) -> None:
-        """A parameter's gradient of this micro-batch: a dense part, if there is one, and rows of it."""
+        """Take a parameter's gradient of this micro-batch: a dense part, if any, and (index, values) of rows."""
         bucket = self._bucket_of[name]
         if self.watch is not None:
             grad = grad.made() if isinstance(grad, Product | Grouped) else grad
@@ -267,7 +274,7 @@ class DataParallel:
         self.grad_ready(name)
 
     def _view(self, bucket: Flat, name: str) -> Tensor:
-        """Where a parameter's gradient goes in the memory that is lent to its bucket."""
+        """Return the place of a parameter's gradient in the memory lent to its bucket; lend some if it has none."""
         if bucket.sent is None:
             slot = self._slot_of[bucket.name]
             memory, user = self._lent[slot]
@@ -276,17 +283,18 @@ class DataParallel:
                 user = None
             if user is None:
                 self._lent[slot] = (memory, bucket)
-            else:  # it fills still, out of turn: a bucket that others overtake
+            else:  # the user of the slot is still filling: other buckets overtake it
                 memory = self.comm.buffer(bucket.padded, self._reduce)
             bucket.lend(memory[: bucket.padded])
         return bucket.places[name]
 
     def grad_ready(self, name: str) -> None:
-        """A parameter's gradient of this micro-batch is complete. Raises RuntimeError where it is so twice."""
+        """Count a parameter's gradient of this micro-batch as complete, and issue the buckets that are full. Raises
+        RuntimeError if it comes twice."""
         if not self._last and self.stage <= 1:
             return
         bucket = self._bucket_of[name]
-        if bucket not in self._now:  # of several chunks, another of which is the last to finish
+        if bucket not in self._now:  # another chunk completes this bucket
             return
         if name in bucket.arrived:
             raise RuntimeError(f"the gradient of {name} came twice in one backward pass (reentrant checkpointing?)")
@@ -296,11 +304,12 @@ class DataParallel:
             self._issue()
 
     def _issue_before(self, name: str) -> None:
-        """Stage 3: a unit's backward pass begins, so those issued before it have had theirs. What has no gradient on
-        this rank gets none; others may have had it earlier, but before the next gathering too."""
+        """Issue the buckets of the units before `name`, whose backward pass begins (stage 3). Parameters without a
+        gradient on this rank get none any more; other ranks may have issued them earlier, but like this one before
+        they gather the next unit."""
         order = [b.bucket.unit for b in self._now]
         before = order.index(name) if name in order else 0
-        if before and order[before - 1] == SHARED:  # which this unit uses
+        if before and order[before - 1] == SHARED:  # the shared parameters, which this unit uses too
             before -= 1
         while self._open and self._next < before:
             self._issue()
@@ -321,8 +330,8 @@ class DataParallel:
             if self.gathered is not None:
                 self.gathered.release(b.name)
         assert b.sent is not None
-        if b.whole is not None and b.sent is not b.whole:
-            b.sent.copy_(b.whole)
+        if b.gradients is not None and b.sent is not b.gradients:
+            b.sent.copy_(b.gradients)
         if self.compressor is not None:
             if self.unscale != 1.0:
                 b.sent.mul_(self.unscale)
@@ -340,7 +349,7 @@ class DataParallel:
         self._under_way.append(b)
 
     def _complete(self, b: Flat) -> None:
-        """Wait for a bucket's reduction, and put the result where it is accumulated."""
+        """Wait for a bucket's reduction and accumulate the result in its shard."""
         if b.handle is None:
             return
         b.handle.wait()
@@ -349,7 +358,7 @@ class DataParallel:
         assert b.sent is not None
         assert b.shard is not None
         if self.stage == 0:
-            if b.sent is not b.whole:
+            if b.sent is not b.gradients:
                 b.shard.copy_(b.sent)
             return
         own = b.own(b.sent)
@@ -372,8 +381,9 @@ class DataParallel:
             )
 
     def settle(self) -> None:
-        """A backward pass is over: reduce what is left, parameters without a gradient among it. Stages 2, 3: wait for
-        it, before anything is gathered again: which gradients came is another on each rank."""
+        """End a backward pass: issue the buckets that are left, with zeros for parameters without a gradient. Stages
+        2 and 3 wait for the reductions before anything is gathered again: ranks may differ in the gradients that
+        came."""
         if self._open and (self._last or self.stage >= 2):
             while self._next < len(self._now):
                 self._issue()
@@ -386,8 +396,8 @@ class DataParallel:
             self._complete(b)
 
     def finish(self) -> None:
-        """The end of the last backward pass: gradients are complete. Weights that no forward pass has waited for are
-        here, for the update writes where they are sent from, and the next ones arrive where they do."""
+        """End the last backward pass of a step: gradients are complete. Also wait for parameters that no forward pass
+        needed: the update writes to the memory that their all-gather reads and writes."""
         self.settle()
         self._complete_all()
         self.wait_parameters(list(self.parameters))
@@ -400,12 +410,12 @@ class DataParallel:
             self.gathered.end_of_step()
 
     def norm_square(self) -> Tensor:
-        """The square of the 2-norm of this rank's gradients, fp64: whole at stage 0, else its share of the sum over
-        the world."""
+        """Return the squared 2-norm of the gradients, (), fp64: complete at stage 0, else this rank's share of the
+        sum over the world."""
         squares = [square(b.shard) for b in self.buckets if b.shard is not None]
         return torch.stack(squares).sum() / (self.strategy.dp_replicate if self.stage else 1)
 
     def scale(self, factor: float) -> None:
-        """Multiply every gradient."""
+        """Multiply every gradient by a factor."""
         if factor != 1.0:
             torch._foreach_mul_([b.shard for b in self.buckets], factor)

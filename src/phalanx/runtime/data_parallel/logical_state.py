@@ -1,13 +1,13 @@
-"""The state of training by layout-free names, as checkpoints hold it: single-process names, global shapes. Of what
-ranks split over tp, ep and etp, each knows a box.
+"""The state of training under layout-free names, as checkpoints hold it: single-process names, global shapes.
 
-parameters.<fqn>              in the master type
-optimizer.<fqn>.<state>       exp_avg, exp_avg_sq, momentum_buffer, ...; step
-buffers.<fqn>                 what a model learns without gradients
-compression.<fqn>.kept        what was kept back of the gradient, summed over the ranks; split evenly on load
-compression.<fqn>.q<rank>     PowerSGD's factor; compression.draws: how many reductions have drawn
+    parameters.<fqn>              in the master type
+    optimizer.<fqn>.<state>       exp_avg, exp_avg_sq, momentum_buffer, ...; step
+    buffers.<fqn>                 buffers that the model learns without gradients
+    compression.<fqn>.kept        the residual of the gradient, summed over the ranks; split evenly on load
+    compression.<fqn>.q<rank>     PowerSGD's factor; compression.draws: the number of reductions so far
 
-Parts are views of live memory: what a rank saves it reads there, what it loads is written there.
+Of a parameter split over tp, ep and etp each rank has a box. Parts are views of live memory: a rank saves from there,
+and loads into it.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from phalanx.spec.model.spec import second_tied
 from phalanx.spec.strategy.split import Split
 
 OPTIONAL = "compression."
-"""A checkpoint of another strategy lacks these: training then begins with nothing kept back."""
+"""The prefix of what checkpoints of other strategies may lack: residuals then start from zero."""
 
 
 def owned(
     engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer, split: Split | None = None
 ) -> Iterator[Part]:
-    """What this rank saves: the shares of all ranks make everything, once. All ranks together."""
+    """Yield the parts that this rank saves; those of all ranks together are the state, each element once. All ranks
+    together."""
     comm, grid = engine.comm, engine.comm.mesh
 
     def shared(parts: Iterable[Part], axis: str) -> Iterator[Part]:
         return share(parts, comm.index(axis), comm.size(axis))
 
-    apart = {p.fqn for b in engine.buckets if b.bucket.experts for p in b.bucket.parameters}
+    of_experts = {p.fqn for b in engine.buckets if b.bucket.experts for p in b.bucket.parameters}
     kinds = [(False, grid.gradient_axis, "dp_replicate"), (True, "edp", "")]
     for experts, whole_on, shards_on in kinds:
-        of = {name: master for name, master in masters.items() if (name in apart) == experts}
-        # A counter is its parameter's as a whole: whoever holds the first element writes it. Of what several tp ranks
-        # hold, the first of them writes all.
+        of = {name: master for name, master in masters.items() if (name in of_experts) == experts}
+        # The holder of a parameter's first element writes its scalar states (step). What several tp ranks hold, the
+        # first of them writes.
         mine = (p for first, p in _held(engine, of, optimizer, split, copies=False) if first or p.shape)
         yield from shared(mine, whole_on if engine.stage == 0 else shards_on)
     yield from shared(_compression(engine), grid.gradient_axis)
@@ -54,9 +55,9 @@ def owned(
 
 
 def buffers(module: nn.Module) -> dict[str, Tensor]:
-    """What a model learns without gradients, and all ranks alike: those of its buffers that its state_dict has."""
-    kept = module.state_dict().keys()
-    return {f"buffers.{name}": t for name, t in module.named_buffers() if name in kept}
+    """Return the buffers that a model learns without gradients, the same on all ranks: those of its state_dict."""
+    persistent = module.state_dict().keys()
+    return {f"buffers.{name}": t for name, t in module.named_buffers() if name in persistent}
 
 
 def _held(
@@ -66,8 +67,8 @@ def _held(
     split: Split | None,
     copies: bool = True,
 ) -> Iterator[tuple[bool, Part]]:
-    """(Whether it is its parameter's first element and more, part) of this rank's masters and their optimizer states.
-    Without `copies` what a rank of tp or of the pipeline before this one holds too is left out."""
+    """Yield (whether it begins with its parameter's first element, part) of this rank's masters and their optimizer
+    states. Without `copies`, parts that an earlier rank of tp or of the pipeline holds too are left out."""
     pieces = {piece.parameter.fqn: piece for piece, _, _ in engine.pieces()} if engine.stage else {}
     for name, master in masters.items():
         if not copies and split is not None and second_tied(split.spec, name):
@@ -81,7 +82,7 @@ def _held(
             if not copies and split.index % held.copies:
                 continue
             shape, within = held.parameter.shape, (held.offsets, held.sizes)
-            inside = max(0, min(inside, held.numel - start))  # the rest are rows of no token
+            inside = max(0, min(inside, held.numel - start))  # the rest is padding of the vocabulary
         first = start == 0 and not any(within[0] if within else ())
         for label, t in _tensors(name, master, optimizer):
             if not t.dim():
@@ -101,21 +102,21 @@ def _tensors(name: str, master: Tensor, optimizer: torch.optim.Optimizer) -> Ite
 
 @torch.no_grad()
 def gradients(engine: DataParallel, split: Split) -> dict[str, Tensor]:
-    """Every parameter's gradient, whole. Of what several ranks hold, that one which is farthest from the first's. All
-    ranks together."""
-    found = _over_layers(engine, split)
-    for other in engine.comm.gather_objects(found, "pp"):
+    """Gather every parameter's gradient, unsharded, by name; all ranks together. Where several ranks hold one, that
+    which is farthest from the first rank's is returned, so that parity sees the worst."""
+    result = _over_layers(engine, split)
+    for other in engine.comm.gather_objects(result, "pp"):
         for name, gradient in other.items():
-            if name not in found or not torch.equal(found[name], gradient):  # of a tied embedding there are two
-                found[name] = gradient
-    return found
+            if name not in result or not torch.equal(result[name], gradient):  # a tied embedding has two
+                result[name] = gradient
+    return result
 
 
 def _over_layers(engine: DataParallel, split: Split) -> dict[str, Tensor]:
-    """The same on a pipeline rank: of what is split over tp, and over the ranks that hold all experts."""
+    """Gather the gradients of this pipeline stage over tp, and over the ranks that hold its experts."""
     if split.whole:
         return dict(engine.gradients())
-    own, found = dict(engine.gradients()), {}
+    own, result = dict(engine.gradients()), {}
     for axis, seen_at in (("ep+etp", split.at_experts), ("tp", split.at)):
         names = [name for name in own if split.held(name).parameter.of_experts == (axis != "tp")]
         for name, parts in zip(names, _everywhere(engine.comm, axis, [own[name] for name in names]), strict=True):
@@ -129,13 +130,12 @@ def _over_layers(engine: DataParallel, split: Split) -> dict[str, Tensor]:
                     first[place], farthest[place] = part, part
                 elif (part - first[place]).norm() > (farthest[place] - first[place]).norm():
                     farthest[place] = part
-            found[name] = farthest
-    return found
+            result[name] = farthest
+    return result
 
 
 def _everywhere(comm: Comm, axis: str, mine: list[Tensor]) -> list[Tensor]:
-    """Of each tensor those of all ranks of an axis, in their order: one more dimension, in front. One message, for
-    there are many small ones."""
+    """Gather each tensor from all ranks of an axis: (ranks, *shape). In one message, since many are small."""
     ranks = comm.ranks(axis)
     if not mine:
         return []
@@ -147,25 +147,25 @@ def _everywhere(comm: Comm, axis: str, mine: list[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def kept_back(engine: DataParallel) -> dict[str, Tensor]:
-    """What compression has kept back of each parameter's gradient, summed over the ranks. All ranks together."""
-    c, comm, found = engine.compressor, engine.comm, {}
+def residuals(engine: DataParallel) -> dict[str, Tensor]:
+    """Return the compression residual of each parameter's gradient, summed over the ranks; all ranks together."""
+    c, comm, result = engine.compressor, engine.comm, {}
     for b in engine.buckets if c is not None else ():
-        kept = c.kept_back(b)
+        kept = c.residual(b)
         if kept is not None:
             ranks = comm.ranks(comm.mesh.gradient_axis)
             comm.start(Call("all_reduce", ranks, ranks.index(comm.world.rank), kept, kept)).wait()
-            found |= b.views(kept)
-    return found
+            result |= b.views(kept)
+    return result
 
 
 def _compression(engine: DataParallel) -> Iterator[Part]:
-    """The compressor's state, which all ranks of the data axis hold alike."""
+    """Yield the compressor's state, the same on all ranks of the data axis; all ranks together."""
     c = engine.compressor
     if c is None:
         return
     yield whole(f"{OPTIONAL}draws", torch.tensor(c.draws))
-    for name, kept in kept_back(engine).items():
+    for name, kept in residuals(engine).items():
         yield whole(f"{OPTIONAL}{name}.kept", kept)
     for b in engine.buckets:
         for name, q in c.factors(b).items():
@@ -182,9 +182,9 @@ def load(
     rest: dict[str, Tensor] | None = None,
     split: Split | None = None,
 ) -> None:
-    """Go on from a checkpoint, and from what `rest` names in it; at stage 0 weights of another type than the masters
-    are the caller's to cast. All ranks together. Raises CheckpointError."""
-    # The first weights may still be on their way round: they would meet those that are read, in the same memory.
+    """Load a checkpoint, and the tensors of `rest` by name; all ranks together. At stage 0 the caller casts weights
+    of another type than the masters. Raises CheckpointError."""
+    # An all-gather of the initial weights may be in flight, in the memory that is read into.
     engine.wait_parameters(list(engine.parameters))
     parts = [part for _, part in _held(engine, masters, optimizer, split)]
     parts += [whole(name, tensor) for name, tensor in (rest or {}).items()]
@@ -195,8 +195,8 @@ def load(
         return
     draws = torch.tensor(c.draws)
     parts.append(whole(f"{OPTIONAL}draws", draws))
-    # A checkpoint without compression has kept nothing back.
-    kept = {b.name: torch.zeros_like(k) for b in engine.buckets if (k := c.kept_back(b)) is not None}
+    # A checkpoint without compression has no residuals: start from zero.
+    kept = {b.name: torch.zeros_like(k) for b in engine.buckets if (k := c.residual(b)) is not None}
     for b in engine.buckets:
         if b.name in kept:
             parts += [whole(f"{OPTIONAL}{name}.kept", view) for name, view in b.views(kept[b.name]).items()]
@@ -205,5 +205,5 @@ def load(
     c.draws = int(draws)
     for b in engine.buckets:
         if b.name in kept:
-            c.put_back(b, kept[b.name].div_(engine.comm.size(engine.comm.mesh.gradient_axis)))
+            c.set_residual(b, kept[b.name].div_(engine.comm.size(engine.comm.mesh.gradient_axis)))
     engine.updated()

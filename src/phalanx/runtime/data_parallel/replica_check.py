@@ -1,13 +1,13 @@
-"""Whether replicas still hold the same bits: checksums of all that must be equal, gathered once, compared by name.
+"""Check that replicas hold the same bits: checksums of all that must be equal, gathered once, compared by name.
 
-    weights           stages 0, 1, 2: all data-parallel ranks hold them whole; experts, all of edp
-    masters           of a type of their own, or at stage 3, where weights rest in them: equal on all that
-                      hold the same shard
-    module buffers    all data-parallel ranks
-    a tied embedding    the first and the last rank of a pipeline
-    what tp ranks hold copies of: weights, or where those are sharded the masters of the same pieces
+    what                                             must be equal on
+    weights, stages 0, 1, 2                          all data-parallel ranks; experts: all ranks of edp
+    masters, if not the weights themselves           all ranks with the same shard
+    module buffers                                   all data-parallel ranks
+    a tied embedding                                 the first and the last rank of a pipeline
+    parameters that tp ranks share                   these ranks: weights, or where sharded the masters
 
-A shard that nobody else holds (dp_replicate = 1, and of experts any) has nothing to be compared with.
+A shard that one rank alone holds (dp_replicate = 1; any shard of experts) cannot be compared.
 """
 
 from __future__ import annotations
@@ -33,106 +33,108 @@ class ReplicasDiffer(RuntimeError):
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """The sum of a tensor's elements, their bits read as whole numbers, modulo 2^64: (), int64.
+    """Return the sum of a tensor's elements, their bits read as integers, modulo 2^64: (), int64.
 
-    Exact and the same in any order; a NaN is a number like any other. Changes that cancel in the sum go unseen.
+    Exact and independent of order; a NaN counts like any number. Changes that cancel in the sum go unseen.
     """
     bits = tensor.detach().reshape(-1).view(_BITS[tensor.element_size()])
     return torch.stack([part.sum(dtype=torch.int64) for part in bits.split(_AT_ONCE)]).sum()
 
 
 def compare(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | None = None) -> None:
-    """Compare the replicas' state between two steps. `masters`: of what this rank updates, by parameter, as pieces at
-    stages 1 to 3; `split`: what this rank holds of the model. Every rank takes part in one all-gather of a number per
-    tensor, unrecorded.
+    """Compare the replicas' state between two steps; all ranks together, in one unrecorded all-gather of a number per
+    tensor. `masters`: what this rank updates, by parameter, as pieces at stages 1 to 3; `split`: its part of the
+    model.
 
-    Raises ReplicasDiffer, on all of them alike.
+    Raises ReplicasDiffer, on all ranks of a pipeline alike.
     """
     comm = engine.comm
-    found = [] if comm.world.size == 1 else _found(engine, masters, split)
+    unequal = [] if comm.world.size == 1 else _unequal(engine, masters, split)
     if comm.size("pp") > 1:
-        found = sorted({what for told in comm.gather_objects(found, "pp") for what in told})
-    if found:
-        more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        raise ReplicasDiffer(f"replicas hold different bits in {', '.join(found[:_NAMED])}{more}")
+        unequal = sorted({what for stage in comm.gather_objects(unequal, "pp") for what in stage})
+    if unequal:
+        more = f", and {len(unequal) - _NAMED} more" if len(unequal) > _NAMED else ""
+        raise ReplicasDiffer(f"replicas hold different bits in {', '.join(unequal[:_NAMED])}{more}")
 
 
-def _found(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | None) -> list[str]:
-    """What differs among the ranks at one place of the pipeline, in words."""
+def _unequal(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | None) -> list[str]:
+    """Describe the tensors that differ among the ranks of one pipeline stage."""
     comm = engine.comm
     stage = comm.mesh.name("dp_replicate", "dp_shard", "cp", "tp")
     ranks = comm.ranks(stage)
-    whole, shards = _held(engine, masters)
-    names = [*whole, *shards]
-    nothing = torch.zeros((), dtype=torch.int64, device=comm.world.device)
-    sums = [nothing if t is None else checksum(t) for t in (*whole.values(), *shards.values())]
+    unsharded, shards = _held(engine, masters)
+    names = [*unsharded, *shards]
+    absent = torch.zeros((), dtype=torch.int64, device=comm.world.device)
+    sums = [absent if t is None else checksum(t) for t in (*unsharded.values(), *shards.values())]
     own = torch.stack(sums)
     table = own.new_empty(len(ranks) * len(names))
     comm.start(Call("all_gather", ranks, ranks.index(comm.world.rank), own, table)).wait()
     table = table.view(len(ranks), len(names)).cpu()  # (ranks, tensors)
-    found: list[str] = []
+    unequal: list[str] = []
 
     def groups(axis: str) -> list[list[int]]:
-        """Those among these ranks."""
+        """The groups of an axis inside this stage."""
         return [group for group in comm.mesh.groups(axis).tolist() if group[0] in ranks] if axis else []
 
     def rows(group: list[int]) -> list[int]:
         return [ranks.index(rank) for rank in group]
 
-    apart = {p.fqn for b in engine.buckets if b.bucket.experts for p in b.bucket.parameters}
-    axis, whole_ones = comm.mesh.gradient_axis, engine.stage == 0
+    of_experts = {p.fqn for b in engine.buckets if b.bucket.experts for p in b.bucket.parameters}
+    axis, replicated = comm.mesh.gradient_axis, engine.stage == 0
     for experts, weights_on, shards_on in ((False, axis, "dp_replicate"), (True, "edp", "")):
-        of = [i for i, name in enumerate(names) if (name.removeprefix(_MASTER) in apart) == experts]
-        first = [i for i in of if i < len(whole)], [i for i in of if i >= len(whole)]
-        for held_by, columns in zip((weights_on, weights_on if whole_ones else shards_on), first, strict=True):
+        of = [i for i, name in enumerate(names) if (name.removeprefix(_MASTER) in of_experts) == experts]
+        both = [i for i in of if i < len(unsharded)], [i for i in of if i >= len(unsharded)]
+        for held_by, columns in zip((weights_on, weights_on if replicated else shards_on), both, strict=True):
             for group in groups(held_by) if columns else ():
-                found += _differences(table[rows(group)][:, columns], [names[i] for i in columns], group)
+                unequal += _differences(table[rows(group)][:, columns], [names[i] for i in columns], group)
     if split is not None and split.tp > 1:
         for group in groups("tp"):
             for i, name in enumerate(names):
                 n = _copies(name, split)
                 for first in range(0, split.tp, n) if n > 1 else ():
                     holders = group[first : first + n]
-                    found += _differences(table[rows(holders), i : i + 1], [name], holders)
+                    unequal += _differences(table[rows(holders), i : i + 1], [name], holders)
     if split is not None and tied_apart(split.spec):
         ends = comm.ranks("embed")
-        both = [
+        tied = [
             t
-            for name, t in (*whole.items(), *shards.items())
+            for name, t in (*unsharded.items(), *shards.items())
             if name.endswith("embed.token.weight") and t is not None
         ]
-        told = comm.gather_objects([int(checksum(t)) for t in both], "embed")
-        if told[0] != told[1]:
-            found.append(f"embed.token.weight (rank {ends[0]} against rank {ends[1]}, where it is the head)")
-    return list(dict.fromkeys(found))
+        sums_at = comm.gather_objects([int(checksum(t)) for t in tied], "embed")
+        if sums_at[0] != sums_at[1]:
+            unequal.append(f"embed.token.weight (rank {ends[0]} against rank {ends[1]}, where it is the head)")
+    return list(dict.fromkeys(unequal))
 
 
 def _held(
     engine: DataParallel, masters: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
-    """What all ranks hold whole, and what only replicas of a shard have in common, by name; the same names on every
-    rank, None where there is nothing of it here, or nothing that was not named before."""
+    """Return (unsharded tensors, shards) by name: what all replicas must agree on, and what only replicas of the same
+    shard must. All ranks have the same names; None stands for what a rank does not hold, or a master that is the
+    weight itself."""
     if engine.stage < 3:
         engine.wait_parameters(list(engine.parameters))
-    whole: dict[str, Tensor | None] = {}
+    unsharded: dict[str, Tensor | None] = {}
     shards: dict[str, Tensor | None] = {}
     for name, weight in engine.parameters.items():
         master = masters.get(name)
         if engine.stage < 3:
-            whole[name] = weight
+            unsharded[name] = weight
         own = engine.stage == 3 or (master is not None and master.dtype != weight.dtype)
         shards[f"{_MASTER}{name}"] = master if own else None
-    whole |= {f"buffer {name}": tensor for name, tensor in engine.module.named_buffers()}
-    return whole, shards
+    unsharded |= {f"buffer {name}": tensor for name, tensor in engine.module.named_buffers()}
+    return unsharded, shards
 
 
 def _copies(name: str, split: Split) -> int:
-    """How many neighbouring tp ranks hold the same of what is called so."""
+    """Return how many neighbouring tp ranks hold the same tensor of this name."""
     return split.tp if name.startswith("buffer ") else split.held(name.removeprefix(_MASTER)).copies
 
 
 def _differences(table: Tensor, names: Sequence[str], ranks: Sequence[int]) -> Iterator[str]:
-    """The columns of a table (ranks, tensors) that are not constant, with who holds what: the fewest first."""
+    """Describe the columns of a table (ranks, tensors) that are not constant, with the ranks that agree, fewest
+    first."""
     for i in (table != table[0]).any(0).nonzero().flatten().tolist():
         holders: dict[int, list[int]] = {}
         for rank, value in zip(ranks, table[:, i].tolist(), strict=True):

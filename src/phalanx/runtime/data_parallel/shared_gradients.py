@@ -1,14 +1,14 @@
-"""Gradients of what several ranks hold alike: over tp norms, biases that are added once, key heads that ranks share;
-over a pipeline an embedding that is tied to the head.
+"""Gradients of parameters that several ranks of a replica hold: over tp norms, biases that are added once, and shared
+key heads; over a pipeline an embedding that is tied to the head.
 
-Of most, every holder computes the same gradient. Of some each computes its own part, from its own heads: the norms
-of queries and keys, and shared key heads; with sequence parallelism of all others too, from its own tokens. Their
-sums are made once a step, of the accumulated gradients:
+For most, every holder computes the same gradient. For some each computes a part, from its own heads: the norms of
+queries and keys, and shared key heads; with sequence parallelism for all others too, from its own tokens. The parts
+are summed once a step, after accumulation:
 
     end of backward   all-reduce over embed, the first and the last pipeline rank, of the tied embedding's gradient
-                      all-reduce over tp of a buffer in which every different part has its place
+                      all-reduce over tp of a buffer with a place for every distinct parameter part
 
-In the gradient's norm each logical element counts once, whoever else holds it: over tp, over replicas of its bucket.
+In the gradient's norm each logical element counts once, however many ranks of tp or replicas of its bucket hold it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from phalanx.spec.model.spec import second_tied, tied_apart
 from phalanx.spec.strategy.split import Split, partial
 
 
-class Copies:
-    """What an engine's gradients are to those of other ranks. All of tp hold the same pieces of the same parameters,
-    of the boxes that they have of them; and so do both of `embed` of the tied embedding: it has its own bucket."""
+class SharedGradients:
+    """Sums the gradients that an engine shares with other ranks, and counts each once in the norm. All ranks of tp
+    hold the same pieces of their boxes of a parameter; both ranks of `embed` hold the same pieces of the tied
+    embedding, which has its own bucket."""
 
     def __init__(self, engine: DataParallel, split: Split) -> None:
         self._comm = engine.comm
-        self._runs: dict[int, list[Tensor]] = {}  # neighbouring gradients, by how many ranks hold them
-        sums: list[tuple[Tensor, int, int]] = []  # gradient, different ones among the ranks, which is this one
+        self._runs: dict[int, list[Tensor]] = {}  # adjacent gradients, by how many ranks hold them
+        sums: list[tuple[Tensor, int, int]] = []  # (gradient, distinct boxes among the ranks, index of this one)
         boxes = partial(split)
         self._tied: Tensor | None = None
         for b in engine.buckets:
@@ -39,7 +40,7 @@ class Copies:
             replicas = b.bucket.replicas(engine.strategy)
             if tied_apart(split.spec) and b.bucket.parameters[0].unit == "model":
                 self._tied = b.shard
-                if second_tied(split.spec, b.bucket.parameters[0].fqn):  # which the first rank counts
+                if second_tied(split.spec, b.bucket.parameters[0].fqn):  # the first rank counts it
                     continue
             for piece in b.pieces():
                 fqn, here = piece.parameter.fqn, piece.of(b.shard)
@@ -50,7 +51,7 @@ class Copies:
                 self._runs[before * replicas][-1] = b.shard[begins : piece.at + here.numel()]
                 if fqn in boxes:
                     sums.append((here, boxes[fqn], split.index // held.copies))
-        self._sums: list[tuple[Tensor, Tensor]] = []  # gradient, its place in the buffer
+        self._sums: list[tuple[Tensor, Tensor]] = []  # (gradient, its place in the buffer)
         shard = engine.buckets[0].shard
         assert shard is not None
         self._buffer = engine.comm.buffer(
@@ -63,17 +64,17 @@ class Copies:
             begins += places.numel()
 
     @torch.no_grad()
-    def add_up(self) -> None:
-        """The end of the last backward pass: gradients that are sums over tp ranks are made whole."""
+    def reduce(self) -> None:
+        """Sum shared gradients over their ranks, at the end of the last backward pass; all ranks together."""
         tied = None
         if self._tied is not None:
             tied = self._comm.all_reduce(self._tied, "embed", unit="embedding", phase="opt")
         if self._buffer.numel():
-            self._add_up_parts()
+            self._reduce_parts()
         if tied is not None:
             tied.wait()
 
-    def _add_up_parts(self) -> None:
+    def _reduce_parts(self) -> None:
         self._buffer.zero_()
         for gradient, place in self._sums:
             place.copy_(gradient)
@@ -82,7 +83,7 @@ class Copies:
             gradient.copy_(place)
 
     def norm_square(self) -> Tensor:
-        """This rank's share of the square of the gradients' 2-norm over the world, fp64."""
+        """Return this rank's share of the squared 2-norm of all gradients over the world, (), fp64."""
         total = torch.zeros((), dtype=torch.float64, device=self._comm.world.device)
         for holders, runs in self._runs.items():
             total += torch.stack([square(run) for run in runs]).sum() / holders

@@ -1,14 +1,14 @@
-"""ZeRO-3: a unit's parameters are whole only while its forward or backward pass runs.
+"""ZeRO-3: a unit's parameters are gathered only while its forward or backward pass runs.
 
-    forward of unit u    wait for u, start gathering u+1; afterwards u is let go (the last unit stays: its backward
-                         pass is next)
-    backward of unit u   wait for u, start gathering u-1; u is let go when its gradients are complete
-    what units share     (`model`) is gathered before the module's forward pass and let go like any unit
+    forward of unit u    wait for u, start gathering u+1; then release u (but not the last unit, whose backward pass
+                         is next)
+    backward of unit u   wait for u, start gathering u-1; release u when its gradients are complete
+    shared parameters    (`model`) are gathered before the module's forward pass and released like any unit
 
-A unit's experts have a bucket of their own where they are sharded over other ranks; they come and go with the unit.
-Neighbouring units' memory takes turns, and so does that of their experts. What autograd saves of a unit's parameters
-is not kept: it is noted which part it was, and looked up again in the unit's memory of the backward pass
-(saved_tensors_hooks).
+Experts that are sharded over other ranks than their unit have a bucket of their own, gathered and released with the
+unit. Units take turns in two memories, and so do their experts. Autograd would keep a unit's parameters alive through
+the tensors it saves: saved_tensors_hooks replace these by a note of the place, which the backward pass looks up in
+the unit's memory of that time.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ SHARED = "model"
 
 
 class _Unit:
-    """One unit's parameters, or its experts': at home in shards, and `memory` where they are whole."""
+    """The parameters of one unit, or of its experts; gathered they are views in `memory`, else placeholders."""
 
     def __init__(self, flat: Flat, parameters: dict[str, nn.Parameter], memory: Tensor) -> None:
         self.flat, self.memory = flat, memory
         self.parameters = parameters
         self.views = flat.views(memory)
-        self.away = {name: placeholder(p) for name, p in parameters.items()}
-        self.whole = False
+        self.placeholders = {name: placeholder(p) for name, p in parameters.items()}
+        self.gathered = False
         for name, p in parameters.items():
-            p.data = self.away[name]
+            p.data = self.placeholders[name]
 
 
 class Gathered:
-    """The parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`: for a whole step.
-    `begins` is told which unit's backward pass begins, before anything is gathered for it."""
+    """Gathers and releases the parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`:
+    gather once a step and release at its end. `begins` is called with the name of a unit whose backward pass begins,
+    before anything is gathered for it."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Gathered:
         self.order = [name for name in units if any(b.bucket.unit == name for b in buckets)]
         parameters = dict(module.named_parameters())
         dtype = parameters[buckets[0].bucket.parameters[0].fqn].dtype
-        self._names: dict[str, list[str]] = {}  # of a unit's buckets, in the order in which they are gathered
+        self._names: dict[str, list[str]] = {}  # of each unit's buckets, in the order of gathering
         for b in sorted(buckets, key=lambda b: b.bucket.experts):
             self._names.setdefault(b.bucket.unit, []).append(b.name)
         memories: list[tuple[Flat, Tensor]] = []
@@ -94,7 +95,7 @@ class Gathered:
                 gathered = this()
                 if gathered is not None:
                     gathered.forward_begins(name)
-                    saved.append(gathered.noting(name))
+                    saved.append(gathered.note_places(name))
                     saved[-1].__enter__()
 
             def leave(_: nn.Module, args: object, out: Any) -> None:
@@ -119,13 +120,13 @@ class Gathered:
         def all_ends(_: nn.Module, args: object, out: object) -> None:
             gathered = this()
             if gathered is not None and SHARED in gathered.units and not torch.is_grad_enabled():
-                gathered._leave(SHARED)
+                gathered._release_unit(SHARED)
 
         module.register_forward_pre_hook(all_begins)
         module.register_forward_hook(all_ends)
 
     def micro_batch(self, index: int | None) -> None:
-        """Which micro-batch the passes belong to; None outside of a step."""
+        """Set the micro-batch that collectives are recorded under; None outside of a step."""
         self._micro_batch = index
 
     def start(self, name: str, phase: Phase) -> None:
@@ -135,12 +136,12 @@ class Gathered:
 
     def _start(self, name: str, phase: Phase) -> None:
         unit = self.units[name]
-        if unit.whole or unit.flat.gathering is not None:
+        if unit.gathered or unit.flat.gathering is not None:
             return
-        for other in self.units.values():  # whoever has the memory now is done with it, or will ask again
+        for other in self.units.values():  # who has the memory now is done with it, or gathers again
             if other is not unit and same_place(other.memory, unit.memory):
                 self._arrive(other)
-                self._let_go(other)
+                self._release(other)
         flat = unit.flat
         assert flat.master is not None
         own = flat.own(unit.memory)
@@ -150,7 +151,7 @@ class Gathered:
         )
 
     def need(self, name: str, phase: Phase) -> None:
-        """That a unit is whole now."""
+        """Gather a unit and wait for it."""
         self.start(name, phase)
         for bucket in self._names[name]:
             self._need(bucket, phase)
@@ -159,10 +160,10 @@ class Gathered:
         self._start(bucket, phase)
         unit = self.units[bucket]
         self._arrive(unit)
-        if not unit.whole:
+        if not unit.gathered:
             for fqn, view in unit.views.items():
                 unit.parameters[fqn].data = view
-            unit.whole = True
+            unit.gathered = True
 
     def _arrive(self, unit: _Unit) -> None:
         if unit.flat.gathering is not None:
@@ -170,17 +171,19 @@ class Gathered:
             unit.flat.gathering = None
 
     def forward_begins(self, name: str) -> None:
+        """Gather a unit for its forward pass, and start on the next one."""
         self.need(name, "F")
         after = self.order.index(name) + 1
         if self.prefetch and after < len(self.order):
             self.start(self.order[after], "F")
 
     def forward_ends(self, name: str, out: Any) -> None:
+        """Release a unit after its forward pass, and watch its outputs for the backward pass."""
         if not torch.is_grad_enabled():
-            self._leave(name)
+            self._release_unit(name)
             return
         if name != self.order[-1] and not self.keep:
-            self._leave(name)
+            self._release_unit(name)
         this = weakref.ref(self)
 
         def begins(_: Tensor) -> None:
@@ -193,51 +196,52 @@ class Gathered:
                 tensor.register_hook(begins)
 
     def backward_begins(self, name: str) -> None:
-        tell = self._begins()
-        if tell is not None:
-            tell(name)
+        """Gather a unit for its backward pass, and start on the one before it."""
+        announce = self._begins()
+        if announce is not None:
+            announce(name)
         self.need(name, "B")
         before = self.order.index(name) - 1
         if self.prefetch and before >= 0:
             self.start(self.order[before], "B")
 
     def release(self, name: str) -> None:
-        """The gradients of a bucket are complete."""
+        """Release a bucket whose gradients are complete, unless it is kept for the step."""
         if not self.keep:
-            self._let_go(self.units[name])
+            self._release(self.units[name])
 
     def end_of_step(self) -> None:
-        """Nothing stays whole, nor on its way: the weights are about to change."""
+        """Release every unit, and wait for those in flight: the weights are about to change."""
         for unit in self.units.values():
             self._arrive(unit)
-            self._let_go(unit)
+            self._release(unit)
         self._micro_batch = None
 
-    def _leave(self, name: str) -> None:
+    def _release_unit(self, name: str) -> None:
         for bucket in self._names[name]:
-            self._let_go(self.units[bucket])
+            self._release(self.units[bucket])
 
-    def _let_go(self, unit: _Unit) -> None:
-        if unit.whole:
+    def _release(self, unit: _Unit) -> None:
+        if unit.gathered:
             for name, p in unit.parameters.items():
-                p.data = unit.away[name]
-            unit.whole = False
+                p.data = unit.placeholders[name]
+            unit.gathered = False
 
-    def noting(self, name: str) -> saved_tensors_hooks:
-        """What autograd saves of the unit's parameters is noted, not kept."""
+    def note_places(self, name: str) -> saved_tensors_hooks:
+        """Return hooks by which autograd saves the place of a unit's parameters, and not their memory."""
         own = {self.units[b].memory.untyped_storage()._cdata: self.units[b] for b in self._names[name]}
 
         def pack(tensor: Tensor) -> Any:
             unit = own.get(tensor.untyped_storage()._cdata)
-            if unit is None or not unit.whole:
+            if unit is None or not unit.gathered:
                 return tensor
             return (unit, tensor.size(), tensor.stride(), tensor.storage_offset())
 
-        def unpack(noted: Any) -> Tensor:
-            if isinstance(noted, Tensor):
-                return noted
-            unit, size, stride, offset = noted
-            # Another may have got the memory, where units do not run in their order; experts may be done already.
+        def unpack(saved: Any) -> Tensor:
+            if isinstance(saved, Tensor):
+                return saved
+            unit, size, stride, offset = saved
+            # Gather again if another unit took the memory (units out of order), or experts were released already.
             self._need(unit.flat.name, "B")
             return torch.as_strided(unit.memory, size, stride, offset)
 

@@ -1,14 +1,14 @@
-"""Context parallelism: attention over sequences of which each rank holds a part (schedule/context_parallel.py).
+"""Context parallelism: attention over sequences of which each rank holds a part (schedule/layers/context.py).
 
-Ulysses   an all-to-all gives each rank all tokens of its group and a part of the heads; another one gives the
-          result back (Jacobs et al. 2023). Backward the same way round
-ring      keys and values travel round, the next block while this one computes; results over blocks are merged by
-          their log-sum-exp (Liu et al. 2023). Backward they travel again, and their gradients follow them: they
-          set out empty after the own block, and the last hop brings them home
+Ulysses   an all-to-all gives each rank all tokens of its group and a part of the heads; another returns the
+          result (Jacobs et al. 2023). Backward alike
+ring      keys and values travel around the ring, the next block while this one computes; partial results are
+          merged by their log-sum-exp (Liu et al. 2023). Backward they travel again, followed by their gradients,
+          which start as zeros after the rank's own block; the last hop brings them home
 
-q, out  (batch, tokens, heads, head_dim) as the layers have them; (batch, heads, tokens, head_dim) within the core
-lowest  (batch or 1, tokens of the group): the first position that a query sees, where a window or the beginning of
-        its document hides what comes before; None where nothing does
+q, out    (batch, tokens, heads, head_dim) in the layers; (batch, heads, tokens, head_dim) inside the core
+lowest    (batch or 1, tokens of the group): the first position that each query sees, where a window or a document
+          boundary hides earlier ones; None where nothing does
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Lowest = Tensor | None
 
 
 class ContextParallel:
-    """A rank's place among those that share its sequences, given to its layers. `packed`: positions do not depend on
-    the batch."""
+    """A rank's place among those that share its sequences; one object, which all its layers share. `packed`:
+    positions do not depend on the batch; `own`: (tokens,), the positions of this rank's tokens."""
 
     def __init__(self, inner: Inner, context: Context, packed: bool) -> None:
         self.inner, self.context, self.packed = inner, context, packed
@@ -42,48 +42,49 @@ class ContextParallel:
         self._kept: dict[int | None, Tensor] = {}
 
     def places(self, positions: Tensor | None) -> Tensor:
-        """Where this rank's tokens are: (tokens,), in the sequence; or in their documents, (batch, tokens), of what
-        all of the group have, (ulysses, batch, tokens)."""
+        """Return the positions of this rank's tokens: (tokens,) in the sequence; or (batch, tokens) in their
+        documents, from those of the Ulysses group, (ulysses, batch, tokens)."""
         return self.own if positions is None else positions[self.context.index % self.context.ulysses]
 
     def lowest(self, windows: Collection[int | None], positions: Tensor | None) -> dict[int | None, Lowest]:
-        """By the window of a block. What windows alone say is made once and kept."""
+        """Return `lowest` for each window of the blocks. What depends on windows alone is computed once and kept."""
         short = {w: w if w is not None and w < self.context.seq else None for w in windows}
         if positions is None and not any(short.values()):
             return dict.fromkeys(short)
-        if positions is None:  # if any block has a window all read masks: blocks are alike
+        if positions is None:  # if any block has a window, all use masks, so that blocks are alike
             for w in short.values():
                 if w not in self._kept:
                     self._kept[w] = (self._here + (1 - (w or self.context.seq))).unsqueeze(0)
             return {w: self._kept[cut] for w, cut in short.items()}
         begins = self._here - positions.transpose(0, 1).flatten(1)  # (batch, tokens of the group)
-        made = {w: begins if w is None else begins.maximum(self._here + (1 - w)) for w in set(short.values())}
-        return {w: made[cut] for w, cut in short.items()}
+        lowest = {w: begins if w is None else begins.maximum(self._here + (1 - w)) for w in set(short.values())}
+        return {w: lowest[cut] for w, cut in short.items()}
 
     @property
     def _here(self) -> Tensor:
         return self.of_ring[self.context.ring_index]
 
     def mask(self, lowest: Lowest, source: int, rows: slice, keys: slice, dtype: torch.dtype) -> Tensor | None:
-        """Added to the logits of some of the group's queries and keys of a rank of the ring, (batch or 1, 1, queries,
-        keys)."""
+        """Return the mask to add to the logits of some queries of the group and keys of the ring's rank `source`,
+        (batch or 1, 1, queries, keys); None if `lowest` is."""
         if lowest is None:
             return None
         query, key = self._here[rows].unsqueeze(-1), self.of_ring[source][keys]
         hidden = (key < lowest[:, rows].unsqueeze(-1)).logical_or_(key > query).unsqueeze(1)
-        # Not infinite: a query may see nothing of a rectangle, whose share of the result is then nothing.
+        # Finite, since a query may see no key of a rectangle: -inf would give NaN, this gives weight 0 in the merge.
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
             hidden, max(-1e30, torch.finfo(dtype).min / 2)
         )
 
     def pass_on(self, tensor: Tensor, unit: str, phase: Phase) -> tuple[Tensor, Handle]:
-        """Start sending a tensor to the next rank of the ring: what the one before it sends comes into new memory."""
+        """Start to send a tensor to the next rank of the ring. Returns (tensor arriving from the previous rank,
+        handle)."""
         arriving = torch.empty_like(tensor)
         return arriving, self.inner.exchange(arriving, tensor, "ring", unit, phase)
 
 
 def _rectangle(cp: ContextParallel, source: int, tokens: int) -> tuple[slice, slice]:
-    """Which queries see which keys of a rank of the ring: none of the others does."""
+    """Return (queries, keys): the only queries that see keys of the ring's rank `source`, and these keys."""
     own, half = cp.context.ring_index, tokens // 2
     if source == own:
         return slice(0, tokens), slice(0, tokens)
@@ -93,11 +94,11 @@ def _rectangle(cp: ContextParallel, source: int, tokens: int) -> tuple[slice, sl
 def _ring_forward(
     cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) over the keys of all ranks of the ring."""
+    """Compute attention over the keys of all ranks of the ring: (out, log-sum-exp)."""
     ring, own, tokens = cp.context.ring, cp.context.ring_index, q.shape[2]
     block = torch.stack([k, v]) if ring > 1 else None
     rows, keys = _rectangle(cp, own, tokens)
-    out = lse = q  # until there are any
+    out = lse = q  # overwritten in the first round
     for step in range(ring):
         if step + 1 < ring:
             assert block is not None
@@ -108,7 +109,7 @@ def _ring_forward(
             out, lse = attention_core.forward(q, k, v, mask, lowest is None, scale)
             del mask
             if ring > 1:
-                out = out.to(lse.dtype)  # sums are not rounded
+                out = out.to(lse.dtype)  # partial results are added up unrounded
         else:
             assert block is not None
             rows, keys = _rectangle(cp, source, tokens)
@@ -127,7 +128,10 @@ def _ring_forward(
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-    """Results over some keys become, in place, those over them and others: each weighs as its exponentials sum."""
+    """Merge a second partial attention result into the first in place, weighted by softmax mass.
+
+    out, other: (batch, heads, queries, head_dim); lse, other_lse: (batch, heads, queries), their log-sum-exp.
+    """
     share = torch.sigmoid(other_lse - lse)
     out.lerp_(other.to(out.dtype), share.unsqueeze(-1))
     torch.logaddexp(lse, other_lse, out=lse)
@@ -145,7 +149,7 @@ def _ring_backward(
     lowest: Lowest,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Compute the gradients of q, k and v, while keys, values and their gradients travel around the ring."""
     ring, own, tokens = cp.context.ring, cp.context.ring_index, q.shape[2]
     if ring > 1:
         block = torch.stack([k, v])
@@ -156,7 +160,7 @@ def _ring_backward(
     del mask
     if ring == 1:
         return d_q, d_k, d_v
-    coming, on_their_way = torch.zeros_like(block), None  # gradients of the block that is looked at
+    coming, in_flight = torch.zeros_like(block), None  # gradients of the current block
     for step in range(1, ring):
         underway.wait()
         block = arriving
@@ -177,38 +181,39 @@ def _ring_backward(
         )
         d_q[:, :, rows] += part
         del mask, part
-        if on_their_way is not None:
-            on_their_way.wait()
+        if in_flight is not None:
+            in_flight.wait()
             leaving = None
         for gradient, own_part in zip(coming, others, strict=True):
             gradient[:, :, keys] += own_part
         del gradient, own_part, others
-        leaving = coming  # until it has left
-        coming, on_their_way = cp.pass_on(leaving, unit, "B")
-    assert on_their_way is not None
-    on_their_way.wait()
+        leaving = coming  # alive until it is sent
+        coming, in_flight = cp.pass_on(leaving, unit, "B")
+    assert in_flight is not None
+    in_flight.wait()
     del leaving
     return d_q, d_k.add_(coming[0]), d_v.add_(coming[1])
 
 
 def _exchanged(cp: ContextParallel, unit: str, phase: Phase, sent: Tensor) -> Tensor:
-    """(ulysses, ...): part j goes to rank j of the group, and comes from it."""
+    """All-to-all over the Ulysses group, (ulysses, ...): part j goes to rank j, and part j of the result is from
+    it."""
     received = torch.empty_like(sent)
     cp.inner.all_to_all(received.view(-1), sent.view(-1), "ulysses", unit, phase).wait()
     return received
 
 
-def _apart(cp: ContextParallel, unit: str, phase: Phase, *given: Tensor) -> list[Tensor]:
-    """Tensors (batch, tokens, heads, head_dim) of all heads as (batch, heads / ulysses, ulysses tokens, head_dim): in
-    one all-to-all heads go apart and tokens come together. What has fewer heads than there are ranks goes to each as
-    the one head that it needs."""
+def _split_heads(cp: ContextParallel, unit: str, phase: Phase, *tensors: Tensor) -> list[Tensor]:
+    """Turn tensors (batch, tokens, heads, head_dim) of all heads into (batch, heads / ulysses, ulysses x tokens,
+    head_dim) in one all-to-all: heads are split, tokens gathered. If a tensor has fewer heads than there are ranks,
+    each rank gets the one head that it needs."""
     u = cp.context.ulysses
     if u == 1:
-        return [x.transpose(1, 2) for x in given]
-    b, n, _, d = given[0].shape
-    heads = [max(1, x.shape[2] // u) for x in given]
-    sent = given[0].new_empty(u, b, n, sum(heads), d)
-    for place, x in zip(sent.split(heads, 3), given, strict=True):
+        return [x.transpose(1, 2) for x in tensors]
+    b, n, _, d = tensors[0].shape
+    heads = [max(1, x.shape[2] // u) for x in tensors]
+    sent = tensors[0].new_empty(u, b, n, sum(heads), d)
+    for place, x in zip(sent.split(heads, 3), tensors, strict=True):
         alike = max(1, u // x.shape[2])  # ranks that need the same head
         into = place.view(u // alike, alike, b, n, -1, d)
         into.copy_(x.view(b, n, u // alike, 1, -1, d).permute(2, 3, 0, 1, 4, 5).expand(into.shape))
@@ -220,25 +225,25 @@ def _apart(cp: ContextParallel, unit: str, phase: Phase, *given: Tensor) -> list
     ]
 
 
-def _together(cp: ContextParallel, unit: str, phase: Phase, given: list[tuple[Tensor, int]]) -> list[Tensor]:
-    """The way back, of tensors and how many heads each has of all ranks together. Of what several ranks had the same
-    head, the sum over them."""
+def _gather_heads(cp: ContextParallel, unit: str, phase: Phase, tensors: list[tuple[Tensor, int]]) -> list[Tensor]:
+    """Undo `_split_heads` for pairs of (tensor, number of heads over all ranks). A head that several ranks had
+    becomes the sum over them."""
     u = cp.context.ulysses
     if u == 1:
-        return [x.transpose(1, 2) for x, _ in given]
-    b, _, tokens, d = given[0][0].shape
-    heads = [x.shape[1] for x, _ in given]
-    sent = given[0][0].new_empty(u, b, tokens // u, sum(heads), d)
-    for place, (x, _) in zip(sent.split(heads, 3), given, strict=True):
+        return [x.transpose(1, 2) for x, _ in tensors]
+    b, _, tokens, d = tensors[0][0].shape
+    heads = [x.shape[1] for x, _ in tensors]
+    sent = tensors[0][0].new_empty(u, b, tokens // u, sum(heads), d)
+    for place, (x, _) in zip(sent.split(heads, 3), tensors, strict=True):
         place.copy_(x.unflatten(2, (u, -1)).permute(2, 0, 3, 1, 4))
     received = _exchanged(cp, unit, phase, sent)
     del sent, place
-    found = []
-    for part, (_, whole) in zip(received.split(heads, 3), given, strict=True):
-        if part.shape[3] * u > whole:
-            part = part.unflatten(0, (whole, -1)).sum(1)
-        found.append(part.permute(1, 2, 0, 3, 4).reshape(b, -1, whole, d))
-    return found
+    results = []
+    for part, (_, total) in zip(received.split(heads, 3), tensors, strict=True):
+        if part.shape[3] * u > total:
+            part = part.unflatten(0, (total, -1)).sum(1)
+        results.append(part.permute(1, 2, 0, 3, 4).reshape(b, -1, total, d))
+    return results
 
 
 class _Core(torch.autograd.Function):
@@ -246,22 +251,22 @@ class _Core(torch.autograd.Function):
     def forward(
         ctx: Any, cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest, scale: float | None
     ) -> Tensor:
-        here = _apart(cp, unit, "F", q, k, v)
-        out, lse = _ring_forward(cp, unit, *here, lowest, scale)
-        (result,) = _together(cp, unit, "F", [(out, q.shape[2])])
+        qkv = _split_heads(cp, unit, "F", q, k, v)
+        out, lse = _ring_forward(cp, unit, *qkv, lowest, scale)
+        (result,) = _gather_heads(cp, unit, "F", [(out, q.shape[2])])
         ctx.cp, ctx.unit, ctx.heads, ctx.kv_heads = cp, unit, q.shape[2], k.shape[2]
         ctx.scale = scale
-        ctx.save_for_backward(*here, out, lse, lowest)
+        ctx.save_for_backward(*qkv, out, lse, lowest)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         cp, unit, heads, kv_heads = ctx.cp, ctx.unit, ctx.heads, ctx.kv_heads
-        (g,) = _apart(cp, unit, "B", g)
+        (g,) = _split_heads(cp, unit, "B", g)
         d_q, d_k, d_v = _ring_backward(cp, unit, g, *ctx.saved_tensors, ctx.scale)
         del g
-        d_q, d_k, d_v = _together(cp, unit, "B", [(d_q, heads), (d_k, kv_heads), (d_v, kv_heads)])
+        d_q, d_k, d_v = _gather_heads(cp, unit, "B", [(d_q, heads), (d_k, kv_heads), (d_v, kv_heads)])
         return None, None, d_q, d_k, d_v, None, None
 
 
@@ -274,6 +279,6 @@ def core(
     lowest: Lowest,
     scale: float | None = None,
 ) -> Tensor:
-    """Causal attention of this rank's tokens to those of all, all of one head_dim. Keeps q, k, v, the result and its
-    log-sum-exp."""
+    """Compute causal attention of this rank's tokens to those of all ranks; q, k, v of one head_dim. Autograd keeps
+    q, k, v, the result and its log-sum-exp."""
     return _Core.apply(cp, unit, q, k, v, lowest, scale)  # type: ignore[no-any-return]

@@ -1,16 +1,16 @@
-"""Expert parallelism: tokens travel to the ranks that have their experts, and the results back (Lepikhin et al. 2020,
+"""Expert parallelism: tokens travel to the ranks that hold their experts, and the results back (Lepikhin et al. 2020,
 "GShard").
 
-    counts     all-to-all: how many rows every rank gets of each of its experts from each other
-    dispatch   all-to-all of a row for every choice of a token, in parts as uneven as the choices
-    combine    the same way back; a token's result is the weighted sum of its rows
+    counts     all-to-all: how many rows each rank sends to each expert of each other rank
+    dispatch   all-to-all of one row for every choice of a token; parts are as uneven as the choices
+    combine    all-to-all back; a token's result is the weighted sum of its rows
 
-Backward the gradients travel the same ways round. An expert over etp ranks is as many experts with a part of its
-width each: all get the token, and their results are summed where they come back. So ep and etp are one group here,
-and there is one all-to-all each way.
+Backward, gradients travel the same ways in reverse. An expert over etp ranks is treated as etp experts with a part of
+its width each: all of them get the token, and their results are summed at its home. So ep and etp form one group,
+with one all-to-all each way.
 
-Rows of a rank's own tokens lie by expert, which is by destination; those that come by source, and within by expert:
-they are put in order of experts.
+Rows of a rank's own tokens are ordered by expert, which is by destination. Rows that arrive are ordered by source and
+then by expert; they are reordered by expert.
 """
 
 from __future__ import annotations
@@ -31,15 +31,22 @@ from phalanx.runtime.observe import host_values
 from phalanx.spec.model.mechanisms import Experts
 
 Rows = list[tuple[int, ...]]
-"""Of every rank, and there of each of its experts."""
+"""Row counts, by rank and then by expert of that rank."""
 Otherwise = Callable[[int | None], Sequence[int]]
+"""rank of the world, or None for this one -> rows of each expert, where tensors have no values (fake tensors)."""
 
 
 @dataclass
 class Route:
-    """Where the rows of one layer's tokens go. `slots` (rows,): of the flattened (tokens, width) weights, by expert;
-    `places` (tokens, width): the row of each choice, or none: `tokens` choose; `held` of the own experts, their rows.
-    `order`: in which rows that come are read by expert; None: as they come."""
+    """Where the rows of one layer's tokens go.
+
+    `slots`     (rows,): the index of each row's choice in the flattened (tokens, width), ordered by expert
+    `places`    (tokens, width): the row of each choice; None where experts choose the tokens
+    `held`      rows of each of this rank's experts
+    `sends`, `receives`    rows for each rank of the group, and from each
+    `order`     (rows,): the permutation that orders arriving rows by expert; None if they are
+    `copies`    ranks that share an expert (etp)
+    """
 
     tokens: int
     width: int
@@ -51,48 +58,49 @@ class Route:
     order: Tensor | None = None
     copies: int = 1
     underway: list[tuple[Tensor, Tensor, Handle]] = field(default_factory=list)
-    """What leaves and what comes, while something else is computed."""
+    """(rows sent, rows arriving, handle) of the all-to-all in flight, while something else is computed."""
 
     @property
     def token(self) -> Tensor:
-        """(rows,): whose rows they are."""
+        """The token of each row, (rows,)."""
         return self.slots.div(self.width, rounding_mode="floor")
 
     def forget(self) -> None:
-        """The rows' gradients are home: the nodes of the graph have this until the whole backward pass is over."""
+        """Free the tensors once the gradients are back: graph nodes hold this object until backward is over."""
         self.slots, self.places, self.order = self.slots.new_empty(0), None, None
 
 
 class ExpertParallel:
-    """A rank's place among those that share the experts of its layers. `balanced`: tokens go to experts in turn, and
-    not where the router says."""
+    """A rank's place among those that share the experts of its layers; one object for all layers. `balanced`: tokens
+    go to experts in turn, and not where the router sends them."""
 
     def __init__(self, inner: Inner, experts: Experts, ep: int, etp: int, balanced: bool = False) -> None:
         self.inner, self.experts, self.ep, self.etp, self.balanced = inner, experts, ep, etp, balanced
         self.ranks = ep * etp
         self.axis = "ep" if etp == 1 else "ep+etp"
         self.counting = False
-        """Whether passes count what is chosen."""
+        """Whether passes add to `loads`."""
         self.loads: dict[int, Tensor] = {}
-        """By block, what was counted since the step began, (count + 3,)."""
+        """By block, the counts of this step, (count + 3,): choices of each expert, dropped ones, two losses."""
 
     def count(self, block: int, load: Tensor, dropped: Tensor, losses: Tensor) -> None:
-        """Of own tokens: how many choose each expert of a block, (count,), how many choices it dropped, and its own
-        losses, (2,)."""
+        """Add to the loads of a block, of this rank's tokens: choices of each expert, (count,), dropped choices, and
+        the auxiliary losses, (2,)."""
         self.loads[block] += torch.cat([load.double(), dropped.double()[None], losses])
 
     def exchanged(self, unit: str, counts: Tensor, otherwise: Otherwise) -> tuple[Rows, Rows]:
-        """Rows that leave for the experts of every rank, and that come from each for own ones."""
+        """Exchange row counts. Returns (rows that leave for the experts of every rank, rows that come from every rank
+        for own experts)."""
         ranks, here = self.ranks, self.experts.here
         sent = counts.view(self.ep, 1, here).expand(-1, self.etp, -1).flatten()
         got = torch.empty_like(sent)
         self.inner.all_to_all(got, sent, self.axis, unit, "F").wait()
-        told = host_values.read(torch.cat([sent, got]), lambda: self._even(otherwise))
-        leaving, coming = (_table(part, here) for part in (told[: ranks * here], told[ranks * here :]))
+        table = host_values.read(torch.cat([sent, got]), lambda: self._even(otherwise))
+        leaving, coming = (_table(part, here) for part in (table[: ranks * here], table[ranks * here :]))
         return leaving, coming
 
     def _even(self, otherwise: Otherwise) -> list[int]:
-        """What is exchanged where tensors hold nothing: counts that leave, and that come."""
+        """Return the exchanged counts where tensors have no values: those that leave, then those that come."""
         group = self.inner.comm.ranks(self.axis)
         place = group.index(self.inner.comm.world.rank)
         leaving = [self._of(otherwise(None), rank) for rank in range(self.ranks)]
@@ -100,12 +108,13 @@ class ExpertParallel:
         return [n for of in (*leaving, *coming) for n in of]
 
     def _of(self, counts: Sequence[int], rank: int) -> list[int]:
-        """Of the counts of all experts those of the group's `rank`."""
+        """Return the counts of the experts of the group's `rank`, from those of all experts."""
         begins = rank // self.etp * self.experts.here
         return list(counts[begins : begins + self.experts.here])
 
     def all_to_all(self, route: Route, rows: Tensor, back: bool, unit: str, phase: Any) -> tuple[Tensor, Handle]:
-        """Start sending rows, (n, hidden), to their experts' ranks, or back."""
+        """Start to send rows, (n, hidden), to the ranks of their experts, or `back`. Returns (rows arriving,
+        handle)."""
         h = rows.shape[-1]
         sends, receives = (route.receives, route.sends) if back else (route.sends, route.receives)
         target = rows.new_empty(sum(receives), h)
@@ -123,8 +132,11 @@ def route(
     otherwise: Otherwise,
     experts: Experts,
 ) -> Route:
-    """`slots`: those of all choices, by expert, of which the first sum(counts) are rows; `counts` (count,): rows of
-    each expert; `otherwise`: the same of a rank where tensors hold nothing, None: of this one."""
+    """Plan where the rows of a layer go; all ranks of the group together.
+
+    `slots`: the choices in order of their experts, of which the first sum(counts) become rows; `counts` (count,):
+    rows of each expert; `otherwise`: the counts of a rank where tensors have no values.
+    """
     chosen = experts.chooser == "tokens"
     if ep is None or ep.ranks == 1:
         held = host_values.read(counts, lambda: otherwise(None))
@@ -150,22 +162,22 @@ def _table(flat: Sequence[int], width: int) -> list[tuple[int, ...]]:
 
 
 def _places(slots: Tensor, rows: int, tokens: int, width: int, chosen: bool) -> Tensor | None:
-    """(tokens, width): where a choice's row is; `rows`, which is none, of those that were dropped."""
+    """Return the row of each choice, (tokens, width); `rows`, one past the last, for dropped choices."""
     if not chosen:
         return None
-    found = torch.empty_like(slots)
-    found[slots] = torch.arange(len(slots), device=slots.device)
-    return found.clamp_(max=rows).view(tokens, width)
+    places = torch.empty_like(slots)
+    places[slots] = torch.arange(len(slots), device=slots.device)
+    return places.clamp_(max=rows).view(tokens, width)
 
 
 def _by_expert(coming: Sequence[Sequence[int]], device: torch.device) -> Tensor | None:
-    """(rows,): in which order rows that came by source and expert are read by expert and source."""
+    """Return the permutation, (rows,), that orders rows by expert and source which came by source and expert."""
     ranks, here = len(coming), len(coming[0])
     if here == 1:
         return None
     sizes = [coming[r][e] for e in range(here) for r in range(ranks)]
-    came = [0, *accumulate(n for of in coming for n in of)]
-    begins = [came[r * here + e] for e in range(here) for r in range(ranks)]
+    starts = [0, *accumulate(n for of in coming for n in of)]
+    begins = [starts[r * here + e] for e in range(here) for r in range(ranks)]
     reads = [0, *accumulate(sizes)]
     shift = torch.tensor([a - b for a, b in zip(begins, reads, strict=False)], device=device)
     total = reads[-1]
@@ -174,14 +186,14 @@ def _by_expert(coming: Sequence[Sequence[int]], device: torch.device) -> Tensor 
 
 
 def _arrived(route: Route) -> Tensor:
-    """What was under way is here, and what has left is not needed any more."""
+    """Wait for the all-to-all in flight, and return the rows that arrived."""
     _, target, handle = route.underway.pop()
     handle.wait()
     return target
 
 
 class _Leave(torch.autograd.Function):
-    """Tokens' rows set out; their gradients come back."""
+    """Starts to send the tokens' rows; backward, receives their gradients."""
 
     @staticmethod
     def forward(ctx: Any, ep: ExpertParallel | None, unit: str, route: Route, x: Tensor) -> Tensor:
@@ -209,7 +221,7 @@ class _Leave(torch.autograd.Function):
 
 
 class _Come(torch.autograd.Function):
-    """Rows are here, in order of experts; their gradients set out."""
+    """Receives the rows and orders them by expert; backward, starts to send their gradients."""
 
     @staticmethod
     def forward(ctx: Any, ep: ExpertParallel, unit: str, route: Route, rows: Tensor) -> Tensor:
@@ -227,7 +239,7 @@ class _Come(torch.autograd.Function):
 
 
 class _Return(torch.autograd.Function):
-    """Results go back to where their tokens are."""
+    """Sends results back to the ranks of their tokens."""
 
     @staticmethod
     def forward(ctx: Any, ep: ExpertParallel, unit: str, route: Route, y: Tensor) -> Tensor:
@@ -252,7 +264,7 @@ def _as_they_came(route: Route, rows: Tensor) -> Tensor:
 
 
 class _Combine(torch.autograd.Function):
-    """Σ of a token's rows by their weights."""
+    """Adds up each token's rows by their weights."""
 
     @staticmethod
     def forward(ctx: Any, route: Route, made: bool, y: Tensor, weights: Tensor) -> Tensor:
@@ -279,13 +291,14 @@ class _Combine(torch.autograd.Function):
 
 
 def _dots(own: Sequence[Tensor], g: Tensor) -> Tensor:
-    """(rows,): the sum of each row's products with its gradient, over what came of it from each rank."""
+    """Return the dot product of each row with its gradient, (rows,), summed over the ranks that share its expert."""
     each = [(part * g).sum(-1) for part in own]
     return torch.stack(each).sum(0) if len(each) > 1 else each[0]
 
 
 def _copies(route: Route, y: Tensor) -> list[Tensor]:
-    """What came back of each token's rows from the ranks that share an expert: as many tensors, (rows, hidden)."""
+    """Split what came back by the ranks that share an expert: `copies` tensors (rows, hidden), the terms of each
+    row."""
     if route.copies == 1:
         return [y]
     parts = y.split(list(route.sends))
@@ -293,7 +306,7 @@ def _copies(route: Route, y: Tensor) -> list[Tensor]:
 
 
 def _summed(route: Route, rows: Tensor, weights: Tensor | None) -> Tensor:
-    """(tokens, hidden): the sum of each token's rows, by their weights, (tokens, width), if there are any."""
+    """Add up each token's rows, weighted by weights (tokens, width) if given. Returns (tokens, hidden)."""
     own = _copies(route, rows)
     out = rows.new_zeros(route.tokens, rows.shape[-1])
     if not len(own[0]):
@@ -316,26 +329,28 @@ def _summed(route: Route, rows: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def leave(ep: ExpertParallel | None, unit: str, route: Route, x: Tensor) -> Tensor:
-    """Start sending the rows of own tokens, x (tokens, hidden), to their experts. What comes is there after `come`;
-    in the backward pass what is called in between runs while gradients travel. Keeps nothing."""
+    """Start to send the rows of own tokens, x (tokens, hidden), to their experts; `come` waits for what arrives. What
+    is called in between overlaps with the rows, and in the backward pass with their gradients. Autograd keeps
+    nothing."""
     return _Leave.apply(ep, unit, route, x)  # type: ignore[no-any-return]
 
 
 def come(ep: ExpertParallel | None, unit: str, route: Route, rows: Tensor) -> Tensor:
-    """The rows of own experts, one expert's after the other's."""
+    """Wait for the rows of own experts and return them ordered by expert, (rows, hidden)."""
     if ep is None or ep.ranks == 1:
         return rows
     return _Come.apply(ep, unit, route, rows)  # type: ignore[no-any-return]
 
 
 def give_back(ep: ExpertParallel | None, unit: str, route: Route, y: Tensor) -> Tensor:
-    """The results of own tokens' rows, of those of own experts, y. Keeps nothing."""
+    """Send the results of own experts, y (rows, hidden), back; return those of own tokens' rows. Autograd keeps
+    nothing."""
     if ep is None or ep.ranks == 1:
         return y
     return _Return.apply(ep, unit, route, y)  # type: ignore[no-any-return]
 
 
 def combine(route: Route, y: Tensor, weights: Tensor, made: bool) -> Tensor:
-    """(tokens, hidden): the sum of each token's rows by its weights; `made`: whether anybody reads it. Keeps rows and
-    weights."""
+    """Add up each token's rows by its weights, (tokens, width). Returns (tokens, hidden); `made`: whether the value
+    is used (autograd/recompute.py). Autograd keeps rows and weights."""
     return _Combine.apply(route, made, y, weights)  # type: ignore[no-any-return]

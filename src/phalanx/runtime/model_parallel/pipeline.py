@@ -1,15 +1,16 @@
-"""Pipeline parallelism: one executor for every schedule. It runs a rank's list of actions, and nothing else decides
-what comes when (schedule/pipeline.py).
+"""Pipeline parallelism: one executor for every schedule. It runs a rank's list of actions in order, and nothing else
+decides what runs when (schedule/pipeline/schedules.py).
 
     RECV   posted where the list says, which is when the message is sent; awaited by the pass that needs it
-    F      of a chunk: from the stream that came, or from tokens; what its backward pass needs is kept by autograd
-    SEND   of what a pass has made; awaited by the next one of its kind, and then its memory is free
-    B      from the gradient that came, or from the loss; hooks give gradients to the data-parallel engine
-    I, W   the same in two: gradients of weights are left, and made when their turn comes (weight_gradients.py)
+    F      forward pass of a chunk, from the received stream or from tokens; autograd keeps what backward needs
+    SEND   the result of a pass; awaited by the next send of its kind, which frees its memory
+    B      backward pass, from the received gradient or the loss; hooks give gradients to the data-parallel engine
+    I, W   the same in two parts: gradients of inputs, then the deferred gradients of weights
+           (autograd/deferred_weight_grads.py)
 
-Every rank has the tokens of its replica, so that the stream alone travels, of a shape that all know beforehand. A
-chunk's own graph begins and ends in nodes that hold no tensor: its output dies when it has been sent, its input with
-the first block's backward pass.
+Every rank has the tokens of its replica, so only the stream travels, in a shape that all ranks know beforehand. A
+chunk's autograd graph begins and ends in nodes that hold no tensor: its output is freed when it has been sent, its
+input in the first block's backward pass.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule, finish
 
 PASSES = ("F", "B", "I", "W")
 SCHEDULE = "schedule"
-"""The track of a timeline on which the schedule's passes are, as they were run."""
+"""The track of a timeline that shows the passes of the schedule."""
 Box = list[Tensor]
-"""One gradient, on its way from one graph to another: whoever takes it out is the only one who has it."""
-Passed = Callable[[Tensor, Tensor | None, int], Tensor]
-"""(micro-batch, stream, chunk) -> the stream, or of the last chunk the loss."""
+"""Carries one gradient between two autograd graphs; whoever takes it out holds the only reference."""
+RunChunk = Callable[[Tensor, Tensor | None, int], Tensor]
+"""(micro-batch, stream or None, local chunk) -> the stream, or from the last chunk the summed loss, ()."""
 
 
 class _Begin(torch.autograd.Function):
-    """The stream as it came, with a graph behind: its gradient is left in a box."""
+    """Attaches a graph to the received stream; backward puts its gradient into a box."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, box: Box) -> Tensor:
@@ -59,7 +60,7 @@ class _Begin(torch.autograd.Function):
 
 
 class _End(torch.autograd.Function):
-    """A scalar in place of the stream, whose gradient is taken from a box."""
+    """Returns a scalar in place of the stream; backward takes the stream's gradient from a box."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, box: Box) -> Tensor:
@@ -72,9 +73,9 @@ class _End(torch.autograd.Function):
         return ctx.box.pop(), None
 
 
-class _Open:
-    """A micro-batch between its forward and its backward pass through a chunk: the scalar that stands for its
-    result, and the boxes of the gradients that come and that go on."""
+class _InFlight:
+    """A micro-batch between its forward and backward pass through a chunk: `end`, the scalar that stands for its
+    result; the boxes of the gradient of its output (`coming`) and of its input (`going`)."""
 
     def __init__(self) -> None:
         self.coming: Box = []
@@ -83,8 +84,9 @@ class _Open:
 
 
 class Pipeline:
-    """A rank's part of a pipeline. `shape`: of the stream that travels; `chunks`: the numbers of those that `model`
-    has, in its order."""
+    """One rank of a pipeline. `place`: its index along pp; `shape`: of the stream between chunks; `run`: the forward
+    pass of a micro-batch through a local chunk; `chunks`: the numbers of the local chunks, in order; `now`: the pass
+    that is running."""
 
     def __init__(
         self,
@@ -95,35 +97,35 @@ class Pipeline:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         engine: DataParallel,
-        run: Passed,
-        put_off: PutOff | None,
+        run: RunChunk,
+        deferred: PutOff | None,
     ) -> None:
         self.comm, self.inner, self.schedule, self.place, self.engine = comm, inner, schedule, place, engine
-        self.shape, self.dtype, self._put_off = shape, dtype, put_off
-        self._method = weakref.WeakMethod(run)  # whose owner has this pipeline, and may be let go
+        self.shape, self.dtype, self._deferred = shape, dtype, deferred
+        self._method = weakref.WeakMethod(run)  # weak: its owner holds this pipeline, and must stay collectable
         self._names = {id(p): name for name, p in engine.parameters.items()}
         self.actions = schedule.actions[place]
         self.chunks = tuple(c for c, rank in enumerate(schedule.rank_of) if rank == place)
         self.now = Now(0, "F")
-        self._started = 0.0  # the pass that runs, when all that it needs was there
+        self._started = 0.0  # when the current pass had all its inputs
         self._finished = finished(self.actions)
         self._anchor = torch.zeros((), requires_grad=True)
         self._clear()
 
     def _clear(self) -> None:
-        self._open: dict[tuple[int, int], _Open] = {}
-        self._here: dict[tuple[Phase, int, int], Tensor] = {}  # made, and not yet passed on
+        self._in_flight: dict[tuple[int, int], _InFlight] = {}
+        self._here: dict[tuple[Phase, int, int], Tensor] = {}  # computed, not yet sent or used
         self._arriving: dict[tuple[Phase, int, int], tuple[Tensor, Handle]] = {}
         self._leaving: dict[tuple[Phase, int], tuple[Tensor, Handle]] = {}
-        self._left_over: dict[tuple[int, int], Left] = {}  # gradients of weights that are due
+        self._weights_due: dict[tuple[int, int], Left] = {}  # deferred gradients of weights
 
     def step(self, micro_batches: Sequence[Tensor], seed: float) -> Tensor:
-        """The passes of a step, from the gradient `seed` of each loss. The sum of the losses, (), fp64: 0 on a rank
-        that has none."""
+        """Run all passes of a step, from the gradient `seed` of each loss. Returns the sum of the losses, (), fp64: 0
+        on ranks without the head. Raises ValueError if the number of micro-batches is not the schedule's."""
         try:
             return self._step(micro_batches, seed)
         finally:
-            self._clear()  # graphs of passes that had no backward pass would never be collected
+            self._clear()  # after an error, graphs without a backward pass would never be collected
 
     def _step(self, micro_batches: Sequence[Tensor], seed: float) -> Tensor:
         if len(micro_batches) != self.schedule.micro_batches:
@@ -167,50 +169,50 @@ class Pipeline:
         _, chunk, m = action
         self._begins(action, "forward")
         self.engine.forward(m)
-        opened = self._open[chunk, m] = _Open()
+        passing = self._in_flight[chunk, m] = _InFlight()
         x = None
         if chunk:
-            x = _Begin.apply(self._arrived("F", chunk, m), self._anchor, opened.going)
+            x = _Begin.apply(self._arrived("F", chunk, m), self._anchor, passing.going)
         self._started = perf_counter()
         out = self._run(batch, x, self.chunks.index(chunk))
         if chunk == self.schedule.chunks - 1:
-            opened.end = out
+            passing.end = out
             return out.detach()
-        opened.end = _End.apply(out, opened.coming)
+        passing.end = _End.apply(out, passing.coming)
         self._here["F", chunk, m] = out.detach()
         return None
 
     def _backward(self, action: Action, seed: float, last: bool) -> None:
         kind, chunk, m = action
         self._begins(action, "backward" if kind == "B" else "gradients of inputs")
-        opened = self._open.pop((chunk, m))
+        passing = self._in_flight.pop((chunk, m))
         if chunk < self.schedule.chunks - 1:
-            opened.coming.append(self._arrived("B", chunk, m))
+            passing.coming.append(self._arrived("B", chunk, m))
             seed = 1.0
         self._started = perf_counter()
-        assert opened.end is not None
+        assert passing.end is not None
         if kind == "B":
             self.engine.backward(m, last, self.chunks.index(chunk))
-            opened.end.backward(torch.full_like(opened.end, seed))
+            passing.end.backward(torch.full_like(passing.end, seed))
             self.engine.settle()
         else:
-            assert self._put_off is not None
-            self.engine.inputs(m)
-            self._put_off.active = True
+            assert self._deferred is not None
+            self.engine.defer_weights(m)
+            self._deferred.active = True
             try:
-                opened.end.backward(torch.full_like(opened.end, seed))
+                passing.end.backward(torch.full_like(passing.end, seed))
             finally:
-                self._put_off.active = False
-                self.engine.inputs_over()
-            self._left_over[chunk, m] = self._put_off.take()
+                self._deferred.active = False
+                self.engine.end_deferral()
+            self._weights_due[chunk, m] = self._deferred.take()
         if chunk:
-            self._here["B", chunk, m] = opened.going.pop()
+            self._here["B", chunk, m] = passing.going.pop()
 
     def _weights(self, action: Action, last: bool) -> None:
         _, chunk, m = action
         self._begins(action, "gradients of weights")
         self.engine.backward(m, last, self.chunks.index(chunk))
-        left = self._left_over.pop((chunk, m))
+        left = self._weights_due.pop((chunk, m))
         self._started = perf_counter()
         while left:
             unit, gradients = left.pop(0)
@@ -219,7 +221,8 @@ class Pipeline:
         self.engine.settle()
 
     def _arrived(self, way: Phase, chunk: int, m: int) -> Tensor:
-        """What the chunk before, or for its backward pass the one behind, has made."""
+        """Return the input of a pass: the stream of the chunk before, or (`way` B) the gradient of the chunk
+        after."""
         source = chunk - 1 if way == "F" else chunk + 1
         if self.schedule.rank_of[source] == self.place:
             return self._here.pop((way, source, m))
@@ -244,12 +247,13 @@ class Pipeline:
         )
 
     def _sent(self, way: Phase, chunk: int) -> None:
-        """Wait for the last message of its kind."""
+        """Wait for the last message of this direction and chunk, which frees its memory."""
         if (way, chunk) in self._leaving:
             self._leaving.pop((way, chunk))[1].wait()
 
     def evaluate(self, batch: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The loss of a batch, whose stream has this shape, through all chunks: 0 on a rank that has none."""
+        """Run a batch, whose stream has this shape, through all chunks; all pipeline ranks together. Returns the
+        summed loss, (), fp64: 0 on ranks without the head."""
         loss = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
         x = None
         for chunk, rank in enumerate(self.schedule.rank_of):

@@ -1,10 +1,10 @@
 """Tensor parallelism: a layer's matrices over the tp ranks of a replica, with explicit collectives in both passes.
 
-    columns   outputs are split: nothing forward; backward the gradient of the input is a sum over the ranks, which
-              travels while the gradients of the weights are computed
-    rows      inputs are split: forward the output is a sum over the ranks; backward nothing
+    columns   outputs are split. Forward: nothing. Backward: an all-reduce of the input's gradient, overlapped with
+              the gradients of the weights
+    rows      inputs are split. Forward: an all-reduce of the output. Backward: nothing
 
-So each sub-layer (attention; MLP) has one all-reduce forward and one backward (Shoeybi et al. 2019, "Megatron-LM").
+So each sub-layer (attention, MLP) has one all-reduce forward and one backward (Shoeybi et al. 2019, "Megatron-LM").
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from phalanx.spec.strategy.split import Split
 
 
 class TensorParallel:
-    """A rank's place among the tp ranks of its replica, given to its layers."""
+    """A rank's place among the tp ranks of its replica; one object, which all its layers share."""
 
     def __init__(self, inner: Inner, split: Split) -> None:
         self.inner, self.split = inner, split
         self.rows: Rows | None = None
-        """Which tokens' rows of the stream this rank has in the pass that runs now; None: all."""
+        """The tokens whose rows of the stream this rank has in the current pass (sequence parallelism); None: all."""
 
     def begin(self, batch: int, seq: int) -> None:
-        """A forward pass over so many tokens begins. Where the ranks cannot have equal parts of them, as of the last
-        sequences of an evaluation, each has all."""
+        """Begin a forward pass over (batch, seq) tokens. If they do not divide into equal parts, as the last
+        sequences of an evaluation may not, every rank has all of them in this pass."""
         split = self.split
         even = split.sp and batch * seq % split.tp == 0
         self.rows = Rows(self.inner, split.tp, split.index, batch, seq) if even else None
@@ -50,9 +50,9 @@ class TensorParallel:
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tp: TensorParallel | None, unit: str, owners: Owners, x: Tensor, *given: Tensor | None
+        ctx: Any, tp: TensorParallel | None, unit: str, owners: Owners, x: Tensor, *parameters: Tensor | None
     ) -> Any:
-        weights, biases = given[::2], given[1::2]
+        weights, biases = parameters[::2], parameters[1::2]
         ctx.tp, ctx.unit, ctx.owners = tp, unit, owners
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
@@ -60,41 +60,42 @@ class _Columns(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *given: Tensor) -> Any:
+    def backward(ctx: Any, *d_outs: Tensor) -> Any:
         x, *weights = ctx.saved_tensors
         rows = x.view(-1, x.shape[-1])
-        g = [part.reshape(-1, part.shape[-1]) for part in given]
+        g = [part.reshape(-1, part.shape[-1]) for part in d_outs]
         d_x = g[0].mm(weights[0])
         for part, weight in zip(g[1:], weights[1:], strict=True):
             torch.addmm(d_x, part, weight, out=d_x)
         underway = ctx.tp.all_reduce(d_x, ctx.unit, "B") if ctx.tp is not None else DONE
-        d_given: list[Tensor | None] = [None] * (2 * len(weights))
-        put_off = deferred_weight_grads.now(ctx.owners)
-        if put_off is not None:
-            put_off.products(deferred_weight_grads.by_layer(ctx.owners, ctx.biased), g, rows)
+        d_parameters: list[Tensor | None] = [None] * (2 * len(weights))
+        deferred = deferred_weight_grads.now(ctx.owners)
+        if deferred is not None:
+            deferred.products(deferred_weight_grads.by_layer(ctx.owners, ctx.biased), g, rows)
         else:
-            # While the sum over the ranks travels; one rank alone has whoever takes gradients make them.
-            alone = deferred_weight_grads.by_layer(() if ctx.tp is not None else ctx.owners, ctx.biased)
-            for i, (part, owners, biased) in enumerate(zip(g, alone, ctx.biased, strict=True)):
-                d_given[2 * i] = deferred_weight_grads.beside(owners, part, rows)
-                d_given[2 * i + 1] = part.sum(0) if biased else None
+            # Overlapped with the all-reduce. Without tp the engine makes the products where it takes gradients.
+            by_layer = deferred_weight_grads.by_layer(() if ctx.tp is not None else ctx.owners, ctx.biased)
+            for i, (part, owners, biased) in enumerate(zip(g, by_layer, ctx.biased, strict=True)):
+                d_parameters[2 * i] = deferred_weight_grads.beside(owners, part, rows)
+                d_parameters[2 * i + 1] = part.sum(0) if biased else None
         underway.wait()
-        return (None, None, None, d_x.view(x.shape), *d_given)
+        return (None, None, None, d_x.view(x.shape), *d_parameters)
 
 
 def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-    """x Wᵀ + b of layers that hold rows of W and of b, and read one input x: (..., in), which all ranks have, or with
-    sequence parallelism own rows of it. On one rank layers run on their own, but where they put gradients off."""
+    """Compute x Wᵀ + b of layers that hold rows of W and b and read the same x: (..., in), which all ranks have, or
+    with sequence parallelism this rank's rows of it. Without tp, the layers run by themselves unless they defer
+    gradients."""
     parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
     owners = deferred_weight_grads.owners(*parameters)
     if tp is None and not owners:
         return tuple(layer(x) for layer in layers)
-    # Through views, whose nodes in the graph are in order: so their gradients, which come together, reach the engine
-    # in the order in which it fills its buckets.
-    given = [None if p is None else p.view_as(p) for p in parameters]
+    # Gradients of all parameters come together; views, whose graph nodes are in order, make them reach the engine in
+    # the order in which it fills its buckets.
+    views = [None if p is None else p.view_as(p) for p in parameters]
     if tp is not None and tp.rows is not None:
-        return sequence.columns(tp.rows, unit, owners, x, given)
-    return _Columns.apply(tp, unit, owners, x, *given)  # type: ignore[no-any-return]
+        return sequence.columns(tp.rows, unit, owners, x, views)
+    return _Columns.apply(tp, unit, owners, x, *views)  # type: ignore[no-any-return]
 
 
 class _Copied(torch.autograd.Function):
@@ -112,7 +113,7 @@ class _Copied(torch.autograd.Function):
 
 
 def copied(tp: TensorParallel, unit: str, x: Tensor) -> Tensor:
-    """x, which all ranks have, for each to make something else of: the gradient is summed over the ranks."""
+    """Return x, which all ranks have and use differently; backward, its gradient is all-reduced over the ranks."""
     return _Copied.apply(tp, unit, x)  # type: ignore[no-any-return]
 
 
@@ -132,18 +133,19 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        put_off = deferred_weight_grads.now(ctx.owners)
+        deferred = deferred_weight_grads.now(ctx.owners)
         d_bias = None
-        if put_off is not None:
+        if deferred is not None:
             for bias in ctx.owners:
-                put_off.sum(bias, g.reshape(-1, g.shape[-1]))
+                deferred.sum(bias, g.reshape(-1, g.shape[-1]))
         elif ctx.biases:
             d_bias = g.reshape(-1, g.shape[-1]).sum(0)
         return (None, None, None, None, g, *(d_bias for _ in range(ctx.biases)))
 
 
 def rows(x: Tensor, layer: nn.Linear, made: bool = True) -> Tensor:
-    """This rank's term of x Wᵀ, whose sum over the ranks is `summed`: the layer holds columns of W, and all of b."""
+    """Compute this rank's term of x Wᵀ, to be added up by `summed`: the layer holds columns of W, and all of b.
+    `made`: whether the value is used (autograd/recompute.py)."""
     if made and not deferred_weight_grads.owners(layer.weight):
         return F.linear(x, layer.weight)
     return recompute.product(x, layer.weight, made=made)
@@ -152,8 +154,8 @@ def rows(x: Tensor, layer: nn.Linear, made: bool = True) -> Tensor:
 def summed(
     tp: TensorParallel, unit: str, terms: Sequence[Any], layers: Sequence[nn.Linear], made: bool = True
 ) -> Tensor:
-    """The sum over the ranks of their terms of some layers' outputs, in one all-reduce; or of the terms' factors, own
-    rows of it in one reduce-scatter. And the biases, once."""
+    """Add up the ranks' terms of the outputs of `layers`, in one all-reduce, and add the biases once. With sequence
+    parallelism terms are `Factors`, and the result this rank's rows of the sum, by reduce-scatter."""
     if tp.rows is not None:
         return sequence.summed(tp.rows, unit, terms, made)
     y = terms[0]

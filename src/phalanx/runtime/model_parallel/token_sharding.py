@@ -1,8 +1,7 @@
-"""Whose tokens: which of a micro-batch's a rank routes to experts, and what several ranks tell each other of one
-sequence's.
+"""Which tokens of a micro-batch a rank routes to experts, and how ranks share results about full sequences.
 
-The ranks of cp have parts of every sequence. Of what one of them has, those of tp have a part each: their rows of the
-stream (sequence parallelism), or, where all of them have all, equal parts one after the other.
+Each rank of cp has a part of every sequence. The ranks of tp divide the tokens of that part: by their rows of the
+stream (sequence parallelism), or, where each has all of it, into equal consecutive parts.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from phalanx.schedule.layers.context import Context
 from phalanx.schedule.layers.routing import own_tokens
 
 Shape = tuple[int, int]
-"""(Sequences, tokens of each) that the ranks of tp share."""
+"""(sequences, tokens of each) of the part that the ranks of tp divide."""
 
 
 class SequenceTokens:
-    """One for all layers of a model. Without `inner` a process has all."""
+    """The token ownership of a rank, one object for all layers of a model. Without `inner` this process has all."""
 
     def __init__(
         self, inner: Inner | None = None, tp: TensorParallel | None = None, context: Context | None = None
@@ -36,21 +35,21 @@ class SequenceTokens:
 
     @property
     def seed(self) -> float:
-        """The gradient of the loss of one token."""
+        """The gradient that one token's loss starts from."""
         return 1.0 if self.inner is None else self.inner.seed
 
     def prepare(self, shape: Shape, device: torch.device) -> None:
-        """Passes will be over so many tokens: memory is the same in every step."""
+        """Make the index tables for passes over `shape` tokens now, so that every step has the same memory."""
         if self.tp is not None:
             self.tp.begin(*shape)
         self._ids(shape, device)
 
-    def _apart(self) -> bool:
+    def _sharded(self) -> bool:
         return self.tp is not None and self.tp.rows is not None
 
     def _ids(self, shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(Own tokens, by their number in whole sequences; where each of those is among what all ranks send)."""
-        key = shape, self._apart()
+        """Return (numbers of own tokens in full sequences; position of every token in what all ranks send)."""
+        key = shape, self._sharded()
         if key not in self._known:
             batch, here = shape
             cp = self.context.ring * self.context.ulysses
@@ -58,8 +57,8 @@ class SequenceTokens:
             each = []
             for place in range(cp):
                 own = Context(seq, self.context.ring, self.context.ulysses, place).own
-                whole = torch.from_numpy((np.arange(batch)[:, None] * seq + own).reshape(-1))
-                each += self._parts(whole)
+                part = torch.from_numpy((np.arange(batch)[:, None] * seq + own).reshape(-1))
+                each += self._parts(part)
             longest = max(map(len, each))
             where = torch.empty(batch * seq, dtype=torch.int64)
             for rank, ids in enumerate(each):
@@ -69,7 +68,7 @@ class SequenceTokens:
         return self._known[key]
 
     def _parts(self, tokens: Tensor) -> list[Tensor]:
-        """Of what the ranks of tp share, (tokens,), each one's."""
+        """Divide (tokens,) over the ranks of tp."""
         if self.tp is None:
             return [tokens]
         ranks, rows = self.tp.split.tp, self.tp.rows
@@ -78,15 +77,16 @@ class SequenceTokens:
         return list(tokens.view(rows.chunks, ranks, -1).transpose(0, 1).flatten(1))
 
     def sequence(self, shape: Shape, device: torch.device) -> Tensor:
-        """Which sequence each own token is of, (tokens,)."""
+        """Return the sequence of each own token, (tokens,)."""
         return self._ids(shape, device)[0].div(self.seq(shape), rounding_mode="floor")
 
     def seq(self, shape: Shape) -> int:
-        """Tokens of a whole sequence."""
+        """Return the number of tokens of a full sequence."""
         return shape[1] * self.context.ring * self.context.ulysses
 
-    def whole(self, own: Tensor, shape: Shape, unit: str) -> Tensor:
-        """(batch, seq, n) of whole sequences, of what each rank has of its own tokens, (tokens, n): an all-gather."""
+    def gather(self, own: Tensor, shape: Shape, unit: str) -> Tensor:
+        """Gather what each rank has of its own tokens, (tokens, n), to full sequences, (batch, seq, n): one
+        all-gather."""
         batch, n = shape[0], own.shape[-1]
         if self.ranks == 1:
             return own.view(batch, -1, n)
@@ -99,22 +99,23 @@ class SequenceTokens:
         self.inner.all_gather(everyone.view(-1), sent.view(-1), "tokens", unit, "F").wait()
         return everyone[where].view(batch, -1, n)
 
-    def own(self, whole: Tensor, shape: Shape) -> Tensor:
-        """Own tokens', (tokens, n), of whole sequences' (batch, seq, n)."""
-        flat = whole.flatten(0, 1)
-        return flat if self.ranks == 1 else flat[self._ids(shape, whole.device)[0]]
+    def own(self, sequences: Tensor, shape: Shape) -> Tensor:
+        """Return the rows of own tokens, (tokens, n), of full sequences, (batch, seq, n)."""
+        flat = sequences.flatten(0, 1)
+        return flat if self.ranks == 1 else flat[self._ids(shape, sequences.device)[0]]
 
     def part(self, x: Tensor, tp: TensorParallel) -> Tensor:
-        """An equal part of what all tp ranks have, (tokens, hidden)."""
+        """Return this rank's equal part of what all tp ranks have, (tokens, hidden)."""
         return x.tensor_split(tp.split.tp)[tp.split.index]
 
     def placed(self, part: Tensor, shape: Shape, tp: TensorParallel, made: bool) -> Tensor:
-        """The same part among all, (batch, seq, hidden), of which the others are zeros."""
+        """Put such a part in its place among all tokens, (batch, seq, hidden); zeros elsewhere. `made`: whether the
+        value is used (autograd/recompute.py)."""
         each, over = divmod(shape[0] * shape[1], tp.split.tp)
         return _Placed.apply(part, tp.split.index * each + min(tp.split.index, over), shape, made)  # type: ignore[no-any-return]
 
     def of(self, shape: Shape, rank: int) -> int:
-        """How many tokens a rank routes, this one or another."""
+        """Return how many tokens of `shape` a rank routes."""
         if self.tp is None or self.inner is None:
             return shape[0] * shape[1]
         return own_tokens(shape[0] * shape[1], self.tp.split.tp, int(self.inner.comm.mesh.along("tp")[rank]))

@@ -1,13 +1,13 @@
-"""From what people have to batches: texts, token files, their tokens on disk, and an order of samples.
+"""From texts or token files to batches.
 
     texts.py     files of text and JSON lines, as a stream of documents
-    tokenizer.py a tokenizer.json that people have, opened and checked
-    encode.py    texts through it, or through one that is trained here
-    ids.py       files that hold token ids already: flat, and Megatron's pair
-    tokens.py    the tokens of a run: memory-mapped, counted, with where documents begin
-    batches.py   which tokens a step sees
+    tokenizer.py an existing tokenizer.json, opened and checked
+    encode.py    texts to token ids, by an existing tokenizer or one trained on them
+    ids.py       files of token ids: flat, and Megatron's pair
+    tokens.py    the tokens of a run: memory-mapped, counted, with the boundaries of documents
+    batches.py   which tokens each step sees
 
-Tokens are known by a digest of their content, never by a path: a run is resumed on the same ones or not at all.
+Tokens are identified by a digest of their content, never by a path: a run resumes on the same tokens or not at all.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ from phalanx.train.data.tokens import TokenSet as TokenSet
 
 
 def prepare(train: Train, vocab: int, cache: Path, announce: Callable[[str], None] = lambda _: None) -> TokenSet:
-    """The tokens that `train.data` names, made once and cached by content.
+    """Return the tokens that `train.data` names, encoded once and cached by content.
 
     Texts (the shipped corpus, a text file, JSON lines, a folder of both; .xz and .gz too) are encoded with
     `train.tokenizer`, or with a byte-level BPE of at most `vocab` entries trained on them. Files of token ids stay
-    where they are. Raises InputError where they cannot be read or do not fit `vocab`.
+    where they are. Raises InputError if they cannot be read or do not fit `vocab`.
     """
-    path, given = Path(train.data), encode.load(train, vocab)
+    path, tokenizer = Path(train.data), encode.load(train, vocab)
     if train.data != SHIPPED:
         if (index := ids.megatron_index(path)) is not None:
-            return ids.from_megatron(index, train, given, vocab, cache, announce)
+            return ids.from_megatron(index, train, tokenizer, vocab, cache, announce)
         if ids.is_flat(path):
-            return ids.from_flat(path, train, given, vocab, cache, announce)
-    return encode.from_texts(find_texts(train.data, given.path, announce), train, given, vocab, cache, announce)
+            return ids.from_flat(path, train, tokenizer, vocab, cache, announce)
+    return encode.from_texts(
+        find_texts(train.data, tokenizer.path, announce), train, tokenizer, vocab, cache, announce
+    )
 
 
 def holds_ids(data: str) -> bool:
-    """Whether `train.data` names token ids, and no texts that have to be encoded."""
+    """Whether `train.data` names files of token ids, in contrast to texts that have to be encoded."""
     return data != SHIPPED and (ids.megatron_index(Path(data)) is not None or ids.is_flat(Path(data)))
 
 
 def require_documents(tokens: TokenSet) -> None:
-    """That it is known where documents begin in the training tokens: a second file begins one too, but only there.
-    Raises InputError."""
+    """Require that document boundaries are known in the training tokens. Raises InputError."""
     if len(tokens.training_starts()) < 2:
         raise InputError(
             "job.documents",

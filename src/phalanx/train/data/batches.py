@@ -40,11 +40,11 @@ class Batches:
 
     @property
     def windows(self) -> int:
-        """Windows per epoch, whatever the offset."""
+        """The number of windows in an epoch, for any offset."""
         return (len(self.tokens) - self.seq - 1) // self.seq
 
     def starts(self, step: int) -> npt.NDArray[np.int64]:
-        """Where each sequence of a step's global batch begins."""
+        """Return where each sequence of a step's global batch begins, (global_batch,)."""
         index = np.arange(step * self.global_batch, (step + 1) * self.global_batch, dtype=np.int64)
         epochs, places = index // self.windows, index % self.windows
         out = np.empty_like(index)
@@ -55,7 +55,7 @@ class Batches:
         return out
 
     def share(self, step: int, replica: int, replicas: int, micro_batch: int) -> list[npt.NDArray[np.int64]]:
-        """The micro-batches of one data-parallel replica in a step, each as `take` gives it."""
+        """Return the micro-batches of one data-parallel replica in a step, each as returned by `take`."""
         mine = self.starts(step).reshape(replicas, -1, micro_batch)[replica]
         return [take(self.tokens, starts, self.seq, self.documents) for starts in mine]
 
@@ -66,27 +66,27 @@ def take(
     seq: int,
     documents: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.int64]:
-    """(sequences, seq + 1) token ids. With the beginnings of `documents` (2, sequences, seq + 1): ids, and the place
-    of each token in its document, or in what of it the sequence holds."""
+    """Return token ids (sequences, seq + 1), int64. With `documents`, where documents begin, (2, sequences, seq + 1):
+    ids, and the place of each token in its document, or in the part of it that the sequence holds."""
     places = starts[:, None] + np.arange(seq + 1)
     ids: npt.NDArray[np.int64] = tokens[places].astype(np.int64)
     if documents is None:
         return ids
-    begun = np.searchsorted(documents, places, "right")  # documents that have, at each place
+    count = np.searchsorted(documents, places, "right")  # documents that begin up to each place
     begins = np.zeros_like(places)
-    begins[begun > 0] = documents[begun[begun > 0] - 1]  # no copy of them all: they may be a large file
+    begins[count > 0] = documents[count[count > 0] - 1]  # without a copy of `documents`, maybe a large mapped file
     return np.stack([ids, places - np.maximum(begins, starts[:, None])])
 
 
 @lru_cache(maxsize=2)
 def _epoch(seed: int, epoch: int, seq: int, windows: int) -> tuple[int, npt.NDArray[np.int64]]:
-    """Offset and order of an epoch's windows."""
+    """Draw (offset, order) of an epoch's windows."""
     generator = np.random.Generator(np.random.Philox(key=(seed << 64) + epoch))
     return int(generator.integers(seq)), generator.permutation(windows)
 
 
 def validation_windows(tokens: npt.NDArray[np.integer], seq: int, limit: int) -> npt.NDArray[np.int64]:
-    """Starts of held-out sequences, spread evenly over the held-out text; `limit` of them (0: all)."""
+    """Return the starts of `limit` (0: all) held-out sequences, spread evenly over the held-out tokens."""
     count = max((len(tokens) - 1) // seq, 0)
     chosen = np.arange(count) if not limit or limit >= count else np.linspace(0, count - 1, limit).astype(int)
     return (chosen * seq).astype(np.int64)

@@ -1,6 +1,6 @@
-"""Texts to token ids: with a tokenizer.json that people have, or a byte-level BPE trained on the texts themselves.
+"""Texts to token ids: with an existing tokenizer.json, or a byte-level BPE trained on the texts themselves.
 
-Between two documents stands the tokenizer's end-of-text, where it has one. Ids go to disk as they are made.
+Documents are separated by the tokenizer's end-of-text, if it has one. Ids are written to disk as they are made.
 """
 
 from __future__ import annotations
@@ -26,68 +26,73 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
-"""What the tokenizers in use call the token between documents."""
+"""Names of the end-of-text token in common tokenizers."""
 _TOGETHER = 2**20  # characters that are encoded at once, on all cores
 _LEARNED_FROM = 2**27  # characters that a BPE is trained on, at most
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a job says of its tokenizer: the file, the digest of its content, and the id between documents."""
+class TokenizerChoice:
+    """The tokenizer that a job names: its file, the digest of its content, and the id that separates documents."""
 
     path: Path | None
     digest: str | None
     end_of_text: int | None
 
 
-def load(train: Train, vocab: int) -> Given:
-    """The tokenizer of `train.tokenizer` (a file, or a folder that holds tokenizer.json) and the end-of-text, checked
+def load(train: Train, vocab: int) -> TokenizerChoice:
+    """Check the tokenizer of `train.tokenizer` (a file, or a folder that holds tokenizer.json) and the end-of-text
     against the model's vocabulary. Raises InputError."""
     end = train.end_of_text
     if not train.tokenizer:
         if isinstance(end, str) and end and end != END_OF_TEXT:
             raise InputError("train.end_of_text", end, "needs a train.tokenizer that knows it", "or give its id")
         if isinstance(end, int) and not 0 <= end < vocab:
-            raise InputError("train.end_of_text", end, f"is no id of model.vocab = {vocab}")
-        return Given(None, None, end if isinstance(end, int) else None)
+            raise InputError("train.end_of_text", end, f"is not an id of model.vocab = {vocab}")
+        return TokenizerChoice(None, None, end if isinstance(end, int) else None)
     path = Path(train.tokenizer)
     path = path / "tokenizer.json" if path.is_dir() else path
     tokenizer = open_tokenizer(path, vocab, "train.tokenizer")
     if isinstance(end, str):
         names = (end,) if end else NAMES
-        found = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
-        if end and found is None:
-            raise InputError("train.end_of_text", end, f"is no token of {path}")
+        end_id = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
+        if end and end_id is None:
+            raise InputError("train.end_of_text", end, f"is not a token of {path}")
     else:
-        found = end
+        end_id = end
         if not 0 <= end < vocab:
-            raise InputError("train.end_of_text", end, f"is no id of model.vocab = {vocab}")
-    return Given(path, hashlib.sha256(path.read_bytes()).hexdigest(), found)
+            raise InputError("train.end_of_text", end, f"is not an id of model.vocab = {vocab}")
+    return TokenizerChoice(path, hashlib.sha256(path.read_bytes()).hexdigest(), end_id)
 
 
 def from_texts(
-    files: list[TextFile], train: Train, given: Given, vocab: int, cache: Path, announce: Callable[[str], None]
+    files: list[TextFile],
+    train: Train,
+    choice: TokenizerChoice,
+    vocab: int,
+    cache: Path,
+    announce: Callable[[str], None],
 ) -> TokenSet:
-    """Texts through the given tokenizer, or one that is trained on them. Raises InputError."""
-    if given.path is None and isinstance(train.end_of_text, int):
+    """Encode texts with the given tokenizer, or one trained on them; cached by content. Raises InputError."""
+    if choice.path is None and isinstance(train.end_of_text, int):
         raise InputError("train.end_of_text", train.end_of_text, "the tokenizer is trained here", "leave it out")
     field = train.text_field
     of_files = [[f.json_lines, content_digest(f.path, "text", cache, _bytes_of(f))] for f in files]
     if not any(chunk.strip() for f in files for chunk in f.chunks()):
         raise InputError("train.data", train.data, "is empty")
-    if given.path is None and len(files) == 1 and not files[0].json_lines:
+    if choice.path is None and len(files) == 1 and not files[0].json_lines:
         name = named(str(of_files[0][1]), vocab)
     else:
-        what = {"texts": of_files, "tokenizer": given.digest, "end": given.end_of_text}
+        what = {"texts": of_files, "tokenizer": choice.digest, "end": choice.end_of_text}
         name = key(what | ({"field": field} if any(json_lines for json_lines, _ in of_files) else {}), vocab)
     folder = cache / "tokens" / name
 
     def make(part: Path) -> dict[str, Any]:
-        if given.path is None:
+        if choice.path is None:
             texts = chain.from_iterable(map(paragraphs, documents(files, field)))
             tokenizer, end, cut = _train(texts, vocab), 0, paragraphs
         else:
-            tokenizer, end, cut = open_tokenizer(given.path, vocab, "train.tokenizer"), given.end_of_text, whole
+            tokenizer, end, cut = open_tokenizer(choice.path, vocab, "train.tokenizer"), choice.end_of_text, whole
             if end is None and (len(files) > 1 or files[0].json_lines):
                 announce("note: no end-of-text between documents, the tokenizer has none; see train.end_of_text")
         tokenizer.save(str(part / "tokenizer.json"))
@@ -99,7 +104,7 @@ def from_texts(
         return about | {"vocab": size, "tokens": count}
 
     about = cached(folder, make)
-    if "tokens" not in about:  # as it was cached before documents were known
+    if "tokens" not in about:  # cached by a version that did not count documents
         about["tokens"] = about["train_tokens"] + about["validation_tokens"]
     parts = split(folder / "tokens.npy", "", about["tokens"])
     return TokenSet(folder, parts, about["vocab"], about["unigram_entropy"], about.get("documents", 1))
@@ -110,7 +115,7 @@ def _bytes_of(file: TextFile) -> Callable[[], Iterator[bytes]]:
 
 
 def _first_marked(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Each piece of a document that holds something, and whether it is the first."""
+    """Yield the pieces of a document that are not empty, and whether each is the first."""
     first = True
     for piece in pieces:
         if piece:
@@ -156,14 +161,14 @@ def _encode(
     dtype: np.dtype[Any],
     announce: Callable[[str], None],
 ) -> int:
-    """Write the ids of all pieces as a .npy file; how many there are. `end_of_text` goes before every document but
-    the first."""
+    """Write the ids of all pieces as a .npy file and return their number. `end_of_text` goes before every document
+    but the first."""
     count, number, due = 0, 0, time.monotonic() + 10
     end = [] if end_of_text is None else [end_of_text]
     with path.open("wb") as file:
         _write_header(file, dtype, 0)
         while batch := list(_as_many(pieces)):
-            # No end-of-text but ours, and no beginning: what stands in a text between documents is recognised.
+            # The tokenizer adds no special tokens of its own; those spelled out in a text are recognised.
             encoded = tokenizer.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
             for (_, first), encoding in zip(batch, encoded, strict=True):
                 here = [*end, *encoding.ids] if first and number else encoding.ids
@@ -179,7 +184,7 @@ def _encode(
 
 
 def _as_many(pieces: Iterator[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """The next pieces, of _TOGETHER characters or a few more."""
+    """Yield the next pieces, until they have _TOGETHER characters."""
     size = 0
     for piece in pieces:
         yield piece
@@ -189,6 +194,6 @@ def _as_many(pieces: Iterator[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
 
 
 def _write_header(file: Any, dtype: np.dtype[Any], count: int) -> None:
-    """NumPy pads a header so that the first axis may grow: one of another count has the same length."""
+    """Write a .npy header. NumPy pads it so that the first axis may grow: another count has the same length."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(file, header)

@@ -1,4 +1,4 @@
-"""Files that hold token ids already; they stay where they are and are memory-mapped.
+"""Files of token ids, which stay where they are and are memory-mapped.
 
 Flat: a .bin of uint16 or uint32 ids and nothing else, or a folder with train.bin and val.bin (nanoGPT's form).
 Megatron's: the ids in NAME.bin, and in NAME.idx
@@ -21,20 +21,20 @@ import numpy.typing as npt
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Train
-from phalanx.train.data.encode import Given
+from phalanx.train.data.encode import TokenizerChoice
 from phalanx.train.data.tokens import Stretch, TokenSet, cached, content_digest, key, split, survey
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _BLOCK = 2**22  # bytes
-_SEEN = 2**20  # ids that tell a file's type
+_SEEN = 2**20  # ids from which a file's type is inferred
 
 
 def from_flat(
-    path: Path, train: Train, given: Given, vocab: int, cache: Path, announce: Callable[[str], None]
+    path: Path, train: Train, choice: TokenizerChoice, vocab: int, cache: Path, announce: Callable[[str], None]
 ) -> TokenSet:
-    """The ids of a flat file, its last ones held out; or of train.bin and val.bin. Raises InputError."""
+    """Open a flat file of ids, its last ones held out; or train.bin and val.bin. Raises InputError."""
     files = [path / "train.bin", path / "val.bin"] if path.is_dir() else [path]
     files = [f for i, f in enumerate(files) if i == 0 or f.is_file()]
     dtype = _type_of(files[0], train, vocab)
@@ -44,7 +44,7 @@ def from_flat(
     else:
         parts = Stretch(files[0], dtype, 0, counts[0]), Stretch(files[1], dtype, 0, counts[1])
     what = {"flat": [_digest(f, cache, announce) for f in files], "dtype": dtype}
-    return _made(what, parts, given, vocab, cache, announce, None)
+    return _token_set(what, parts, choice, vocab, cache, announce, None)
 
 
 def is_flat(path: Path) -> bool:
@@ -53,47 +53,47 @@ def is_flat(path: Path) -> bool:
 
 
 def megatron_index(path: Path) -> Path | None:
-    """The .idx of a Megatron data set that is named by its prefix or by either of its files."""
+    """Return the .idx of a Megatron data set named by its prefix or either of its files; None if there is none."""
     index = {".idx": path, ".bin": path.with_suffix(".idx")}.get(path.suffix, Path(f"{path}.idx"))
     return index if index.is_file() else None
 
 
 def from_megatron(
-    index: Path, train: Train, given: Given, vocab: int, cache: Path, announce: Callable[[str], None]
+    index: Path, train: Train, choice: TokenizerChoice, vocab: int, cache: Path, announce: Callable[[str], None]
 ) -> TokenSet:
-    """The ids of a Megatron pair, its last ones held out; documents begin where the index says. Raises InputError."""
+    """Open a Megatron pair, its last ids held out; documents begin where the index says. Raises InputError."""
     path = index.with_suffix(".bin")
     if not path.is_file():
         raise InputError("train.data", str(index), f"{path.name} is missing beside it")
     dtype, count, starts = _read_index(index, path)
     what = {"megatron": [_digest(f, cache, announce) for f in (path, index)]}
-    return _made(what, split(path, dtype, count), given, vocab, cache, announce, starts)
+    return _token_set(what, split(path, dtype, count), choice, vocab, cache, announce, starts)
 
 
-def _made(
+def _token_set(
     what: dict[str, Any],
     parts: tuple[Stretch, Stretch],
-    given: Given,
+    choice: TokenizerChoice,
     vocab: int,
     cache: Path,
     announce: Callable[[str], None],
     starts: npt.NDArray[np.int64] | None,
 ) -> TokenSet:
-    what |= {"tokenizer": given.digest, "end": given.end_of_text}
+    what |= {"tokenizer": choice.digest, "end": choice.end_of_text}
     folder = cache / "tokens" / key(what, vocab)
 
     def make(part: Path) -> dict[str, Any]:
-        if given.path is not None:
-            shutil.copyfile(given.path, part / "tokenizer.json")
-        return survey(parts, vocab, given.end_of_text, part, starts, announce)
+        if choice.path is not None:
+            shutil.copyfile(choice.path, part / "tokenizer.json")
+        return survey(parts, vocab, choice.end_of_text, part, starts, announce)
 
     about = cached(folder, make)
     return TokenSet(folder, parts, vocab, about["unigram_entropy"], about["documents"])
 
 
 def _type_of(path: Path, train: Train, vocab: int) -> str:
-    """As told; else uint32 where the vocabulary needs it, or where every second half of the first ids is 0, which no
-    text in uint16 would give; else uint16."""
+    """Return the type of a flat file's ids: as configured; else uint32 if the vocabulary needs it, or if every second
+    half of the first ids is 0, which no text has in uint16; else uint16."""
     if train.data_dtype != "auto":
         return train.data_dtype
     if vocab > 2**16:
@@ -123,7 +123,7 @@ def _count(path: Path, dtype: str) -> int:
 
 
 def _read_index(index: Path, ids: Path) -> tuple[str, int, npt.NDArray[np.int64]]:
-    """Type and number of the ids, and where documents begin among them. Raises InputError."""
+    """Return (type, number of ids, where documents begin among them). Raises InputError."""
 
     def refuse(reason: str, mend: str = "") -> InputError:
         return InputError("train.data", str(index), reason, mend)
@@ -136,7 +136,7 @@ def _read_index(index: Path, ids: Path) -> tuple[str, int, npt.NDArray[np.int64]
     _, version, code, sequences, documents = _HEADER.unpack(head)
     if version != 1 or code not in _TYPES:
         raise refuse(f"has version {version} and type code {code}", f"version 1 and integer types {_TYPES} are read")
-    # A mode per sequence (u8) may follow, of data that are not text alone.
+    # A mode for each sequence (u8) may follow, in multimodal data.
     if size - _HEADER.size - 12 * sequences - 8 * documents not in (0, sequences):
         raise refuse(f"is {size} bytes, not what {sequences} sequences and {documents} documents need")
 
@@ -153,9 +153,9 @@ def _read_index(index: Path, ids: Path) -> tuple[str, int, npt.NDArray[np.int64]
     if not sequences or not begins[-1]:
         raise refuse("is empty")
     if (lengths < 0).any() or not np.array_equal(pointers, begins[:-1] * each):
-        raise refuse("its sequences do not lie one behind the other in the .bin", "write the data set anew")
+        raise refuse("its sequences are not consecutive in the .bin", "write the data set again")
     if begins[-1] * each != ids.stat().st_size:
-        raise refuse(f"tells of {begins[-1] * each} bytes, {ids.name} holds {ids.stat().st_size}")
+        raise refuse(f"describes {begins[-1] * each} bytes, {ids.name} holds {ids.stat().st_size}")
     if len(firsts) and (firsts.min() < 0 or firsts.max() > sequences):
         raise refuse("its documents lie outside its sequences")
     return dtype, int(begins[-1]), np.unique(begins[firsts])
@@ -164,7 +164,7 @@ def _read_index(index: Path, ids: Path) -> tuple[str, int, npt.NDArray[np.int64]
 def _digest(path: Path, cache: Path, announce: Callable[[str], None]) -> str:
     def blocks() -> Iterator[bytes]:
         if path.stat().st_size > 2**31:
-            announce(f"reading {path} to know it again; once, while it does not change")
+            announce(f"reading {path} once, to identify its content; the digest is kept until the file changes")
         with _reading(path), path.open("rb") as file:
             while block := file.read(_BLOCK):
                 yield block

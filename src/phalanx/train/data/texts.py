@@ -22,29 +22,31 @@ SHIPPED = "austen"
 _PACKED = {".xz": lzma.open, ".gz": gzip.open}
 _JSON_LINES = (".jsonl", ".json")
 _READ = 2**20  # characters at once
-_PIECE = 2**20  # characters of one paragraph
+_PIECE = 2**20  # the most characters of one paragraph
 LARGEST = 2**24
-"""Characters of one document that a given tokenizer sees together."""
+"""The most characters of one document that an existing tokenizer sees together."""
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of UTF-8 text or JSON lines, packed or not."""
+    """A file of UTF-8 text or JSON lines, compressed or not."""
 
     path: Path
 
     @property
     def json_lines(self) -> bool:
+        """Whether each line is a JSON object, by the file's name."""
         name = Path(self.path.stem if self.path.suffix.lower() in _PACKED else self.path.name)
         return name.suffix.lower() in _JSON_LINES
 
     def open(self) -> IO[str]:
+        """Open the file as text, decompressed."""
         packed = _PACKED.get(self.path.suffix.lower())
         binary = packed(self.path, "rb") if packed else self.path.open("rb")
         return io.TextIOWrapper(cast("IO[bytes]", binary), encoding="utf-8")
 
     def chunks(self) -> Iterator[str]:
-        """The text, as it is read. Raises InputError where it is none."""
+        """Yield the text in pieces as it is read. Raises InputError if it is not UTF-8 text."""
         try:
             with self.open() as file:
                 while text := file.read(_READ):
@@ -56,8 +58,9 @@ class TextFile:
 def find_texts(
     data: str, tokenizer: Path | None = None, announce: Callable[[str], None] = lambda _: None
 ) -> list[TextFile]:
-    """The shipped corpus, one file, or every .txt, .json and .jsonl (also .xz and .gz) in a folder, in order of name;
-    but for the `tokenizer` that may lie there. What else a folder holds is left out, and counted in one line."""
+    """List the files of `data`: the shipped corpus, one file, or every .txt, .json and .jsonl (also .xz and .gz) in a
+    folder, in order of name, except the `tokenizer`. Other files are skipped, and announced in one line. Raises
+    InputError."""
     if data == SHIPPED:
         return [TextFile(Path(str(resources.files("phalanx.data").joinpath("austen.txt.xz"))))]
     path = Path(data)
@@ -76,8 +79,9 @@ def find_texts(
 
 
 def documents(files: Iterable[TextFile], field: str) -> Iterator[Iterator[str]]:
-    """Each document as the pieces in which it is read. Raises InputError at a line that is no JSON object with text
-    in `field`, or whose text is none: half a surrogate pair has no UTF-8. Nothing is replaced behind one's back."""
+    """Yield each document as an iterator over the pieces in which it is read. Raises InputError at a line that is not
+    a JSON object with text in `field`, or whose text cannot be UTF-8 (half a surrogate pair); nothing is replaced
+    silently."""
     for file in files:
         if not file.json_lines:
             yield file.chunks()
@@ -97,26 +101,26 @@ def _lines(chunks: Iterable[str]) -> Iterator[str]:
 
 def _text_in(line: str, field: str, where: str) -> str:
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except ValueError as error:  # JSONDecodeError, or a number of too many digits
         raise InputError("train.data", where, f"is not JSON ({error})", "one object a line is read") from None
-    if not isinstance(found, dict):
-        raise InputError("train.data", where, "is no JSON object", "one object a line is read")
-    text = found.get(field)
+    if not isinstance(row, dict):
+        raise InputError("train.data", where, "is not a JSON object", "one object a line is read")
+    text = row.get(field)
     if not isinstance(text, str):
-        have = f"has {', '.join(map(str, found))}"
+        have = f"has {', '.join(map(str, row))}"
         raise InputError("train.text_field", field, f"{where} {have[:200]}", "name the field that holds the text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"holds {text[error.start]!a}, half a surrogate pair"
-        raise InputError("train.data", where, half, "mend the line") from None
+        raise InputError("train.data", where, half, "fix the line") from None
     return text
 
 
 def paragraphs(chunks: Iterable[str]) -> Iterator[str]:
-    """A document cut after every blank line, so that no word is cut; a paragraph of more than _PIECE characters as
-    `_shorter` cuts it. The pieces do not depend on the chunks."""
+    """Cut a document after every blank line, so that no word is cut, and longer paragraphs as `_shorter` does. The
+    pieces do not depend on the chunks."""
     rest = ""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split("\n\n")
@@ -129,7 +133,7 @@ def paragraphs(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def _shorter(text: str) -> Iterator[str]:
-    """Pieces of at most _PIECE characters: cut after a line, else before a space, else anywhere."""
+    """Yield pieces of at most _PIECE characters: cut after a line, else before a space, else anywhere."""
     start = 0
     while len(text) - start > _PIECE:
         most = start + _PIECE
@@ -141,7 +145,8 @@ def _shorter(text: str) -> Iterator[str]:
 
 
 def whole(chunks: Iterable[str]) -> Iterator[str]:
-    """A document in one piece, up to LARGEST characters; a larger one is cut after a blank line where it has one."""
+    """Yield a document in one piece, up to LARGEST characters; a larger one is cut after a blank line, if it has
+    any."""
     held: list[str] = []
     size = 0
     for chunk in chunks:

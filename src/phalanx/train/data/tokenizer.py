@@ -1,4 +1,4 @@
-"""A tokenizer.json that people have, opened and checked against a model's vocabulary."""
+"""An existing tokenizer.json, opened and checked against a model's vocabulary."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def open_tokenizer(path: Path, vocab: int, field: str) -> Tokenizer:
-    """The tokenizer of a file, as one that neither cuts nor fills up. Raises InputError, of `field`, where the file
-    cannot be read, is no tokenizer.json, or has a token whose id is not below `vocab`."""
+    """Open a tokenizer, without truncation and padding. Raises InputError, about `field`, if the file cannot be read,
+    is not a tokenizer.json, or has a token whose id is not below `vocab`."""
     from tokenizers import Tokenizer
 
     try:

@@ -1,4 +1,4 @@
-"""The tokens of a run on disk: memory-mapped ids, counted once, with where documents begin."""
+"""The tokens of a run on disk: memory-mapped ids, counted once, with the boundaries of documents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SETTLED_S = 2.0
 
 @dataclass(frozen=True)
 class Stretch:
-    """`count` ids from number `start` on, of a .npy file (which tells its type), or of a bare one of `dtype`."""
+    """`count` ids from number `start` on, of a .npy file (which has its own type), or of a bare file of `dtype`."""
 
     path: Path
     dtype: str
@@ -36,19 +36,20 @@ class Stretch:
     count: int
 
     def open(self) -> Ids:
+        """Memory-map the ids, (count,)."""
         if not self.count:  # an empty file cannot be mapped
             return np.empty(0, np.uint16)
         if self.path.suffix == ".npy":
-            found: Ids = np.load(self.path, mmap_mode="r")
+            ids: Ids = np.load(self.path, mmap_mode="r")
         else:
-            found = np.memmap(self.path, self.dtype, "r")
-        return found[self.start : self.start + self.count]
+            ids = np.memmap(self.path, self.dtype, "r")
+        return ids[self.start : self.start + self.count]
 
 
 @dataclass(frozen=True)
 class TokenSet:
-    """Training and held-out tokens. `unigram_entropy` is that of the training tokens, in nats; `documents`: how many
-    begin in both, 1 where no boundary is known."""
+    """Training and held-out tokens. `unigram_entropy`: of the training tokens, in nats; `documents`: the number that
+    begin in both, 1 if no boundary is known."""
 
     folder: Path
     parts: tuple[Stretch, Stretch]
@@ -58,26 +59,30 @@ class TokenSet:
 
     @property
     def digest(self) -> str:
-        """Of the content, of everything that made tokens of it, and of the form in which they are cached."""
+        """The digest of the content, of all that turned it into tokens, and of the form in which they are cached."""
         return self.folder.name
 
     @property
     def tokenizer(self) -> Path:
-        """tokenizer.json; there is none where ids were given without one."""
+        """The path of tokenizer.json, which may not exist if the data were ids."""
         return self.folder / "tokenizer.json"
 
     @property
     def train_tokens(self) -> int:
+        """The number of training tokens."""
         return self.parts[0].count
 
     @property
     def validation_tokens(self) -> int:
+        """The number of held-out tokens."""
         return self.parts[1].count
 
     def training(self) -> Ids:
+        """The training tokens, (train_tokens,)."""
         return self.parts[0].open()
 
     def validation(self) -> Ids:
+        """The held-out tokens, (validation_tokens,)."""
         return self.parts[1].open()
 
     @cached_property
@@ -85,34 +90,35 @@ class TokenSet:
         return np.load(self.folder / "documents.npy", mmap_mode="r")  # type: ignore[no-any-return]
 
     def training_starts(self) -> npt.NDArray[np.int64]:
-        """Where documents begin in the training tokens, ascending."""
+        """Return where documents begin in the training tokens, ascending."""
         return self._starts[: np.searchsorted(self._starts, self.train_tokens)]
 
     def validation_starts(self) -> npt.NDArray[np.int64]:
-        """Where documents begin in the held-out tokens."""
+        """Return where documents begin in the held-out tokens, ascending."""
         return self._starts[np.searchsorted(self._starts, self.train_tokens) :] - self.train_tokens
 
 
 def split(path: Path, dtype: str, count: int) -> tuple[Stretch, Stretch]:
-    """A file's first tokens for training, its last ones held out."""
+    """Divide a file: its first tokens for training, the last HELD_OUT of them held out."""
     train = count - int(count * HELD_OUT)
     return Stretch(path, dtype, 0, train), Stretch(path, dtype, train, count - train)
 
 
 def key(what: dict[str, Any], vocab: int) -> str:
-    """The digest of everything that determines tokens."""
+    """Return the name of a cache folder from everything that determines its tokens."""
     return named(hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest(), vocab)
 
 
 def named(digest: str, vocab: int) -> str:
+    """Return the name of a cache folder of tokens."""
     return f"{digest[:16]}-{vocab}-v{VERSION}"
 
 
 def content_digest(path: Path, kind: str, cache: Path, read: Callable[[], Iterable[bytes]]) -> str:
-    """SHA-256 of all of a file's content, as `read` gives it.
+    """Return the SHA-256 of a file's content, as `read` yields it.
 
-    A large file is hashed once: the digest is kept beside the file's size and time of change, as git's index does,
-    unless the file changed so recently that it may change again within the clock's grain.
+    A file is hashed once: the digest is cached with the file's size and time of change, as git's index does, unless
+    the file changed so recently that it may change again within the clock's resolution.
     """
     seen = path.stat()
     memory = cache / "tokens" / "digests" / hashlib.sha256(f"{kind}:{path.absolute()}".encode()).hexdigest()[:16]
@@ -133,7 +139,8 @@ def content_digest(path: Path, kind: str, cache: Path, read: Callable[[], Iterab
 
 
 def cached(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """about.json of a folder that is there whole or not at all; `make` fills it and says what stands in that file."""
+    """Return about.json of a cache folder. If there is none, `make` fills a new folder and returns the content of
+    that file; the folder then appears at once, complete."""
     if not (folder / "about.json").exists():
         part = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(part, ignore_errors=True)
@@ -158,10 +165,11 @@ def survey(
     starts: npt.NDArray[np.int64] | None = None,
     announce: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """One pass over all ids: their entropy, and where documents begin (`starts`, or after each `end_of_text`), which
-    documents.npy in `folder` holds. Raises InputError at an id that `vocab` does not have."""
+    """Count all ids in one pass, and write where documents begin (`starts`, or after each `end_of_text`) to
+    documents.npy in `folder`. Returns the unigram entropy, in nats, and the number of documents. Raises InputError at
+    an id outside `vocab`."""
     counts = np.zeros(vocab, dtype=np.int64)
-    found = [np.zeros(1, dtype=np.int64)]
+    boundaries = [np.zeros(1, dtype=np.int64)]
     done, total = 0, sum(part.count for part in parts)
     due = time.monotonic() + 10
     for part in parts:
@@ -179,14 +187,14 @@ def survey(
             if part is parts[0]:
                 counts += np.bincount(here, minlength=vocab)
             if starts is None and end_of_text is not None:
-                found.append(np.flatnonzero(here == end_of_text) + (done + 1))
+                boundaries.append(np.flatnonzero(here == end_of_text) + (done + 1))
             done += len(here)
             if time.monotonic() >= due:
                 announce(f"counting tokens: {done:,} of {total:,}")
                 due = time.monotonic() + 10
         if starts is None and part.path != parts[1].path:
-            found.append(np.array([done], dtype=np.int64))  # a file of its own begins a document
-    begins = np.unique(np.concatenate(found)) if starts is None else starts
+            boundaries.append(np.array([done], dtype=np.int64))  # a file of its own begins a document
+    begins = np.unique(np.concatenate(boundaries)) if starts is None else starts
     begins = begins[begins < total]
     np.save(folder / "documents.npy", begins)
     p = counts[counts > 0] / max(1, parts[0].count)

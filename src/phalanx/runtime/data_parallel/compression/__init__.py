@@ -1,10 +1,10 @@
-"""Gradient compression in the engine: how a bucket is reduced when less than all of it travels.
+"""Gradient compression in the engine: how a bucket is reduced with fewer bytes.
 
-A reduction is a generator of collectives: it yields each when it is under way, and is resumed when that is over.
-Resumed in the order of issue, every rank issues everything in one fixed order. What a message cannot carry stays on
-the rank that kept it back and joins its next gradient, so that
+A reduction is a generator of collectives: it yields each one when it is in flight, and is resumed when that is
+complete. The engine resumes them in order of issue, so that all ranks issue one fixed sequence. With error feedback,
+what a message cannot carry stays on its rank as the residual, and joins the next gradient:
 
-    sum of gradients + what was kept back  =  result + what is kept back now        (over all ranks, exactly)
+    sum of gradients + old residuals  =  result + new residuals        (over all ranks, exactly)
 """
 
 from __future__ import annotations
@@ -26,48 +26,50 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 class Compressor(Protocol):
-    """Reduces buckets over the data axis in fewer bytes. `draws` counts reductions: the seed of what is drawn."""
+    """Reduces buckets over the data axis in fewer bytes. `draws` counts reductions, and seeds random choices."""
 
     draws: int
 
     def reduce(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
-        """Sum `b.sent` over the ranks, in place: all of it, or at stages 1 to 3 at least this rank's part."""
+        """Sum `b.sent` over the ranks, in place: all of it, or at stages 1 to 3 at least this rank's shard."""
         ...
 
     def across(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
-        """Sum `b.shard` over the replicas of this shard, in place (HSDP), where `reduce` has not done so."""
+        """Sum `b.shard` over the replicas of this shard, in place (HSDP), unless `reduce` has done so."""
         ...
 
-    def kept_back(self, b: Flat) -> Tensor | None:
-        """(padded,), what this rank has kept back of a bucket; None without error feedback."""
+    def residual(self, b: Flat) -> Tensor | None:
+        """Return this rank's residual of a bucket, (padded,); None without error feedback."""
         ...
 
-    def put_back(self, b: Flat, kept: Tensor) -> None:
-        """Go on from this, (padded,)."""
+    def set_residual(self, b: Flat, kept: Tensor) -> None:
+        """Set this rank's residual of a bucket, (padded,)."""
         ...
 
     def forget(self) -> None:
-        """Begin anew, with nothing kept back: the reductions of this step held numbers that are not finite."""
+        """Reset residuals and factors, after a step whose gradients were not finite."""
         ...
 
     def factors(self, b: Flat) -> dict[str, Tensor]:
-        """Whatever else the next reduction begins with, alike on all ranks: by the name of its parameter."""
+        """Return what else the next reduction starts from, the same on all ranks, by parameter name."""
         ...
 
 
 class Underway:
-    """A compressed reduction as a Handle. `advance` takes it one collective further."""
+    """A compressed reduction as a Handle."""
 
     def __init__(self, stages: Iterator[Handle]) -> None:
         self._stages = stages
         self._handle = next(stages, None)
 
     def advance(self) -> None:
+        """Wait for the collective in flight and start the next one."""
         if self._handle is not None:
             self._handle.wait()
             self._handle = next(self._stages, None)
 
     def wait(self) -> None:
+        """Complete the reduction."""
         while self._handle is not None:
             self.advance()
 
@@ -75,7 +77,7 @@ class Underway:
 def compressor(
     c: Compression, strategy: Strategy, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype
 ) -> Compressor:
-    """The compressor of a strategy, for gradients that accumulate in `dtype`."""
+    """Make the compressor of a strategy, for gradients that accumulate in `dtype`."""
     if c.quantised:
         return Quantised(c, strategy, buckets, comm, dtype)
     kinds = {"topk": Largest, "randk": Drawn, "threshold": Above, "powersgd": PowerSGD}

@@ -1,12 +1,12 @@
-"""Codes: how a run of elements is written in fewer bits, and read again.
+"""Codes: elements written in fewer bits, block by block with a scale s, and read back.
 
-    fp16    x / s as fp16                      s: the largest magnitude of its block
-    int8    x / s, rounded to -127 ... 127     s: that over 127
-    int4    the same to -7 ... 7, two in a byte
-    bf16    the first 16 bits
+    fp16    x / s as fp16                      s: the largest magnitude of the block
+    int8    x / s, rounded to -127 ... 127     s: the largest magnitude over 127
+    int4    x / s, rounded to -7 ... 7         s: the largest magnitude over 7; two codes in a byte
+    bf16    the first 16 bits of x, unscaled
 
-A message is the scales of all blocks in fp32, then the codes. Work goes piece by piece through scratch memory that
-stays in a core's cache.
+A message is the scales of all blocks in fp32, then the codes. Elements are processed in pieces, through scratch
+memory that stays in a core's cache.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ class Code:
         self._drawn = torch.empty(PIECE if c.stochastic else 0, dtype=dtype, device=device)
 
     def bytes(self, numel: int) -> int:
+        """Return the size of a message of `numel` elements."""
         return coded(self.c, numel)
 
     def write(self, x: Tensor, message: Tensor, kept: Tensor | None) -> None:
-        """`x`, (n,), into a message, (bytes(n),); what the message lacks of it into `kept`, (n,)."""
+        """Encode `x`, (n,), into a message, (bytes(n),); write the error, x minus what is read back, to `kept`,
+        (n,)."""
         for low, high, scales, codes in self._pieces(x.numel(), message):
             piece, y = x[low:high], self._x[: high - low]
             if self.c.scaled:
@@ -46,7 +48,7 @@ class Code:
                 largest = self._largest[: len(rows)]
                 torch.amax(torch.abs(rows, out=by_block), 1, keepdim=True, out=largest)
                 scales.copy_(largest.div_(_LEVELS[self.c.name]).clamp_(min=_TINY))
-                largest.copy_(scales)  # as it will be read
+                largest.copy_(scales)  # rounded to fp32, as it will be read
                 torch.div(rows, largest, out=by_block)
                 self._round(y)
             else:
@@ -57,19 +59,19 @@ class Code:
                 torch.sub(piece, y, out=kept[low:high])
 
     def add(self, message: Tensor, into: Tensor) -> None:
-        """The message's elements to `into`, (n,)."""
+        """Add the message's elements to `into`, (n,)."""
         for low, high, scales, codes in self._pieces(into.numel(), message):
             y = self._x[: high - low]
             self._read(y, scales, codes)
             into[low:high].add_(y)
 
     def read(self, message: Tensor, into: Tensor) -> None:
-        """The message's elements, (n,)."""
+        """Write the message's elements to `into`, (n,)."""
         for low, high, scales, codes in self._pieces(into.numel(), message):
             self._read(into[low:high], scales, codes)
 
     def _pieces(self, numel: int, message: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-        """(from, to, scales, codes) of every piece of a message."""
+        """Yield (from, to, scales, codes) of every piece of a message."""
         begins = numel // BLOCK * SCALE_BYTES * self.c.scaled
         scales, codes = message[:begins].view(torch.float32).view(-1, 1), message[begins:]
         for low in host_values.rounds(range(0, numel, PIECE)):

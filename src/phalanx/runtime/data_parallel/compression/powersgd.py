@@ -1,11 +1,11 @@
 """PowerSGD: the gradient of a matrix as a product of rank r, by one step of power iteration from the last factor.
 
-    M = G + E               the gradient and what was kept back, (n, m)
-    P = M Q                 all-reduced, (n, r); then its columns are made orthonormal: P̂
+    M = G + E               the gradient plus the residual, (n, m)
+    P = M Q                 all-reduced, (n, r); then its columns are orthonormalized: P̂
     Qᵀ = P̂ᵀ M               all-reduced, (r, m)
-    result = P̂ Qᵀ           E = M - P̂ Qᵀ with this rank's own Q, before it was reduced
+    result = P̂ Qᵀ           E = M - P̂ Qᵀ with this rank's own Q, before the all-reduce
 
-Vectors, and matrices too small to gain, travel as they are, together with P.
+Vectors, and matrices too small to gain, travel uncompressed together with P.
 Reference: Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression", algorithms 1 and 2.
 """
 
@@ -27,8 +27,8 @@ from phalanx.spec.strategy.compression import Compression
 
 @dataclass(frozen=True)
 class _Parts:
-    """A bucket's matrices and the rest, and where they lie in what is sent: `left` holds P of all matrices and then
-    the rest, `right` the Q."""
+    """A bucket's compressed matrices and its other parameters, with their places in what is sent: `left` holds the P
+    of all matrices and then the others (`plain`), `right` the Q."""
 
     matrices: tuple[Factors, ...]
     rest: tuple[str, ...]
@@ -40,6 +40,8 @@ class _Parts:
 
 
 class PowerSGD(Whole):
+    """powersgd: two all-reduces of factors for every bucket."""
+
     def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
         super().__init__(c, buckets, comm, dtype)
         self._parts = {b.name: self._divide(b) for b in buckets}
@@ -58,7 +60,7 @@ class PowerSGD(Whole):
         return _Parts(matrices, names, left, right, p, q, dict(zip(names, pieces[len(matrices) :], strict=True)))
 
     def _draw(self) -> None:
-        """The factors to begin with, alike on all ranks."""
+        """Draw the initial factors, the same on all ranks."""
         for name, parts in self._parts.items():
             generator = torch.Generator(self._device).manual_seed(self._seeds[name])
             for q in parts.q:
@@ -71,7 +73,7 @@ class PowerSGD(Whole):
     def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         parts, views = self._parts[b.name], b.views(x)
         matrices = [views[f.parameter.fqn].view(f.n, f.m) for f in parts.matrices]
-        with self.comm.recorder.aside():  # the FLOPs of a step are the model's
+        with self.comm.recorder.aside():  # not counted: the FLOPs of a step are the model's
             for m, p, q in zip(matrices, parts.p, parts.q, strict=True):
                 torch.mm(m, q, out=p)
         for name, place in parts.plain.items():

@@ -1,5 +1,5 @@
-"""Every element in fewer bits: an all-to-all of codes, summed in full precision, and where the whole is wanted an
-all-gather of the sums' codes. Each element is rounded twice at most, however many ranks there are.
+"""Every element in fewer bits: an all-to-all of codes, summed in full precision, and where every rank needs the sum
+an all-gather of its codes. Each element is rounded at most twice, however many ranks there are.
 
 Reference: Wang et al. 2023, "ZeRO++", section 3.3 (qgZ); Tang et al. 2021, "1-bit Adam", for the two residuals.
 """
@@ -22,10 +22,10 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 class _Exchange:
-    """A tensor's reduction in codes over an axis of p ranks. `gathers`: the sum is wanted everywhere.
+    """A tensor's reduction in codes over an axis of p ranks. `gathers`: every rank needs the full sum.
 
-    first     (n,), what the codes of this rank's contribution lacked
-    second    (n / p,), what the codes of its part of the sum lacked, where that is gathered
+    first     (n,), the residual of this rank's contribution
+    second    (n / p,), the residual of its part of the sum, if that is gathered
     """
 
     def __init__(
@@ -41,16 +41,20 @@ class _Exchange:
         self.second = torch.zeros(self.part if feedback and gathers else 0, dtype=dtype, device=device)
 
     def own(self, x: Tensor) -> Tensor:
+        """Return the view of this rank's part."""
         return x[self.me * self.part : (self.me + 1) * self.part]
 
     def run(self, x: Tensor, unit: str, micro_batch: int | None) -> Iterator[Handle]:
+        """Sum `x`, (n,), over the ranks in place: this rank's part, or all of it if `gathers`."""
         feedback, comm, code = self.code.c.feedback, self.comm, self.code
         parts, own = x.split(self.part), self.own(x)
         kept = self.first.split(self.part) if feedback else [None] * self.p
         if feedback:
             x.add_(self.first)
-        for part, message, lacks in host_values.rounds(list(zip(parts, self.send.chunk(self.p), kept, strict=True))):
-            code.write(part, message, lacks)
+        for part, message, residual in host_values.rounds(
+            list(zip(parts, self.send.chunk(self.p), kept, strict=True))
+        ):
+            code.write(part, message, residual)
         yield comm.all_to_all(self.receive, self.send, self.axis, unit=unit, phase="B", micro_batch=micro_batch)
         own.zero_()
         for message in host_values.rounds(self.receive.chunk(self.p)):
@@ -65,19 +69,22 @@ class _Exchange:
         for part, message in host_values.rounds(list(zip(parts, self.send.chunk(self.p), strict=True))):
             code.read(message, part)
 
-    def kept_back(self) -> Tensor:
+    def residual(self) -> Tensor:
+        """Return both residuals in one tensor, (n,)."""
         kept = self.first.clone()
         if self.gathers:
             self.own(kept).add_(self.second)
         return kept
 
-    def put_back(self, kept: Tensor) -> None:
+    def set_residual(self, kept: Tensor) -> None:
+        """Set the residual, (n,)."""
         self.first.copy_(kept)
         self.second.zero_()
 
 
 class Quantised:
-    """fp16, bf16, int8, int4. At stages 1 to 3 a rank gets its part of the sum; replicas then do the same with it."""
+    """fp16, bf16, int8, int4. At stages 1 to 3 a rank gets its shard of the sum, which is then reduced over the
+    replicas of the shard in the same way. Implements Compressor."""
 
     def __init__(
         self, c: Compression, strategy: Strategy, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype
@@ -89,7 +96,7 @@ class Quantised:
         axis = grid.shard_axis if stage else grid.gradient_axis
         p = comm.size(axis)
         sizes = [p * self.code.bytes(b.padded // p) for b in buckets]
-        # Two neighbouring buckets are under way at most.
+        # At most two neighbouring buckets are in flight.
         memory = [(comm.buffer(n, torch.uint8), comm.buffer(n, torch.uint8)) for n in slot_sizes(sizes)]
         self._reduces = {
             b.name: _Exchange(self.code, b.padded, comm, axis, stage == 0, memory[slot])
@@ -97,7 +104,7 @@ class Quantised:
         }
         self._across: dict[str, _Exchange] = {}
         if stage and strategy.dp_replicate > 1:
-            for b in buckets:  # all of them are under way at the end of the step
+            for b in buckets:  # all of them are in flight at the end of the step
                 n = strategy.dp_replicate * self.code.bytes(b.part // strategy.dp_replicate)
                 buffers = comm.buffer(n, torch.uint8), comm.buffer(n, torch.uint8)
                 self._across[b.name] = _Exchange(self.code, b.part, comm, "dp_replicate", True, buffers)
@@ -117,18 +124,18 @@ class Quantised:
         self._seed()
         return self._across[b.name].run(b.shard, b.name, micro_batch)
 
-    def kept_back(self, b: Flat) -> Tensor | None:
+    def residual(self, b: Flat) -> Tensor | None:
         if not self.c.feedback:
             return None
-        kept = self._reduces[b.name].kept_back()
+        kept = self._reduces[b.name].residual()
         if b.name in self._across:
-            b.own(kept).add_(self._across[b.name].kept_back())
+            b.own(kept).add_(self._across[b.name].residual())
         return kept
 
-    def put_back(self, b: Flat, kept: Tensor) -> None:
-        self._reduces[b.name].put_back(kept)
+    def set_residual(self, b: Flat, kept: Tensor) -> None:
+        self._reduces[b.name].set_residual(kept)
         if b.name in self._across:
-            self._across[b.name].put_back(torch.zeros_like(self._across[b.name].first))
+            self._across[b.name].set_residual(torch.zeros_like(self._across[b.name].first))
 
     def forget(self) -> None:
         for exchange in (*self._reduces.values(), *self._across.values()):

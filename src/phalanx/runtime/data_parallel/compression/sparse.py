@@ -1,7 +1,8 @@
-"""Some elements only: the largest (topk), some drawn alike on all ranks (randk), those of a magnitude (threshold).
+"""Some elements only: the largest (topk), random ones (randk, the same on all ranks), those above a magnitude
+(threshold).
 
-Elements travel as their values, then their places in the bucket (int32). Contributions are added in the order of the
-ranks, so that all replicas get the same bits.
+Elements travel as their values, then their indices in the bucket (int32; not for randk). Contributions are added in
+the order of the ranks, so that all replicas get the same bits.
 References: Aji & Heafield 2017; Lin et al. 2018, "Deep Gradient Compression"; Stich et al. 2018, "Sparsified SGD with
 Memory".
 """
@@ -22,12 +23,12 @@ from phalanx.schedule.gradients.buckets import slot_sizes, slots
 from phalanx.schedule.gradients.compression import PLACE_BYTES, kept, most
 from phalanx.spec.strategy.compression import Compression
 
-_PIECE = 1 << 14  # elements that are compared with a bar at a time
-_SAMPLE = 1 << 15  # elements that tell where the bar lies
+_PIECE = 1 << 14  # elements compared with a threshold at a time
+_SAMPLE = 1 << 15  # elements from which the threshold is estimated
 
 
 class _Sparse(Whole):
-    """What the three have in common beside: memory that neighbouring buckets take turns in."""
+    """What the three share beside `Whole`: memory that neighbouring buckets use in turn."""
 
     def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
         super().__init__(c, buckets, comm, dtype)
@@ -37,14 +38,14 @@ class _Sparse(Whole):
         self._sizes = slot_sizes(sizes)
 
     def _keep(self, b: Flat, x: Tensor, places: Tensor) -> None:
-        """All of `x` but what stands at `places` is kept back."""
+        """Make the residual all of `x` except what is at `places`, and zero `x`."""
         if self.c.feedback:
             x.index_fill_(0, places, 0)
             self._kept[b.name].copy_(x)
         x.zero_()
 
     def _fields(self, messages: Tensor, rank: int, count: int) -> tuple[Tensor, Tensor]:
-        """(values, places) of a rank's message, `count` elements each."""
+        """Return views of (values, places) in a rank's message, `count` elements each."""
         size = count * (self.dtype.itemsize + PLACE_BYTES)
         message = messages[rank * size : (rank + 1) * size]
         values, places = message[: count * self.dtype.itemsize], message[count * self.dtype.itemsize :]
@@ -57,7 +58,7 @@ class _Sparse(Whole):
 class Largest(_Sparse):
     """topk: the share of the bucket with the largest magnitudes, exactly.
 
-    On the CPU a sample says above which magnitude they must lie; selecting among the few above it is several times as
+    On the CPU a sample gives a lower bound of their magnitude; selecting among the few above it is several times as
     fast as among all.
     """
 
@@ -68,27 +69,27 @@ class Largest(_Sparse):
         largest = max(b.padded for b in buckets)
         count = kept(c, largest)
         self._magnitude = torch.empty(largest, dtype=dtype, device=device)
-        self._found = torch.empty(count, dtype=dtype, device=device)
+        self._top = torch.empty(count, dtype=dtype, device=device)
         self._places = torch.empty(count, dtype=torch.int64, device=device)
         self._sampled = device.type == "cpu"
         self._above = torch.empty(2 * count, dtype=torch.int64, device=device)
         self._above_values = torch.empty(2 * count, dtype=dtype, device=device)
 
     def _find(self, x: Tensor, k: int) -> Tensor:
-        """The places of the k largest magnitudes."""
-        n, found, places = x.numel(), self._found[:k], self._places[:k]
+        """Return the places of the k largest magnitudes, (k,)."""
+        n, magnitudes, places = x.numel(), self._top[:k], self._places[:k]
         size = torch.abs(x, out=self._magnitude[:n])
         sample = size[:: n // _SAMPLE | 1]
         expected = k * len(sample) / n
-        rank = int(1.2 * expected + 3 * expected**0.5) + 1  # the bar lies below the k largest, as good as always
+        rank = int(1.2 * expected + 3 * expected**0.5) + 1  # so that the bound is almost surely below the k largest
         if self._sampled and n >= 4 * _SAMPLE and 3 * rank < len(sample):
             (bar,) = host_values.read(torch.topk(sample, rank).values[-1:], [0.0])
             count = _above(size, bar, self._above)
             if count is not None and count >= k:
                 above, values = self._above[:count], self._above_values[:count]
-                torch.topk(torch.index_select(size, 0, above, out=values), k, sorted=False, out=(found, places))
+                torch.topk(torch.index_select(size, 0, above, out=values), k, sorted=False, out=(magnitudes, places))
                 return places.copy_(above[places])
-        torch.topk(size, k, sorted=False, out=(found, places))
+        torch.topk(size, k, sorted=False, out=(magnitudes, places))
         return places
 
     def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
@@ -109,8 +110,8 @@ class Largest(_Sparse):
 
 
 class Drawn(_Sparse):
-    """randk: one element of each of k runs of neighbours. Without error feedback it stands for its run, so that the
-    result is right on average."""
+    """randk: one random element of each of k runs of neighbours. Without error feedback it is scaled to stand for its
+    run, so that the result is unbiased."""
 
     def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
         super().__init__(c, buckets, comm, dtype)
@@ -121,8 +122,8 @@ class Drawn(_Sparse):
         self._generator = torch.Generator(device)
 
     def _draw(self, at: Tensor, numel: int) -> None:
-        """Distinct places below `numel`, ascending, drawn alike on all ranks: one in each of k runs, the first of
-        which are longer by one where the lengths cannot be equal."""
+        """Draw k distinct places below `numel` into `at`, ascending, the same on all ranks: one in each of k runs,
+        the first of which are longer by one if the lengths cannot be equal."""
         k, drawn = len(at), self._drawn[: len(at)]
         length, longer = divmod(numel, k)
         edge = longer * (length + 1)
@@ -141,7 +142,7 @@ class Drawn(_Sparse):
         self._draw(at, b.padded)
         torch.index_select(x, 0, at, out=values[:k])
         values[k:] = 0
-        values[:1].add_(x.sum().mul_(0))  # what is no number shows at once, and not when it is drawn some day
+        values[:1].add_(x.sum().mul_(0))  # NaN and infinities show at once, drawn or not
         if not self.c.feedback:
             values.mul_(b.padded / k)
         self._keep(b, x, at)
@@ -150,8 +151,8 @@ class Drawn(_Sparse):
 
 
 class Above(_Sparse):
-    """threshold: all elements of at least a magnitude, or the largest where they are too many. Their number is read
-    by the host, which on CUDA waits for it."""
+    """threshold: all elements of at least a magnitude, or the largest if these are too many. The host reads their
+    number, which on CUDA makes it wait."""
 
     def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
         super().__init__(c, buckets, comm, dtype)
@@ -163,7 +164,7 @@ class Above(_Sparse):
         self._magnitude = torch.empty(max(b.padded for b in buckets), dtype=dtype, device=device)
 
     def _find(self, x: Tensor, slot: int) -> tuple[Tensor, Tensor]:
-        """(places, values) of what is sent. What is no number is."""
+        """Return (places, values) of what is sent; NaNs are always sent."""
         size = torch.abs(x, out=self._magnitude[: x.numel()])
         limit = most(x.numel(), self.p)
         values, places = self._values[slot][:limit], self._places[slot][:limit]
@@ -176,17 +177,17 @@ class Above(_Sparse):
 
     def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         slot = self._slot[b.name]
-        at, found = self._find(x, slot)
+        at, sent = self._find(x, slot)
         self._keep(b, x, at)
         counts = self._counts[slot]
         counts[self.me] = len(at)
         own = counts[self.me : self.me + 1]
         yield self.comm.all_gather(counts, own, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
         number = host_values.read(counts, [len(at)] * self.p)
-        longest = max(2, max(number) + max(number) % 2)  # an even number, so that what lies behind it is aligned
+        longest = max(2, max(number) + max(number) % 2)  # even, so that what follows is aligned
         messages = self._messages[slot][: self._message_bytes(longest)]
         values, places = self._fields(messages, self.me, longest)
-        values[: len(at)].copy_(found)
+        values[: len(at)].copy_(sent)
         places[: len(at)].copy_(at)
         own = messages.chunk(self.p)[self.me]
         yield self.comm.all_gather(messages, own, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
@@ -196,13 +197,13 @@ class Above(_Sparse):
 
 
 def _above(size: Tensor, bar: float, places: Tensor) -> int | None:
-    """Write where elements are not below a bar, what is no number among them; how many, or None where there is no
-    place for all (verification says so always)."""
+    """Write to `places` where elements are not below a bar, NaNs included. Returns their number, or None if they do
+    not fit (always None during verification)."""
     n = 0
     for low, piece in zip(range(0, size.numel(), _PIECE), size.split(_PIECE), strict=True):
-        found = torch.nonzero(torch.logical_not(piece < bar)).view(-1)
-        if n + len(found) > len(places):
+        here = torch.nonzero(torch.logical_not(piece < bar)).view(-1)
+        if n + len(here) > len(places):
             return None
-        torch.add(found, low, out=places[n : n + len(found)])
-        n += len(found)
+        torch.add(here, low, out=places[n : n + len(here)])
+        n += len(here)
     return n

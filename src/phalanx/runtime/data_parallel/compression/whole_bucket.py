@@ -1,5 +1,5 @@
-"""What topk, randk, threshold and powersgd have in common: they reduce a bucket whole, over all replicas, and keep
-back one residual for each bucket."""
+"""What topk, randk, threshold and powersgd share: they reduce a full bucket over all replicas, and have one residual
+for each bucket."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from phalanx.spec.strategy.compression import Compression
 
 
 class Whole:
+    """A compressor of full buckets; subclasses define `_run`. Implements Compressor."""
+
     def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
         self.c, self.comm, self.dtype, self.draws = c, comm, dtype, 0
         self.axis = comm.mesh.gradient_axis
@@ -32,16 +34,16 @@ class Whole:
 
     @abstractmethod
     def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
-        """Sum `x`, (padded,), over the ranks, and keep back what is not sent of it."""
+        """Sum `x`, (padded,), over the ranks in place, and make what is not sent the residual."""
         ...
 
     def across(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
-        return iter(())  # `reduce` has spanned all replicas
+        return iter(())  # `reduce` spans all replicas
 
-    def kept_back(self, b: Flat) -> Tensor | None:
+    def residual(self, b: Flat) -> Tensor | None:
         return self._kept[b.name].clone() if self.c.feedback else None
 
-    def put_back(self, b: Flat, kept: Tensor) -> None:
+    def set_residual(self, b: Flat, kept: Tensor) -> None:
         self._kept[b.name].copy_(kept)
 
     def forget(self) -> None:

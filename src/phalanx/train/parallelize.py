@@ -1,0 +1,253 @@
+"""How a model is spread over the ranks of a strategy: each parallelism is one function, applied in this order.
+
+    split      pipeline stage, then tensor, context and expert parallelism: which part of every layer this rank has
+    place      that part on the device, with its buffers; the initial weights of ZeRO-0
+    recompute  blocks whose activations the backward pass computes again
+    shard      the data-parallel engine: gradients in buckets, sharded as the ZeRO stage says; the initial weights of
+               ZeRO-1 to 3
+    pipeline   the executor of the schedule, over the rank's chunks
+    optimizer  over the masters that this rank updates
+
+Random draws belong to `place` and `shard`; collectives to `shard` alone, which broadcasts or gathers what all ranks
+start from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phalanx.nn.decoder import Decoder
+from phalanx.nn.init import Initial, create, fill_buffers, initial, of_rank
+from phalanx.nn.optimizers import SGD, AdamW
+from phalanx.nn.weight_source import Weights
+from phalanx.runtime.autograd.deferred_weight_grads import PutOff
+from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.dtypes import DTYPES
+from phalanx.runtime.data_parallel.engine import DataParallel
+from phalanx.runtime.data_parallel.shared_gradients import SharedGradients
+from phalanx.runtime.model_parallel.context import ContextParallel
+from phalanx.runtime.model_parallel.expert import ExpertParallel
+from phalanx.runtime.model_parallel.pipeline import Pipeline, RunChunk
+from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
+from phalanx.schedule.gradients.buckets import buckets, lent, of_chunks
+from phalanx.schedule.layers.context import Context, context
+from phalanx.schedule.layers.routing import looks_around
+from phalanx.schedule.pipeline import stages
+from phalanx.schedule.pipeline.schedules import PipelineSchedule, finished, splits
+from phalanx.spec.job import Job, Optimizer
+from phalanx.spec.model.spec import ModelSpec, parameters
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import Split
+
+
+@dataclass(frozen=True)
+class Layers:
+    """This rank's part of every layer. `tp`, `cp`, `ep`: the parallelisms inside layers, None where a strategy (or a
+    dense model) has none; `tokens`: which tokens of a micro-batch this rank routes."""
+
+    inner: Inner
+    split: Split
+    context: Context
+    tp: TensorParallel | None
+    cp: ContextParallel | None
+    ep: ExpertParallel | None
+    tokens: SequenceTokens
+
+
+@dataclass(frozen=True)
+class ParallelDecoder:
+    """One rank's part of a model, ready to train.
+
+    `weights`: the model's parameters at ZeRO-0, else empty. `masters` and `gradients`: what the optimizer updates and
+    reads, by parameter name; unsharded at ZeRO-0, else this rank's flat piece of each. `copies`: None where no two
+    ranks of a replica hold the same parameter."""
+
+    layers: Layers
+    model: Decoder
+    weights: dict[str, Tensor]
+    masters: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    engine: DataParallel
+    copies: SharedGradients | None
+    pipeline: Pipeline
+    optimizer: torch.optim.Optimizer
+
+
+def parallelize_decoder(
+    spec: ModelSpec,
+    job: Job,
+    strategy: Strategy,
+    comm: Comm,
+    run: RunChunk,
+    seed: int,
+    weights: Weights | None = None,
+    schedule: PipelineSchedule | None = None,
+    balanced: bool = False,
+) -> ParallelDecoder:
+    """Spread a model over the ranks of `comm`; all ranks together.
+
+    It starts from `weights`, or from those that `seed` draws. `run`: the forward pass of a micro-batch through one
+    chunk; `schedule`: of the pipeline, in place of the strategy's; `balanced`: experts are chosen in turn.
+    """
+    # Split: this rank's stage of the model, and its part of every layer.
+    layers = split_layers(spec, job, strategy, comm, balanced)
+    initial_values = of_rank(initial(spec, seed, weights), layers.split)
+
+    # Place it on the device; at ZeRO-0 with its weights.
+    model = place(layers, job, strategy, weights)
+    unsharded, masters = place_weights(model, layers, job, initial_values) if strategy.stage == 0 else ({}, {})
+
+    model.recompute(strategy.recompute_of, layers.inner)
+
+    # Shard gradients, and from ZeRO-1 on masters and weights, over buckets.
+    schedule = schedule or stages.schedule(strategy, strategy.accumulation(job))
+    engine = shard(model, layers, job, strategy, schedule, initial_values)
+    gradients = dict(engine.gradients()) if strategy.stage == 0 else {}
+    for piece, master, gradient in engine.pieces() if strategy.stage else ():
+        masters[piece.parameter.fqn], gradients[piece.parameter.fqn] = master, gradient
+    copies = SharedGradients(engine, layers.split) if strategy.pp > 1 or not layers.split.whole else None
+
+    pipeline = make_pipeline(model, layers, job, strategy, schedule, engine, run)
+
+    matrices = {p.fqn for p in parameters(layers.split.local) if len(p.shape) > 1}
+    optimizer = make_optimizer(job.optimizer, masters, matrices)
+    return ParallelDecoder(layers, model, unsharded, masters, gradients, engine, copies, pipeline, optimizer)
+
+
+def split_layers(spec: ModelSpec, job: Job, strategy: Strategy, comm: Comm, balanced: bool) -> Layers:
+    """This rank's pipeline stage of a model, split over tp, cp, ep and etp."""
+    axes = comm.mesh.place(comm.world.rank)
+    stage = stages.stage(spec, strategy, axes["pp"])
+    inner = Inner(comm)
+    split = Split.of(stage, strategy, axes["tp"], comm.index("ep"), comm.index("etp"))
+    part = context(strategy, comm.mesh, comm.world.rank, job.seq)
+    experts = split.local.experts
+    tp = TensorParallel(inner, split) if strategy.tp > 1 else None
+    cp = ContextParallel(inner, part, job.documents == "packed") if strategy.cp > 1 else None
+    ep = ExpertParallel(inner, experts, strategy.ep, strategy.etp, balanced) if experts else None
+    return Layers(inner, split, part, tp, cp, ep, SequenceTokens(inner, tp, part))
+
+
+def place(layers: Layers, job: Job, strategy: Strategy, weights: Weights | None) -> Decoder:
+    """Create the model on the device: parameters allocated (at ZeRO-3 they get memory while they are gathered) and
+    not yet filled, buffers filled, from `weights` where it has them. What a first forward pass would make and keep is
+    made now, so that every step has the same memory."""
+    local, device = layers.split.local, layers.inner.comm.world.device
+    model = create(
+        local,
+        DTYPES[job.precision.compute],
+        device,
+        parameters=strategy.stage < 3,
+        tp=layers.tp,
+        cp=layers.cp,
+        ep=layers.ep,
+        tokens=layers.tokens,
+    )
+    if job.documents == "packed":
+        model.prepare(job.seq)
+    if local.experts and looks_around(local.experts, strategy):
+        layers.tokens.prepare((strategy.micro_batch, layers.context.tokens), device)
+    if weights is not None:
+        fill_buffers(model, weights)
+    return model
+
+
+@torch.no_grad()
+def place_weights(
+    model: Decoder, layers: Layers, job: Job, initial_values: Initial
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Fill the parameters of an unsharded model (ZeRO-0). Returns (weights, masters) by name: a master is the weight
+    itself where it has the compute type."""
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+    masters = {}
+    device, master_dtype = layers.inner.comm.world.device, DTYPES[job.precision.master_dtype]
+    separate = job.precision.master_dtype != job.precision.compute
+    for p in parameters(layers.split.local):
+        values = initial_values(p, 0, p.numel).view(p.shape)
+        weights[p.fqn].copy_(values)
+        masters[p.fqn] = values.to(device, master_dtype, copy=True) if separate else weights[p.fqn]
+    return weights, masters
+
+
+def shard(
+    model: Decoder, layers: Layers, job: Job, strategy: Strategy, schedule: PipelineSchedule, initial_values: Initial
+) -> DataParallel:
+    """The data-parallel engine over the rank's buckets, its parameters set: at ZeRO-1 to 3 each rank fills its own
+    shards from `initial_values`; at ZeRO-0 the first rank's weights are broadcast."""
+    comm, stage = layers.inner.comm, layers.split.spec
+    index = comm.mesh.place(comm.world.rank)["pp"]
+    chunks = stages.held_chunks(strategy, index)
+    # This rank's chunks by their place on it, in the order in which their gradients become complete.
+    completed = [chunks.index(chunk) for chunk in finished(schedule.actions[index])]
+    cut = buckets(stage, job, strategy)
+    engine = DataParallel(
+        model,
+        cut,
+        job.precision,
+        comm,
+        strategy,
+        model.units(),
+        of_chunks(cut, stage, completed, strategy.stage >= 2),
+        lent(stage, cut, strategy),
+    )
+    engine.start(lambda piece: initial_values(piece.parameter, piece.start, piece.stop))
+    return engine
+
+
+def make_pipeline(
+    model: Decoder,
+    layers: Layers,
+    job: Job,
+    strategy: Strategy,
+    schedule: PipelineSchedule,
+    engine: DataParallel,
+    run: RunChunk,
+) -> Pipeline:
+    """The executor of this rank's actions; a single stage runs its micro-batches in sequence through the same one.
+    Its layers can defer weight gradients in a pipeline, and wherever `schedule` splits backward passes."""
+    comm = layers.inner.comm
+    defers = strategy.pp > 1 or splits(schedule)
+    return Pipeline(
+        comm,
+        layers.inner,
+        schedule,
+        comm.mesh.place(comm.world.rank)["pp"],
+        stages.stream(layers.split.spec, job, strategy),
+        DTYPES[job.precision.compute],
+        engine,
+        run,
+        PutOff(model.units(), layers.inner) if defers else None,
+    )
+
+
+def make_optimizer(s: Optimizer, masters: dict[str, Tensor], decayed: Collection[str]) -> torch.optim.Optimizer:
+    """Make a fused AdamW, or SGD with momentum betas[0], that decays the weights in `decayed` only (matrices,
+    embeddings).
+
+    State is allocated here and not in the first step, so that a checkpoint can fill it and every step has the same
+    memory. Gradients of another type than the masters' are cast at the update.
+    """
+    matrices = [m for name, m in masters.items() if name in decayed]
+    vectors = [m for name, m in masters.items() if name not in decayed]
+    groups = [{"params": matrices, "weight_decay": s.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [g for g in groups if g["params"]] or groups[:1]  # at ZeRO-1 to 3 a rank may hold nothing but padding
+    optimizer: torch.optim.Optimizer
+    if s.name == "sgd":
+        optimizer = SGD(groups, lr=0.0, momentum=s.betas[0], fused=True)
+    else:
+        optimizer = AdamW(groups, lr=0.0, betas=s.betas, eps=s.eps, fused=True)
+    for master in masters.values():
+        state = optimizer.state[master]
+        if s.name == "adamw":
+            state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
+            state["exp_avg"] = torch.zeros_like(master, requires_grad=False)
+            state["exp_avg_sq"] = torch.zeros_like(master, requires_grad=False)
+        elif s.betas[0]:
+            state["momentum_buffer"] = torch.zeros_like(master, requires_grad=False)
+    return optimizer
