@@ -73,7 +73,8 @@ def _priced(s: PipelineSchedule, costs: str, transfer: float) -> Priced:
         raise InputError("--transfer", transfer, "must not be negative")
     prove(s)
     each = s.ranks / s.chunks
-    return price(without(s), Costs.equal(s.chunks, *(number * each for number in times), transfer))
+    forward, input_grad, weight_grad = (number * each for number in times)
+    return price(without(s), Costs.equal(s.chunks, forward, input_grad, weight_grad, transfer))
 
 
 def _of_run(name: str) -> tuple[Priced, Priced]:

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from phalanx.nn import vocab_parallel
-from phalanx.nn.decoder import Cache, Decoder
+from phalanx.nn.attention import Cache
+from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import create, fill_buffers, initial, of_rank
 from phalanx.nn.weight_files import of_run, widest
 from phalanx.runtime.autograd.layer_comm import Inner

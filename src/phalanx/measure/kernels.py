@@ -111,7 +111,7 @@ class _Bench:
             if action is not None:
                 out = action()
             else:
-                out.backward(g)  # type: ignore[no-untyped-call]
+                out.backward(g)
             synchronize(self.device)
             self.times.setdefault((phase, unit), []).append(time.perf_counter() - start)
 
@@ -161,9 +161,7 @@ def measure_points(
         model = create(_spec(*shape), DTYPES[dtype], device)
         for p in model.parameters():
             torch.nn.init.normal_(p, std=0.02)
-            p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(_as_the_engine, torch.zeros_like(p))
-            )
+            p.register_post_accumulate_grad_hook(partial(_as_the_engine, torch.zeros_like(p)))
         benches += [_Bench(model, sequences, seq, device) for sequences, seq in batches]
     for _ in range(rounds + 1):
         for i, bench in enumerate(benches):

@@ -121,6 +121,7 @@ class Block(nn.Module):
             return recompute.add(x, other, made)
         term = self.attention(normed, angles, mask, cache, made)
         other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), made)
+        assert isinstance(self.mlp, MLP)
         layers = (o, self.mlp.down)
         return recompute.add(x, tensor.summed(tp, self.unit, (term, other), layers, made), made)
 
@@ -157,7 +158,8 @@ class Embed(nn.Module):
 def _table(rows: int, width: int) -> nn.Embedding:
     """Return an embedding that is not initialized: torch's own draw on the meta device imports its compiler, which
     takes nearly two seconds."""
-    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+    table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+    return table
 
 
 def _places(rows: Rows, tokens: Tensor, positions: Tensor | None) -> Tensor:
@@ -171,7 +173,7 @@ class Head(nn.Module):
     """Final norm and projection to the vocabulary: logits (batch, seq, vocab); with targets, the summed
     cross-entropy."""
 
-    def __init__(self, spec: ModelSpec, tied: nn.Parameter | None, tp: TensorParallel | None = None) -> None:
+    def __init__(self, spec: ModelSpec, tied: Tensor | None, tp: TensorParallel | None = None) -> None:
         super().__init__()
         self.tp = tp
         self.norm = make_norm(spec)
@@ -290,7 +292,7 @@ class Decoder(nn.Module):
         masks = self._masks(x.new_empty(()).expand(tokens.shape), start, positions, blocks)
         for block in blocks:
             x = block(x, angles, masks[block.window], cache)
-        return x if held[-1] != "head" else self.head(x, targets)  # type: ignore[no-any-return]
+        return x if held[-1] != "head" else self.head(x, targets)
 
     def _masks(
         self, x: Tensor, start: int, positions: Tensor | None, blocks: Sequence[Block]

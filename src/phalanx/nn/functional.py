@@ -27,7 +27,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = accumulate_dtype(x.dtype)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # (..., 1)
+        r: Tensor = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # (..., 1)
         ctx.save_for_backward(x, r, weight)
         ctx.owners = deferred_weight_grads.owners(weight)
         if x.dtype == wide:
@@ -50,12 +50,13 @@ class _RMSNorm(torch.autograd.Function):
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is None:
             return d_x, d_weight, None
-        deferred.made(*ctx.owners, d_weight)
+        (owner,) = ctx.owners
+        deferred.made(owner, d_weight)
         return d_x, None, None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * weight (Zhang & Sennrich 2019). Keeps x and one number per token."""
+    """Return x / sqrt(mean(x²) + eps) * weight (Zhang & Sennrich 2019). Keeps x and one number per token."""
     return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return]
 
 

@@ -43,4 +43,4 @@ class MLP(nn.Module):
     def _activated(self, x: Tensor, tp: TensorParallel | None) -> Tensor:
         layers = (self.gate, self.up) if self.gated else (self.up,)
         into = tensor.columns(tp, f"blocks.{self.block}", x, layers)
-        return functional.swiglu(*into) if self.gated else F.gelu(*into, approximate=self.approximate)
+        return functional.swiglu(*into) if self.gated else F.gelu(into[0], approximate=self.approximate)

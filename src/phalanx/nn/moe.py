@@ -14,6 +14,7 @@ sequence: ranks that share a sequence exchange their choices.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens, Shape
 from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.model.spec import ModelSpec
+
+T = TypeVar("T")
 
 
 class _Matrices(nn.Module):
@@ -110,9 +113,7 @@ class MoE(nn.Module):
     def _shared(self, x: Tensor, made: bool = True) -> Callable[[], Tensor] | None:
         return (lambda: self.shared.term(x, made)) if hasattr(self, "shared") else None
 
-    def _routed(
-        self, x: Tensor, shape: Shape, shared: Callable[[], object] | None, made: bool
-    ) -> tuple[Tensor, object]:
+    def _routed(self, x: Tensor, shape: Shape, shared: Callable[[], T] | None, made: bool) -> tuple[Tensor, T | None]:
         """Return (the routed experts' output for own tokens, x (tokens, hidden); the result of `shared`, which runs
         while rows travel). `shape`: (batch, seq) of the part that the ranks of tp divide."""
         weights, route = self._chosen(recompute.linear(self.router, x), shape)

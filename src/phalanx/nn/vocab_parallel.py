@@ -104,7 +104,7 @@ class _CrossEntropy(torch.autograd.Function):
             _sums(logits[here], top[here], index[here].unsqueeze(-1), sums[:, here])
         sums[1].masked_fill_(elsewhere, 0)
         tp.all_reduce(sums, "head", "F").wait()
-        total, chosen = sums
+        total, chosen = sums.unbind()
         if gradient:
             ones = elsewhere.logical_not_().to(logits.dtype).neg_()
             for here in host_values.rounds(slices):

@@ -81,7 +81,7 @@ class Loads:
         for i, block in enumerate(self.blocks):
             if str(block) in self.model.blocks:
                 load = counts.view(len(self.blocks), -1)[i, : self.experts.count]
-                bias = self.model.blocks[str(block)].mlp.balance
+                bias = self.model.get_buffer(f"blocks.{block}.mlp.balance")
                 bias.add_((load.mean() - load).sign_().to(bias.dtype), alpha=rate)
 
     def read(self, counts: Sequence[float], tokens: int) -> tuple[LayerLoad, ...]:

@@ -231,7 +231,7 @@ class Training:
             total[1] += self._targets(batch)
         if self.engine.stage == 3:
             # The smallest batch possible; ranks that share sequences, or the stream of a pipeline, need a full row.
-            shape = (1, 2)
+            shape: tuple[int, ...] = (1, 2)
             if self.cp is not None or self.strategy.pp > 1:
                 shape = self.context.shape(1, self.job.documents == "separate")
             filler = torch.zeros(shape, dtype=torch.int64, device=self.comm.world.device)

@@ -61,13 +61,14 @@ def differences(
         for difference in _first(f"collectives over {axis}", ours, theirs, same):
             alike = False
             yield difference
-    for difference in _first(PASSES, *map(_passes, (predicted, recorded)), exactly):
+    for difference in _first(PASSES, _passes(predicted), _passes(recorded), exactly):
         alike = False
         yield difference
     if alike:
         # The terms do not say between which sub-layers of a unit a bucket becomes full.
         for what, compared in (("order", _across_layers), ("order inside of layers", _inside_layers)):
-            yield from _first(what, *([e for e in side if compared(e)] for side in (predicted, recorded)), same)
+            ours, theirs = ([e for e in side if compared(e)] for side in (predicted, recorded))
+            yield from _first(what, ours, theirs, same)
     expected, actual = flops_per_unit(predicted), flops_per_unit(recorded)
     routed = {(e.phase, e.unit) for e in predicted if e.kind == "compute" and e.routed and same is not exactly}
     for key in dict.fromkeys((*expected, *actual)):

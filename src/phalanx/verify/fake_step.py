@@ -85,6 +85,9 @@ class _Shapes:
     def has(self, fqn: str) -> bool:
         return True
 
+    def dtype(self, fqn: str) -> torch.dtype:
+        return torch.float32
+
     def slice(self, fqn: str, start: int, stop: int) -> Tensor:
         return torch.empty(stop - start)
 

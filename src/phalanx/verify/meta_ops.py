@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -81,7 +81,8 @@ def _can_cast(dtype: torch.dtype, to: torch.dtype) -> bool:
 
 
 def _broadcasts(x: Tensor, out: Tensor) -> bool:
-    return torch.broadcast_shapes(x.shape, out.shape) == out.shape
+    fits: bool = torch.broadcast_shapes(x.shape, out.shape) == out.shape
+    return fits
 
 
 def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | list[Tensor] | None:
@@ -104,7 +105,7 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | list
         return None
     if func in _CHANGES and func is not _aten.copy_.default and not _fits(fakes, fakes[0]):
         return None
-    mode = fakes[0].fake_mode
+    mode = cast("FakeTensor", fakes[0]).fake_mode
     with in_kernel_invocation_manager(mode):
         out = func(*args, **{name: value for name, value in kwargs.items() if name != "device"})
     if func in _SPLITS:

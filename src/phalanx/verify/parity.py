@@ -87,7 +87,7 @@ def examine(
             truth = oracle.step([torch.from_numpy(b).to(device) for b in share], lr)
         if ties is not None and (why := ties.explain(comm, result, truth)):
             return Deviation(optimizer, loss_max, grad_max, worst, step, f"step {step + 1}: {why}") if first else None
-        if truth is None:
+        if truth is None or oracle is None:
             continue
         loss_max = max(loss_max, abs(result.loss / truth.loss - 1))
         errors = dict(gradient_errors(gradients, dict(oracle.engine.gradients())))

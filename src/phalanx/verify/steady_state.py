@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from phalanx.runtime.model_parallel.pipeline import PASSES, Pipeline
 from phalanx.runtime.observe.instrument import Tracker
 from phalanx.schedule.event import Event
 from phalanx.schedule.pipeline.schedules import Action
+
+T = TypeVar("T")
 
 _COUNTERS = 64
 """Bytes by which an event may differ between micro-batches: running sums that the first one allocates."""
@@ -139,7 +141,7 @@ class Steady(Pipeline):
             raise Unsteady(f"{action.kind} of chunk {action.chunk}: no two micro-batches do the same")
         return steady
 
-    def _run_and_record(self, action: Action, run: Callable[[], Any]) -> Any:
+    def _run_and_record(self, action: Action, run: Callable[[], T]) -> T:
         recorder, meter = self.comm.recorder, self._meter
         begin, live = len(recorder.events), meter.live
         with self._before() as before:
@@ -168,7 +170,7 @@ class Steady(Pipeline):
             del recorder.compute
             compute(*args)
 
-        recorder.compute = first  # type: ignore[method-assign]
+        recorder.compute = first  # type: ignore[method-assign, assignment]
         try:
             yield measured
         finally:

@@ -92,7 +92,7 @@ def lint(subject: Examined) -> list[Finding]:
 
 
 def _wide_tp(x: Examined) -> Iterator[Finding]:
-    """tp spans more ranks than the fastest links join."""
+    """Report a tp that spans more ranks than the fastest links join."""
     s, node = x.strategy, x.cluster.ranks_per_node
     fast = x.cluster.tiers[0].ranks
     if s.tp > 1 and not mesh(s).within("tp", min(fast, node)):
@@ -180,7 +180,7 @@ def _needless_accumulation(x: Examined) -> Iterator[Finding]:
 
 
 def _uneven_heads(x: Examined) -> Iterator[Finding]:
-    """tp duplicates key heads, or does not divide the vocabulary."""
+    """Report a tp that duplicates key heads, or does not divide the vocabulary."""
     s, kv, vocab = x.strategy, x.model.kv_heads, x.model.vocab
     if s.tp > kv:
         yield Finding(

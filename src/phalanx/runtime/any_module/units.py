@@ -30,8 +30,8 @@ def require_spreadable(module: nn.Module) -> None:
             continue
         if not p.is_floating_point():
             raise InputError("module", name, f"is of {p.dtype}", "only real numbers are reduced; freeze it")
-        low = p.storage_offset()
-        high = low + sum((n - 1) * stride for n, stride in zip(p.shape, p.stride(), strict=True)) + 1
+        low = int(p.storage_offset())
+        high = int(low + sum((n - 1) * stride for n, stride in zip(p.shape, p.stride(), strict=True)) + 1)
         for other_low, other_high, other in seen.setdefault(p.untyped_storage().data_ptr(), []):
             if p.numel() and low < other_high and other_low < high:
                 raise InputError("module", name, f"shares memory with {other}", "use one parameter twice instead")
@@ -90,6 +90,6 @@ def cut_buckets(
         order = [replace(p, unit="") for p in order]
         return fill(order, DTYPE_BYTES[precision.reduce_dtype], s.bucket_bytes)
     by_unit: dict[str, list[Parameter]] = {name: [] for name in (*reversed(units), SHARED)}
-    for p in order:
-        by_unit[p.unit].append(p)
+    for parameter in order:
+        by_unit[parameter.unit].append(parameter)
     return tuple(Bucket(i, tuple(own), u) for i, (u, own) in enumerate((u, o) for u, o in by_unit.items() if o))

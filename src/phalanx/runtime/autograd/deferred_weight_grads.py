@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -204,9 +204,9 @@ def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor 
     return None
 
 
-def owners(*parameters: nn.Parameter | None) -> Owners:
+def owners(*parameters: Tensor | None) -> Owners:
     """Return the layer parameters whose gradients can be deferred: all that exist, or none in other models."""
-    return tuple(p for p in parameters if p is not None and hasattr(p, "put_off"))
+    return tuple(cast("nn.Parameter", p) for p in parameters if p is not None and hasattr(p, "put_off"))
 
 
 def by_layer(owners: Owners, biased: Sequence[bool]) -> list[Owners]:

@@ -64,7 +64,7 @@ def again(
 
 def repeated(region: Region, inner: Inner, *inputs: Tensor | None) -> Tensor:
     """Return the region's output. Keeps only the inputs, and repeats the region in the backward pass."""
-    return _Repeated.apply(region, inner, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return _Repeated.apply(region, inner, *inputs)  # type: ignore[no-any-return]
 
 
 def pays(x: Tensor) -> bool:
@@ -97,7 +97,7 @@ class _Product(torch.autograd.Function):
         return None, None, d_x, deferred_weight_grads.beside(ctx.owners, g, rows), g.sum(0) if ctx.biased else None
 
 
-def product(x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None, made: bool = False) -> Tensor:
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, made: bool = False) -> Tensor:
     """Return x Wᵀ + b, or `nothing` of its shape if not `made`. Keeps x and W.
 
     Defers weight gradients if asked to (deferred_weight_grads.py).
@@ -105,7 +105,7 @@ def product(x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None, m
     # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
     views = weight.view_as(weight), None if bias is None else bias.view_as(bias)
     owners = deferred_weight_grads.owners(weight, bias)
-    return _Product.apply(owners, made, x, *views)  # type: ignore[no-any-return, no-untyped-call]
+    return _Product.apply(owners, made, x, *views)  # type: ignore[no-any-return]
 
 
 def linear(layer: nn.Linear, x: Tensor, made: bool = True) -> Tensor:
@@ -130,4 +130,4 @@ class _NoSum(torch.autograd.Function):
 
 def add(a: Tensor, b: Tensor, made: bool) -> Tensor:
     """Return a + b, or `nothing` of its shape if not `made`. Keeps neither."""
-    return a + b if made else _NoSum.apply(a, b)  # type: ignore[no-untyped-call]
+    return a + b if made else _NoSum.apply(a, b)

@@ -75,7 +75,7 @@ def copy_others(call: Call, target: Tensor, source: Tensor) -> Iterator[Step]:
 
 
 def _add(reduction: Reduction, out: Tensor, a: Tensor, b: Tensor) -> Step:
-    """out = a (+) b, by NumPy if it has the type: its calls take a third of the time to start."""
+    """Compute out = a (+) b, by NumPy if it has the type: its calls take a third of the time to start."""
     if a.dtype not in (torch.bfloat16, torch.float16):
         return _ADD[reduction], (a.numpy(), b.numpy(), out.numpy())
     functions = {"min": torch.minimum, "max": torch.maximum, "product": torch.mul}

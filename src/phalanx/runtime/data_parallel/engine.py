@@ -95,12 +95,12 @@ class DataParallel:
         self.gathered = None
         if self.stage == 3:
             keep = strategy.gathers_once
-            begins = weakref.WeakMethod(self._issue_before)
+            begins: weakref.WeakMethod[Callable[[str], None]] = weakref.WeakMethod(self._issue_before)
             self.gathered = Gathered(module, units, self.buckets, comm, strategy.prefetch, keep, begins)
         elif self.stage:
             self._await_parameters_in(units)
         # Python cannot see that a parameter holds its hook: a strong reference back would never be collected.
-        hook = weakref.WeakMethod(self._hook)
+        hook: weakref.WeakMethod[Callable[[str, nn.Parameter], None]] = weakref.WeakMethod(self._hook)
         for name, p in self.parameters.items():
             # Gradient rows or products that a layer hands over beside, or in place of, a dense gradient
             # (nn/functional.py).
@@ -418,4 +418,4 @@ class DataParallel:
     def scale(self, factor: float) -> None:
         """Multiply every gradient by a factor."""
         if factor != 1.0:
-            torch._foreach_mul_([b.shard for b in self.buckets], factor)
+            torch._foreach_mul_([b.shard for b in self.buckets if b.shard is not None], factor)

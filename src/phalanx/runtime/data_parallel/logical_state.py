@@ -149,8 +149,11 @@ def _everywhere(comm: Comm, axis: str, mine: list[Tensor]) -> list[Tensor]:
 @torch.no_grad()
 def residuals(engine: DataParallel) -> dict[str, Tensor]:
     """Return the compression residual of each parameter's gradient, summed over the ranks; all ranks together."""
-    c, comm, result = engine.compressor, engine.comm, {}
-    for b in engine.buckets if c is not None else ():
+    c, comm = engine.compressor, engine.comm
+    result: dict[str, Tensor] = {}
+    if c is None:
+        return result
+    for b in engine.buckets:
         kept = c.residual(b)
         if kept is not None:
             ranks = comm.ranks(comm.mesh.gradient_axis)

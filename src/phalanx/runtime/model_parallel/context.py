@@ -92,7 +92,7 @@ def _rectangle(cp: ContextParallel, source: int, tokens: int) -> tuple[slice, sl
 
 
 def _ring_forward(
-    cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest, scale: float | None
+    cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, *, lowest: Lowest, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Compute attention over the keys of all ranks of the ring: (out, log-sum-exp)."""
     ring, own, tokens = cp.context.ring, cp.context.ring_index, q.shape[2]
@@ -147,6 +147,7 @@ def _ring_backward(
     out: Tensor,
     lse: Tensor,
     lowest: Lowest,
+    *,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v, while keys, values and their gradients travel around the ring."""
@@ -252,7 +253,7 @@ class _Core(torch.autograd.Function):
         ctx: Any, cp: ContextParallel, unit: str, q: Tensor, k: Tensor, v: Tensor, lowest: Lowest, scale: float | None
     ) -> Tensor:
         qkv = _split_heads(cp, unit, "F", q, k, v)
-        out, lse = _ring_forward(cp, unit, *qkv, lowest, scale)
+        out, lse = _ring_forward(cp, unit, *qkv, lowest=lowest, scale=scale)
         (result,) = _gather_heads(cp, unit, "F", [(out, q.shape[2])])
         ctx.cp, ctx.unit, ctx.heads, ctx.kv_heads = cp, unit, q.shape[2], k.shape[2]
         ctx.scale = scale
@@ -264,7 +265,7 @@ class _Core(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         cp, unit, heads, kv_heads = ctx.cp, ctx.unit, ctx.heads, ctx.kv_heads
         (g,) = _split_heads(cp, unit, "B", g)
-        d_q, d_k, d_v = _ring_backward(cp, unit, g, *ctx.saved_tensors, ctx.scale)
+        d_q, d_k, d_v = _ring_backward(cp, unit, g, *ctx.saved_tensors, scale=ctx.scale)
         del g
         d_q, d_k, d_v = _gather_heads(cp, unit, "B", [(d_q, heads), (d_k, kv_heads), (d_v, kv_heads)])
         return None, None, d_q, d_k, d_v, None, None

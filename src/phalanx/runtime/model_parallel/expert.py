@@ -139,7 +139,7 @@ def route(
     """
     chosen = experts.chooser == "tokens"
     if ep is None or ep.ranks == 1:
-        held = host_values.read(counts, lambda: otherwise(None))
+        held = host_values.read(counts, lambda: list(otherwise(None)))
         rows = sum(held)
         return Route(tokens, width, slots[:rows], _places(slots, rows, tokens, width, chosen), tuple(held))
     leaving, coming = ep.exchanged(unit, counts, otherwise)

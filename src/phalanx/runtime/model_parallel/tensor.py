@@ -10,7 +10,7 @@ So each sub-layer (attention, MLP) has one all-reduce forward and one backward (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,7 @@ class _Columns(torch.autograd.Function):
     def forward(
         ctx: Any, tp: TensorParallel | None, unit: str, owners: Owners, x: Tensor, *parameters: Tensor | None
     ) -> Any:
-        weights, biases = parameters[::2], parameters[1::2]
+        weights, biases = cast("tuple[Tensor, ...]", parameters[::2]), parameters[1::2]
         ctx.tp, ctx.unit, ctx.owners = tp, unit, owners
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)

@@ -118,7 +118,8 @@ class SequenceTokens:
         """Return how many tokens of `shape` a rank routes."""
         if self.tp is None or self.inner is None:
             return shape[0] * shape[1]
-        return own_tokens(shape[0] * shape[1], self.tp.split.tp, int(self.inner.comm.mesh.along("tp")[rank]))
+        own: int = own_tokens(shape[0] * shape[1], self.tp.split.tp, int(self.inner.comm.mesh.along("tp")[rank]))
+        return own
 
 
 class _Placed(torch.autograd.Function):

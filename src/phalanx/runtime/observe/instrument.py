@@ -33,7 +33,7 @@ def _attention_flops(name: str, args: tuple[Any, ...]) -> int:
     return (2 if backward else 1) * 4 * int(b) * int(h) * int(s) * int(key.shape[-2]) * int(d)
 
 
-class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Tracker(TorchDispatchMode):
     """Counts FLOPs into a recorder and follows live bytes.
 
     `live`: bytes now; `start`: bytes live at the beginning; `peak`: the most since then; `highest`: the most since it
@@ -127,7 +127,7 @@ def instrument(
 
         def after(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
             if out.requires_grad:
-                out.register_hook(back)  # type: ignore[no-untyped-call]
+                out.register_hook(back)
 
         hooks.append(module.register_forward_pre_hook(before))
         hooks.append(module.register_forward_hook(after))

@@ -58,9 +58,7 @@ def passes(
         def after(_: nn.Module, args: object, out: Tensor) -> None:
             watch.end()
             if out.requires_grad:
-                out.register_hook(  # type: ignore[no-untyped-call]
-                    lambda _: watch.begin_backward(unit, now().micro_batch)
-                )
+                out.register_hook(lambda _: watch.begin_backward(unit, now().micro_batch))
 
         return after
 

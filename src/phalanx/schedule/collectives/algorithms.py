@@ -37,9 +37,9 @@ def _power_below(p: int) -> int:
 
 
 def halving_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
-    """lg p rounds, each sending half as much as the one before, the farthest partner first. If p is no power of two:
-    members beyond the largest power of two m first send everything to member i-m, and receive their chunk at the
-    end."""
+    """Return lg p rounds, each sending half as much as the one before, the farthest partner first. If p is no power
+    of two: members beyond the largest power of two m first send everything to member i-m, and receive their chunk at
+    the end."""
     p = groups.shape[1]
     m = _power_below(p)
     bounds, i, extra = cut(low, high, p), np.arange(m), np.arange(m, p)
@@ -89,7 +89,7 @@ def _folded(groups: Ints, low: Ints, high: Ints, inner: Callable[[Ints, Ints, In
 
 
 def doubling_all_reduce(groups: Ints, low: Ints, high: Ints) -> list[Round]:
-    """lg p rounds in which partners exchange the entire buffer."""
+    """Return lg p rounds in which partners exchange the entire buffer."""
 
     def inner(groups: Ints, low: Ints, high: Ints) -> list[Round]:
         i = np.arange(groups.shape[1])

@@ -88,6 +88,7 @@ def from_texts(
     folder = cache / "tokens" / name
 
     def make(part: Path) -> dict[str, Any]:
+        end: int | None
         if choice.path is None:
             texts = chain.from_iterable(map(paragraphs, documents(files, field)))
             tokenizer, end, cut = _train(texts, vocab), 0, paragraphs

@@ -1,9 +1,9 @@
-"""Files of token ids, which stay where they are and are memory-mapped.
+r"""Files of token ids, which stay where they are and are memory-mapped.
 
 Flat: a .bin of uint16 or uint32 ids and nothing else, or a folder with train.bin and val.bin (nanoGPT's form).
 Megatron's: the ids in NAME.bin, and in NAME.idx
 
-    "MMIDIDX\\0\\0", version 1 (u64), type of the ids (u8), sequences n (u64), entries of the document index d (u64),
+    "MMIDIDX\0\0", version 1 (u64), type of the ids (u8), sequences n (u64), entries of the document index d (u64),
     lengths (i32 x n), where each begins in NAME.bin, in bytes (i64 x n), first sequence of each document (i64 x d)
 """
 

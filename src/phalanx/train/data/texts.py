@@ -19,7 +19,7 @@ from typing import IO, cast
 from phalanx.spec.errors import InputError
 
 SHIPPED = "austen"
-_PACKED = {".xz": lzma.open, ".gz": gzip.open}
+_PACKED: dict[str, Callable[..., object]] = {".xz": lzma.open, ".gz": gzip.open}
 _JSON_LINES = (".jsonl", ".json")
 _READ = 2**20  # characters at once
 _PIECE = 2**20  # the most characters of one paragraph

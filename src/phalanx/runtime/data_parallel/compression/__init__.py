@@ -9,7 +9,7 @@ what a message cannot carry stays on its rank as the residual, and joins the nex
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -80,5 +80,6 @@ def compressor(
     """Make the compressor of a strategy, for gradients that accumulate in `dtype`."""
     if c.quantised:
         return Quantised(c, strategy, buckets, comm, dtype)
+    kinds: dict[str, Callable[[Compression, Sequence[Flat], Comm, torch.dtype], Compressor]]
     kinds = {"topk": Largest, "randk": Drawn, "threshold": Above, "powersgd": PowerSGD}
     return kinds[c.name](c, buckets, comm, dtype)
