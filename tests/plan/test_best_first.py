@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 from support.strategies import models, with_experts
 
-from phalanx.plan.explain.exact import Examined
+from phalanx.plan.explain.exact import ExactSubject
 from phalanx.plan.explain.lint import lint
 from phalanx.plan.search import best_first as searching
 from phalanx.plan.search import branch_and_bound, space
@@ -180,9 +180,9 @@ def test_lint_examines_our_own_runtime_by_exact_prices(line, mended, name):
     cluster = replace(found, ranks_per_node=2, tiers=(replace(fast, ranks=2), replace(slow, ranks=4)))
     for strategy, speaks in ((line, True), (mended, False)):
         chosen = make_strategy(strategy)
-        x = Examined(model, cluster, job, chosen, chosen.world)
+        x = ExactSubject(model, cluster, job, chosen, chosen.world)
         assert (name in {f.name for f in lint(x)}) == speaks
-    assert 0 < Examined(model, cluster, job, make_strategy("tp=4,micro_batch=8"), 4).tensor_parallel < 1
+    assert 0 < ExactSubject(model, cluster, job, make_strategy("tp=4,micro_batch=8"), 4).tensor_parallel < 1
 
 
 def test_a_plan_of_names_needs_data_and_steps(here):

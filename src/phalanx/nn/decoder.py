@@ -21,7 +21,7 @@ from phalanx.nn.moe import MoE
 from phalanx.nn.norms import make_norm
 from phalanx.nn.rotary import rotary_table
 from phalanx.runtime.autograd import deferred_weight_grads, recompute
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.model_parallel import tensor
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.expert import ExpertParallel
@@ -56,7 +56,7 @@ class Block(nn.Module):
             self.mlp = MoE(spec, index, tp, ep, tokens or SequenceTokens(), shared)
         else:
             self.mlp = MLP(spec, spec.ffn, index, tp)
-        self.repeats: Inner | None = None  # what a repeated forward pass communicates through
+        self.repeats: LayerComm | None = None  # what a repeated forward pass communicates through
 
     def forward(
         self,
@@ -229,7 +229,7 @@ class Decoder(nn.Module):
         window."""
         self._masks(next(self.parameters()).new_empty(1, seq), 0, None, tuple(self._blocks().values()))
 
-    def recompute(self, of: Callable[[int], Recompute], inner: Inner) -> None:
+    def recompute(self, of: Callable[[int], Recompute], inner: LayerComm) -> None:
         """Which part of each block's forward pass is repeated in its backward pass, in place of being kept."""
         for unit, block in self._blocks().items():
             repeat = of(int(unit.split(".")[1]))

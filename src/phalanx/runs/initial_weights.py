@@ -31,7 +31,7 @@ def beside(folder: Path) -> list[Path]:
     return [folder / name for name in _BESIDE if (folder / name).is_file()]
 
 
-def begun(file: JobFile, announce: Callable[[str], None]) -> JobFile:
+def start_from_weights(file: JobFile, announce: Callable[[str], None]) -> JobFile:
     """The job with the tokenizer of its train.weights, where it names none and has texts to encode. Raises InputError
     where the weights are not the model's, or lie where the run will."""
     from phalanx.nn.weight_files import introduce
@@ -57,7 +57,7 @@ def begun(file: JobFile, announce: Callable[[str], None]) -> JobFile:
     return file
 
 
-def come_along(train: Train) -> list[Path]:
+def companion_files(train: Train) -> list[Path]:
     """What is kept beside the weights that a run begins from and goes into its folder, so that it comes out again:
     where the tokenizer is theirs, all but that."""
     return [f for f in beside(_folder(train)) if f.name != TOKENIZER] if train.weights and _is_theirs(train) else []

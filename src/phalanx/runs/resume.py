@@ -41,7 +41,7 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
     return file
 
 
-def goes_on(folder: Path) -> str:
+def resume_point(folder: Path) -> str:
     """From where the ranks of a run go on that are started again."""
     from phalanx.runtime.checkpoint.store import steps
 
@@ -49,7 +49,7 @@ def goes_on(folder: Path) -> str:
     return f"the run goes on from step {saved[-1]}" if saved else "the run begins anew: nothing was saved yet"
 
 
-def begun_by(launchers: Sequence[str], name: str) -> bool:
+def was_started_by(launchers: Sequence[str], name: str) -> bool:
     """Whether the run of that name was begun by one of these: its ranks have failed since, and were started again."""
     try:
         old = plan.read(RUNS / name / "plan.json")
@@ -58,7 +58,7 @@ def begun_by(launchers: Sequence[str], name: str) -> bool:
     return not set(launchers).isdisjoint(old.choices.get("launchers", ()))
 
 
-def taken_up_by_others(file: JobFile, ranks: int) -> JobFile:
+def with_world(file: JobFile, ranks: int) -> JobFile:
     """The job of a run whose ranks were started again, as many as are left or have come: the strategy that it had,
     with another number of replicas. Raises InputError where the batch does not allow that."""
     old = plan.read(RUNS / file.train.name / "plan.json")

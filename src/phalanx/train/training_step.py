@@ -29,8 +29,8 @@ from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import create, fill_buffers, initial, of_rank
 from phalanx.nn.optimizers import SGD, AdamW
 from phalanx.nn.weight_source import Weights
-from phalanx.runtime.autograd.deferred_weight_grads import PutOff
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.checkpoint import manifest
 from phalanx.runtime.checkpoint.boxes import Part
 from phalanx.runtime.comm.communicator import Comm
@@ -45,11 +45,11 @@ from phalanx.runtime.model_parallel.pipeline import Pipeline
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.runtime.observe import host_values
-from phalanx.schedule.gradients.buckets import buckets, lent, of_chunks
+from phalanx.schedule.gradients.buckets import buckets, of_chunks, reduction_slots
 from phalanx.schedule.layers.context import context
-from phalanx.schedule.layers.routing import looks_around
+from phalanx.schedule.layers.routing import depends_on_other_tokens
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.schedules import PipelineSchedule, finished, splits
+from phalanx.schedule.pipeline.schedules import PipelineSchedule, last_weight_grad_at, splits
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model.spec import ModelSpec, parameters, units
 from phalanx.spec.strategy.spec import Strategy
@@ -96,7 +96,7 @@ class Training:
         precision = job.precision
         device = comm.world.device
         stage = strategy.stage
-        self.inner = Inner(comm)
+        self.inner = LayerComm(comm)
         place = comm.mesh.place(comm.world.rank)
         whole, spec = spec, stages.stage(spec, strategy, place["pp"])
         self.split = Split.of(spec, strategy, place["tp"], comm.index("ep"), comm.index("etp"))
@@ -110,7 +110,7 @@ class Training:
         self.model.recompute(strategy.recompute_of, self.inner)
         if job.documents == "packed":
             self.model.prepare(job.seq)  # memory is the same in every step
-        if held.experts and looks_around(held.experts, strategy):
+        if held.experts and depends_on_other_tokens(held.experts, strategy):
             tokens.prepare((strategy.micro_batch, self.context.tokens), device)
         if weights is not None:
             fill_buffers(self.model, weights)
@@ -127,7 +127,7 @@ class Training:
             )
         schedule = schedule or stages.schedule(strategy, strategy.accumulation(job))
         own = stages.held_chunks(strategy, place["pp"])
-        done = [own.index(chunk) for chunk in finished(schedule.actions[place["pp"]])]
+        done = [own.index(chunk) for chunk in last_weight_grad_at(schedule.actions[place["pp"]])]
         cut = buckets(spec, job, strategy)
         self.engine = DataParallel(
             self.model,
@@ -137,13 +137,13 @@ class Training:
             strategy,
             self.model.units(),
             of_chunks(cut, spec, done, stage >= 2),
-            lent(spec, cut, strategy),
+            reduction_slots(spec, cut, strategy),
         )
         self.engine.start(lambda piece: first(piece.parameter, piece.start, piece.stop))
         self.copies = Copies(self.engine, self.split) if strategy.pp > 1 or not self.split.whole else None
         shape, dtype = stages.stream(spec, job, strategy), DTYPES[precision.compute]
         parts = strategy.pp > 1 or splits(schedule)
-        put_off = PutOff(self.model.units(), self.inner) if parts else None
+        put_off = DeferredGradients(self.model.units(), self.inner) if parts else None
         self.pipeline = Pipeline(
             comm, self.inner, schedule, place["pp"], shape, dtype, self.engine, self._run, put_off
         )

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 
 from phalanx.cost.compute.unit_work import Work
 from phalanx.schedule.gradients.buckets import Bucket, slot_sizes
-from phalanx.schedule.gradients.compression import COUNT_BYTES, PIECE, PLACE_BYTES, coded, factors, kept, most
+from phalanx.schedule.gradients.compression import (
+    COUNT_BYTES,
+    PIECE,
+    PLACE_BYTES,
+    coded,
+    elements_sent,
+    factors,
+    max_elements,
+)
 from phalanx.spec.strategy.compression import BLOCK, Compression
 from phalanx.spec.strategy.spec import Strategy
 
@@ -32,12 +40,12 @@ def held_bytes(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> in
         return residual + sent * e
     element = e + PLACE_BYTES
     if c.name == "topk":
-        messages = sum(s.gradient_ranks * kept(c, n) * element for n in slots)
-        return residual + messages + largest * e + 3 * kept(c, largest) * (e + _INDEX_BYTES)
+        messages = sum(s.gradient_ranks * elements_sent(c, n) * element for n in slots)
+        return residual + messages + largest * e + 3 * elements_sent(c, largest) * (e + _INDEX_BYTES)
     if c.name == "randk":
-        return residual + sum(kept(c, n) * (e + _INDEX_BYTES) for n in slots) + kept(c, largest) * 8
+        return residual + sum(elements_sent(c, n) * (e + _INDEX_BYTES) for n in slots) + elements_sent(c, largest) * 8
     p = s.gradient_ranks
-    limits = [most(n, p) for n in slots]
+    limits = [max_elements(n, p) for n in slots]
     counts = p * COUNT_BYTES * sum(n > 0 for n in limits)
     return residual + sum(limits) * (p * element + e + _INDEX_BYTES) + counts + largest * e
 

@@ -34,7 +34,7 @@ from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import Mesh, mesh
 from phalanx.spec.strategy.spec import DEFAULT_BUCKET_MIB, Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 
 GIVEN = "given"  # the reason recorded for a bucket that the user chose
 _LEAST = 2**16  # bytes: the host's time per bucket is in no link's α
@@ -74,7 +74,7 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy
     grid = mesh(strategy)
     op, axis = ("reduce_scatter", grid.shard_axis) if strategy.stage else ("all_reduce", grid.gradient_axis)
     stage = stages.stage(model, strategy, 0)  # the first of a pipeline; the others hold about as much
-    total = local(stage, strategy).parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
+    total = local_model(stage, strategy).parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
     line = _line(cluster, grid, op, axis, total)
     overlaps = cluster.device.own_communication_engine
     default = DEFAULT_BUCKET_MIB * 2**20

@@ -75,7 +75,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchResult:
     """The result of a search."""
 
     candidates: tuple[Candidate, ...]
@@ -93,7 +93,7 @@ class Searched:
         return self.candidates[0]
 
 
-def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> Searched:
+def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> SearchResult:
     """Find the fastest strategies that fit, over any of the world sizes `worlds`.
 
     Raises InputError if no strategy is legal, or if none fits: then it says what the smallest one needs.
@@ -121,7 +121,7 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[in
         raise InputError(
             "strategy", "auto", f"nothing fits: {least.asked} {least.reason}", "use a smaller model, seq or batch"
         )
-    return Searched(tuple(candidates), legal, tuple(worlds), settled)
+    return SearchResult(tuple(candidates), legal, tuple(worlds), settled)
 
 
 def price(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> Candidate:

@@ -23,7 +23,7 @@ from phalanx.runtime.checkpoint.boxes import Part, share, whole
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.data_parallel.engine import DataParallel
-from phalanx.spec.model.spec import second_tied
+from phalanx.spec.model.spec import is_head_copy
 from phalanx.spec.strategy.split import Split
 
 OPTIONAL = "compression."
@@ -70,7 +70,7 @@ def _held(
     Without `copies` what a rank of tp or of the pipeline before this one holds too is left out."""
     pieces = {piece.parameter.fqn: piece for piece, _, _ in engine.pieces()} if engine.stage else {}
     for name, master in masters.items():
-        if not copies and split is not None and second_tied(split.spec, name):
+        if not copies and split is not None and is_head_copy(split.spec, name):
             continue
         shape, start, within = tuple(master.shape), 0, None
         if name in pieces:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.data_parallel.engine import DataParallel
-from phalanx.spec.model.spec import tied_apart
+from phalanx.spec.model.spec import holds_one_tied_copy
 from phalanx.spec.strategy.split import Split
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -94,7 +94,7 @@ def _found(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | N
                 for first in range(0, split.tp, n) if n > 1 else ():
                     holders = group[first : first + n]
                     found += _differences(table[rows(holders), i : i + 1], [name], holders)
-    if split is not None and tied_apart(split.spec):
+    if split is not None and holds_one_tied_copy(split.spec):
         ends = comm.ranks("embed")
         both = [
             t

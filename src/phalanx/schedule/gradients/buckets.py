@@ -18,7 +18,7 @@ from phalanx.spec.model.spec import ModelSpec, Parameter, StageSpec, chunks, par
 from phalanx.spec.strategy.compression import BLOCK
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 
 _ALIGNED = 16  # elements: 64 bytes in fp32
 
@@ -135,7 +135,7 @@ def unit_buckets(spec: ModelSpec, separate: bool = False) -> tuple[Bucket, ...]:
 
 def buckets(spec: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]:
     """Return the buckets of a strategy, over one tensor-parallel rank's part of the model."""
-    local_spec = local(spec, strategy)
+    local_spec = local_model(spec, strategy)
     if strategy.stage == 3:
         return unit_buckets(local_spec, strategy.experts_apart)
     return gradient_buckets(local_spec, job, strategy.bucket_bytes, strategy.experts_apart)
@@ -191,7 +191,7 @@ def slots(sizes: list[int]) -> list[int]:
     return [0 if i in (0, last) and last > 1 else 1 + i % 2 for i in range(len(sizes))]
 
 
-def lent(spec: ModelSpec, cut: Sequence[Bucket], strategy: Strategy) -> tuple[list[int], list[int]]:
+def reduction_slots(spec: ModelSpec, cut: Sequence[Bucket], strategy: Strategy) -> tuple[list[int], list[int]]:
     """Return (the buffer that each bucket uses for gradients in flight, the elements of each buffer).
 
     A pipeline rank's tied embedding, which is complete at another time than its neighbours in the order, has its own

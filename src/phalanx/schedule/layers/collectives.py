@@ -40,7 +40,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from phalanx.schedule.event import Phase
-from phalanx.schedule.layers.routing import Routed, looks_around
+from phalanx.schedule.layers.routing import Routed, depends_on_other_tokens
 from phalanx.schedule.layers.tensor import chunks
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.mechanisms import Experts
@@ -156,7 +156,7 @@ def _experts(spec: ModelSpec, x: Experts, job: Job, s: Strategy, tokens: Any, ro
     compute = job.precision.compute
     e, ranks = DTYPE_BYTES[compute] * spec.hidden, s.ep * s.etp
     leave: Sends = ()
-    if s.cp * s.tp > 1 and looks_around(x, s):
+    if s.cp * s.tp > 1 and depends_on_other_tokens(x, s):
         # The choices of each token; or, if experts choose, its scores.
         score_dtype: DType = "float64" if compute == "float64" else "float32"
         dtype, n = (

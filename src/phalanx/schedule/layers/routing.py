@@ -45,12 +45,12 @@ def balanced(tokens: Column, x: Experts) -> list[Column]:
     return [min(n, limit) if isinstance(n, int) else np.minimum(n, limit) for n in even]
 
 
-def looks_around(x: Experts, s: Strategy) -> bool:
+def depends_on_other_tokens(x: Experts, s: Strategy) -> bool:
     """Tell whether a choice, or its weight, depends on the other tokens of the sequence."""
     return bool(x.balance_loss) or (s.cp * s.tp > 1 and (x.chooser == "experts" or x.capacity is not None))
 
 
-def uncertain(x: Experts, s: Strategy) -> bool:
+def depends_on_router(x: Experts, s: Strategy) -> bool:
     """Tell whether bytes, FLOPs or memory depend on the router: tokens go to other ranks, may be dropped, or are
     chosen by experts."""
     return s.ep * s.etp > 1 or x.chooser == "experts" or x.capacity is not None
