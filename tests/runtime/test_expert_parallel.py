@@ -133,14 +133,14 @@ def test_experts_have_buckets_of_their_own_where_others_hold_them(
     assert sorted(p.fqn for b in cut for p in b.parameters) == sorted(p.fqn for p in held)
     assert [b.index for b in cut] == list(range(len(cut)))
     for b in cut:
-        assert {p.of_experts for p in b.parameters} == {b.experts} or not s.experts_apart
+        assert {p.of_experts for p in b.parameters} == {b.experts} or not s.separate_experts
         assert (b.axis(s), b.parts(s), b.replicas(s)) == (experts if b.experts else gradients)
         assert not b.axis(s) or mesh(s).size(b.axis(s)) == b.ranks(s) // (b.replicas(s) if b.across(s) else 1)
         assert b.padded(s) % b.parts(s) == 0
         pieces = [piece for i in range(b.parts(s)) for piece in Flat(b, s, i).pieces()]
         assert sum(piece.stop - piece.start for piece in pieces) == b.numel
     assert any(b.experts for b in cut) == (experts is not None)
-    if s.stage == 3:
+    if s.effective_zero == 3:
         assert [b.name for b in cut][1:4] == ["blocks.2.experts", "blocks.2", "blocks.1.experts"]
 
 

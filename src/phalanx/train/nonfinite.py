@@ -119,7 +119,7 @@ def _sums(engine: DataParallel, way: Way) -> Found | None:
     """The first of the reduced gradients on this rank that is not finite."""
     for b in engine.buckets:
         assert b.shard is not None
-        if engine.stage == 0:
+        if engine.zero == 0:
             held = b.views(b.shard)
         else:
             held = {piece.parameter.fqn: piece.of(b.shard) for piece in b.pieces()}

@@ -95,7 +95,7 @@ class Training:
         self.spec, self.job, self.strategy, self.comm, self.nonfinite = spec, job, strategy, comm, nonfinite
         precision = job.precision
         device = comm.world.device
-        stage = strategy.stage
+        stage = strategy.effective_zero
         self.inner = LayerComm(comm)
         place = comm.mesh.place(comm.world.rank)
         whole, spec = spec, stages.stage(spec, strategy, place["pp"])
@@ -176,7 +176,7 @@ class Training:
         """
         job, comm = self.job, self.comm
         expected = job.global_batch * job.seq
-        parts = self.strategy.unlike  # gradients: each rank has some
+        parts = self.strategy.gradients_differ_by_rank  # gradients: each rank has some
         divisor = self.loss_scale.divisor(expected) if self.loss_scale else float(expected)
         self.engine.unscale = divisor / expected
         loads = self.loads
@@ -290,7 +290,7 @@ class Training:
         for batch in batches:
             total[0] += self._evaluate(batch)
             total[1] += self._targets(batch)
-        if self.engine.stage == 3:
+        if self.engine.zero == 3:
             # As little as can be; of a pipeline, and of ranks that share sequences, a whole one.
             shape = (1, 2)
             if self.cp is not None or self.strategy.pp > 1:

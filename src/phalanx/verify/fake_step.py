@@ -134,7 +134,7 @@ class _Watch(Tracker):
 def imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int) -> Recorded:
     """Take one training step as a rank of the strategy's world. Long accumulations are cut to their steady state: two
     micro-batches one after the other that do the same, and the last one (steady.py). Raises Unverifiable."""
-    if strategy.stage == 3 and strategy.gathers_once:
+    if strategy.effective_zero == 3 and strategy.gathers_once:
         return _imagine(spec, job, strategy, rank, first=3)
     try:
         return _imagine(spec, job, strategy, rank, first=2)

@@ -55,7 +55,7 @@ def classes(spec: ModelSpec, job: Job, s: Strategy) -> tuple[RankClass, ...]:
 
 def _full(spec: ModelSpec, job: Job, s: Strategy, place: int) -> tuple[int, int]:
     """How many shards at a place of the pipeline are without padding; and how many of experts apart."""
-    held = buckets(stage(spec, s, place), job, s) if s.stage else ()
+    held = buckets(stage(spec, s, place), job, s) if s.effective_zero else ()
     full = [s.world, s.world]
     for b in held:
         full[b.experts] = min(full[b.experts], b.numel // (b.padded(s) // b.parts(s)))

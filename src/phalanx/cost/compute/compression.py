@@ -60,11 +60,11 @@ def scratch_bytes(c: Compression, cut: Sequence[Bucket], e: int) -> int:
 
 def _quantised(c: Compression, sizes: list[int], s: Strategy, e: int) -> int:
     """Return bytes of scratch, messages and second residuals of a quantising compressor."""
-    p = s.shards if s.stage else s.gradient_ranks
+    p = s.shards if s.effective_zero else s.gradient_ranks
     part = sum(sizes) // p
     scratch = (PIECE * (1 + c.stochastic) + PIECE // BLOCK) * e
     messages = 2 * sum(slot_sizes([p * coded(c, n // p) for n in sizes]))
-    if s.stage == 0:
+    if s.effective_zero == 0:
         return scratch + messages + part * e * c.feedback
     if s.dp_replicate == 1:
         return scratch + messages
@@ -83,12 +83,12 @@ def passes(c: Compression, s: Strategy) -> float:
     the time of each on a CPU relative to a plain pass over memory, with scratch in cache."""
     feedback = 3 if c.feedback else 0  # adding the residual; writing it back is counted with each kind
     if c.quantised:
-        p = s.shards if s.stage else s.gradient_ranks
+        p = s.shards if s.effective_zero else s.gradient_ranks
         narrow = 4 if c.name == "int4" else 0  # two codes per byte
         write = (8 if c.scaled else 4) + narrow + ((5 + narrow) if c.feedback else 0)
         add, read = 4 + narrow, 3 + narrow
         total: float = feedback + write + add
-        if s.stage == 0:
+        if s.effective_zero == 0:
             total += (feedback + write) / p + read
         elif s.dp_replicate > 1:
             total += (feedback + write + add + (feedback + write) / s.dp_replicate + read) / p

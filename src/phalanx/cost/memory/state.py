@@ -48,7 +48,7 @@ Shard = tuple[int, int]
 
 def updated_elements(spec: ModelSpec, s: Strategy) -> int:
     """Return the elements that a rank updates, without padding, if shards are equal. `spec`: what the rank holds."""
-    experts = sum(p.numel for p in parameters(spec) if p.of_experts) if s.experts_apart else 0
+    experts = sum(p.numel for p in parameters(spec) if p.of_experts) if s.separate_experts else 0
     return (spec.parameter_count - experts) // layout(s)[0] + experts // layout(s, experts=True)[0]
 
 
@@ -70,7 +70,7 @@ def model_state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = No
     """Return the model state of a rank: unsharded without ZeRO, else its shards of the padded buckets and the memory
     in which they are gathered or reduced; and its share of the batch, as int64 token ids. `shard`: the state of this
     shard exactly; without it, that of the rank that holds the most."""
-    p, stage = job.precision, s.stage
+    p, stage = job.precision, s.effective_zero
     cut = buckets(spec, job, s)
     padded = [b.padded(s) for b in cut]
     gradients = sum(padded)  # elements; parameters are views of buckets only with ZeRO-1 and 2

@@ -74,7 +74,7 @@ class _Expansion:
         self.chunks = stages.held_chunks(strategy, self.place)
         self.finished = last_weight_grad_at(self.actions)
         order = [self.chunks.index(chunk) for chunk in self.finished]
-        early = strategy.stage >= 2
+        early = strategy.effective_zero >= 2
         sets = of_chunks(self.cut, self.spec, order, early)
         self.ready = [
             _completed([self.cut[i] for i in indices], units)
@@ -119,7 +119,7 @@ class _Expansion:
             log.add([replace(event, group_size=strategy.world, bytes=metrics(self.full_spec, strategy) * 8)])
         shard = self.shard
         log.compute(_update(self.terms["optimizer", ""], self.spec, job, strategy, shard))
-        if strategy.stage in (1, 2):
+        if strategy.effective_zero in (1, 2):
             for b in reversed(self.cut):
                 log.add(self._sent("all_gather", "parameters", b, None))
         return StepProgram(log.events(), model_state(self.spec, job, strategy, shard), *log.before)
@@ -143,7 +143,7 @@ class _Expansion:
         chunk's last one of the step."""
         index, s = self.chunks.index(chunk), self.strategy
         last_use = {f"blocks.{i}": size for i, size in self._documents(chunk).items()} if phase != "W" else {}
-        reduced = phase != "I" and (last or s.stage >= 2)
+        reduced = phase != "I" and (last or s.effective_zero >= 2)
         for unit in reversed(chunks(self.spec)[index]):
             if phase == "B":
                 self.log.add(self._gathered(self._needed(unit, "B"), "B", m))
@@ -154,7 +154,7 @@ class _Expansion:
                 self.reductions_left[bucket.name] -= last
                 across = [] if self.reductions_left[bucket.name] else self._across(bucket, m)
                 self.log.add(self.bucket_order.issue(self._reduction(bucket, m), across))
-        if reduced and s.stage >= 2:
+        if reduced and s.effective_zero >= 2:
             self.log.add(self.bucket_order.flush())
 
     def _message(self, kind: str, chunk: int, m: int) -> None:
@@ -212,7 +212,7 @@ class _Expansion:
             return [
                 _sent(x, bucket, s, m) for x in bucket_collectives(c, bucket, s, self.job.precision.accumulate_dtype)
             ]
-        op = "reduce_scatter" if s.stage else "all_reduce"
+        op = "reduce_scatter" if s.effective_zero else "all_reduce"
         return self._sent(op, "gradients", bucket, m)
 
     def _across(self, bucket: Bucket, m: int) -> list[Event]:
@@ -267,7 +267,7 @@ class EventLog:
 def _update(term: Term, spec: ModelSpec, job: Job, strategy: Strategy, shard: Shard | None) -> Event:
     """Return the optimizer's event, with the cast gradients of a certain shard where one is given."""
     cast = term.alloc
-    if strategy.stage and shard is not None:
+    if strategy.effective_zero and shard is not None:
         cast = cast_gradients(owned_elements(spec, job, strategy, shard)[0], job)
     return replace(term.event, alloc=cast, free=cast)
 

@@ -45,7 +45,7 @@ def _bucket_terms(
     column: Callable[[list[int]], Column],
 ) -> list[Term]:
     """Return the terms of buckets that are reduced over the same ranks; `cuts` has one list of buckets per size."""
-    stage, first = like.stage, cuts[0][0]
+    stage, first = like.effective_zero, cuts[0][0]
     axis, parts = first.axis(like), first.parts(like)
     count, numel = column([len(cut) for cut in cuts]), column([sum(b.padded(like) for b in cut) for cut in cuts])
 

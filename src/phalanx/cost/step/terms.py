@@ -37,7 +37,7 @@ def metrics(spec: ModelSpec, s: Strategy) -> int:
     non-finite flag; the squared gradient norm where ranks have parts of the gradients; and for each layer with
     experts the load of every expert, dropped rows, and two losses."""
     loads = len(expert_layers(spec)) * (spec.experts.count + 3) if spec.experts else 0
-    return 4 + s.unlike + loads
+    return 4 + s.gradients_differ_by_rank + loads
 
 
 def terms(
@@ -169,7 +169,7 @@ def _passes(spec: ModelSpec, like: Strategy, m: Column, place: int) -> dict[tupl
 def _gradient_dtype(like: Strategy, job: Job) -> DType:
     """Return the dtype of the memory that a gradient is written to when it is ready."""
     p = job.precision
-    return p.accumulate_dtype if like.stage <= 1 or like.compressor else p.reduce_dtype
+    return p.accumulate_dtype if like.effective_zero <= 1 or like.compressor else p.reduce_dtype
 
 
 def _freed(spec: ModelSpec, unit: str, t: Column, job: Job, kept: Column) -> Column:

@@ -6,7 +6,7 @@
          freed when it has been delivered
     B    while not `active`: both at once, as usual
 
-    put_off = DeferredGradients(model.units(), inner)      once: sets an attribute of the parameters, by which layers find it
+    put_off = DeferredGradients(model.units(), inner)      once: sets a parameter attribute, which layers read
     put_off.active = True                       I: collectives are recorded as of this phase
     loss.backward()                             ... post-accumulate hooks of weights are called anyway: ignore them
     put_off.active = False

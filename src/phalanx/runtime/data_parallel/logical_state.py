@@ -46,7 +46,7 @@ def owned(
         # A counter is its parameter's as a whole: whoever holds the first element writes it. Of what several tp ranks
         # hold, the first of them writes all.
         mine = (p for first, p in _held(engine, of, optimizer, split, copies=False) if first or p.shape)
-        yield from shared(mine, whole_on if engine.stage == 0 else shards_on)
+        yield from shared(mine, whole_on if engine.zero == 0 else shards_on)
     yield from shared(_compression(engine), grid.gradient_axis)
     if split is not None:
         alike = (whole(name, t) for name, t in buffers(engine.module).items())
@@ -68,7 +68,7 @@ def _held(
 ) -> Iterator[tuple[bool, Part]]:
     """(Whether it is its parameter's first element and more, part) of this rank's masters and their optimizer states.
     Without `copies` what a rank of tp or of the pipeline before this one holds too is left out."""
-    pieces = {piece.parameter.fqn: piece for piece, _, _ in engine.pieces()} if engine.stage else {}
+    pieces = {piece.parameter.fqn: piece for piece, _, _ in engine.pieces()} if engine.zero else {}
     for name, master in masters.items():
         if not copies and split is not None and is_head_copy(split.spec, name):
             continue

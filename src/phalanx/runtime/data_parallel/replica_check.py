@@ -80,7 +80,7 @@ def _found(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | N
         return [ranks.index(rank) for rank in group]
 
     apart = {p.fqn for b in engine.buckets if b.bucket.experts for p in b.bucket.parameters}
-    axis, whole_ones = comm.mesh.gradient_axis, engine.stage == 0
+    axis, whole_ones = comm.mesh.gradient_axis, engine.zero == 0
     for experts, weights_on, shards_on in ((False, axis, "dp_replicate"), (True, "edp", "")):
         of = [i for i, name in enumerate(names) if (name.removeprefix(_MASTER) in apart) == experts]
         first = [i for i in of if i < len(whole)], [i for i in of if i >= len(whole)]
@@ -112,15 +112,15 @@ def _held(
 ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
     """What all ranks hold whole, and what only replicas of a shard have in common, by name; the same names on every
     rank, None where there is nothing of it here, or nothing that was not named before."""
-    if engine.stage < 3:
+    if engine.zero < 3:
         engine.wait_parameters(list(engine.parameters))
     whole: dict[str, Tensor | None] = {}
     shards: dict[str, Tensor | None] = {}
     for name, weight in engine.parameters.items():
         master = masters.get(name)
-        if engine.stage < 3:
+        if engine.zero < 3:
             whole[name] = weight
-        own = engine.stage == 3 or (master is not None and master.dtype != weight.dtype)
+        own = engine.zero == 3 or (master is not None and master.dtype != weight.dtype)
         shards[f"{_MASTER}{name}"] = master if own else None
     whole |= {f"buffer {name}": tensor for name, tensor in engine.module.named_buffers()}
     return whole, shards

@@ -82,10 +82,10 @@ def bucket_collectives(c: Compression, bucket: Bucket, s: Strategy, dtype: DType
     grid, numel, e = mesh(s), bucket.padded(s), DTYPE_BYTES[dtype]
     axis = grid.gradient_axis
     if c.quantised:
-        parts = s.shards if s.stage else s.gradient_ranks
+        parts = s.shards if s.effective_zero else s.gradient_ranks
         size = parts * coded(c, numel // parts)
-        first = Sent("all_to_all", grid.shard_axis if s.stage else axis, "uint8", size)
-        return (first,) if s.stage else (first, Sent("all_gather", axis, "uint8", size))
+        first = Sent("all_to_all", grid.shard_axis if s.effective_zero else axis, "uint8", size)
+        return (first,) if s.effective_zero else (first, Sent("all_gather", axis, "uint8", size))
     if c.name == "topk":
         return (Sent("all_gather", axis, "uint8", s.gradient_ranks * elements_sent(c, numel) * (e + PLACE_BYTES)),)
     if c.name == "randk":
@@ -105,7 +105,7 @@ def bucket_collectives(c: Compression, bucket: Bucket, s: Strategy, dtype: DType
 def replica_collectives(c: Compression, bucket: Bucket, s: Strategy) -> tuple[Sent, ...]:
     """Return the collectives that reduce a bucket's shard over its replicas (HSDP), in order: none if the bucket's
     own reduction includes the replicas."""
-    if s.stage == 0 or s.dp_replicate == 1 or not c.quantised:
+    if s.effective_zero == 0 or s.dp_replicate == 1 or not c.quantised:
         return ()
     part = bucket.padded(s) // s.shards
     size = s.dp_replicate * coded(c, part // s.dp_replicate)
