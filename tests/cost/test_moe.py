@@ -80,8 +80,8 @@ def test_what_leaves_comes(tokens: int, degrees: tuple[int, int, int]) -> None:
     s = Strategy(dp=2 * ep * etp, tp=tp, ep=ep, etp=etp)
     x = Experts(12, 2, 8)
     found = [routed(x, s, tokens, rank) for rank in range(s.world)]
-    assert sum(r.rows * r.copies for r in found) == sum(r.came for r in found)
-    assert max(r.came for r in found) == found[0].came
+    assert sum(r.rows * r.copies for r in found) == sum(r.received for r in found)
+    assert max(r.received for r in found) == found[0].received
 
 
 @settings(max_examples=40)

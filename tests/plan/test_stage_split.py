@@ -79,7 +79,7 @@ def test_the_step_is_the_schedules(line: str) -> None:
 def test_the_plan_says_what_each_chunk_costs() -> None:
     found = best_first.price(LLAMA, CLUSTER, JOB, _strategy("pp=4,tp=2"))
     assert found.strategy.layers != "auto"
-    assert found.asked == replace(_strategy("pp=4,tp=2"), bucket=found.asked.bucket)
+    assert found.as_requested == replace(_strategy("pp=4,tp=2"), bucket=found.as_requested.bucket)
     said = stage_split.explained(LLAMA, CLUSTER, JOB, found.strategy, found.layers_reason)
     assert said is not None
     chunks = said["chunks"]

@@ -33,11 +33,11 @@ def explain(
     """
     with exit_on_error():
         _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
-        examined = _exact_subject(plan, strategy, gpus, profile)
-        if examined is not None:
+        exact_subject = _exact_subject(plan, strategy, gpus, profile)
+        if exact_subject is not None:
             from phalanx.plan.explain.exact import explain_exactly
 
-            _explain_exact(explain_exactly(examined), as_json)
+            _explain_exact(explain_exactly(exact_subject), as_json)
             return
 
         x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
@@ -67,7 +67,7 @@ def _explain_exact(exact: ExactExplanation, as_json: bool) -> None:
         print_json(to_json(exact))
         return
     out = console()
-    out.print(f"{exact.chosen.asked}: {seconds(exact.chosen.seconds)} a step", highlight=False, soft_wrap=True)
+    out.print(f"{exact.chosen.as_requested}: {seconds(exact.chosen.seconds)} a step", highlight=False, soft_wrap=True)
     for table in exact_tables(exact):
         out.print(table)
 
@@ -77,7 +77,7 @@ def _exact_subject(path: Path | None, line: str | None, gpus: int | None, profil
 
     `line` replaces the plan's strategy. Raises InputError.
     """
-    from phalanx.plan.explain.exact import examined
+    from phalanx.plan.explain.exact import subject_of_plan
     from phalanx.plan.search.column_pricing import published
     from phalanx.spec.files import plan as plans
     from phalanx.spec.files.job_file import make_strategy
@@ -85,7 +85,7 @@ def _exact_subject(path: Path | None, line: str | None, gpus: int | None, profil
     if path is None or profile is not None:
         return None
     saved = plans.read(path / "plan.json" if path.is_dir() else path)
-    return None if published(saved.cluster) else examined(saved, make_strategy(line) if line else None, gpus)
+    return None if published(saved.cluster) else subject_of_plan(saved, make_strategy(line) if line else None, gpus)
 
 
 def lint(

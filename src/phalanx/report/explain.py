@@ -40,7 +40,7 @@ def exact_tables(x: ExactExplanation) -> Iterable[Table]:
     grid = table("its neighbours", "change", "strategy", "step", "", "memory", left=("change", "strategy"))
     for what, c in x.neighbours:
         change = c.reason or f"{c.seconds / x.chosen.seconds - 1:+.1%}"
-        grid.add_row(what, str(c.asked), seconds(c.seconds), change, size(c.prediction.memory_bytes))
+        grid.add_row(what, str(c.as_requested), seconds(c.seconds), change, size(c.prediction.memory_bytes))
     yield grid
 
 

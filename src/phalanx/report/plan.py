@@ -89,7 +89,7 @@ def alternatives(candidates: Sequence[Candidate], chosen: Candidate, job: Job, r
         exposed = p.exposed_communication_s
         table.add_row(
             "→" if c is chosen else "",
-            str(c.asked),
+            str(c.as_requested),
             str(c.strategy.accumulation(job)),
             seconds(p.step_time_s),
             f"{job.global_batch * job.seq / p.step_time_s:,.0f}",

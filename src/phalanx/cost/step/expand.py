@@ -332,7 +332,7 @@ def _inside(
     tokens = strategy.micro_batch * job.seq // strategy.cp
     kind, repeat, unit_spec = unit.split(".")[0], repeat_of(strategy, unit), as_seen_by(spec, unit)
     rows = routed(spec.experts, strategy, tokens, rank) if spec.experts is not None else None
-    for x in collectives.sent(unit_spec, job, strategy, kind, phase, tokens, repeat, rows):
+    for x in collectives.communication(unit_spec, job, strategy, kind, phase, tokens, repeat, rows):
         if isinstance(x, collectives.Core):
             yield from _core(spec, job, strategy, rank, unit, phase, micro_batch, x.way)
             continue
@@ -347,7 +347,7 @@ def _core(
 ) -> Iterable[Event]:
     """Yield what the attention core communicates in a pass of a block: hops of the ring, all-to-alls of Ulysses."""
     grid, dtype, tokens = mesh(s), job.precision.compute, s.micro_batch * job.seq // s.cp
-    for x in context.sent(local_model(spec, s), s, dtype, way, tokens):
+    for x in context.communication(local_model(spec, s), s, dtype, way, tokens):
         group = grid.group_of(rank, x.axis)
         step = {"send": 1, "recv": -1}.get(x.op)
         peer = None if step is None else group[(group.index(rank) + step) % len(group)]

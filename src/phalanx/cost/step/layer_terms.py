@@ -43,9 +43,9 @@ def layer_terms(
             n = passes[phase, name]
             sends: dict[tuple[str, str], list[Column]] = {}
             unit_spec, unit = as_seen_by(spec, members[0]), name.split(",")[0]
-            for i, x in enumerate(collectives.sent(unit_spec, job, like, unit, phase, t, repeat, rows)):
+            for i, x in enumerate(collectives.communication(unit_spec, job, like, unit, phase, t, repeat, rows)):
                 if isinstance(x, collectives.Core):
-                    for y in context.sent(local_model(spec, like), like, compute, x.way, t):
+                    for y in context.communication(local_model(spec, like), like, compute, x.way, t):
                         sends.setdefault((y.op, y.axis), []).append(y.bytes)
                     continue
                 event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", x.axis, dtype=x.dtype)

@@ -90,7 +90,7 @@ def terms(
                 free=np.maximum(memory.forward, temporary) - mask_bytes,
             )
         )
-        recomputed = unit_work.repeated(unit_spec, repeat, t, job.seq, e, keys, rows) + (
+        recomputed = unit_work.recomputed(unit_spec, repeat, t, job.seq, e, keys, rows) + (
             mask_work if repeat != "none" else NO_WORK
         )
         freed = _freed(spec, unit, t // like.tp if like.sp else t, job, memory.kept)

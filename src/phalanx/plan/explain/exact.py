@@ -132,7 +132,7 @@ class ExactSubject:
         return None if candidate.reason else ExactPrice(s, candidate.seconds, size, self.cluster.device.usable_bytes)
 
 
-def examined(plan: Plan, strategy: Strategy | None, gpus: int | None) -> ExactSubject:
+def subject_of_plan(plan: Plan, strategy: Strategy | None, gpus: int | None) -> ExactSubject:
     """Take a strategy of a plan's job on its cluster, by default the plan's own as the user wrote it.
 
     Raises InputError if it is not legal for the job."""
@@ -148,7 +148,7 @@ def examined(plan: Plan, strategy: Strategy | None, gpus: int | None) -> ExactSu
 def explain_exactly(x: ExactSubject) -> ExactExplanation:
     """Price the strategy and all of its neighbours that our runtime can run."""
     neighbours_priced = []
-    for what, other in neighbours.neighbours(x.chosen.asked, Pricing(x.model, x.cluster, x.job, STACK)):
+    for what, other in neighbours.neighbours(x.chosen.as_requested, Pricing(x.model, x.cluster, x.job, STACK)):
         try:
             require_runnable(other, x.job)
         except InputError:
@@ -162,7 +162,7 @@ def as_json(x: ExactExplanation) -> dict[str, Any]:
     """Return what `phalanx explain --json` prints."""
     c = x.chosen
     return {
-        "strategy": str(c.asked),
+        "strategy": str(c.as_requested),
         "step_time_s": c.seconds,
         "fits": not c.reason,
         "memory_bytes": int(c.prediction.memory_bytes),
@@ -173,7 +173,7 @@ def as_json(x: ExactExplanation) -> dict[str, Any]:
         "neighbours": [
             {
                 "change": what,
-                "strategy": str(other.asked),
+                "strategy": str(other.as_requested),
                 "step_time_s": other.seconds,
                 "memory_bytes": int(other.prediction.memory_bytes),
                 "rejected": other.reason,

@@ -68,7 +68,7 @@ class Candidate:
         return float(self.prediction.step_time_s)
 
     @property
-    def asked(self) -> Strategy:
+    def as_requested(self) -> Strategy:
         """The strategy as a user would write it: `auto` where bucket or chunks were resolved."""
         strategy = replace(self.strategy, bucket="auto") if self.bucket_reason else self.strategy
         return replace(strategy, layers="auto") if self.layers_reason else strategy
@@ -119,7 +119,10 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[in
     if candidates[0].reason:
         least = min(candidates, key=lambda c: int(c.prediction.memory_bytes))
         raise InputError(
-            "strategy", "auto", f"nothing fits: {least.asked} {least.reason}", "use a smaller model, seq or batch"
+            "strategy",
+            "auto",
+            f"nothing fits: {least.as_requested} {least.reason}",
+            "use a smaller model, seq or batch",
         )
     return SearchResult(tuple(candidates), legal, tuple(worlds), settled)
 
@@ -161,7 +164,7 @@ def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequen
 def _others(rows: Strategies, seconds: Floats, candidates: Sequence[Candidate]) -> list[Strategy]:
     """The strategy with the least expected seconds of each family without a price, so that a user can compare."""
     kinds = branch_and_bound.family(rows)
-    known = branch_and_bound.family(space.of([c.asked for c in candidates]))
+    known = branch_and_bound.family(space.of([c.as_requested for c in candidates]))
     missing = (np.flatnonzero(kinds == kind) for kind in np.setdiff1d(kinds, known))
     return [rows.strategy(int(members[np.argmin(seconds[members])])) for members in missing]
 

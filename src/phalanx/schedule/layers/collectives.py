@@ -74,7 +74,7 @@ class Core:
 Sends = tuple[Sent | Core, ...]
 
 
-def sent(
+def communication(
     spec: ModelSpec,
     job: Job,
     s: Strategy,
@@ -169,7 +169,7 @@ def _experts(spec: ModelSpec, x: Experts, job: Job, s: Strategy, tokens: Any, ro
     axis = "ep" if s.etp == 1 else "ep+etp"
     shared = x.shared_ffn > 0
     rows_out = Sent("all_to_all", compute, rows.rows * rows.copies * e, axis=axis, routed=True)
-    results = Sent("all_to_all", compute, rows.came * e, axis=axis, routed=True)
+    results = Sent("all_to_all", compute, rows.received * e, axis=axis, routed=True)
     counts = Sent("all_to_all", "int64", x.count * s.etp * 8, axis=axis)
     return _Experts(
         (*leave, counts, replace(rows_out, beside=shared)), (results,), (rows_out, replace(results, beside=shared))

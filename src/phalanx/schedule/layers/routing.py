@@ -64,11 +64,11 @@ def own_tokens(tokens: Column, tp: int, index: int) -> Column:
 @dataclass(frozen=True)
 class Routed:
     """The traffic of one layer and micro-batch of a rank. `tokens`: how many it routes; `rows`: their rows, each sent
-    to all `copies` ranks that share an expert; `came`: rows that its own experts receive."""
+    to all `copies` ranks that share an expert; `received`: rows that its own experts receive."""
 
     tokens: Column
     rows: Column
-    came: Column
+    received: Column
     copies: int = 1
 
 
@@ -83,7 +83,7 @@ def routed(x: Experts, s: Strategy, tokens: Column, rank: int = 0) -> Routed:
     here = count // s.ep
     first = int(grid.along("ep")[rank]) * here
     sources = Counter(int(at_tp[other]) for other in grid.group_of(rank, "ep+etp"))
-    came: Column = 0
+    received: Column = 0
     for index, n in sources.items():
-        came = came + n * sum(balanced(own_tokens(tokens, s.tp, index), x)[first : first + here])
-    return Routed(routed_tokens, rows, came, s.etp)
+        received = received + n * sum(balanced(own_tokens(tokens, s.tp, index), x)[first : first + here])
+    return Routed(routed_tokens, rows, received, s.etp)
