@@ -37,7 +37,7 @@ from phalanx.runtime.process.launch import run_rank
 from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.schedules import SCHEDULES, Action
-from phalanx.schedule.pipeline.sends import without
+from phalanx.schedule.pipeline.sends import strip_sends
 from phalanx.schedule.pipeline.simulate import run
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
@@ -226,7 +226,7 @@ def idle(ours: Ours, batch: Tensor) -> tuple[float, float]:
         for (kind, chunk, _), start, stop, waited in spans:
             seconds[kind][chunk].append(stop - start - waited)
     typical = {kind: [median(times or [0.0]) for times in own] for kind, own in seconds.items()}
-    times = run(without(pipeline.schedule), typical)
+    times = run(strip_sends(pipeline.schedule), typical)
     busy = sum(stop - start for own in times for start, stop in own)
     return median(shares), 1 - busy / (world.size * max(own[-1][1] for own in times))
 

@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.cost.analytic.chips import chip_name, system, system_of
 from phalanx.cost.analytic.compression import SPARSE, Compressed, payment
-from phalanx.cost.analytic.estimate import Estimate, estimate, estimate_all, paid
+from phalanx.cost.analytic.estimate import Estimate, compression_payment, estimate, estimate_all
 from phalanx.cost.analytic.flops import forward_per_token, hardware_flops, model_flops
 from phalanx.cost.analytic.kernels import attention, product_s
 from phalanx.cost.analytic.memory import Memory, block_bytes, memory
@@ -450,8 +450,8 @@ def test_sparse_stops_paying_where_its_bytes_say() -> None:
     assert found.ranks is not None
     assert found.ranks[0] == 2
     assert found.ranks[1] == pytest.approx(found.by_bytes, abs=2)
-    assert paid(one("dp=64,compression=threshold:0.1")) is None
-    assert paid(one("dp=64")) is None
+    assert compression_payment(one("dp=64,compression=threshold:0.1")) is None
+    assert compression_payment(one("dp=64")) is None
 
 
 def test_powersgd_sends_its_factors() -> None:

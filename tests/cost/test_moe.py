@@ -24,7 +24,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec, expert_layers
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 from phalanx.verify.diff import differences, exactly, memory_differences
 from phalanx.verify.fake_step import imagine
 
@@ -80,8 +80,8 @@ def test_what_leaves_comes(tokens: int, degrees: tuple[int, int, int]) -> None:
     s = Strategy(dp=2 * ep * etp, tp=tp, ep=ep, etp=etp)
     x = Experts(12, 2, 8)
     found = [routed(x, s, tokens, rank) for rank in range(s.world)]
-    assert sum(r.rows * r.copies for r in found) == sum(r.came for r in found)
-    assert max(r.came for r in found) == found[0].came
+    assert sum(r.rows * r.copies for r in found) == sum(r.received for r in found)
+    assert max(r.received for r in found) == found[0].received
 
 
 @settings(max_examples=40)
@@ -89,7 +89,7 @@ def test_what_leaves_comes(tokens: int, degrees: tuple[int, int, int]) -> None:
 def test_what_is_kept_comes_and_goes(case: tuple[ModelSpec, Job, Strategy]) -> None:
     """The passes of a block leave nothing: each walk gives what it takes."""
     model, job, s = case
-    held, t = local(model, s), s.micro_batch * job.seq // s.cp
+    held, t = local_model(model, s), s.micro_batch * job.seq // s.cp
     assert model.experts is not None
     rows = routed(model.experts, s, t)
     for i in expert_layers(model):

@@ -22,7 +22,7 @@ from phalanx.spec.job import DTYPE_BYTES, Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 
 
 @st.composite
@@ -52,7 +52,7 @@ def test_what_is_kept_comes_and_goes(case: tuple[ModelSpec, Job, Strategy, int])
     spec, job, s, _ = case
     e, t = DTYPE_BYTES[job.precision.compute], s.micro_batch * job.seq // s.cp
     found = predicted(*case, split=True).passes
-    masks = footprint.documents(local(spec, s), job, t, Context(job.seq, s.ring, s.ulysses))
+    masks = footprint.documents(local_model(spec, s), job, t, Context(job.seq, s.ring, s.ulysses))
     for i in range(spec.layers):
         assert sum(found[phase, f"blocks.{i}"].change for phase in "FIW") == -masks.get(i, 0)
     for unit in ("embed", "blocks", "head"):
@@ -65,7 +65,7 @@ def test_what_is_kept_comes_and_goes(case: tuple[ModelSpec, Job, Strategy, int])
 def test_of_many_micro_batches_at_once(s: Strategy) -> None:
     """The search's columns are their rows."""
     sizes = {"family": "llama", "vocab": 300, "hidden": 64, "layers": 2, "heads": 8, "kv_heads": 4, "head_dim": 8}
-    spec = local(build(ModelSpec, complete(sizes | {"ffn": 96, "max_seq": 128}), "model"), s)
+    spec = local_model(build(ModelSpec, complete(sizes | {"ffn": 96, "max_seq": 128}), "model"), s)
     job, part = Job(4, 128), Context(128, s.ring, s.ulysses)
     rows = [part.tokens * n for n in (1, 2, 4)]
     for unit in ("embed", "blocks", "head"):

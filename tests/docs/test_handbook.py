@@ -20,7 +20,7 @@ from phalanx.plan.tables.collectives import compare
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import build as collective
 from phalanx.schedule.gradients.buckets import buckets
-from phalanx.schedule.gradients.compression import PLACE_BYTES, factors, sent
+from phalanx.schedule.gradients.compression import PLACE_BYTES, bucket_collectives, factors
 from phalanx.schedule.pipeline.schedules import build
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -170,7 +170,7 @@ def test_c13_topk_is_no_hundredfold():
     for ranks, golden in ((2, 33.3), (8, 8.3), (16, 4.2), (64, 1.04)):
         s, job = Strategy(dp=ranks, bucket=1e6), Job(ranks, 2048)
         (bucket,) = buckets(make_model({"preset": "gpt2"}, Path())[0], job, s)
-        (gathered,) = sent(compressor, bucket, s, "float32")
+        (gathered,) = bucket_collectives(compressor, bucket, s, "float32")
         wire = (ranks - 1) / ranks * gathered.bytes
         ring = 2 * (ranks - 1) / ranks * bucket.padded(s) * 4
         assert ring / wire * (4 + PLACE_BYTES) / (4 + 8) == pytest.approx(golden, rel=0.01)

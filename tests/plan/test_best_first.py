@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 from support.strategies import models, with_experts
 
-from phalanx.plan.explain.exact import Examined
+from phalanx.plan.explain.exact import ExactSubject
 from phalanx.plan.explain.lint import lint
 from phalanx.plan.search import best_first as searching
 from phalanx.plan.search import branch_and_bound, space
@@ -75,7 +75,7 @@ def test_nothing_that_fits_is_faster(model, batch, worlds, beside, tight, data):
     bounds = Bounds(model, cluster, job)
     others = [price(model, cluster, job, s) for s in picked.strategies()]
     for c, least, state in zip(others, bounds.of_rows(picked), bounds.bytes_of_rows(picked), strict=True):
-        assert least <= bounds.of(c.asked) <= c.seconds
+        assert least <= bounds.of(c.as_requested) <= c.seconds
         assert state <= float(c.prediction.memory_bytes)
     found = search(model, cluster, job, worlds)
     assert found.legal == len(every)
@@ -85,7 +85,7 @@ def test_nothing_that_fits_is_faster(model, batch, worlds, beside, tight, data):
     require_runnable(best.strategy, job)
     assert best.strategy.world in worlds
     for c in [*found.candidates, *(others if found.settled else ())]:
-        assert c.reason or c.seconds >= best.seconds, (c.asked, best.asked)
+        assert c.reason or c.seconds >= best.seconds, (c.as_requested, best.as_requested)
 
 
 def test_a_large_space_is_chosen_from_by_the_vectorised_terms(monkeypatch):
@@ -103,7 +103,7 @@ def test_a_pipeline_that_might_be_a_little_faster_hides_nothing_simpler():
     """Hundreds of pipelines promise some hundredths less than the best has, and none keeps it."""
     model, job = make_model({"preset": "gpt2-xl"}, Path())[0], Job(64, 1024)
     found = search(model, clusters.dgx_h100(1), job, [8])
-    kinds = branch_and_bound.family(space.of([c.asked for c in found.candidates]))
+    kinds = branch_and_bound.family(space.of([c.as_requested for c in found.candidates]))
     assert {*kinds} == {*branch_and_bound.family(space.everything(model, job, 8, OPTIONS))}  # each says why not
     for s in (Strategy(dp=8, zero=1, micro_batch=8), Strategy(dp=4, zero=1, cp=2, micro_batch=8)):
         assert found.best.seconds <= price(model, clusters.dgx_h100(1), job, s).seconds
@@ -180,9 +180,9 @@ def test_lint_examines_our_own_runtime_by_exact_prices(line, mended, name):
     cluster = replace(found, ranks_per_node=2, tiers=(replace(fast, ranks=2), replace(slow, ranks=4)))
     for strategy, speaks in ((line, True), (mended, False)):
         chosen = make_strategy(strategy)
-        x = Examined(model, cluster, job, chosen, chosen.world)
+        x = ExactSubject(model, cluster, job, chosen, chosen.world)
         assert (name in {f.name for f in lint(x)}) == speaks
-    assert 0 < Examined(model, cluster, job, make_strategy("tp=4,micro_batch=8"), 4).tensor_parallel < 1
+    assert 0 < ExactSubject(model, cluster, job, make_strategy("tp=4,micro_batch=8"), 4).tensor_parallel < 1
 
 
 def test_a_plan_of_names_needs_data_and_steps(here):

@@ -37,7 +37,7 @@ ALPHAS, BETAS = st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-8)
 def visible(here: ClusterSpec, strategy: Strategy, size: Column) -> Column:
     """Seconds of G bytes in buckets of `size`, less what hides: their travel, but for the last one's."""
     grid = mesh(strategy)
-    op, axis = ("reduce_scatter", "dp_shard") if strategy.stage else ("all_reduce", "dp_replicate")
+    op, axis = ("reduce_scatter", "dp_shard") if strategy.effective_zero else ("all_reduce", "dp_replicate")
     latency, once = (collective.seconds(here, grid, op, axis, n, 0) for n in (G / size, 1))
     return latency + collective.seconds(here, grid, op, axis, 1, size) - once
 
@@ -117,11 +117,11 @@ def test_candidates_are_priced_with_their_bucket_and_shown_without() -> None:
     found = search(MODEL, here, JOB, [8]).candidates
     for c in found[:40]:
         assert (c.strategy.bucket == "auto") != has_buckets(c.strategy)
-        assert c.asked == replace(c.strategy, bucket="auto", layers="auto")
+        assert c.as_requested == replace(c.strategy, bucket="auto", layers="auto")
         assert float(c.prediction.step_time_s) == float(predict(MODEL, here, JOB, c.strategy).step_time_s)
-        assert c == price(MODEL, here, JOB, c.asked)
+        assert c == price(MODEL, here, JOB, c.as_requested)
     assert "bucket" not in "".join(alternatives(found, found[0], JOB, 10).columns[1].cells)  # type: ignore[arg-type]
-    assert price(MODEL, here, JOB, Strategy(dp=2, bucket=3.0)).asked == Strategy(dp=2, bucket=3.0)
+    assert price(MODEL, here, JOB, Strategy(dp=2, bucket=3.0)).as_requested == Strategy(dp=2, bucket=3.0)
 
 
 def test_on_the_old_layout_the_old_bucket() -> None:

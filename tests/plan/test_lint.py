@@ -10,10 +10,10 @@ import pytest
 from support.in_process_cli import phalanx
 
 from phalanx.plan.explain import explanation, operators
-from phalanx.plan.explain.analytic import Subject
+from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.explain.lint import LINTS
 from phalanx.plan.explain.traffic import flows
-from phalanx.plan.question import asked, cluster_named, model_named
+from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.spec.files.job_file import make_strategy
@@ -86,9 +86,9 @@ _CASES = [
 ]
 
 
-def _subject(where, line: str, reduce=None) -> Subject:
+def _subject(where, line: str, reduce=None) -> AnalyticSubject:
     model, gpus, batch, seq = where
-    larger = asked(model_named(model)[0], cluster_named("dgx-a100"), batch, seq, "megatron-core")
+    larger = pricing_by_gpus(model_named(model)[0], cluster_named("dgx-a100"), batch, seq, "megatron-core")
 
     def reduced(n: int) -> Pricing:
         p = larger(n)
@@ -96,7 +96,7 @@ def _subject(where, line: str, reduce=None) -> Subject:
 
     strategy = make_strategy(line)
     assert strategy is not None
-    return Subject(reduced, strategy, gpus)
+    return AnalyticSubject(reduced, strategy, gpus)
 
 
 @pytest.mark.parametrize(("name", "where", "line", "mended", "said"), _CASES, ids=[c[0] for c in _CASES])

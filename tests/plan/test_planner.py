@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import phalanx
 
-from phalanx.plan.explain.analytic import Subject
-from phalanx.plan.question import asked, cluster_named, model_named
+from phalanx.plan.explain.analytic import AnalyticSubject
+from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
 from phalanx.plan.search import refine, why_not
 from phalanx.plan.search.neighbours import neighbours
 from phalanx.plan.search.planner import answer
@@ -23,7 +23,9 @@ _LLAMA = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--ba
 
 
 def _ask(model: str, cluster: str, gpus: int, batch: int, seq: int, **more):
-    return answer(asked(model_named(model)[0], cluster_named(cluster), batch, seq, "megatron-core"), gpus, **more)
+    return answer(
+        pricing_by_gpus(model_named(model)[0], cluster_named(cluster), batch, seq, "megatron-core"), gpus, **more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,9 @@ def test_reasons_have_their_numbers(gpt3):
 
 
 def test_a_wide_tensor_group_is_said_to_leave_the_node():
-    question = asked(model_named("gpt3-175b")[0], cluster_named("dgx-a100"), 1536, 2048, "megatron-core")(1024)
+    question = pricing_by_gpus(model_named("gpt3-175b")[0], cluster_named("dgx-a100"), 1536, 2048, "megatron-core")(
+        1024
+    )
     lines = [parse(f"dp={d},zero=1,tp={t},sp=1,pp=8") for d, t in ((16, 8), (8, 16))]
     eight, sixteen = price(question, [Strategy(**line | {"sp": True}) for line in lines])
     assert "tp=16 leaves the node" in why_not.why_not(sixteen, eight, question)
@@ -102,7 +106,9 @@ def test_memory_as_objective_takes_less_of_it_and_at_most_ten_percent_more_time(
 
 
 def test_a_stack_gets_the_schedules_that_it_has():
-    ours = answer(asked(model_named("llama3-8b")[0], cluster_named("dgx-h100"), 64, 8192, "torchtitan-compiled"), 16)
+    ours = answer(
+        pricing_by_gpus(model_named("llama3-8b")[0], cluster_named("dgx-h100"), 64, 8192, "torchtitan-compiled"), 16
+    )
     assert ours.evaluated > _ask("llama3-8b", "dgx-h100", 16, 64, 8192).evaluated
 
 
@@ -131,7 +137,7 @@ def test_idle_gpus_are_said():
 
 def test_nothing_that_is_shown_beats_the_best():
     """Few micro-batches on a stack with zero-bubble schedules: there the first pass errs most."""
-    found = answer(asked(model_named("llama3-8b")[0], cluster_named("dgx-a100"), 16, 512, "phalanx"), 16)
+    found = answer(pricing_by_gpus(model_named("llama3-8b")[0], cluster_named("dgx-a100"), 16, 512, "phalanx"), 16)
     best = found.best
     near = refine.refined(found.pricing, [s for _, s in neighbours(best.strategy, found.pricing)])
     assert len(near) > 10
@@ -143,7 +149,7 @@ def test_nothing_that_is_shown_beats_the_best():
     assert found.front[0] == best
     assert bytes_ == sorted(bytes_, reverse=True)
     # What takes the time sums to it, and `explain` says the same, of the best and of its neighbours.
-    x = Subject(lambda gpus: found.pricing, best.strategy, 16)
+    x = AnalyticSubject(lambda gpus: found.pricing, best.strategy, 16)
     assert x.seconds == best.seconds == pytest.approx(sum(best.priced.terms.values()), rel=1e-9)
     assert min(best.priced.terms.values()) >= 0
     assert {p.strategy: p.seconds for _, p in x.neighbours} == {p.strategy: p.seconds for p, _ in near}
@@ -166,7 +172,7 @@ def test_nothing_that_is_shown_beats_the_best():
         ({"--cluster": "local"}, "plan a job on it with phalanx plan JOB.toml"),
         ({"--price": "-2", "--tokens": "300B"}, "--price = -2.0: is not a price"),
         ({"--price": "nan", "--tokens": "300B"}, "is not a price"),
-        ({"--price": "2"}, "say how long it is: --tokens 300B"),
+        ({"--price": "2"}, "say how long it is, e.g. --tokens 300B"),
         ({"--objective": "days"}, "--tokens: is missing"),
         ({"--objective": "money", "--tokens": "300B"}, "--price: is missing"),
         ({"--profile": "megatron"}, "did you mean"),

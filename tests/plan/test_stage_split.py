@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.cost.step.predict import predict, predict_all
-from phalanx.cost.step.predict_pipeline import pipelined, programs
+from phalanx.cost.step.predict_pipeline import price_pipeline, programs
 from phalanx.plan.auto import stage_split
 from phalanx.plan.search import best_first
 from phalanx.schedule.pipeline.schedules import build
@@ -39,13 +39,13 @@ def test_the_slowest_rank_is_as_fast_as_may_be(line: str) -> None:
     blocks = [int(n) for n in s.layers.split("/")]
     assert sum(blocks) == LLAMA.layers
     assert "slowest rank" in why
-    slowest = max(pipelined(LLAMA, CLUSTER, JOB, s).priced.work)
+    slowest = max(price_pipeline(LLAMA, CLUSTER, JOB, s).priced.work)
     for i in range(len(blocks)):
         for j in range(len(blocks)):
             moved = [n + (c == j) - (c == i) for c, n in enumerate(blocks)]
             if i != j and min(moved) >= 1:
                 other = replace(s, layers="/".join(map(str, moved)))
-                assert max(pipelined(LLAMA, CLUSTER, JOB, other).priced.work) >= slowest * (1 - 1e-9)
+                assert max(price_pipeline(LLAMA, CLUSTER, JOB, other).priced.work) >= slowest * (1 - 1e-9)
 
 
 def test_memory_limits_move_blocks_to_where_there_is_room() -> None:
@@ -62,7 +62,7 @@ def test_memory_limits_move_blocks_to_where_there_is_room() -> None:
 @pytest.mark.parametrize("line", ["pp=4,schedule=gpipe", "pp=2,tp=2,schedule=zb-h1", "pp=4,schedule=dualpipe-v,dp=2"])
 def test_the_step_is_the_schedules(line: str) -> None:
     s, _ = stage_split.resolve(LLAMA, CLUSTER, JOB, _strategy(line))
-    found = pipelined(LLAMA, CLUSTER, JOB, s)
+    found = price_pipeline(LLAMA, CLUSTER, JOB, s)
     schedule = build(s.schedule, s.pp, s.accumulation(JOB))
     assert price(schedule, found.costs).times == found.priced.times
     alike = price(schedule, Costs.equal(schedule.chunks)).bubble_fraction
@@ -79,7 +79,7 @@ def test_the_step_is_the_schedules(line: str) -> None:
 def test_the_plan_says_what_each_chunk_costs() -> None:
     found = best_first.price(LLAMA, CLUSTER, JOB, _strategy("pp=4,tp=2"))
     assert found.strategy.layers != "auto"
-    assert found.asked == replace(_strategy("pp=4,tp=2"), bucket=found.asked.bucket)
+    assert found.as_requested == replace(_strategy("pp=4,tp=2"), bucket=found.as_requested.bucket)
     said = stage_split.explained(LLAMA, CLUSTER, JOB, found.strategy, found.layers_reason)
     assert said is not None
     chunks = said["chunks"]

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from support.in_process_cli import phalanx
 
-from phalanx.plan.question import asked, cluster_named, model_named
+from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
 from phalanx.plan.tables import textbook
 from phalanx.plan.tables.roofline import ridges
 from phalanx.plan.tables.scaling import by_batch, by_gpus, sensitivity
@@ -70,7 +70,7 @@ def test_ridges_are_dense_and_of_one_direction():
 
 
 def _question(batch: int):
-    return asked(model_named("llama3-8b")[0], cluster_named("dgx-h100"), batch, 8192, "megatron-core")
+    return pricing_by_gpus(model_named("llama3-8b")[0], cluster_named("dgx-h100"), batch, 8192, "megatron-core")
 
 
 def test_scaling_is_what_it_is_defined_as():

@@ -16,7 +16,7 @@ from support.strategies import COMPRESSORS, QUANTISERS, TRANSPORTS, cases
 import phalanx
 from phalanx.runtime.data_parallel.compression.codec import Code
 from phalanx.schedule.gradients.buckets import Bucket
-from phalanx.schedule.gradients.compression import factors, kept, most
+from phalanx.schedule.gradients.compression import elements_sent, factors, max_elements
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision
@@ -132,9 +132,9 @@ def test_what_is_no_number_stays_none(name: str, bad: float) -> None:
 def test_kept_elements(numel: int, share: float, p: int) -> None:
     c = parse(f"topk:{share:.6f}")
     assert c is not None
-    assert share * numel - 1e-6 * numel <= kept(c, numel) <= max(2, share * numel + 2 + 1e-6 * numel)
-    assert numel <= most(numel, p) * p < numel + 2 * p
-    assert kept(c, numel) % 2 == most(numel, p) % 2 == 0
+    assert share * numel - 1e-6 * numel <= elements_sent(c, numel) <= max(2, share * numel + 2 + 1e-6 * numel)
+    assert numel <= max_elements(numel, p) * p < numel + 2 * p
+    assert elements_sent(c, numel) % 2 == max_elements(numel, p) % 2 == 0
 
 
 def test_matrices_too_small_for_factors_are_sent_as_they_are() -> None:

@@ -127,13 +127,13 @@ def test_what_cannot_be_combined_is_refused() -> None:
 def test_the_state_is_shared_by_all_that_share_sequences() -> None:
     """dp=1, cp=2 at zero=3: two shards; replicas of a shard are dp's alone."""
     strategy = Strategy(cp=2, zero=3)
-    assert (strategy.stage, strategy.shards, mesh(strategy).shard_axis) == (3, 2, "cp")
+    assert (strategy.effective_zero, strategy.shards, mesh(strategy).shard_axis) == (3, 2, "cp")
     strategy = Strategy(dp=4, shard=2, zero=2, cp=3)
     grid = mesh(strategy)
     assert (strategy.shards, grid.shard_axis, strategy.dp_replicate) == (6, "dp_shard+cp", 2)
     for group in grid.groups(grid.shard_axis).tolist():
         assert [grid.shard(r) for r in group] == list(range(6))
-    assert Strategy(cp=2).stage == 0
+    assert Strategy(cp=2).effective_zero == 0
     assert mesh(Strategy(cp=2, dp=2)).gradient_axis == "dp_replicate+cp"
 
 

@@ -15,7 +15,7 @@ from support.split_backward_cases import Part, all_apart, apart, batches
 from support.strategies import models
 from support.toy_model import model
 
-from phalanx.runtime.autograd.deferred_weight_grads import Product, PutOff
+from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients, Product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.observe.instrument import Tracker
@@ -121,7 +121,7 @@ def test_memory_is_free_gradient_by_gradient() -> None:
 
 
 def test_without_the_attribute_nothing_of_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PutOff, "leave", None)
+    monkeypatch.setattr(DeferredGradients, "leave", None)
     spec, job, s = model(family="gpt2"), Job(2, 8, FP64), Strategy()
     part = Part(spec, job, s, Comm(ALONE, mesh(s)))
     (batch,) = batches(spec, job, s, part, 1)

@@ -21,7 +21,7 @@ from phalanx.cost.step.expand import expand
 from phalanx.nn.init import initial, of_rank
 from phalanx.runtime.data_parallel.bucket_buffers import Flat
 from phalanx.schedule.event import INSIDE
-from phalanx.schedule.gradients.buckets import Bucket, buckets, lent
+from phalanx.schedule.gradients.buckets import Bucket, buckets, reduction_slots
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Optimizer, Precision
@@ -30,7 +30,7 @@ from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, divisors
-from phalanx.spec.strategy.split import Split, local
+from phalanx.spec.strategy.split import Split, local_model
 from phalanx.verify.fake_step import imagine
 from phalanx.verify.parity import BOUNDS
 from phalanx.verify.rank_classes import classes
@@ -129,25 +129,25 @@ def test_experts_have_buckets_of_their_own_where_others_hold_them(
 ) -> None:
     spec, job, s = model(), Job(8, 8), strategy(line + ",bucket=0.001")
     cut = buckets(spec, job, s)
-    held = parameters(local(spec, s))
+    held = parameters(local_model(spec, s))
     assert sorted(p.fqn for b in cut for p in b.parameters) == sorted(p.fqn for p in held)
     assert [b.index for b in cut] == list(range(len(cut)))
     for b in cut:
-        assert {p.of_experts for p in b.parameters} == {b.experts} or not s.experts_apart
+        assert {p.of_experts for p in b.parameters} == {b.experts} or not s.separate_experts
         assert (b.axis(s), b.parts(s), b.replicas(s)) == (experts if b.experts else gradients)
         assert not b.axis(s) or mesh(s).size(b.axis(s)) == b.ranks(s) // (b.replicas(s) if b.across(s) else 1)
         assert b.padded(s) % b.parts(s) == 0
         pieces = [piece for i in range(b.parts(s)) for piece in Flat(b, s, i).pieces()]
         assert sum(piece.stop - piece.start for piece in pieces) == b.numel
     assert any(b.experts for b in cut) == (experts is not None)
-    if s.stage == 3:
+    if s.effective_zero == 3:
         assert [b.name for b in cut][1:4] == ["blocks.2.experts", "blocks.2", "blocks.1.experts"]
 
 
 def test_buckets_that_fill_at_once_have_memory_of_their_own() -> None:
     spec, s = model(), Strategy(dp=4, ep=2, zero=2, bucket=0.001)
     cut = buckets(spec, Job(8, 8), s)
-    turns, sizes = lent(local(spec, s), cut, s)
+    turns, sizes = reduction_slots(local_model(spec, s), cut, s)
 
     def of(experts: bool) -> list[tuple[Bucket, int]]:
         return [(b, slot) for b, slot in zip(cut, turns, strict=True) if b.experts == experts]

@@ -20,9 +20,9 @@ from torch.distributed.pipelining import schedules as torchs
 from phalanx.report.pipeline import of_run
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.proof import prove
-from phalanx.schedule.pipeline.schedules import SCHEDULES, Action, build, held
-from phalanx.schedule.pipeline.sends import inserted
-from phalanx.schedule.pipeline.torch_csv import read, written
+from phalanx.schedule.pipeline.schedules import SCHEDULES, Action, build, live_activations
+from phalanx.schedule.pipeline.sends import insert_sends
+from phalanx.schedule.pipeline.torch_csv import from_csv, to_csv
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.spec import Strategy
 
@@ -33,9 +33,9 @@ def test_torch_executes_our_schedules(pool: Pool, tmp_path: Path, ranks: int) ->
     cases: list[tuple[Path, Any, tuple[int, ...], int]] = []
     for name in SCHEDULES:
         plain = build(name, ranks, 2 * ranks)
-        for form, s in (("compute_only", plain), ("compute_comms", inserted(plain))):
+        for form, s in (("compute_only", plain), ("compute_comms", insert_sends(plain))):
             path = tmp_path / f"{name}.{form}.csv"
-            path.write_text(written(s))
+            path.write_text(to_csv(s))
             cases.append((path, form, s.rank_of, s.micro_batches))
     for errors in pool.run(ranks, pipeline_cases.run_by_torch, cases):
         assert len(errors) == len(cases)
@@ -66,9 +66,9 @@ def test_we_execute_torchs_schedules(pool: Pool, tmp_path: Path, name: str, like
     m, path = 2 * ranks, tmp_path / "torch.csv"
     stage: Any = SimpleNamespace(num_stages=2 * ranks, group_size=ranks, group_rank=0, submod=None)
     getattr(torchs, name)([stage, stage], m)._dump_csv(str(path), form)
-    s = read(path)
+    s = from_csv(path)
     if form == "compute_only":
-        s = inserted(s)
+        s = insert_sends(s)
     prove(s)
     job, spec = Job(m, 8, Precision("float64")), toy_model.model(layers=2 * ranks, tied=True)
     assert max(pool.run(ranks, pipeline_cases.run_by_us, spec, job, strategy(ranks, like, 2 * ranks), s)) < 1e-12
@@ -88,7 +88,7 @@ def test_what_lives_is_what_the_schedule_holds(pool: Pool, name: str) -> None:
         assert tuple(action for action, _ in found) == own
         inputs: set[tuple[int, int]] = set()
         whole: set[tuple[int, int]] = set()
-        for (kind, *of), (_, (into, out_of, sent)), count in zip(own, found, held(own), strict=True):
+        for (kind, *of), (_, (into, out_of, sent)), count in zip(own, found, live_activations(own), strict=True):
             at = of[0], of[1]
             if kind == "F":
                 inputs.add(at)

@@ -22,7 +22,7 @@ from support.toy_model import model, order_of_gradients
 from phalanx.cost.memory import footprint
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict, predict_all
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel import shared_gradients
 from phalanx.runtime.model_parallel import sequence
@@ -36,7 +36,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 from phalanx.train.training_step import Training
 from phalanx.verify.diff import SLACK_BYTES
 from phalanx.verify.parity import BOUNDS
@@ -46,7 +46,7 @@ from phalanx.verify.verify import verify
 @given(st.integers(2, 8), st.integers(1, 4), st.integers(1, 24))
 def test_parts_of_a_chunk_lie_side_by_side_in_rank_order(tp: int, batch: int, seq: int) -> None:
     assume(batch * seq % tp == 0)
-    inner = Inner(Comm(ALONE, mesh(Strategy())))
+    inner = LayerComm(Comm(ALONE, mesh(Strategy())))
     everyone = [Rows(inner, tp, index, batch, seq) for index in range(tp)]
     tokens = torch.arange(batch * seq)
     for whole, *parts in everyone[0].per_chunk(tokens, *(rows.of(tokens) for rows in everyone)):
@@ -142,7 +142,9 @@ def test_a_block_keeps_its_share_and_no_more(family: str) -> None:
 
     def kept(tp: int, sp: bool) -> int:
         return int(
-            footprint.footprint(local(spec, Strategy(tp=tp)), "blocks", 512, 256, Job(2, 256), "float32", tp, sp).kept
+            footprint.footprint(
+                local_model(spec, Strategy(tp=tp)), "blocks", 512, 256, Job(2, 256), "float32", tp, sp
+            ).kept
         )
 
     for tp in (2, 4):

@@ -16,8 +16,8 @@ from phalanx.cost.pipeline_time import Costs, price
 from phalanx.schedule.errors import Unproved
 from phalanx.schedule.pipeline.proof import prove, prove_slots
 from phalanx.schedule.pipeline.schedules import SCHEDULES, Action, PipelineSchedule, build
-from phalanx.schedule.pipeline.sends import inserted, without
-from phalanx.schedule.pipeline.torch_csv import cells, read, written
+from phalanx.schedule.pipeline.sends import insert_sends, strip_sends
+from phalanx.schedule.pipeline.torch_csv import cells, from_csv, to_csv
 from phalanx.spec.errors import InputError
 
 
@@ -37,9 +37,9 @@ def test_every_schedule_is_proved_and_torch_agrees(name: str) -> None:
             if s is None:
                 continue
             built += 1
-            whole = inserted(s)
+            whole = insert_sends(s)
             assert prove(s) == prove(whole)
-            assert without(whole) == s
+            assert strip_sends(whole) == s
             theirs = {r: [torchs._Action.from_str(str(a)) for a in own] for r, own in enumerate(whole.actions)}
             stage_to_rank = dict(enumerate(s.rank_of)).__getitem__
             torchs._simulate_comms_compute(theirs, stage_to_rank, s.chunks)
@@ -150,7 +150,7 @@ def test_the_textbook_1f1b_deadlocks_where_sends_block() -> None:
 
 
 def test_sends_that_are_wrong_are_refused() -> None:
-    s = inserted(build("1f1b", 2, 1))
+    s = insert_sends(build("1f1b", 2, 1))
     assert [list(map(str, own)) for own in s.actions] == [
         ["0F0", "0SEND_F0", "0RECV_B0", "0B0"],
         ["1RECV_F0", "1F0", "1B0", "1SEND_B0"],
@@ -174,13 +174,13 @@ def test_a_picture_with_one_backward_on_all_ranks_at_once_is_refused(tmp_path: P
     with pytest.raises(
         Unproved, match="6 actions come too early; rank 0: 0B0 is in slot 6 and needs 1B0, which is in"
     ):
-        prove_slots(read(path), cells(path))
+        prove_slots(from_csv(path), cells(path))
     code, out, _ = phalanx(tmp_path, "pipeline", "prove", "picture.csv", "--slots")
     assert (code, out.startswith("picture.csv: 6 actions come too early")) == (1, True)
     path.write_text("0F0,0SEND_F0,,,0RECV_B0,0B0\n,1RECV_F0,1F0,1B0,1SEND_B0,\n")
-    prove_slots(read(path), cells(path))
+    prove_slots(from_csv(path), cells(path))
     path.write_text("0F0,0F1,,,0B0,0B1\n,1F0,1F1,1B0,1B1,\n")
-    prove_slots(read(path), cells(path))
+    prove_slots(from_csv(path), cells(path))
 
 
 @pytest.mark.parametrize(("names", "said"), [(["picture.csv", "1f1b"], "1f1b"), ([], "naive")])
@@ -195,16 +195,16 @@ def test_slots_of_what_is_no_file_are_refused(names: list[str], said: str, tmp_p
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_csv_goes_there_and_back(name: str, tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
-    for s in (build(name, 3, 6), inserted(build(name, 3, 6))):
-        path.write_text(written(s))
-        again = read(path)
+    for s in (build(name, 3, 6), insert_sends(build(name, 3, 6))):
+        path.write_text(to_csv(s))
+        again = from_csv(path)
         assert again == replace(s, name="s.csv")
 
 
 def test_what_torch_writes_is_read(tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
     path.write_text("0UNSHARD,0F0,(0F1;1B0)OVERLAP_F_B,1F1,0B0,1B1,0B1,0RESHARD\n".replace("(0F1;", "1F0,(0F1;"))
-    s = read(path)
+    s = from_csv(path)
     assert " ".join(map(str, s.actions[0])) == "0F0 1F0 0F1 1B0 1F1 0B0 1B1 0B1"
     prove(s)
     for text, said in (
@@ -214,7 +214,7 @@ def test_what_torch_writes_is_read(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(InputError, match=said):
-            read(path)
+            from_csv(path)
 
 
 def test_the_command_draws_compares_and_writes(tmp_path: Path) -> None:

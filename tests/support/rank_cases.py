@@ -278,15 +278,15 @@ def examine_broken_tensors(world: World, how: str, *case: Any) -> list[Any]:
 
 def examine_repeating(world: World, *case: Any) -> list[Any]:
     """Check parity with recomputed forward passes that omit their sums over ranks."""
-    from phalanx.runtime.autograd.layer_comm import Inner
+    from phalanx.runtime.autograd.layer_comm import LayerComm
 
-    all_reduce = Inner.all_reduce
+    all_reduce = LayerComm.all_reduce
 
-    def forgets(self: Inner, *given: Any, **named: Any) -> Any:
+    def forgets(self: LayerComm, *given: Any, **named: Any) -> Any:
         return DONE if self.again else all_reduce(self, *given, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Inner, "all_reduce", forgets)
+        patch.setattr(LayerComm, "all_reduce", forgets)
         return examine(world, *case)
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import create, initial, of_rank
-from phalanx.runtime.autograd.deferred_weight_grads import Left, Product, PutOff
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients, Left, Product
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.model_parallel.context import ContextParallel
@@ -27,11 +27,11 @@ from phalanx.spec.strategy.split import Split
 class Part:
     """One rank's part of a model, without an engine."""
 
-    put_off: PutOff
+    put_off: DeferredGradients
 
     def __init__(self, spec: ModelSpec, job: Job, s: Strategy, comm: Comm) -> None:
         rank = comm.world.rank
-        self.job, self.inner = job, Inner(comm)
+        self.job, self.inner = job, LayerComm(comm)
         place = Split(spec, s.tp, comm.mesh.place(rank)["tp"], s.sp)
         self.context = context(s, comm.mesh, rank, job.seq)
         tp = TensorParallel(self.inner, place) if s.tp > 1 else None
@@ -49,7 +49,7 @@ class Part:
 
     def splits(self) -> None:
         """Allow weight gradients to be deferred from now on."""
-        self.put_off = PutOff(self.model.units(), self.inner)
+        self.put_off = DeferredGradients(self.model.units(), self.inner)
 
     def forward(self, batch: Tensor, micro_batch: int = 0) -> Tensor:
         self.inner.micro_batch = micro_batch

@@ -27,7 +27,7 @@ from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 from phalanx.verify.diff import SLACK_BYTES
 from phalanx.verify.fake_step import Imagined
 from support.split_backward_cases import Part, batches
@@ -115,7 +115,7 @@ def measured(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> 
 
 
 def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> Found:
-    held, part = local(spec, s), Context(job.seq, s.ring, s.ulysses)
+    held, part = local_model(spec, s), Context(job.seq, s.ring, s.ulysses)
     t, e = s.micro_batch * part.tokens, DTYPE_BYTES[job.precision.compute]
     core = Core(held, job, t, part, int(mesh(s).along("ring")[rank])) if part.parallel else None
     keys = keys_per_query(job.seq, s.ring)
@@ -141,7 +141,7 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
             "W": unit_held.parts.weights,
         }
         args = (held, kind, t, job.seq, e, keys)
-        again = unit_work.repeated(held, repeat, t, job.seq, e, keys).flops if kind == "blocks" else 0
+        again = unit_work.recomputed(held, repeat, t, job.seq, e, keys).flops if kind == "blocks" else 0
         flops = {
             "F": unit_work.forward(*args).flops,
             "B": unit_work.backward(*args).flops + again,
@@ -158,9 +158,9 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
 
 
 def sends(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, t: int) -> Iterator[tuple[str, int]]:
-    for x in collectives.sent(spec, job, s, unit.split(".")[0], phase, t, repeat_of(s, unit)):
+    for x in collectives.communication(spec, job, s, unit.split(".")[0], phase, t, repeat_of(s, unit)):
         if isinstance(x, collectives.Core):
-            for y in context.sent(local(spec, s), s, job.precision.compute, x.way, t):
+            for y in context.communication(local_model(spec, s), s, job.precision.compute, x.way, t):
                 yield y.op, y.bytes
         else:
             yield from [(x.op, x.bytes // x.count)] * x.count

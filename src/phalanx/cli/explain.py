@@ -11,9 +11,9 @@ from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, OptionalStack
 from phalanx.cli.terminal import FAILED, console, exit_on_error, print_json
 
 if TYPE_CHECKING:
-    from phalanx.plan.explain.analytic import Subject
-    from phalanx.plan.explain.exact import Examined, Own
-    from phalanx.plan.explain.lint import Examined as Lintable
+    from phalanx.plan.explain.analytic import AnalyticSubject
+    from phalanx.plan.explain.exact import ExactExplanation, ExactSubject
+    from phalanx.plan.explain.lint import LintSubject as Lintable
 
 
 def explain(
@@ -33,11 +33,11 @@ def explain(
     """
     with exit_on_error():
         _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
-        examined = _exact_subject(plan, strategy, gpus, profile)
-        if examined is not None:
-            from phalanx.plan.explain.exact import own
+        exact_subject = _exact_subject(plan, strategy, gpus, profile)
+        if exact_subject is not None:
+            from phalanx.plan.explain.exact import explain_exactly
 
-            _explain_exact(own(examined), as_json)
+            _explain_exact(explain_exactly(exact_subject), as_json)
             return
 
         x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
@@ -57,27 +57,27 @@ def explain(
             out.print(table)
 
 
-def _explain_exact(exact: Own, as_json: bool) -> None:
+def _explain_exact(exact: ExactExplanation, as_json: bool) -> None:
     """Print the exact price of a strategy on our own runtime."""
     from phalanx.plan.explain.exact import as_json as to_json
-    from phalanx.report.explain import of_our_own
+    from phalanx.report.explain import exact_tables
     from phalanx.report.style import seconds
 
     if as_json:
         print_json(to_json(exact))
         return
     out = console()
-    out.print(f"{exact.chosen.asked}: {seconds(exact.chosen.seconds)} a step", highlight=False, soft_wrap=True)
-    for table in of_our_own(exact):
+    out.print(f"{exact.chosen.as_requested}: {seconds(exact.chosen.seconds)} a step", highlight=False, soft_wrap=True)
+    for table in exact_tables(exact):
         out.print(table)
 
 
-def _exact_subject(path: Path | None, line: str | None, gpus: int | None, profile: str | None) -> Examined | None:
+def _exact_subject(path: Path | None, line: str | None, gpus: int | None, profile: str | None) -> ExactSubject | None:
     """Price the strategy of a plan exactly, if it plans a job on a measured machine; else return None.
 
     `line` replaces the plan's strategy. Raises InputError.
     """
-    from phalanx.plan.explain.exact import examined
+    from phalanx.plan.explain.exact import subject_of_plan
     from phalanx.plan.search.column_pricing import published
     from phalanx.spec.files import plan as plans
     from phalanx.spec.files.job_file import make_strategy
@@ -85,7 +85,7 @@ def _exact_subject(path: Path | None, line: str | None, gpus: int | None, profil
     if path is None or profile is not None:
         return None
     saved = plans.read(path / "plan.json" if path.is_dir() else path)
-    return None if published(saved.cluster) else examined(saved, make_strategy(line) if line else None, gpus)
+    return None if published(saved.cluster) else subject_of_plan(saved, make_strategy(line) if line else None, gpus)
 
 
 def lint(
@@ -142,12 +142,12 @@ def subject(
     batch: int | None,
     seq: int | None,
     stack: str | None,
-) -> Subject:
+) -> AnalyticSubject:
     """Return the strategy to examine with its pricing, from a plan or from the options. Raises InputError."""
     from dataclasses import replace
 
     from phalanx.plan import question
-    from phalanx.plan.explain.analytic import Subject
+    from phalanx.plan.explain.analytic import AnalyticSubject
     from phalanx.spec.errors import InputError
     from phalanx.spec.files import plan as plans
     from phalanx.spec.files.job_file import make_strategy
@@ -160,7 +160,7 @@ def subject(
         if gpus is not None:
             question.require_counts(("--gpus", gpus))
         name = stack or str(saved.choices.get("stack", "phalanx"))
-        return Subject(question.of_plan(saved, name), chosen, gpus or saved.strategy.world)
+        return AnalyticSubject(question.pricing_of_plan(saved, name), chosen, gpus or saved.strategy.world)
     options = {
         "--model": model,
         "--cluster": cluster,
@@ -173,9 +173,9 @@ def subject(
     if missing:
         raise InputError(missing[0], None, "is missing", "name a plan.json, or all of " + ", ".join(options))
     spec, _ = question.model_named(str(model))
-    pricing = question.asked(
+    pricing = question.pricing_by_gpus(
         spec, question.cluster_named(str(cluster)), batch or 0, seq or 0, stack or "megatron-core"
     )
     chosen = make_strategy(str(line))
     assert chosen is not None
-    return Subject(pricing, replace(chosen), gpus or 0)
+    return AnalyticSubject(pricing, replace(chosen), gpus or 0)

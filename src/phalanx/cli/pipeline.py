@@ -13,7 +13,7 @@ from phalanx.cli.options import Json
 from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print_json
 
 if TYPE_CHECKING:
-    from phalanx.cost.pipeline_time import Priced
+    from phalanx.cost.pipeline_time import PricedSchedule
     from phalanx.schedule.pipeline.schedules import PipelineSchedule
 
 pipeline = typer.Typer(no_args_is_help=True, help="Draw, compare and prove pipeline schedules, or write them as CSV.")
@@ -46,21 +46,21 @@ def _exit_on_unproved() -> Iterator[None]:
 def _schedule(name: str, ranks: int, micro_batches: int, virtual: int | None) -> PipelineSchedule:
     """Build a schedule by name, or read it from a CSV file. Raises InputError."""
     from phalanx.schedule.pipeline.schedules import build
-    from phalanx.schedule.pipeline.torch_csv import read
+    from phalanx.schedule.pipeline.torch_csv import from_csv
 
     if name.endswith(".csv"):
-        return read(Path(name))
+        return from_csv(Path(name))
     return build(name, ranks, micro_batches, virtual)
 
 
-def _priced(s: PipelineSchedule, costs: str, transfer: float) -> Priced:
+def _priced(s: PipelineSchedule, costs: str, transfer: float) -> PricedSchedule:
     """Prove a schedule and price it; the chunks of a rank share the rank's costs equally.
 
     Raises InputError, Unproved.
     """
     from phalanx.cost.pipeline_time import Costs, price
     from phalanx.schedule.pipeline.proof import prove
-    from phalanx.schedule.pipeline.sends import without
+    from phalanx.schedule.pipeline.sends import strip_sends
     from phalanx.spec.errors import InputError
 
     try:
@@ -74,10 +74,10 @@ def _priced(s: PipelineSchedule, costs: str, transfer: float) -> Priced:
     prove(s)
     each = s.ranks / s.chunks
     forward, input_grad, weight_grad = (number * each for number in times)
-    return price(without(s), Costs.equal(s.chunks, forward, input_grad, weight_grad, transfer))
+    return price(strip_sends(s), Costs.equal(s.chunks, forward, input_grad, weight_grad, transfer))
 
 
-def _of_run(name: str) -> tuple[Priced, Priced]:
+def _of_run(name: str) -> tuple[PricedSchedule, PricedSchedule]:
     """Return the traced step of a run, as measured and as predicted."""
     from phalanx.report.pipeline import of_run
 
@@ -115,7 +115,7 @@ def pipeline_show(
             print_json({"schedules": [_figures(p) for p in schedules], "runs": of_runs})
             return
 
-        from phalanx.report.pipeline import chart, said
+        from phalanx.report.pipeline import chart, summary
 
         out = console()
         # Times of runs are seconds, so each run has its own scale.
@@ -130,7 +130,7 @@ def pipeline_show(
                 title = f"{s.name}: {s.ranks} ranks, {s.micro_batches} micro-batches"
                 out.print(title + (f"; {label}" if label else ""), style="bold", highlight=False)
                 out.print(chart(priced, out.width, longest))
-                out.print(said(priced), highlight=False)
+                out.print(summary(priced), highlight=False)
                 out.print()
 
 
@@ -224,17 +224,17 @@ def pipeline_csv(
 ) -> None:
     """Print a schedule as the CSV that torch.distributed.pipelining and torchtitan load: a line per rank."""
     from phalanx.schedule.pipeline.proof import prove
-    from phalanx.schedule.pipeline.sends import inserted, without
-    from phalanx.schedule.pipeline.torch_csv import written
+    from phalanx.schedule.pipeline.sends import insert_sends, strip_sends
+    from phalanx.schedule.pipeline.torch_csv import to_csv
 
     with _exit_on_unproved():
         schedule = _schedule(name, ranks, micro_batches, virtual)
         prove(schedule)
-        bare = without(schedule)
-        print(written(inserted(bare) if sends else bare), end="")
+        bare = strip_sends(schedule)
+        print(to_csv(insert_sends(bare) if sends else bare), end="")
 
 
-def _figures(priced: Priced) -> dict[str, Any]:
+def _figures(priced: PricedSchedule) -> dict[str, Any]:
     s = priced.schedule
     return {
         "name": s.name,

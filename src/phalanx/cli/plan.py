@@ -18,7 +18,7 @@ from phalanx.cli.terminal import announce, console, exit_on_error, print_json, r
 if TYPE_CHECKING:
     from phalanx.plan.budget import Goal
     from phalanx.plan.search.planner import Answer
-    from phalanx.plan.search.refine import Ranked
+    from phalanx.plan.search.refine import RankedStrategy
     from phalanx.spec.files.plan import Plan
 
 
@@ -40,7 +40,7 @@ def _plan_model(
     from phalanx.plan import question
     from phalanx.plan.budget import Goal
     from phalanx.plan.budget import tokens as token_count
-    from phalanx.plan.search.planner import OBJECTIVES, THRIFT, answer, thriftiest
+    from phalanx.plan.search.planner import COST_OBJECTIVES, OBJECTIVES, answer, cheapest_gpu_count
     from phalanx.spec.errors import InputError, nearest
 
     for name, value in (("--cluster", cluster), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
@@ -50,11 +50,14 @@ def _plan_model(
     assert gpus is not None
     assert batch is not None
     assert seq is not None
-    if objective not in (*OBJECTIVES, *THRIFT, "days"):
+    if objective not in (*OBJECTIVES, *COST_OBJECTIVES, "days"):
         raise InputError(
-            "--objective", objective, "is not an objective", nearest(objective, (*OBJECTIVES, *THRIFT, "days"))
+            "--objective",
+            objective,
+            "is not an objective",
+            nearest(objective, (*OBJECTIVES, *COST_OBJECTIVES, "days")),
         )
-    if objective in (*THRIFT, "days") and not tokens:
+    if objective in (*COST_OBJECTIVES, "days") and not tokens:
         raise InputError(
             "--tokens", None, f"is missing: --objective {objective} is about a whole training", "e.g. 300B"
         )
@@ -70,9 +73,9 @@ def _plan_model(
     spec, notes = question.model_named(model)
     for note in notes:
         announce(f"note: {note}")
-    pricing = question.asked(spec, question.cluster_named(cluster), batch, seq, stack)
-    if objective in THRIFT:
-        offered, gpus = gpus, thriftiest(pricing, gpus)
+    pricing = question.pricing_by_gpus(spec, question.cluster_named(cluster), batch, seq, stack)
+    if objective in COST_OBJECTIVES:
+        offered, gpus = gpus, cheapest_gpu_count(pricing, gpus)
         announce(f"{gpus} GPUs take the fewest GPU-hours, of {offered} and its halves")
     goal = Goal(token_count(tokens, spec), gpus, price) if tokens else None
     result = answer(pricing, gpus, "memory" if objective == "memory" else "throughput", whole_front=front)
@@ -135,7 +138,7 @@ def _as_json(a: Answer, goal: Goal | None) -> dict[str, Any]:
     }
 
 
-def _one(r: Ranked, a: Answer, goal: Goal | None) -> dict[str, Any]:
+def _one(r: RankedStrategy, a: Answer, goal: Goal | None) -> dict[str, Any]:
     job = a.pricing.job
     row: dict[str, Any] = {
         "strategy": str(r.strategy),

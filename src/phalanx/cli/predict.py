@@ -88,7 +88,7 @@ def _predict(
 
 
 def _as_json(e: Estimate, title: str) -> dict[str, Any]:
-    from phalanx.cost.analytic.estimate import paid
+    from phalanx.cost.analytic.estimate import compression_payment
 
     tokens = e.layout.step_tokens
     memory = e.memory
@@ -110,7 +110,7 @@ def _as_json(e: Estimate, title: str) -> dict[str, Any]:
             "usable": float(e.system.memory_bytes),
             "terms": {name: float(value) for name, value in memory.terms.items()},
         },
-        "compression": None if (compression := paid(e)) is None else asdict(compression),
+        "compression": None if (compression := compression_payment(e)) is None else asdict(compression),
         "fits": bool(e.fits),
         "origin": "estimated: formulas with constants fitted on published runs",
     }

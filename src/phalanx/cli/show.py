@@ -19,13 +19,13 @@ def decision_json(decision: Decision) -> dict[str, Any]:
         "strategies_evaluated": search.legal if search else 1,
         "strategies_priced_one_by_one": len(decision.candidates),
         "settled": search.settled if search else True,
-        "best": {"strategy": str(decision.chosen.asked), **decision.plan.prediction},
+        "best": {"strategy": str(decision.chosen.as_requested), **decision.plan.prediction},
         "bucket": decision.plan.choices["bucket"],
         "chunks": decision.plan.choices["chunks"],
         "collectives": decision.plan.choices["collectives"],
         "alternatives": [
             {
-                "strategy": str(c.asked),
+                "strategy": str(c.as_requested),
                 "step_time_s": float(c.prediction.step_time_s),
                 "memory_bytes": int(c.prediction.memory_bytes),
                 "rejected": c.reason,

@@ -77,7 +77,7 @@ def scaling(
         spec, _ = question.model_named(str(model))
 
         def on(name: str) -> tables.Question:
-            return question.asked(spec, question.cluster_named(name), batch or 0, seq or 0, profile)
+            return question.pricing_by_gpus(spec, question.cluster_named(name), batch or 0, seq or 0, profile)
 
         asked, most = on(str(cluster)), counts[-1]
         sheets = [tables.by_gpus(asked, counts, weak) for weak in (False, True)]

@@ -11,7 +11,7 @@ from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.plan.auto import stage_split, transport
 from phalanx.plan.auto.bucket_size import GIVEN, has_buckets
 from phalanx.plan.auto.transport import allowed
-from phalanx.plan.search.best_first import Candidate, Searched, price, search
+from phalanx.plan.search.best_first import Candidate, SearchResult, price, search
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -38,7 +38,7 @@ class Decision:
     plan: Plan
     chosen: Candidate
     candidates: tuple[Candidate, ...]
-    searched: Searched | None = None
+    searched: SearchResult | None = None
 
 
 def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> ClusterSpec:

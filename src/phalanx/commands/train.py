@@ -14,8 +14,8 @@ from phalanx.commands.this_machine import Announce, require_this_machine
 from phalanx.cost.step.expand import expand
 from phalanx.report.train import Comparison
 from phalanx.runs.folder import RUNS, open_run
-from phalanx.runs.initial_weights import begun, come_along
-from phalanx.runs.resume import begun_by, goes_on, taken_up_by_others
+from phalanx.runs.initial_weights import companion_files, start_from_weights
+from phalanx.runs.resume import resume_point, was_started_by, with_world
 from phalanx.runtime.process.cache import cache_folder
 from phalanx.schedule.event import Event
 from phalanx.schedule.pipeline.stages import check
@@ -84,7 +84,7 @@ def train(
     require_this_machine(file)
     decision, tokens = _begin(file, resume, None, announce)
     show(decision)
-    with open_run(decision.plan, tokens.tokenizer, resume, come_along(decision.plan.train)) as folder:
+    with open_run(decision.plan, tokens.tokenizer, resume, companion_files(decision.plan.train)) as folder:
         argument = json.dumps({"folder": str(folder), "resume": resume})
         try:
             launch(
@@ -95,7 +95,9 @@ def train(
                 lambda: announce("stopping after this step; Ctrl-C again to end at once"),
                 decision.plan.train.timeout_s,
                 max_restarts,
-                lambda number, failure: announce(f"restart {number} of {max_restarts}: {failure}; {goes_on(folder)}"),
+                lambda number, failure: announce(
+                    f"restart {number} of {max_restarts}: {failure}; {resume_point(folder)}"
+                ),
             )
         finally:
             sweep(folder / "checkpoint")
@@ -112,7 +114,7 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
         require_runnable(file.strategy, file.job)
         check(file.strategy, file.model, file.job, world.size if world else None)
     if file.train.weights and not resume:
-        file = begun(file, announce)
+        file = start_from_weights(file, announce)
     tokens = prepare_data(file, announce)
     decision = decide(file, world, tokens.digest, announce)
     if decision.chosen.reason:
@@ -144,7 +146,7 @@ def _train_rank(
         worlds.join(world, file.train.timeout_s)
         launchers = worlds.launchers()
     if world.rank:
-        message = worlds.tell([None, None, None])
+        message = worlds.broadcast_words([None, None, None])
         if message[0] != "folder":
             raise InputError("rank 0", None, f"gave up: {message[1]}")
         with named(world):
@@ -152,19 +154,19 @@ def _train_rank(
         return None
     with ExitStack() as stack:
         try:
-            restarted = begun_by(launchers, file.train.name)
+            restarted = was_started_by(launchers, file.train.name)
             if restarted and steps(RUNS / file.train.name / "checkpoint"):
-                file, resume = taken_up_by_others(file, world.size), True
+                file, resume = with_world(file, world.size), True
                 announce(f"note: the ranks were started again; the run goes on with {world.size}: {file.strategy}")
             decision, tokens = _begin(file, resume, world, announce)
             decision.plan.choices["launchers"] = launchers
             show(decision)
-            small_files = come_along(decision.plan.train)
+            small_files = companion_files(decision.plan.train)
             folder = stack.enter_context(open_run(decision.plan, tokens.tokenizer, resume or restarted, small_files))
         except Exception as error:
-            worlds.tell(["error", str(error), None])
+            worlds.broadcast_words(["error", str(error), None])
             raise
-        worlds.tell(["folder", str(folder), "resume" if resume else ""])
+        worlds.broadcast_words(["folder", str(folder), "resume" if resume else ""])
         with named(world):
             worker.train_rank(world, folder, resume, StopFlag())
         return outcome(folder, tokens.unigram_entropy)

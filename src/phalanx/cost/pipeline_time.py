@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.schedule.pipeline.schedules import PipelineSchedule, held
+from phalanx.schedule.pipeline.schedules import PipelineSchedule, live_activations
 from phalanx.schedule.pipeline.simulate import Times, run
 
 
@@ -39,7 +39,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedSchedule:
     """A schedule that has been run. `times`: start and end of every rank's actions, in seconds. `messages`: number of
     messages between ranks. `peak`: the most activations that each rank holds at once, counted per chunk and
     micro-batch."""
@@ -70,10 +70,10 @@ class Priced:
         return self.makespan * len(self.work) / sum(self.work) - 1
 
 
-def price(s: PipelineSchedule, costs: Costs) -> Priced:
+def price(s: PipelineSchedule, costs: Costs) -> PricedSchedule:
     """Run a schedule with these costs. Raises Unproved if it deadlocks."""
     backward = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
     seconds = {"F": costs.forward, "I": costs.input_grad, "W": costs.weight_grad, "B": backward}
     crossings = sum(a != b for a, b in itertools.pairwise(s.rank_of))
-    peak = tuple(max(held(actions), default=0) for actions in s.actions)
-    return Priced(s, run(s, seconds, costs.transfer), 2 * crossings * s.micro_batches, peak)
+    peak = tuple(max(live_activations(actions), default=0) for actions in s.actions)
+    return PricedSchedule(s, run(s, seconds, costs.transfer), 2 * crossings * s.micro_batches, peak)

@@ -16,7 +16,7 @@ from phalanx.nn.attention import Cache
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import create, fill_buffers, initial, of_rank
 from phalanx.nn.weight_files import of_run, widest
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
@@ -93,7 +93,7 @@ def generate(folder: Path, prompt: str, how: Sampling, comm: Comm | None = None)
         raise InputError("--prompt", prompt, f"is {len(ids)} tokens, max_seq is {spec.max_seq}", "shorten it")
     weights = of_run(folder, spec)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if comm is None else comm.world.device
-    inner = None if comm is None else Inner(comm)
+    inner = None if comm is None else LayerComm(comm)
     tp = None if inner is None or split.tp == 1 else TensorParallel(inner, split)
     model = create(split.local, widest(weights, spec), device, tp=tp, tokens=SequenceTokens(inner, tp))
     own, first = dict(model.named_parameters()), of_rank(initial(spec, 0, weights), split)

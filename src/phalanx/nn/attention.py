@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from phalanx.nn import functional
 from phalanx.nn.norms import RMSNorm
 from phalanx.runtime.autograd import recompute
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.model_parallel import context, sequence, tensor
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.sequence import Factors
@@ -58,7 +58,7 @@ class Core(nn.Module):
         self.head_dim, self.block, self.tp, self.cp = spec.head_dim, block, tp, cp
         self.unit = f"blocks.{block}"
         self.grouped = spec.kv_heads < spec.heads
-        self.repeats: Inner | None = None  # set where the core is recomputed: how it communicates
+        self.repeats: LayerComm | None = None  # set where the core is recomputed: how it communicates
 
     def heads(self, x: Tensor, angles: Angles, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (batch, new, heads, width); keys and values, with those of the cache, (batch, tokens,

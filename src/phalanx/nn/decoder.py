@@ -21,7 +21,7 @@ from phalanx.nn.moe import MoE
 from phalanx.nn.norms import make_norm
 from phalanx.nn.rotary import rotary_table
 from phalanx.runtime.autograd import deferred_weight_grads, recompute
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.model_parallel import tensor
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.expert import ExpertParallel
@@ -58,7 +58,7 @@ class Block(nn.Module):
             self.mlp = MoE(spec, index, tp, ep, tokens or SequenceTokens(), shared)
         else:
             self.mlp = MLP(spec, spec.ffn, index, tp)
-        self.repeats: Inner | None = None  # set where the block is recomputed: how the repeated pass communicates
+        self.repeats: LayerComm | None = None  # set where the block is recomputed: how the repeated pass communicates
 
     def forward(
         self,
@@ -246,7 +246,7 @@ class Decoder(nn.Module):
         keep."""
         self._masks(next(self.parameters()).new_empty(1, seq), 0, None, tuple(self._blocks().values()))
 
-    def recompute(self, of: Callable[[int], Recompute], inner: Inner) -> None:
+    def recompute(self, of: Callable[[int], Recompute], inner: LayerComm) -> None:
         """Set what each block, by number, recomputes in its backward pass; `inner`: how recomputation
         communicates."""
         for unit, block in self._blocks().items():

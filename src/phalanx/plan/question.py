@@ -59,7 +59,7 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
     return lambda gpus: preset(name, -(-gpus // node))
 
 
-def asked(
+def pricing_by_gpus(
     model: ModelSpec, cluster: Callable[[int], ClusterSpec], batch: int, seq: int, stack: str
 ) -> Callable[[int], Pricing]:
     """Return a function from a number of GPUs to the question on so many, as a Pricing.
@@ -103,7 +103,7 @@ def require_plausible(cluster: ClusterSpec) -> None:
             raise InputError(field, f"{rate:g}", reason, mend)
 
 
-def of_plan(plan: Plan, stack: str) -> Callable[[int], Pricing]:
+def pricing_of_plan(plan: Plan, stack: str) -> Callable[[int], Pricing]:
     """Return a plan's question, on any number of GPUs. Raises InputError for a device without published rates."""
     profile(stack)
     system_of(plan.cluster)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from rich.table import Table
 
 from phalanx.plan.explain import explanation, operators
-from phalanx.plan.explain.analytic import Subject
-from phalanx.plan.explain.exact import Own
+from phalanx.plan.explain.analytic import AnalyticSubject
+from phalanx.plan.explain.exact import ExactExplanation
 from phalanx.plan.search.why_not import TERM_NAMES
 from phalanx.report.style import seconds, size, table
 
 
-def tables(x: Subject) -> Iterable[Table]:
+def tables(x: AnalyticSubject) -> Iterable[Table]:
     """Yield all tables, the most asked-for first."""
     yield _shares("where the time goes", "of the step", x.priced.terms, seconds, TERM_NAMES)
     yield _shares(
@@ -32,7 +32,7 @@ def tables(x: Subject) -> Iterable[Table]:
     yield _neighbours(x)
 
 
-def of_our_own(x: Own) -> Iterable[Table]:
+def exact_tables(x: ExactExplanation) -> Iterable[Table]:
     """Yield the tables of a job's plan on a measured machine, priced exactly."""
     yield _shares("where the time goes", "of the step", x.terms, seconds, {})
     need = float(x.chosen.prediction.memory_bytes)
@@ -40,7 +40,7 @@ def of_our_own(x: Own) -> Iterable[Table]:
     grid = table("its neighbours", "change", "strategy", "step", "", "memory", left=("change", "strategy"))
     for what, c in x.neighbours:
         change = c.reason or f"{c.seconds / x.chosen.seconds - 1:+.1%}"
-        grid.add_row(what, str(c.asked), seconds(c.seconds), change, size(c.prediction.memory_bytes))
+        grid.add_row(what, str(c.as_requested), seconds(c.seconds), change, size(c.prediction.memory_bytes))
     yield grid
 
 
@@ -55,7 +55,7 @@ def _shares(
     return grid
 
 
-def _marks(x: Subject) -> Table:
+def _marks(x: AnalyticSubject) -> Table:
     grid = table(
         "figures against targets", "figure", "here", "good", "excellent", "", "source", left=("figure", "", "source")
     )
@@ -71,7 +71,7 @@ def _marks(x: Subject) -> Table:
     return grid
 
 
-def _axes(x: Subject) -> Table:
+def _axes(x: AnalyticSubject) -> Table:
     grid = table(
         "on the communication roofline, per rank and step",
         "axis",
@@ -116,7 +116,7 @@ def operator_table(title: str, rows: Iterable[operators.Operator]) -> Table:
     return grid
 
 
-def _levers(x: Subject) -> Table:
+def _levers(x: AnalyticSubject) -> Table:
     grid = table(
         "what to change first",
         "loss",
@@ -140,7 +140,7 @@ def _levers(x: Subject) -> Table:
     return grid
 
 
-def _neighbours(x: Subject) -> Table:
+def _neighbours(x: AnalyticSubject) -> Table:
     grid = table("why not its neighbours", "change", "step", "memory", "why not", left=("change", "why not"))
     for what, p, reason in explanation.why_not(x):
         grid.add_row(what, seconds(p.seconds), size(p.bytes_), reason)

@@ -11,11 +11,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cost.pipeline_time import Priced
-from phalanx.cost.step.predict_pipeline import pipelined
+from phalanx.cost.pipeline_time import PricedSchedule
+from phalanx.cost.step.predict_pipeline import price_pipeline
 from phalanx.report.style import seconds, size
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.sends import without
+from phalanx.schedule.pipeline.sends import strip_sends
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.strategy.mesh import mesh
@@ -25,7 +25,7 @@ _COLOURS = {"F": "on #56b4e9", "B": "on #e69f00", "I": "on #e69f00", "W": "on #0
 _IDLE = "·"
 
 
-def chart(priced: Priced, width: int, longest: float) -> Text:
+def chart(priced: PricedSchedule, width: int, longest: float) -> Text:
     """Draw the Gantt chart of a schedule in at most `width` columns, scaled to fit a makespan of `longest`.
 
     A block shows its kind and micro-batch, or only its kind if it is too narrow."""
@@ -59,12 +59,12 @@ def _block(kind: str, micro_batch: int, width: int) -> str:
     return label.ljust(width) if len(label) <= width else kind * width
 
 
-def _beside(priced: Priced, rank: int) -> str:
+def _beside(priced: PricedSchedule, rank: int) -> str:
     idle = 1 - priced.work[rank] / priced.makespan
     return f"  idle {idle:4.0%}, at most {priced.peak[rank]:3} live"
 
 
-def said(priced: Priced) -> str:
+def summary(priced: PricedSchedule) -> str:
     """Say in one sentence what a schedule costs."""
     s = priced.schedule
     of = "activations" if s.chunks == s.ranks else f"activations of a chunk, {s.chunks // s.ranks} chunks per rank"
@@ -91,7 +91,7 @@ def parts(chunks: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def compared(schedules: Sequence[Priced]) -> Table:
+def compared(schedules: Sequence[PricedSchedule]) -> Table:
     """Tabulate schedules: bubble, makespan, live activations and messages."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("schedule")
@@ -120,7 +120,7 @@ Spans = dict[tuple[str, int, int], tuple[float, float]]
 """Start and end of each pass in seconds, by kind, chunk and micro-batch."""
 
 
-def of_run(folder: Path) -> tuple[Priced, Priced]:
+def of_run(folder: Path) -> tuple[PricedSchedule, PricedSchedule]:
     """Return the pipeline of a run's first rank, as measured and as predicted.
 
     Raises InputError if the run had no pipeline, or its trace is missing or incomplete."""
@@ -141,8 +141,8 @@ def of_run(folder: Path) -> tuple[Priced, Priced]:
                 start,
                 start + event["dur"] / 1e6,
             )
-    predicted = pipelined(plan.model, plan.cluster, plan.job, s).priced
-    schedule = without(stages.schedule(s, s.accumulation(plan.job)))
+    predicted = price_pipeline(plan.model, plan.cluster, plan.job, s).priced
+    schedule = strip_sends(stages.schedule(s, s.accumulation(plan.job)))
     try:
         times = [
             [spans[rank][a.kind, a.chunk, a.micro_batch] for a in own]
@@ -152,4 +152,4 @@ def of_run(folder: Path) -> tuple[Priced, Priced]:
         raise InputError("run", str(folder), f"its trace lacks {error.args[0]}", "train it again") from None
     origin = min(own[0][0] for own in times)
     measured = [[(start - origin, stop - origin) for start, stop in own] for own in times]
-    return Priced(schedule, measured, predicted.messages, predicted.peak), predicted
+    return PricedSchedule(schedule, measured, predicted.messages, predicted.peak), predicted

@@ -10,15 +10,15 @@ from rich.table import Table
 
 from phalanx.plan.budget import Goal
 from phalanx.plan.search.planner import Answer
-from phalanx.plan.search.refine import Ranked
+from phalanx.plan.search.refine import RankedStrategy
 from phalanx.report.style import empty_table, seconds, size
 from phalanx.spec.job import Job
 
 if TYPE_CHECKING:  # printing a table does not load the pricing code
-    from phalanx.plan.search.best_first import Candidate, Searched
+    from phalanx.plan.search.best_first import Candidate, SearchResult
 
 
-def ranked(rows: Sequence[Ranked], title: str, marked: Ranked | None = None) -> Table:
+def ranked(rows: Sequence[RankedStrategy], title: str, marked: RankedStrategy | None = None) -> Table:
     """Tabulate strategies: step time, MFU, communication, bubble and memory; the row of `marked` gets an arrow."""
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     left = ("", "family", "strategy")
@@ -89,7 +89,7 @@ def alternatives(candidates: Sequence[Candidate], chosen: Candidate, job: Job, r
         exposed = p.exposed_communication_s
         table.add_row(
             "→" if c is chosen else "",
-            str(c.asked),
+            str(c.as_requested),
             str(c.strategy.accumulation(job)),
             seconds(p.step_time_s),
             f"{job.global_batch * job.seq / p.step_time_s:,.0f}",
@@ -105,7 +105,7 @@ def alternatives(candidates: Sequence[Candidate], chosen: Candidate, job: Job, r
     return table
 
 
-def searched(result: Searched) -> str:
+def searched(result: SearchResult) -> str:
     """Say in one line what was searched."""
     *smaller, largest = result.worlds
     over = " or ".join(filter(None, [", ".join(map(str, smaller)), str(largest)])) + (

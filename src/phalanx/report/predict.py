@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.cost.analytic.compression import MOST, Payment
-from phalanx.cost.analytic.estimate import Estimate, paid
+from phalanx.cost.analytic.estimate import Estimate, compression_payment
 from phalanx.cost.analytic.step import FORMULAS
 from phalanx.report.style import empty_table, seconds, size
 
@@ -32,7 +32,7 @@ def figures(e: Estimate, line: str) -> Table:
     table.add_row("memory, reserved", size(float(memory.reserved)), f"{fits}: {size(usable)} usable (estimated)")
     if e.layout.compressed.bound:
         table.add_row("compression", "a bound", "gradients decide what is sent; priced at the most, one in dp x cp")
-    if saved := paid(e):
+    if saved := compression_payment(e):
         _add_payment(table, e, saved)
     return table
 

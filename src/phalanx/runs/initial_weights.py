@@ -30,7 +30,7 @@ def beside(folder: Path) -> list[Path]:
     return [folder / name for name in _BESIDE if (folder / name).is_file()]
 
 
-def begun(file: JobFile, announce: Callable[[str], None]) -> JobFile:
+def start_from_weights(file: JobFile, announce: Callable[[str], None]) -> JobFile:
     """Return the job with the tokenizer beside its train.weights, if it names none and has texts to encode; announce
     what the weights are. Raises InputError if the weights are not the model's, or lie in the run's own folder."""
     from phalanx.nn.weight_files import introduce
@@ -56,7 +56,7 @@ def begun(file: JobFile, announce: Callable[[str], None]) -> JobFile:
     return file
 
 
-def come_along(train: Train) -> list[Path]:
+def companion_files(train: Train) -> list[Path]:
     """List the files beside the initial weights that go into the run's folder, to be exported with its weights: if
     the run uses their tokenizer, all but the tokenizer itself."""
     return [f for f in beside(_folder(train)) if f.name != TOKENIZER] if train.weights and _is_theirs(train) else []

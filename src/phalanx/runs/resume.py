@@ -41,7 +41,7 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
     return file
 
 
-def goes_on(folder: Path) -> str:
+def resume_point(folder: Path) -> str:
     """Say from which step the restarted ranks of a run continue."""
     from phalanx.runtime.checkpoint.store import steps
 
@@ -49,7 +49,7 @@ def goes_on(folder: Path) -> str:
     return f"the run continues from step {saved[-1]}" if saved else "the run starts over: nothing was saved yet"
 
 
-def begun_by(launchers: Sequence[str], name: str) -> bool:
+def was_started_by(launchers: Sequence[str], name: str) -> bool:
     """Whether one of these launchers started the run of that name, so that its ranks failed and were restarted."""
     try:
         old = plan.read(RUNS / name / "plan.json")
@@ -58,7 +58,7 @@ def begun_by(launchers: Sequence[str], name: str) -> bool:
     return not set(launchers).isdisjoint(old.choices.get("launchers", ()))
 
 
-def taken_up_by_others(file: JobFile, ranks: int) -> JobFile:
+def with_world(file: JobFile, ranks: int) -> JobFile:
     """Return the job of a run that was restarted with another number of ranks: the strategy that it had, with another
     number of replicas. Raises InputError if the batch does not allow that."""
     old = plan.read(RUNS / file.train.name / "plan.json")

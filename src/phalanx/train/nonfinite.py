@@ -122,7 +122,7 @@ def _sums(engine: DataParallel, way: Way) -> NonFinite | None:
     """Return the first reduced gradient on this rank that is not finite."""
     for b in engine.buckets:
         assert b.shard is not None
-        if engine.stage == 0:
+        if engine.zero == 0:
             gradients = b.views(b.shard)
         else:
             gradients = {piece.parameter.fqn: piece.of(b.shard) for piece in b.pieces()}

@@ -24,8 +24,8 @@ from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import Initial, create, fill_buffers, initial, of_rank
 from phalanx.nn.optimizers import SGD, AdamW
 from phalanx.nn.weight_source import Weights
-from phalanx.runtime.autograd.deferred_weight_grads import PutOff
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.engine import DataParallel
@@ -35,11 +35,11 @@ from phalanx.runtime.model_parallel.expert import ExpertParallel
 from phalanx.runtime.model_parallel.pipeline import Pipeline, RunChunk
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
-from phalanx.schedule.gradients.buckets import buckets, lent, of_chunks
+from phalanx.schedule.gradients.buckets import buckets, of_chunks, reduction_slots
 from phalanx.schedule.layers.context import Context, context
-from phalanx.schedule.layers.routing import looks_around
+from phalanx.schedule.layers.routing import depends_on_other_tokens
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.schedules import PipelineSchedule, finished, splits
+from phalanx.schedule.pipeline.schedules import PipelineSchedule, last_weight_grad_at, splits
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.spec import Strategy
@@ -51,7 +51,7 @@ class Layers:
     """This rank's part of every layer. `tp`, `cp`, `ep`: the parallelisms inside layers, None where a strategy (or a
     dense model) has none; `tokens`: which tokens of a micro-batch this rank routes."""
 
-    inner: Inner
+    inner: LayerComm
     split: Split
     context: Context
     tp: TensorParallel | None
@@ -101,15 +101,17 @@ def parallelize_decoder(
 
     # Place it on the device; at ZeRO-0 with its weights.
     model = place(layers, job, strategy, weights)
-    unsharded, masters = place_weights(model, layers, job, initial_values) if strategy.stage == 0 else ({}, {})
+    unsharded, masters = (
+        place_weights(model, layers, job, initial_values) if strategy.effective_zero == 0 else ({}, {})
+    )
 
     model.recompute(strategy.recompute_of, layers.inner)
 
     # Shard gradients, and from ZeRO-1 on masters and weights, over buckets.
     schedule = schedule or stages.schedule(strategy, strategy.accumulation(job))
     engine = shard(model, layers, job, strategy, schedule, initial_values)
-    gradients = dict(engine.gradients()) if strategy.stage == 0 else {}
-    for piece, master, gradient in engine.pieces() if strategy.stage else ():
+    gradients = dict(engine.gradients()) if strategy.effective_zero == 0 else {}
+    for piece, master, gradient in engine.pieces() if strategy.effective_zero else ():
         masters[piece.parameter.fqn], gradients[piece.parameter.fqn] = master, gradient
     copies = SharedGradients(engine, layers.split) if strategy.pp > 1 or not layers.split.whole else None
 
@@ -124,7 +126,7 @@ def split_layers(spec: ModelSpec, job: Job, strategy: Strategy, comm: Comm, bala
     """This rank's pipeline stage of a model, split over tp, cp, ep and etp."""
     axes = comm.mesh.place(comm.world.rank)
     stage = stages.stage(spec, strategy, axes["pp"])
-    inner = Inner(comm)
+    inner = LayerComm(comm)
     split = Split.of(stage, strategy, axes["tp"], comm.index("ep"), comm.index("etp"))
     part = context(strategy, comm.mesh, comm.world.rank, job.seq)
     experts = split.local.experts
@@ -143,7 +145,7 @@ def place(layers: Layers, job: Job, strategy: Strategy, weights: Weights | None)
         local,
         DTYPES[job.precision.compute],
         device,
-        parameters=strategy.stage < 3,
+        parameters=strategy.effective_zero < 3,
         tp=layers.tp,
         cp=layers.cp,
         ep=layers.ep,
@@ -151,7 +153,7 @@ def place(layers: Layers, job: Job, strategy: Strategy, weights: Weights | None)
     )
     if job.documents == "packed":
         model.prepare(job.seq)
-    if local.experts and looks_around(local.experts, strategy):
+    if local.experts and depends_on_other_tokens(local.experts, strategy):
         layers.tokens.prepare((strategy.micro_batch, layers.context.tokens), device)
     if weights is not None:
         fill_buffers(model, weights)
@@ -184,7 +186,7 @@ def shard(
     index = comm.mesh.place(comm.world.rank)["pp"]
     chunks = stages.held_chunks(strategy, index)
     # This rank's chunks by their place on it, in the order in which their gradients become complete.
-    completed = [chunks.index(chunk) for chunk in finished(schedule.actions[index])]
+    completed = [chunks.index(chunk) for chunk in last_weight_grad_at(schedule.actions[index])]
     cut = buckets(stage, job, strategy)
     engine = DataParallel(
         model,
@@ -193,8 +195,8 @@ def shard(
         comm,
         strategy,
         model.units(),
-        of_chunks(cut, stage, completed, strategy.stage >= 2),
-        lent(stage, cut, strategy),
+        of_chunks(cut, stage, completed, strategy.effective_zero >= 2),
+        reduction_slots(stage, cut, strategy),
     )
     engine.start(lambda piece: initial_values(piece.parameter, piece.start, piece.stop))
     return engine
@@ -222,7 +224,7 @@ def make_pipeline(
         DTYPES[job.precision.compute],
         engine,
         run,
-        PutOff(model.units(), layers.inner) if defers else None,
+        DeferredGradients(model.units(), layers.inner) if defers else None,
     )
 
 

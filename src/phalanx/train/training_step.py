@@ -112,7 +112,7 @@ class Training:
         """
         job, comm = self.job, self.comm
         expected = job.global_batch * job.seq
-        parts = self.strategy.unlike  # ranks have different gradients: the norm is a sum over them
+        parts = self.strategy.gradients_differ_by_rank  # ranks have different gradients: the norm is a sum over them
         divisor = self.loss_scale.divisor(expected) if self.loss_scale else float(expected)
         self.engine.unscale = divisor / expected
         loads = self.loads
@@ -229,7 +229,7 @@ class Training:
         for batch in batches:
             total[0] += self._evaluate(batch)
             total[1] += self._targets(batch)
-        if self.engine.stage == 3:
+        if self.engine.zero == 3:
             # The smallest batch possible; ranks that share sequences, or the stream of a pipeline, need a full row.
             shape: tuple[int, ...] = (1, 2)
             if self.cp is not None or self.strategy.pp > 1:

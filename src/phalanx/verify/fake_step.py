@@ -138,7 +138,7 @@ def imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int) -> Recorde
     """Take one training step as `rank` of the strategy's world and record it. Long accumulations are cut to their
     steady state: two successive micro-batches that do the same, and the last one (steady_state.py). Raises
     Unverifiable."""
-    if strategy.stage == 3 and strategy.gathers_once:
+    if strategy.effective_zero == 3 and strategy.gathers_once:
         return _imagine(spec, job, strategy, rank, first=3)
     try:
         return _imagine(spec, job, strategy, rank, first=2)

@@ -56,7 +56,7 @@ def classes(spec: ModelSpec, job: Job, s: Strategy) -> tuple[RankClass, ...]:
 
 def _full(spec: ModelSpec, job: Job, s: Strategy, place: int) -> tuple[int, int]:
     """Return how many shards of a pipeline stage have no padding: (those of ordinary buckets, those of experts)."""
-    held = buckets(stage(spec, s, place), job, s) if s.stage else ()
+    held = buckets(stage(spec, s, place), job, s) if s.effective_zero else ()
     full = [s.world, s.world]
     for b in held:
         full[b.experts] = min(full[b.experts], b.numel // (b.padded(s) // b.parts(s)))

@@ -83,8 +83,10 @@ def compressed_gradients(spec: ModelSpec, s: Strategy) -> Compressed:
         return DENSELY
     work = passes(c, s)
     if c.quantised:
-        parts = s.shards if s.stage else s.gradient_ranks
-        sums = 1 / parts if s.stage == 0 or s.dp_replicate > 1 else 0.0  # share of the sums, which are coded again
+        parts = s.shards if s.effective_zero else s.gradient_ranks
+        sums = (
+            1 / parts if s.effective_zero == 0 or s.dp_replicate > 1 else 0.0
+        )  # share of the sums, which are coded again
         beside = c.bits / 8 + c.scaled * SCALE_BYTES / BLOCK
         return Compressed(CODES, 0.0, beside, work, c.feedback * (1 + sums))
     residual = float(c.feedback)

@@ -113,7 +113,7 @@ def _run_schedule(result: Step, s: Strategy, model: ModelSpec) -> None:
     result.of["bubble"] = {"makespan_s": seconds, "micro_batches": m, "slowest_s": slowest}
 
 
-def paid(e: Estimate) -> Payment | None:
+def compression_payment(e: Estimate) -> Payment | None:
     """Return what gradient compression saves, or None without compression or if the bytes depend on the gradients."""
     c = e.layout.compressed
     if not c.kind or c.bound:

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 
 from phalanx.cost.compute.unit_work import Work
 from phalanx.schedule.gradients.buckets import Bucket, slot_sizes
-from phalanx.schedule.gradients.compression import COUNT_BYTES, PIECE, PLACE_BYTES, coded, factors, kept, most
+from phalanx.schedule.gradients.compression import (
+    COUNT_BYTES,
+    PIECE,
+    PLACE_BYTES,
+    coded,
+    elements_sent,
+    factors,
+    max_elements,
+)
 from phalanx.spec.strategy.compression import BLOCK, Compression
 from phalanx.spec.strategy.spec import Strategy
 
@@ -32,12 +40,12 @@ def held_bytes(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> in
         return residual + sent * e
     element = e + PLACE_BYTES
     if c.name == "topk":
-        messages = sum(s.gradient_ranks * kept(c, n) * element for n in slots)
-        return residual + messages + largest * e + 3 * kept(c, largest) * (e + _INDEX_BYTES)
+        messages = sum(s.gradient_ranks * elements_sent(c, n) * element for n in slots)
+        return residual + messages + largest * e + 3 * elements_sent(c, largest) * (e + _INDEX_BYTES)
     if c.name == "randk":
-        return residual + sum(kept(c, n) * (e + _INDEX_BYTES) for n in slots) + kept(c, largest) * 8
+        return residual + sum(elements_sent(c, n) * (e + _INDEX_BYTES) for n in slots) + elements_sent(c, largest) * 8
     p = s.gradient_ranks
-    limits = [most(n, p) for n in slots]
+    limits = [max_elements(n, p) for n in slots]
     counts = p * COUNT_BYTES * sum(n > 0 for n in limits)
     return residual + sum(limits) * (p * element + e + _INDEX_BYTES) + counts + largest * e
 
@@ -52,11 +60,11 @@ def scratch_bytes(c: Compression, cut: Sequence[Bucket], e: int) -> int:
 
 def _quantised(c: Compression, sizes: list[int], s: Strategy, e: int) -> int:
     """Return bytes of scratch, messages and second residuals of a quantising compressor."""
-    p = s.shards if s.stage else s.gradient_ranks
+    p = s.shards if s.effective_zero else s.gradient_ranks
     part = sum(sizes) // p
     scratch = (PIECE * (1 + c.stochastic) + PIECE // BLOCK) * e
     messages = 2 * sum(slot_sizes([p * coded(c, n // p) for n in sizes]))
-    if s.stage == 0:
+    if s.effective_zero == 0:
         return scratch + messages + part * e * c.feedback
     if s.dp_replicate == 1:
         return scratch + messages
@@ -75,12 +83,12 @@ def passes(c: Compression, s: Strategy) -> float:
     the time of each on a CPU relative to a plain pass over memory, with scratch in cache."""
     feedback = 3 if c.feedback else 0  # adding the residual; writing it back is counted with each kind
     if c.quantised:
-        p = s.shards if s.stage else s.gradient_ranks
+        p = s.shards if s.effective_zero else s.gradient_ranks
         narrow = 4 if c.name == "int4" else 0  # two codes per byte
         write = (8 if c.scaled else 4) + narrow + ((5 + narrow) if c.feedback else 0)
         add, read = 4 + narrow, 3 + narrow
         total: float = feedback + write + add
-        if s.stage == 0:
+        if s.effective_zero == 0:
             total += (feedback + write) / p + read
         elif s.dp_replicate > 1:
             total += (feedback + write + add + (feedback + write) / s.dp_replicate + read) / p

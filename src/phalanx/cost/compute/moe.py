@@ -15,8 +15,8 @@ def forward(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
     work = gemm(r.tokens, x.count, h, e) + _choice(x, r)
     work += memory(2 * _moved(x, r) * h, e, 4)
     for n, k in ((f, h), (f, h), (h, f)):
-        work += _grouped(r.came, n, k, x.here, e)
-    return work + memory(5 * r.came * f, e, 2) + combined(spec, x, r, e)
+        work += _grouped(r.received, n, k, x.here, e)
+    return work + memory(5 * r.received * f, e, 2) + combined(spec, x, r, e)
 
 
 def shared(spec: ModelSpec, x: Experts, tokens: Column, e: int, backward: bool) -> Work:
@@ -38,8 +38,8 @@ def input_grad(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
     work = gemm(r.tokens, h, x.count, e) + memory(10 * r.tokens * x.count, 4, 8)
     work += memory((2 * _moved(x, r) + 5 * r.rows * r.copies) * h, e, 8)
     for n, k in ((f, h), (f, h), (h, f)):
-        work += _grouped(r.came, k, n, x.here, e)
-    return work + memory(14 * r.came * f, e, 5) + combined(spec, x, r, e)
+        work += _grouped(r.received, k, n, x.here, e)
+    return work + memory(14 * r.received * f, e, 5) + combined(spec, x, r, e)
 
 
 def weight_grad(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
@@ -47,7 +47,7 @@ def weight_grad(spec: ModelSpec, x: Experts, r: Routed, e: int) -> Work:
     h, f, copied = spec.hidden, x.ffn, 2 * 3 * x.here * x.ffn * spec.hidden
     work = gemm_weight(r.tokens, x.count, h, e) + memory(copied, e, 3)
     for n, k in ((f, h), (f, h), (h, f)):
-        work += _grouped(r.came, n, k, x.here, e)
+        work += _grouped(r.received, n, k, x.here, e)
     return work
 
 
@@ -58,7 +58,7 @@ def _choice(x: Experts, r: Routed) -> Work:
 
 def _moved(x: Experts, r: Routed) -> Column:
     """Return the rows that are copied: laid out to leave, and on arrival sorted by expert and back."""
-    return r.rows * r.copies + (2 * r.came * (x.here > 1) if x.here < x.count or r.copies > 1 else 0)
+    return r.rows * r.copies + (2 * r.received * (x.here > 1) if x.here < x.count or r.copies > 1 else 0)
 
 
 def _grouped(rows: Column, n: int, k: int, experts: int, e: int) -> Work:

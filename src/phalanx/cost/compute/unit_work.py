@@ -152,7 +152,7 @@ def input_grad(
     return work + _activation(t * f, e, (11, 4) if spec.gated else (3, 1))
 
 
-def repeated(
+def recomputed(
     spec: ModelSpec,
     repeat: Recompute,
     tokens: Column,

@@ -23,7 +23,7 @@ class _Mixture(Block):
     N (own tokens, hidden)   the tokens that the rank routes       P (own tokens, count)   scores, in fp32 or fp64
     R (rows, hidden)         their rows, each once                 I (own tokens, width)   8 bytes for each choice
     D (rows, hidden)         the rows as they are sent             w (own tokens, width)   routing weights, as scores
-    C (came, hidden)         the rows that are received            F (came, ffn)           inside the local experts
+    C (received, hidden)     the rows that are received            F (received, ffn)       inside the local experts
     """
 
     def __init__(self, *args: Any, rows: Routed, **kwargs: Any) -> None:
@@ -34,8 +34,8 @@ class _Mixture(Block):
         self.x, self.rows, self.wide = x, rows, wide
         self.chosen = x.chooser == "tokens"
         width = x.top_k if self.chosen else x.count
-        self.N, self.R, self.C = (n * h * e for n in (rows.tokens, rows.rows, rows.came))
-        self.D, self.F = self.R * rows.copies, rows.came * x.ffn * e
+        self.N, self.R, self.C = (n * h * e for n in (rows.tokens, rows.rows, rows.received))
+        self.D, self.F = self.R * rows.copies, rows.received * x.ffn * e
         self.P, self.Z = rows.tokens * x.count * wide, rows.tokens * x.count * e
         self.n_w, self.w, self.I = (rows.tokens * width * b for b in (1, wide, 8))
         self.shared = x.shared_ffn > 0
@@ -45,7 +45,7 @@ class _Mixture(Block):
         self.all_local = rows.copies == 1 and x.here == x.count
         """All experts are on this rank, so no rows are sent."""
         laid_out = not self.all_local and x.here > 1
-        self.in_order, self.order = self.C * laid_out, rows.came * 8 * laid_out
+        self.in_order, self.order = self.C * laid_out, rows.received * 8 * laid_out
         """Bytes of received rows, sorted by expert; and of their order."""
         self.kept_choice = (rows.tokens * x.top_k * 8 if self.chosen else 0) + self.P
         self.kept_choice = (

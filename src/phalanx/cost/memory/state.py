@@ -7,14 +7,14 @@ from math import prod
 
 from phalanx.cost.compute import compression
 from phalanx.cost.memory.attention_core import first_visible_bytes
-from phalanx.schedule.gradients.buckets import buckets, layout, lent, slot_sizes
+from phalanx.schedule.gradients.buckets import buckets, layout, reduction_slots, slot_sizes
 from phalanx.schedule.layers.context import Context
-from phalanx.schedule.layers.routing import looks_around, own_tokens
+from phalanx.schedule.layers.routing import depends_on_other_tokens, own_tokens
 from phalanx.schedule.layers.tensor import summed_elements
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.model.spec import ModelSpec, parameters, seen_from, tied_apart, units
+from phalanx.spec.model.spec import ModelSpec, as_seen_by, holds_one_tied_copy, parameters, units
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import Split, local
+from phalanx.spec.strategy.split import Split, local_model
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ Shard = tuple[int, int]
 
 def updated_elements(spec: ModelSpec, s: Strategy) -> int:
     """Return the elements that a rank updates, without padding, if shards are equal. `spec`: what the rank holds."""
-    experts = sum(p.numel for p in parameters(spec) if p.of_experts) if s.experts_apart else 0
+    experts = sum(p.numel for p in parameters(spec) if p.of_experts) if s.separate_experts else 0
     return (spec.parameter_count - experts) // layout(s)[0] + experts // layout(s, experts=True)[0]
 
 
@@ -70,11 +70,11 @@ def model_state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = No
     """Return the model state of a rank: unsharded without ZeRO, else its shards of the padded buckets and the memory
     in which they are gathered or reduced; and its share of the batch, as int64 token ids. `shard`: the state of this
     shard exactly; without it, that of the rank that holds the most."""
-    p, stage = job.precision, s.stage
+    p, stage = job.precision, s.effective_zero
     cut = buckets(spec, job, s)
     padded = [b.padded(s) for b in cut]
     gradients = sum(padded)  # elements; parameters are views of buckets only with ZeRO-1 and 2
-    local_spec = local(spec, s)
+    local_spec = local_model(spec, s)
     n = gradients if stage else local_spec.parameter_count
     shard_elements = sum(b.padded(s) // b.parts(s) for b in cut) if stage else n
     master, reduce, accumulate = (DTYPE_BYTES[d] for d in (p.master_dtype, p.reduce_dtype, p.accumulate_dtype))
@@ -96,7 +96,7 @@ def model_state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = No
     if context.parallel:
         mask = 0 if separate else sum(first_visible_bytes(spec, context, 1, False).values())
         mask += (context.tokens + job.seq) * 8  # positions
-    in_flight = sum(lent(spec, cut, s)[1]) * reduce if stage >= 2 else 0
+    in_flight = sum(reduction_slots(spec, cut, s)[1]) * reduce if stage >= 2 else 0
     if stage == 3:
         gathered = sum(b.padded(s) for b in cut if b.unit == "model")
         for experts in (False, True):
@@ -124,9 +124,9 @@ def _expert_tables(spec: ModelSpec, job: Job, s: Strategy) -> int:
     x = spec.experts
     if x is None:
         return 0
-    layers = sum(seen_from(spec, unit).experts is not None for unit in units(spec) if unit.startswith("blocks"))
+    layers = sum(as_seen_by(spec, unit).experts is not None for unit in units(spec) if unit.startswith("blocks"))
     tables = layers * ((x.count + 3) * 8 + x.count * 4 * (x.balance_bias is not None))
-    if looks_around(x, s):
+    if depends_on_other_tokens(x, s):
         tokens = s.micro_batch * job.seq
         tables += (tokens + own_tokens(tokens // s.cp, s.tp, 0)) * 8
     return tables
@@ -143,7 +143,7 @@ def partial_gradient_bytes(spec: ModelSpec, job: Job, s: Strategy) -> int:
 def tied_gradient_bytes(spec: ModelSpec, job: Job, s: Strategy) -> int:
     """Return bytes of a tied embedding's gradient, of which the first and the last pipeline rank have a part each;
     else 0."""
-    if not tied_apart(spec):
+    if not holds_one_tied_copy(spec):
         return 0
     bucket = next(b for b in buckets(spec, job, s) if b.parameters[0].unit == "model")
     return bucket.padded(s) // bucket.parts(s) * DTYPE_BYTES[job.precision.accumulate_dtype]

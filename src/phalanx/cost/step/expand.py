@@ -29,18 +29,18 @@ from phalanx.cost.step.term import Term, highest, repeat_of, unit_class
 from phalanx.cost.step.terms import metrics, terms
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
 from phalanx.schedule.gradients.buckets import Bucket, buckets, of_chunks
-from phalanx.schedule.gradients.compression import Sent, sent, sent_across
+from phalanx.schedule.gradients.compression import Sent, bucket_collectives, replica_collectives
 from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layers.collectives import Way
 from phalanx.schedule.layers.context import Context
 from phalanx.schedule.layers.routing import routed
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.schedules import finished
+from phalanx.schedule.pipeline.schedules import last_weight_grad_at
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.model.spec import ModelSpec, blocks_among, chunks, seen_from
+from phalanx.spec.model.spec import ModelSpec, as_seen_by, blocks_among, chunks
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 
 
 def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = None, place: int = 0) -> StepProgram:
@@ -72,9 +72,9 @@ class _Expansion:
         self.schedule = stages.schedule(strategy, strategy.accumulation(job))
         self.actions = self.schedule.actions[self.place]
         self.chunks = stages.held_chunks(strategy, self.place)
-        self.finished = finished(self.actions)
+        self.finished = last_weight_grad_at(self.actions)
         order = [self.chunks.index(chunk) for chunk in self.finished]
-        early = strategy.stage >= 2
+        early = strategy.effective_zero >= 2
         sets = of_chunks(self.cut, self.spec, order, early)
         self.ready = [
             _completed([self.cut[i] for i in indices], units)
@@ -88,7 +88,9 @@ class _Expansion:
         self.tokens = strategy.micro_batch * self.part.tokens
         self.stream = prod(stages.stream(spec, job, strategy)) * DTYPE_BYTES[job.precision.compute]
         self.core = (
-            Core(local(self.spec, strategy), job, self.tokens, self.part, ring_index) if self.part.parallel else None
+            Core(local_model(self.spec, strategy), job, self.tokens, self.part, ring_index)
+            if self.part.parallel
+            else None
         )
         self.log = EventLog()
 
@@ -117,7 +119,7 @@ class _Expansion:
             log.add([replace(event, group_size=strategy.world, bytes=metrics(self.full_spec, strategy) * 8)])
         shard = self.shard
         log.compute(_update(self.terms["optimizer", ""], self.spec, job, strategy, shard))
-        if strategy.stage in (1, 2):
+        if strategy.effective_zero in (1, 2):
             for b in reversed(self.cut):
                 log.add(self._sent("all_gather", "parameters", b, None))
         return StepProgram(log.events(), model_state(self.spec, job, strategy, shard), *log.before)
@@ -141,7 +143,7 @@ class _Expansion:
         chunk's last one of the step."""
         index, s = self.chunks.index(chunk), self.strategy
         last_use = {f"blocks.{i}": size for i, size in self._documents(chunk).items()} if phase != "W" else {}
-        reduced = phase != "I" and (last or s.stage >= 2)
+        reduced = phase != "I" and (last or s.effective_zero >= 2)
         for unit in reversed(chunks(self.spec)[index]):
             if phase == "B":
                 self.log.add(self._gathered(self._needed(unit, "B"), "B", m))
@@ -152,7 +154,7 @@ class _Expansion:
                 self.reductions_left[bucket.name] -= last
                 across = [] if self.reductions_left[bucket.name] else self._across(bucket, m)
                 self.log.add(self.bucket_order.issue(self._reduction(bucket, m), across))
-        if reduced and s.stage >= 2:
+        if reduced and s.effective_zero >= 2:
             self.log.add(self.bucket_order.flush())
 
     def _message(self, kind: str, chunk: int, m: int) -> None:
@@ -207,15 +209,17 @@ class _Expansion:
         """Return the collectives that reduce a bucket of gradients."""
         s, c = self.strategy, self.strategy.compressor
         if c is not None:
-            return [_sent(x, bucket, s, m) for x in sent(c, bucket, s, self.job.precision.accumulate_dtype)]
-        op = "reduce_scatter" if s.stage else "all_reduce"
+            return [
+                _sent(x, bucket, s, m) for x in bucket_collectives(c, bucket, s, self.job.precision.accumulate_dtype)
+            ]
+        op = "reduce_scatter" if s.effective_zero else "all_reduce"
         return self._sent(op, "gradients", bucket, m)
 
     def _across(self, bucket: Bucket, m: int) -> list[Event]:
         """Return the collectives that reduce a bucket's shard over the replicas (HSDP)."""
         s, c = self.strategy, self.strategy.compressor
         if c is not None:
-            return [_sent(x, bucket, s, m) for x in sent_across(c, bucket, s)]
+            return [_sent(x, bucket, s, m) for x in replica_collectives(c, bucket, s)]
         return self._sent("all_reduce", "shards", bucket, m) if bucket.across(s) else []
 
 
@@ -263,7 +267,7 @@ class EventLog:
 def _update(term: Term, spec: ModelSpec, job: Job, strategy: Strategy, shard: Shard | None) -> Event:
     """Return the optimizer's event, with the cast gradients of a certain shard where one is given."""
     cast = term.alloc
-    if strategy.stage and shard is not None:
+    if strategy.effective_zero and shard is not None:
         cast = cast_gradients(owned_elements(spec, job, strategy, shard)[0], job)
     return replace(term.event, alloc=cast, free=cast)
 
@@ -326,9 +330,9 @@ def _inside(
 ) -> Iterable[Event]:
     """Yield the communication in the middle of a pass of a unit."""
     tokens = strategy.micro_batch * job.seq // strategy.cp
-    kind, repeat, unit_spec = unit.split(".")[0], repeat_of(strategy, unit), seen_from(spec, unit)
+    kind, repeat, unit_spec = unit.split(".")[0], repeat_of(strategy, unit), as_seen_by(spec, unit)
     rows = routed(spec.experts, strategy, tokens, rank) if spec.experts is not None else None
-    for x in collectives.sent(unit_spec, job, strategy, kind, phase, tokens, repeat, rows):
+    for x in collectives.communication(unit_spec, job, strategy, kind, phase, tokens, repeat, rows):
         if isinstance(x, collectives.Core):
             yield from _core(spec, job, strategy, rank, unit, phase, micro_batch, x.way)
             continue
@@ -343,7 +347,7 @@ def _core(
 ) -> Iterable[Event]:
     """Yield what the attention core communicates in a pass of a block: hops of the ring, all-to-alls of Ulysses."""
     grid, dtype, tokens = mesh(s), job.precision.compute, s.micro_batch * job.seq // s.cp
-    for x in context.sent(local(spec, s), s, dtype, way, tokens):
+    for x in context.communication(local_model(spec, s), s, dtype, way, tokens):
         group = grid.group_of(rank, x.axis)
         step = {"send": 1, "recv": -1}.get(x.op)
         peer = None if step is None else group[(group.index(rank) + step) % len(group)]

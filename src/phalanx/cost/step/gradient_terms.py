@@ -12,7 +12,7 @@ from phalanx.cost.compute.unit_work import Column, Work
 from phalanx.cost.step.term import Columns, Term
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.gradients.buckets import Bucket, buckets
-from phalanx.schedule.gradients.compression import sent, sent_across
+from phalanx.schedule.gradients.compression import bucket_collectives, replica_collectives
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.compression import Compression
@@ -45,7 +45,7 @@ def _bucket_terms(
     column: Callable[[list[int]], Column],
 ) -> list[Term]:
     """Return the terms of buckets that are reduced over the same ranks; `cuts` has one list of buckets per size."""
-    stage, first = like.stage, cuts[0][0]
+    stage, first = like.effective_zero, cuts[0][0]
     axis, parts = first.axis(like), first.parts(like)
     count, numel = column([len(cut) for cut in cuts]), column([sum(b.padded(like) for b in cut) for cut in cuts])
 
@@ -87,8 +87,8 @@ def _compressed_terms(
     """Return the terms of reducing compressed gradients: the first collective of every bucket, the second of every
     bucket that has one, then the same for shards over their replicas. The first term carries the work of coding."""
     terms: list[Term] = []
-    bucket_sends = [[sent(c, b, like, dtype) for b in cut] for cut in cuts]
-    shard_sends = [[sent_across(c, b, like) for b in cut] for cut in cuts]
+    bucket_sends = [[bucket_collectives(c, b, like, dtype) for b in cut] for cut in cuts]
+    shard_sends = [[replica_collectives(c, b, like) for b in cut] for cut in cuts]
     for unit, sends, times in (("gradients", bucket_sends, times_a_step), ("shards", shard_sends, 1)):
         kinds = {
             (i, x.op, x.axis, x.dtype, x.at_most)

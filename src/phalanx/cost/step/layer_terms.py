@@ -15,9 +15,9 @@ from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layers.routing import Routed
 from phalanx.schedule.pipeline import stages
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.model.spec import ModelSpec, seen_from
+from phalanx.spec.model.spec import ModelSpec, as_seen_by
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 
 
 def layer_terms(
@@ -42,17 +42,17 @@ def layer_terms(
         for phase in phases:
             n = passes[phase, name]
             sends: dict[tuple[str, str], list[Column]] = {}
-            unit_spec, unit = seen_from(spec, members[0]), name.split(",")[0]
-            for i, x in enumerate(collectives.sent(unit_spec, job, like, unit, phase, t, repeat, rows)):
+            unit_spec, unit = as_seen_by(spec, members[0]), name.split(",")[0]
+            for i, x in enumerate(collectives.communication(unit_spec, job, like, unit, phase, t, repeat, rows)):
                 if isinstance(x, collectives.Core):
-                    for y in context.sent(local(spec, like), like, compute, x.way, t):
+                    for y in context.communication(local_model(spec, like), like, compute, x.way, t):
                         sends.setdefault((y.op, y.axis), []).append(y.bytes)
                     continue
                 event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", x.axis, dtype=x.dtype)
                 overlapping = NO_WORK
                 if x.beside and unit_spec.experts is not None:
                     e = DTYPE_BYTES[compute]
-                    local_spec = local(unit_spec, like)
+                    local_spec = local_model(unit_spec, like)
                     assert local_spec.experts is not None
                     overlapping = moe.shared(local_spec, local_spec.experts, t, e, phase != "F") * n
                 terms.append(Term(event, count=x.count * n, bytes=x.bytes * n, overlapping=overlapping))

@@ -17,7 +17,7 @@ from phalanx.cost.compute import unit_work
 from phalanx.cost.compute.unit_work import NO_WORK, Column
 from phalanx.cost.memory.footprint import documents
 from phalanx.cost.memory.state import model_state
-from phalanx.cost.step.predict_pipeline import exposed_seconds, pipelined, programs
+from phalanx.cost.step.predict_pipeline import exposed_seconds, price_pipeline, programs
 from phalanx.cost.step.term import Columns, Term, columns, highest, unit_classes
 from phalanx.cost.step.terms import terms
 from phalanx.schedule.event import INSIDE
@@ -25,10 +25,10 @@ from phalanx.schedule.layers.context import Context
 from phalanx.schedule.layers.routing import routed
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import Job
-from phalanx.spec.model.spec import ModelSpec, seen_from
+from phalanx.spec.model.spec import ModelSpec, as_seen_by
 from phalanx.spec.strategy.mesh import Mesh, mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
 
 def _price_pipeline(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> Prediction:
     """Price one strategy with a pipeline: its schedule is run, and its memory read off the expanded steps."""
-    pipeline, steps = pipelined(spec, cluster, job, s), programs(spec, job, s)
+    pipeline, steps = price_pipeline(spec, cluster, job, s), programs(spec, job, s)
     busiest = max(range(s.pp), key=lambda rank: pipeline.priced.work[rank])
     fullest = max(steps, key=lambda step: step.peak_bytes)
     actions = zip(pipeline.priced.schedule.actions[busiest], pipeline.priced.times[busiest], strict=True)
@@ -173,13 +173,13 @@ def _price_pipeline(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy
 
 def _model_flops(spec: ModelSpec, job: Job, s: Strategy | Columns, like: Strategy) -> Column:
     """Return the model FLOPs of one rank's step: forward and backward passes, nothing recomputed."""
-    local_spec, total = local(spec, like), NO_WORK
+    local_spec, total = local_model(spec, like), NO_WORK
     tokens: Column = s.micro_batch * job.seq // like.cp
     if isinstance(s, Columns):
         tokens = tokens.astype(float)
     rows = routed(spec.experts, like, tokens) if spec.experts is not None else None
     for name, members in unit_classes(spec, like).items():
-        unit, unit_spec = name.split(",")[0], seen_from(local_spec, members[0])
+        unit, unit_spec = name.split(",")[0], as_seen_by(local_spec, members[0])
         for work in (unit_work.forward, unit_work.backward):
             total += work(unit_spec, unit, tokens, job.seq, 1, routed=rows) * len(members)
     return total.flops * s.accumulation(job)

@@ -16,14 +16,14 @@ from phalanx.cost.collectives.link import link
 from phalanx.cost.collectives.measured import seconds as collective_seconds
 from phalanx.cost.compute import unit_work
 from phalanx.cost.compute.unit_work import Column
-from phalanx.cost.pipeline_time import Costs, Priced, price
+from phalanx.cost.pipeline_time import Costs, PricedSchedule, price
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.program import StepProgram
 from phalanx.cost.step.term import Term, unit_class
 from phalanx.cost.step.terms import terms
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.sends import without
+from phalanx.schedule.pipeline.sends import strip_sends
 from phalanx.spec.cluster.spec import ClusterSpec, KernelRates
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, chunks
@@ -37,7 +37,7 @@ class Pipelined:
     communication of gradients and parameters, the exposed part of it, and the optimizer."""
 
     costs: Costs
-    priced: Priced
+    priced: PricedSchedule
     communication_s: tuple[float, ...]
     exposed_s: tuple[float, ...]
     optimizer_s: tuple[float, ...]
@@ -54,7 +54,7 @@ def programs(spec: ModelSpec, job: Job, s: Strategy) -> tuple[StepProgram, ...]:
     return tuple(expand(spec, job, s, place=place) for place in range(s.pp))
 
 
-def pipelined(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> Pipelined:
+def price_pipeline(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> Pipelined:
     """Price the chunks of every pipeline rank and run the schedule with them."""
     grid, m = mesh(s), s.accumulation(job)
     rates = cluster.rates(job.precision.compute, min(s.world, cluster.ranks_per_node))
@@ -87,7 +87,7 @@ def pipelined(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> P
     size = next(t.bytes / t.count for t in rank_terms if t.event.axis == "pp" and t.count)
     forward, inputs, weights = ([seconds[p][c] for c in range(len(stages.rank_of(s)))] for p in "FIW")
     costs = Costs(forward, inputs, weights, pp_link.alpha_s + float(size) * pp_link.beta_s_per_byte)
-    priced = price(without(stages.schedule(s, m)), costs)
+    priced = price(strip_sends(stages.schedule(s, m)), costs)
     return Pipelined(costs, priced, tuple(communication), tuple(exposed), tuple(optimizer))
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from phalanx.cost.compute.unit_work import NO_WORK, Column, Work
 from phalanx.schedule.event import Event
 from phalanx.spec.job import Job
-from phalanx.spec.model.spec import ModelSpec, seen_from, units
+from phalanx.spec.model.spec import ModelSpec, as_seen_by, units
 from phalanx.spec.strategy.spec import Recompute, Strategy
 
 Indices = npt.NDArray[np.int64]
@@ -94,7 +94,7 @@ def _classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
 def unit_class(spec: ModelSpec, s: Strategy, unit: str) -> str:
     """Return the class of a unit, which names its terms."""
     kind, repeat = unit.split(".")[0], repeat_of(s, unit)
-    dense = ", dense" if spec.experts is not None and seen_from(spec, unit).experts is None else ""
+    dense = ", dense" if spec.experts is not None and as_seen_by(spec, unit).experts is None else ""
     return kind + dense if repeat == "none" else f"{kind}{dense}, {repeat}"
 
 

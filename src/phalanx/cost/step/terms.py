@@ -23,13 +23,13 @@ from phalanx.cost.step.layer_terms import layer_terms, pipeline_messages
 from phalanx.cost.step.term import Columns, Term, repeat_of, unit_class, unit_classes
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.layers.context import Context, keys_per_query
-from phalanx.schedule.layers.routing import routed, uncertain
+from phalanx.schedule.layers.routing import depends_on_router, routed
 from phalanx.schedule.pipeline import stages
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
-from phalanx.spec.model.spec import ModelSpec, blocks_among, chunks, expert_layers, seen_from
+from phalanx.spec.model.spec import ModelSpec, as_seen_by, blocks_among, chunks, expert_layers
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 
 
 def metrics(spec: ModelSpec, s: Strategy) -> int:
@@ -37,7 +37,7 @@ def metrics(spec: ModelSpec, s: Strategy) -> int:
     non-finite flag; the squared gradient norm where ranks have parts of the gradients; and for each layer with
     experts the load of every expert, dropped rows, and two losses."""
     loads = len(expert_layers(spec)) * (spec.experts.count + 3) if spec.experts else 0
-    return 4 + s.unlike + loads
+    return 4 + s.gradients_differ_by_rank + loads
 
 
 def terms(
@@ -49,7 +49,7 @@ def terms(
     `rank`: price this rank exactly. Without it, price pipeline rank `place`: no rank there holds more memory."""
     like = s if isinstance(s, Strategy) else s.like
     stage_spec = stages.stage(spec, like, place)
-    spec = local(stage_spec, like)
+    spec = local_model(stage_spec, like)
     m = s.accumulation(job)
     part = Context(job.seq, like.ring, like.ulysses)
     t: Column = s.micro_batch * part.tokens
@@ -65,7 +65,7 @@ def terms(
     passes = _passes(spec, like, m, place)
     step_terms = []
     for name, members in unit_classes(spec, like).items():
-        unit, repeat, unit_spec = name.split(",")[0], repeat_of(like, members[0]), seen_from(spec, members[0])
+        unit, repeat, unit_spec = name.split(",")[0], repeat_of(like, members[0]), as_seen_by(spec, members[0])
         gradient_dtype = _gradient_dtype(like, job)
         deferrable = like.pp > 1  # with a pipeline, layers can always defer weight gradients
         memory = footprint(
@@ -80,7 +80,7 @@ def terms(
                 (mask_bytes + (t * job.seq if core is None else core.first_visible_temporary())) if masks else 0
             )
         mask_work = unit_work.mask(spec, unit, t, job.seq, e, keys) if job.documents == "separate" else NO_WORK
-        depends_on_routing = unit_spec.experts is not None and uncertain(unit_spec.experts, like)
+        depends_on_routing = unit_spec.experts is not None and depends_on_router(unit_spec.experts, like)
         step_terms.append(
             Term(
                 Event("compute", "forward", "F", name, dtype=dtype, routed=depends_on_routing),
@@ -90,7 +90,7 @@ def terms(
                 free=np.maximum(memory.forward, temporary) - mask_bytes,
             )
         )
-        recomputed = unit_work.repeated(unit_spec, repeat, t, job.seq, e, keys, rows) + (
+        recomputed = unit_work.recomputed(unit_spec, repeat, t, job.seq, e, keys, rows) + (
             mask_work if repeat != "none" else NO_WORK
         )
         freed = _freed(spec, unit, t // like.tp if like.sp else t, job, memory.kept)
@@ -169,7 +169,7 @@ def _passes(spec: ModelSpec, like: Strategy, m: Column, place: int) -> dict[tupl
 def _gradient_dtype(like: Strategy, job: Job) -> DType:
     """Return the dtype of the memory that a gradient is written to when it is ready."""
     p = job.precision
-    return p.accumulate_dtype if like.stage <= 1 or like.compressor else p.reduce_dtype
+    return p.accumulate_dtype if like.effective_zero <= 1 or like.compressor else p.reduce_dtype
 
 
 def _freed(spec: ModelSpec, unit: str, t: Column, job: Job, kept: Column) -> Column:

@@ -34,7 +34,7 @@ from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import Mesh, mesh
 from phalanx.spec.strategy.spec import DEFAULT_BUCKET_MIB, Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 
 GIVEN = "given"  # the reason recorded for a bucket that the user chose
 _LEAST = 2**16  # bytes: the host's time per bucket is in no link's α
@@ -62,7 +62,7 @@ def best_bytes(gradient_bytes: float, crossover_bytes: float) -> float:
 
 def has_buckets(strategy: Strategy) -> bool:
     """Whether `bucket` has an effect: gradients are reduced, and not unit by unit as in ZeRO-3."""
-    return strategy.gradient_ranks > 1 and strategy.stage < 3
+    return strategy.gradient_ranks > 1 and strategy.effective_zero < 3
 
 
 def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> tuple[Strategy, str]:
@@ -72,9 +72,9 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy
     if strategy.bucket != "auto" or not has_buckets(strategy):
         return strategy, ""
     grid = mesh(strategy)
-    op, axis = ("reduce_scatter", grid.shard_axis) if strategy.stage else ("all_reduce", grid.gradient_axis)
+    op, axis = ("reduce_scatter", grid.shard_axis) if strategy.effective_zero else ("all_reduce", grid.gradient_axis)
     stage = stages.stage(model, strategy, 0)  # the first of a pipeline; the others hold about as much
-    total = local(stage, strategy).parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
+    total = local_model(stage, strategy).parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
     line = _line(cluster, grid, op, axis, total)
     overlaps = cluster.device.own_communication_engine
     default = DEFAULT_BUCKET_MIB * 2**20

@@ -16,7 +16,7 @@ from phalanx.cost.step.term import unit_class
 from phalanx.cost.step.terms import terms
 from phalanx.schedule.partition.balance import Limits, Units, explain, partition
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.schedules import held
+from phalanx.schedule.pipeline.schedules import live_activations
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -61,7 +61,7 @@ def costs(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tupl
                 activations[t.event.unit] = float(t.alloc - t.free)
     actions = stages.schedule(s, s.accumulation(job)).actions
     # Live activations are counted over all chunks of a rank; a unit is charged for the mean chunk.
-    live = [max(held(own)) / len(stages.held_chunks(s, place)) for place, own in enumerate(actions)]
+    live = [max(live_activations(own)) / len(stages.held_chunks(s, place)) for place, own in enumerate(actions)]
     names = units(model)
     state = {kind: _state(model, job, s, unit) for kind, unit in {unit_class(model, s, u): u for u in names}.items()}
     fixed = model_state(StageSpec.of(model, (("blocks.0",),)), job, s)

@@ -22,7 +22,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)
-class Subject:
+class AnalyticSubject:
     """A strategy of a question, with everything that explanations and lints read from it.
 
     Raises InputError if the strategy is not legal for the model and job."""

@@ -25,7 +25,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)
-class Own:
+class ExactExplanation:
     """A strategy and its neighbours, priced exactly."""
 
     chosen: Candidate
@@ -66,7 +66,7 @@ class ExactPrice:
 
 
 @dataclass(frozen=True)
-class Examined:
+class ExactSubject:
     """A strategy for `lint`, priced exactly. Raises InputError if it is not legal for the model and job."""
 
     model: ModelSpec
@@ -132,7 +132,7 @@ class Examined:
         return None if candidate.reason else ExactPrice(s, candidate.seconds, size, self.cluster.device.usable_bytes)
 
 
-def examined(plan: Plan, strategy: Strategy | None, gpus: int | None) -> Examined:
+def subject_of_plan(plan: Plan, strategy: Strategy | None, gpus: int | None) -> ExactSubject:
     """Take a strategy of a plan's job on its cluster, by default the plan's own as the user wrote it.
 
     Raises InputError if it is not legal for the job."""
@@ -142,27 +142,27 @@ def examined(plan: Plan, strategy: Strategy | None, gpus: int | None) -> Examine
             strategy = replace(strategy, bucket="auto")
         if (plan.choices.get("chunks") or {}).get("reason"):
             strategy = replace(strategy, layers="auto")
-    return Examined(plan.model, plan.cluster, plan.job, strategy, gpus or strategy.world)
+    return ExactSubject(plan.model, plan.cluster, plan.job, strategy, gpus or strategy.world)
 
 
-def own(x: Examined) -> Own:
+def explain_exactly(x: ExactSubject) -> ExactExplanation:
     """Price the strategy and all of its neighbours that our runtime can run."""
     neighbours_priced = []
-    for what, other in neighbours.neighbours(x.chosen.asked, Pricing(x.model, x.cluster, x.job, STACK)):
+    for what, other in neighbours.neighbours(x.chosen.as_requested, Pricing(x.model, x.cluster, x.job, STACK)):
         try:
             require_runnable(other, x.job)
         except InputError:
             continue
         neighbours_priced.append((what, price(x.model, x.cluster, x.job, other)))
     neighbours_priced.sort(key=lambda item: (bool(item[1].reason), item[1].seconds))
-    return Own(x.chosen, tuple(neighbours_priced), x.cluster.device.usable_bytes)
+    return ExactExplanation(x.chosen, tuple(neighbours_priced), x.cluster.device.usable_bytes)
 
 
-def as_json(x: Own) -> dict[str, Any]:
+def as_json(x: ExactExplanation) -> dict[str, Any]:
     """Return what `phalanx explain --json` prints."""
     c = x.chosen
     return {
-        "strategy": str(c.asked),
+        "strategy": str(c.as_requested),
         "step_time_s": c.seconds,
         "fits": not c.reason,
         "memory_bytes": int(c.prediction.memory_bytes),
@@ -173,7 +173,7 @@ def as_json(x: Own) -> dict[str, Any]:
         "neighbours": [
             {
                 "change": what,
-                "strategy": str(other.asked),
+                "strategy": str(other.as_requested),
                 "step_time_s": other.seconds,
                 "memory_bytes": int(other.prediction.memory_bytes),
                 "rejected": other.reason,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.plan.explain import operators
-from phalanx.plan.explain.analytic import Subject
+from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.explain.traffic import term_of
 from phalanx.plan.search import why_not as reasons
 from phalanx.plan.search.priced import COMMUNICATION, PricedStrategy
@@ -48,7 +48,7 @@ class Lever:
     """The neighbour with that change; None if none helps."""
 
 
-def axes(x: Subject) -> list[Axis]:
+def axes(x: AnalyticSubject) -> list[Axis]:
     """Place every axis that communicates on the roofline."""
     s, system = x.strategy, x.pricing.system
     flops = x.hardware_flops / s.world
@@ -70,7 +70,7 @@ def axes(x: Subject) -> list[Axis]:
     return rows
 
 
-def levers(x: Subject) -> list[Lever]:
+def levers(x: AnalyticSubject) -> list[Lever]:
     """Return the losses of at least 1 % of the step, largest first, each with the best single change against it."""
     losses = {
         name: x.priced.terms.get(name, 0.0) for name in (*COMMUNICATION, "bubble", "recompute", "launch", "head")
@@ -89,7 +89,7 @@ def levers(x: Subject) -> list[Lever]:
     return rows
 
 
-def order_costs(x: Subject) -> str:
+def order_costs(x: AnalyticSubject) -> str:
     """Say what the other order of the mesh would cost; "" if there is none."""
     for what, p in x.neighbours:
         if what.startswith("order "):
@@ -97,7 +97,7 @@ def order_costs(x: Subject) -> str:
     return ""
 
 
-def why_not(x: Subject) -> list[tuple[str, PricedStrategy, str]]:
+def why_not(x: AnalyticSubject) -> list[tuple[str, PricedStrategy, str]]:
     """Return (change, price, reason against it or its gain) for each neighbour."""
     rows = []
     for what, p in x.neighbours:
@@ -108,7 +108,7 @@ def why_not(x: Subject) -> list[tuple[str, PricedStrategy, str]]:
     return rows
 
 
-def as_json(x: Subject) -> dict[str, object]:
+def as_json(x: AnalyticSubject) -> dict[str, object]:
     """Return what `phalanx explain --json` prints."""
     return {
         "strategy": str(x.strategy),

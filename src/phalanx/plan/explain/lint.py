@@ -45,7 +45,7 @@ class Alternative(Protocol):
     def usable(self) -> int: ...
 
 
-class Examined(Protocol):
+class LintSubject(Protocol):
     """A strategy and how it is priced: by the formulas of a software stack (plan/explain/analytic.py), or exactly, as
     our own runtime on a measured machine (plan/explain/exact.py)."""
 
@@ -83,15 +83,15 @@ class Examined(Protocol):
         """Price another strategy; None if it is not legal or does not fit."""
 
 
-Lint = Callable[[Examined], Iterator[Finding]]
+Lint = Callable[[LintSubject], Iterator[Finding]]
 
 
-def lint(subject: Examined) -> list[Finding]:
+def lint(subject: LintSubject) -> list[Finding]:
     """Return the findings of every lint, in the order of LINTS."""
     return [finding for name in LINTS for finding in LINTS[name](subject)]
 
 
-def _wide_tp(x: Examined) -> Iterator[Finding]:
+def _wide_tp(x: LintSubject) -> Iterator[Finding]:
     """Report a tp that spans more ranks than the fastest links join."""
     s, node = x.strategy, x.cluster.ranks_per_node
     fast = x.cluster.tiers[0].ranks
@@ -104,7 +104,7 @@ def _wide_tp(x: Examined) -> Iterator[Finding]:
         )
 
 
-def _straddling(x: Examined) -> Iterator[Finding]:
+def _straddling(x: LintSubject) -> Iterator[Finding]:
     """Groups of tp, or of cp x tp, lie partly on one node and partly on another."""
     s, node = x.strategy, x.cluster.ranks_per_node
     inner = s.tp * s.cp
@@ -122,7 +122,7 @@ def _straddling(x: Examined) -> Iterator[Finding]:
         )
 
 
-def _few_micro_batches(x: Examined) -> Iterator[Finding]:
+def _few_micro_batches(x: LintSubject) -> Iterator[Finding]:
     """Fewer micro-batches than stages."""
     s, m = x.strategy, x.strategy.accumulation(x.job)
     if s.pp > 1 and m < s.pp:
@@ -133,7 +133,7 @@ def _few_micro_batches(x: Examined) -> Iterator[Finding]:
         )
 
 
-def _not_interleaved(x: Examined) -> Iterator[Finding]:
+def _not_interleaved(x: LintSubject) -> Iterator[Finding]:
     """A plain schedule where interleaving would be faster."""
     s, m = x.strategy, x.strategy.accumulation(x.job)
     facts = SCHEDULES[s.schedule]
@@ -153,7 +153,7 @@ def _not_interleaved(x: Examined) -> Iterator[Finding]:
                 return
 
 
-def _small_micro_batch(x: Examined) -> Iterator[Finding]:
+def _small_micro_batch(x: LintSubject) -> Iterator[Finding]:
     """Too few tokens at a time to keep the chip busy."""
     s = x.strategy
     tokens = s.micro_batch * x.job.seq // s.cp
@@ -165,7 +165,7 @@ def _small_micro_batch(x: Examined) -> Iterator[Finding]:
         yield Finding("small-micro-batch", f"a rank multiplies {tokens} tokens at a time, fewer than {TOKENS}", mend)
 
 
-def _needless_accumulation(x: Examined) -> Iterator[Finding]:
+def _needless_accumulation(x: LintSubject) -> Iterator[Finding]:
     """Gradient accumulation where a larger micro-batch fits and is faster."""
     s, m = x.strategy, x.strategy.accumulation(x.job)
     if s.pp == 1 and m > 1:
@@ -179,7 +179,7 @@ def _needless_accumulation(x: Examined) -> Iterator[Finding]:
             )
 
 
-def _uneven_heads(x: Examined) -> Iterator[Finding]:
+def _uneven_heads(x: LintSubject) -> Iterator[Finding]:
     """Report a tp that duplicates key heads, or does not divide the vocabulary."""
     s, kv, vocab = x.strategy, x.model.kv_heads, x.model.vocab
     if s.tp > kv:
@@ -192,7 +192,7 @@ def _uneven_heads(x: Examined) -> Iterator[Finding]:
         yield Finding("uneven-heads", f"a vocabulary of {vocab} is not divisible by tp={s.tp}", "pad the vocabulary")
 
 
-def _unbalanced_stages(x: Examined) -> Iterator[Finding]:
+def _unbalanced_stages(x: LintSubject) -> Iterator[Finding]:
     """The slowest stage has clearly more work than the mean."""
     s = x.strategy
     if s.pp > 1 and x.imbalance > IMBALANCE.good:
@@ -204,7 +204,7 @@ def _unbalanced_stages(x: Examined) -> Iterator[Finding]:
         )
 
 
-def _small_buckets(x: Examined) -> Iterator[Finding]:
+def _small_buckets(x: LintSubject) -> Iterator[Finding]:
     """Buckets in which latency takes longer than the bytes."""
     s = x.strategy
     if s.bucket == "auto" or s.gradient_ranks == 1:
@@ -224,7 +224,7 @@ def _small_buckets(x: Examined) -> Iterator[Finding]:
         )
 
 
-def _idle(x: Examined) -> Iterator[Finding]:
+def _idle(x: LintSubject) -> Iterator[Finding]:
     """The strategy uses fewer GPUs than there are."""
     s = x.strategy
     if s.world < x.gpus:
@@ -233,7 +233,7 @@ def _idle(x: Examined) -> Iterator[Finding]:
         )
 
 
-def _needless_zero3(x: Examined) -> Iterator[Finding]:
+def _needless_zero3(x: LintSubject) -> Iterator[Finding]:
     """ZeRO-3 where a lower stage fits and is faster."""
     if x.strategy.zero != 3:
         return
@@ -250,7 +250,7 @@ def _needless_zero3(x: Examined) -> Iterator[Finding]:
             return
 
 
-def _wide_gradients(x: Examined) -> Iterator[Finding]:
+def _wide_gradients(x: LintSubject) -> Iterator[Finding]:
     """Gradients reduced in a wider type than they are computed in."""
     p, s = x.job.precision, x.strategy
     if s.gradient_ranks > 1 and p.compute in ("bfloat16", "float16") and p.reduce == "float32":
@@ -263,7 +263,7 @@ def _wide_gradients(x: Examined) -> Iterator[Finding]:
         )
 
 
-def _losing_compressor(x: Examined) -> Iterator[Finding]:
+def _losing_compressor(x: LintSubject) -> Iterator[Finding]:
     """A sparse compressor that sends more than the dense all-reduce."""
     s = x.strategy
     compressor = compression.parse(s.compression)
@@ -302,7 +302,7 @@ LINTS: dict[str, Lint] = {
 }
 
 
-def _larger_micro_batch(x: Examined) -> Alternative | None:
+def _larger_micro_batch(x: LintSubject) -> Alternative | None:
     """Return the strategy with the fastest larger micro-batch that fits; None if no larger one is faster."""
     best: Alternative | None = None
     size = 2 * x.strategy.micro_batch

@@ -68,14 +68,14 @@ class Candidate:
         return float(self.prediction.step_time_s)
 
     @property
-    def asked(self) -> Strategy:
+    def as_requested(self) -> Strategy:
         """The strategy as a user would write it: `auto` where bucket or chunks were resolved."""
         strategy = replace(self.strategy, bucket="auto") if self.bucket_reason else self.strategy
         return replace(strategy, layers="auto") if self.layers_reason else strategy
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchResult:
     """The result of a search."""
 
     candidates: tuple[Candidate, ...]
@@ -93,7 +93,7 @@ class Searched:
         return self.candidates[0]
 
 
-def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> Searched:
+def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> SearchResult:
     """Find the fastest strategies that fit, over any of the world sizes `worlds`.
 
     Raises InputError if no strategy is legal, or if none fits: then it says what the smallest one needs.
@@ -119,9 +119,12 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[in
     if candidates[0].reason:
         least = min(candidates, key=lambda c: int(c.prediction.memory_bytes))
         raise InputError(
-            "strategy", "auto", f"nothing fits: {least.asked} {least.reason}", "use a smaller model, seq or batch"
+            "strategy",
+            "auto",
+            f"nothing fits: {least.as_requested} {least.reason}",
+            "use a smaller model, seq or batch",
         )
-    return Searched(tuple(candidates), legal, tuple(worlds), settled)
+    return SearchResult(tuple(candidates), legal, tuple(worlds), settled)
 
 
 def price(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> Candidate:
@@ -161,7 +164,7 @@ def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequen
 def _others(rows: Strategies, seconds: Floats, candidates: Sequence[Candidate]) -> list[Strategy]:
     """The strategy with the least expected seconds of each family without a price, so that a user can compare."""
     kinds = branch_and_bound.family(rows)
-    known = branch_and_bound.family(space.of([c.asked for c in candidates]))
+    known = branch_and_bound.family(space.of([c.as_requested for c in candidates]))
     missing = (np.flatnonzero(kinds == kind) for kind in np.setdiff1d(kinds, known))
     return [rows.strategy(int(members[np.argmin(seconds[members])])) for members in missing]
 

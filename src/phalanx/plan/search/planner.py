@@ -15,7 +15,7 @@ from phalanx.plan.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.neighbours import neighbours
 from phalanx.plan.search.priced import PricedStrategy
-from phalanx.plan.search.refine import Ranked, RefinedPrices, best_of_each_family
+from phalanx.plan.search.refine import RankedStrategy, RefinedPrices, best_of_each_family
 from phalanx.plan.search.space import Options, Strategies
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
@@ -23,7 +23,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 Objective = Literal["throughput", "memory"]
 OBJECTIVES = ("throughput", "memory")
-THRIFT = ("gpu-hours", "money")
+COST_OBJECTIVES = ("gpu-hours", "money")
 """Objectives that fewer GPUs may improve; days are throughput."""
 _SLACK = 0.10
 """Slowdown against the fastest strategy, as a share, that the objective `memory` accepts."""
@@ -59,11 +59,11 @@ class Answer:
 
     pricing: Pricing
     gpus: int
-    ranked: tuple[Ranked, ...]
+    ranked: tuple[RankedStrategy, ...]
     """Best first by the objective."""
-    families: tuple[Ranked, ...]
+    families: tuple[RankedStrategy, ...]
     """The fastest of each family of which any strategy fits."""
-    front: tuple[Ranked, ...]
+    front: tuple[RankedStrategy, ...]
     """Fastest first, each with less memory than all before it."""
     rejected: tuple[Rejected, ...]
     evaluated: int
@@ -75,7 +75,7 @@ class Answer:
     fewer: FewerGpus | None = None
 
     @property
-    def best(self) -> Ranked:
+    def best(self) -> RankedStrategy:
         """The best strategy by the objective."""
         return self.ranked[0]
 
@@ -144,7 +144,7 @@ def _with_suggested_gpus(error: InputError, pricing: Pricing, gpus: int) -> Inpu
     return error
 
 
-def _fewer(larger: Callable[[int], Pricing], gpus: int, best: Ranked) -> FewerGpus | None:
+def _fewer(larger: Callable[[int], Pricing], gpus: int, best: RankedStrategy) -> FewerGpus | None:
     """Return a smaller number of GPUs that is as fast, or None.
 
     A step takes at least its FLOPs at the best rate that kernels reach, so a search is rarely needed."""
@@ -159,7 +159,7 @@ def _fewer(larger: Callable[[int], Pricing], gpus: int, best: Ranked) -> FewerGp
     return fewest
 
 
-def thriftiest(larger: Callable[[int], Pricing], most: int) -> int:
+def cheapest_gpu_count(larger: Callable[[int], Pricing], most: int) -> int:
     """Return the GPU count, out of `most`, `most`/2, `most`/4, ..., with the fewest GPU-seconds per step.
 
     Returns `most` if no strategy fits on any of them."""
@@ -182,7 +182,7 @@ def _promising(explored: Exploration, whole: bool) -> list[int]:
     return points if whole else points[:_POINTS]
 
 
-def _front(candidates: Sequence[Ranked], whole: bool) -> list[Ranked]:
+def _front(candidates: Sequence[RankedStrategy], whole: bool) -> list[RankedStrategy]:
     """The front of what the second pass priced, fastest first.
 
     With `whole`, each point needs less memory than all faster ones; without it, clearly less, and points are few."""
@@ -195,7 +195,7 @@ def _front(candidates: Sequence[Ranked], whole: bool) -> list[Ranked]:
 
 
 def _rejected(
-    prices: RefinedPrices, best: Ranked, explored: Exploration, has: set[str], options: Options
+    prices: RefinedPrices, best: RankedStrategy, explored: Exploration, has: set[str], options: Options
 ) -> Iterable[Rejected]:
     """The smallest member of each family of which nothing fits, and the neighbours of the best strategy."""
     pricing = prices.pricing

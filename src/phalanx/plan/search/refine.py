@@ -127,7 +127,7 @@ def _costs(passes: list[tuple[float, float]], head: tuple[float, float], blocks:
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedStrategy:
     """A strategy that survived the first pass, priced with its pipeline timed action by action."""
 
     family: str
@@ -153,9 +153,9 @@ class RefinedPrices:
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
-        self._known: dict[Strategy, Ranked] = {}
+        self._known: dict[Strategy, RankedStrategy] = {}
 
-    def of(self, strategies: Sequence[Strategy]) -> list[Ranked]:
+    def of(self, strategies: Sequence[Strategy]) -> list[RankedStrategy]:
         """Price each strategy, in the order of `strategies`."""
         new = [s for s in dict.fromkeys(strategies) if s not in self._known]
         if new:
@@ -163,10 +163,10 @@ class RefinedPrices:
             flops = float(np.max(model_flops(self.pricing.shape, self.pricing.layout(rows))))  # the same for all
             for kind, (p, run) in zip(branch_and_bound.family(rows), refined(self.pricing, new), strict=True):
                 mfu = flops / (p.seconds * p.strategy.world * peak)
-                self._known[p.strategy] = Ranked(FAMILIES[kind], p, run, mfu)
+                self._known[p.strategy] = RankedStrategy(FAMILIES[kind], p, run, mfu)
         return [self._known[s] for s in strategies]
 
-    def descend(self, strategies: Sequence[Strategy]) -> list[Ranked]:
+    def descend(self, strategies: Sequence[Strategy]) -> list[RankedStrategy]:
         """Descend from the fastest of `strategies` to faster neighbours until none is faster.
 
         Returns every strategy met on the way that fits, fastest first."""

@@ -137,15 +137,6 @@ def joined(parts: Sequence[Strategies]) -> Strategies:
     return Strategies(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS})
 
 
-def first(rows: Strategies) -> Ints:
-    """Return the row numbers of distinct rows: the first of each group of equal ones."""
-    key = np.zeros(len(rows), np.uint64)
-    for name in COLUMNS:
-        _, places = np.unique(getattr(rows, name), return_inverse=True)
-        key = key * np.uint64(places.max(initial=0) + 1) + places.astype(np.uint64)
-    return np.unique(key, return_index=True)[1]
-
-
 def everything(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
     """Enumerate every legal strategy, all five steps. Raises InputError if there is none over so many ranks."""
     options = options or Options()

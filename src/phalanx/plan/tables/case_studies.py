@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from phalanx.plan.question import asked, cluster_named, model_named
+from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
 from phalanx.plan.search import refine, why_not
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import best_on
@@ -256,7 +256,7 @@ def question(case: Case) -> Pricing:
     model, _ = model_named(case.model)
     if case.seq > model.max_seq:  # the training extended the model's context
         model = replace(model, max_seq=case.seq)
-    return asked(model, cluster_named(case.cluster), case.batch, case.seq, case.stack)(case.gpus)
+    return pricing_by_gpus(model, cluster_named(case.cluster), case.batch, case.seq, case.stack)(case.gpus)
 
 
 def strategy(case: Case) -> Strategy:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from phalanx.plan.explain.analytic import Subject
+from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.explain.traffic import term_of
 from phalanx.plan.tables.table import Sheet, columns
 
 
-def sheet(x: Subject) -> Sheet:
+def sheet(x: AnalyticSubject) -> Sheet:
     """Tabulate each kind of operation of a strategy, per rank and step."""
     rows = []
     seconds_of_term: dict[str, float] = {}

@@ -124,7 +124,7 @@ class Parallel:
         cut = cut_buckets(trained, units, strategy, precision)
         self._engine = DataParallel(module, cut, precision, comm, strategy, units)
         self._masters: dict[str, Tensor] = {}
-        if strategy.stage == 0:
+        if strategy.effective_zero == 0:
             separate = master != compute
             self._masters = {n: initial[n].to(master, copy=True) if separate else p for n, p in trained.items()}
             self._gradients = dict(self._engine.gradients())
@@ -133,7 +133,9 @@ class Parallel:
             self._gradients = {}
             for piece, own, gradient in self._engine.pieces():
                 self._masters[piece.parameter.fqn], self._gradients[piece.parameter.fqn] = own, gradient
-        self._weights = {n: p for n, p in trained.items() if strategy.stage == 0 and self._masters[n] is not p}
+        self._weights = {
+            n: p for n, p in trained.items() if strategy.effective_zero == 0 and self._masters[n] is not p
+        }
         # Other names of the same parameters, as tied weights have in a state_dict.
         names = {id(p): n for n, p in trained.items()}
         everything = module.named_parameters(remove_duplicate=False)
@@ -172,7 +174,7 @@ class Parallel:
         made for `parameters()`, and at stages 1 to 3 treat every element by itself. Raises InputError."""
         known = {id(p) for p in self.parameters()}
         name = type(optimizer).__name__
-        if self.strategy.stage and name in _WHOLE_TENSORS:
+        if self.strategy.effective_zero and name in _WHOLE_TENSORS:
             raise InputError(
                 "optimizer", name, f"looks at whole tensors, and zero={self.strategy.zero} shards them", "use zero=0"
             )
@@ -213,7 +215,7 @@ class Parallel:
         """Return the 2-norm of the gradient, over all ranks' shares; all ranks together."""
         self._require_complete("the norm of the gradient")
         square = self._engine.norm_square()
-        if self.strategy.stage:
+        if self.strategy.effective_zero:
             self.comm.all_reduce(square, "world", unit="metrics", phase="opt").wait()
         return float(square.sqrt())
 
@@ -231,7 +233,7 @@ class Parallel:
     def synchronize(self) -> None:
         """Wait for the weights, before reading them outside of a forward pass: at stages 1 and 2 their all-gather may
         be in flight since the last update. (At stage 3 the module holds none; see `state_dict`.)"""
-        if self.strategy.stage in (1, 2):
+        if self.strategy.effective_zero in (1, 2):
             self._engine.wait_parameters(list(self._engine.parameters))
 
     @torch.no_grad()
@@ -257,8 +259,8 @@ class Parallel:
     def state_dict(self) -> dict[str, Tensor]:
         """Return the module's state_dict, unsharded, parameters in the master type; all ranks together."""
         engine = self._engine
-        unsharded = self._masters if self.strategy.stage == 0 else {}
-        for b in engine.buckets if self.strategy.stage else ():
+        unsharded = self._masters if self.strategy.effective_zero == 0 else {}
+        for b in engine.buckets if self.strategy.effective_zero else ():
             assert b.master is not None
             unsharded |= b.views(engine.gather_bucket(b, b.master))
         return {
@@ -279,10 +281,10 @@ class Parallel:
                 raise InputError("state_dict", name, f"has the shape {actual}, the module's is {expected}")
         for name in own.keys() - self._names.keys():
             own[name].copy_(state[name])
-        if self.strategy.stage == 0:
+        if self.strategy.effective_zero == 0:
             for name, master in self._masters.items():
                 master.copy_(state[name])
-        for piece, master, _ in self._engine.pieces() if self.strategy.stage else ():
+        for piece, master, _ in self._engine.pieces() if self.strategy.effective_zero else ():
             master.copy_(state[piece.parameter.fqn].reshape(-1)[piece.start : piece.stop])
         for name, weight in self._weights.items():
             weight.copy_(self._masters[name])

@@ -86,7 +86,7 @@ def cut_buckets(
     for name, p in reversed(trained.items()):
         mine = users.get(id(p), [])
         order.append(Parameter(name, tuple(p.shape), "column", mine[0] if len(mine) == 1 else SHARED))
-    if s.stage < 3:
+    if s.effective_zero < 3:
         order = [replace(p, unit="") for p in order]
         return fill(order, DTYPE_BYTES[precision.reduce_dtype], s.bucket_bytes)
     by_unit: dict[str, list[Parameter]] = {name: [] for name in (*reversed(units), SHARED)}

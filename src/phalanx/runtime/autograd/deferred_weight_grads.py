@@ -6,7 +6,7 @@
          freed when it has been delivered
     B    while not `active`: both at once, as usual
 
-    put_off = PutOff(model.units(), inner)      once: sets an attribute of the parameters, by which layers find it
+    put_off = DeferredGradients(model.units(), inner)      once: sets a parameter attribute, which layers read
     put_off.active = True                       I: collectives are recorded as of this phase
     loss.backward()                             ... post-accumulate hooks of weights are called anyway: ignore them
     put_off.active = False
@@ -103,7 +103,7 @@ Left = list[tuple[str, Gradients]]
 """Deferred gradients by unit, in the order of the backward pass."""
 
 
-class PutOff:
+class DeferredGradients:
     """Collects the weight gradients that the layers of `units` defer in passes that run while `active`.
 
     `inner`: the object through which those layers communicate; it learns the phase from here.
@@ -218,7 +218,7 @@ def by_layer(owners: Owners, biased: Sequence[bool]) -> list[Owners]:
     return layers
 
 
-def now(owners: Owners) -> PutOff | None:
+def now(owners: Owners) -> DeferredGradients | None:
     """Return where a backward function defers its weight gradients to, or None if it must compute them itself."""
-    put_off: PutOff | None = getattr(owners[0], "put_off", None) if owners else None
+    put_off: DeferredGradients | None = getattr(owners[0], "put_off", None) if owners else None
     return put_off if put_off is not None and put_off.active else None

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from phalanx.runtime.autograd.deferred_weight_grads import PutOff
+from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.schedule.event import Phase, Reduction
 
 
-class Inner:
+class LayerComm:
     """Issues the collectives of a model's layers as of the pass that runs now.
 
     `micro_batch`: the one whose pass runs. `again`: a forward pass is being repeated within the backward pass, to
@@ -24,7 +24,7 @@ class Inner:
         self.comm = comm
         self.micro_batch: int | None = None
         self.again = False
-        self.put_off: PutOff | None = None
+        self.put_off: DeferredGradients | None = None
         self.seed = 1.0
         """The gradient of the loss of one token, from which losses inside layers start their backward pass."""
 

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.layer_comm import LayerComm
 
 Region = Callable[..., Tensor]
 """(made, *inputs) -> output. With `made` false, only the output's shape matters."""
@@ -33,7 +33,7 @@ Region = Callable[..., Tensor]
 
 class _Repeated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, region: Region, inner: Inner, *inputs: Tensor | None) -> Tensor:
+    def forward(ctx: Any, region: Region, inner: LayerComm, *inputs: Tensor | None) -> Tensor:
         ctx.region, ctx.inner = region, inner
         ctx.save_for_backward(*inputs)
         return region(True, *inputs)
@@ -47,7 +47,7 @@ class _Repeated(torch.autograd.Function):
 
 
 def again(
-    region: Callable[..., Tensor], inner: Inner, saved: Sequence[Tensor | None], wanted: Sequence[bool]
+    region: Callable[..., Tensor], inner: LayerComm, saved: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Repeat a region on saved inputs, with a graph; return its output and the graph's inputs.
 
@@ -62,7 +62,7 @@ def again(
         inner.again = False
 
 
-def repeated(region: Region, inner: Inner, *inputs: Tensor | None) -> Tensor:
+def repeated(region: Region, inner: LayerComm, *inputs: Tensor | None) -> Tensor:
     """Return the region's output. Keeps only the inputs, and repeats the region in the backward pass."""
     return _Repeated.apply(region, inner, *inputs)  # type: ignore[no-any-return]
 

@@ -149,7 +149,7 @@ def agree_on_newest(folder: Path, comm: Comm, own: bool = True) -> int | None:
         if isinstance(problems[0], CheckpointError):
             raise problems[0]
         if rank == 0:
-            store.say_damaged(step, problems[0])
+            store.report_damaged(step, problems[0])
         if rank == 0 and own:
             store.set_aside(folder, step)
     if steps:

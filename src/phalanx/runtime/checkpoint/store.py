@@ -113,11 +113,11 @@ def newest_good(folder: Path) -> int:
         damaged = damage_or_unread(folder, step)
         if damaged is None:
             return step
-        say_damaged(step, damaged)
+        report_damaged(step, damaged)
     raise CheckpointError(f"{folder} holds no intact checkpoint")
 
 
-def say_damaged(step: int, damaged: str) -> None:
+def report_damaged(step: int, damaged: str) -> None:
     """Report a damaged checkpoint on stderr."""
     print(f"checkpoint of step {step} is damaged ({damaged})", file=sys.stderr, flush=True)
 

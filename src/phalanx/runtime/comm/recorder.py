@@ -66,7 +66,7 @@ class Recorder:
         self.began = self.meter.highest = live
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def uncounted(self) -> Iterator[None]:
         """Exclude what runs inside this context from the FLOP count: it is not part of the model."""
         self.counting = False
         try:

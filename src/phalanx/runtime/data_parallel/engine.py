@@ -73,7 +73,7 @@ class DataParallel:
         chunks: Sequence[Sequence[int]] | None = None,
         lent: tuple[list[int], list[int]] | None = None,
     ) -> None:
-        self.comm, self.stage, self.module, self.strategy = comm, strategy.stage, module, strategy
+        self.comm, self.zero, self.module, self.strategy = comm, strategy.effective_zero, module, strategy
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.buckets = [Flat(b, strategy, comm.index(b.axis(strategy))) for b in buckets]
         self._chunks = [[self.buckets[i] for i in own] for own in chunks or (range(len(self.buckets)),)]
@@ -93,11 +93,11 @@ class DataParallel:
         if c is not None:
             self.compressor = compressor(c, strategy, self.buckets, comm, DTYPES[precision.accumulate_dtype])
         self.gathered = None
-        if self.stage == 3:
+        if self.zero == 3:
             keep = strategy.gathers_once
             begins: weakref.WeakMethod[Callable[[str], None]] = weakref.WeakMethod(self._issue_before)
             self.gathered = Gathered(module, units, self.buckets, comm, strategy.prefetch, keep, begins)
-        elif self.stage:
+        elif self.zero:
             self._await_parameters_in(units)
         # Python cannot see that a parameter holds its hook: a strong reference back would never be collected.
         hook: weakref.WeakMethod[Callable[[str, nn.Parameter], None]] = weakref.WeakMethod(self._hook)
@@ -113,25 +113,25 @@ class DataParallel:
         buffer, compute, master = self.comm.buffer, DTYPES[precision.compute], DTYPES[precision.master_dtype]
         accumulate = DTYPES[precision.accumulate_dtype]
         for b in self.buckets:
-            if self.stage <= 1:
+            if self.zero <= 1:
                 b.gradients = buffer(b.padded, accumulate)
                 b.sent = b.gradients if self._reduce == accumulate else buffer(b.padded, self._reduce)
-                b.shard = b.own(b.gradients) if self.stage else b.gradients
+                b.shard = b.own(b.gradients) if self.zero else b.gradients
             else:
                 b.shard = buffer(b.part, accumulate)
-            if self.stage in (1, 2):
+            if self.zero in (1, 2):
                 b.weights = buffer(b.padded, compute)
                 for name, view in b.views(b.weights).items():
                     self.parameters[name].data = view
                 b.master = b.own(b.weights) if master == compute else buffer(b.part, master)
-            elif self.stage == 3:
+            elif self.zero == 3:
                 b.master = buffer(b.part, master)
         self._views = {
             name: v for b in self.buckets if b.gradients is not None for name, v in b.views(b.gradients).items()
         }
         self._slot_of: dict[str, int] = {}
         self._lent: dict[int, tuple[Tensor, Flat | None]] = {}
-        if self.stage >= 2:
+        if self.zero >= 2:
             sizes = [b.padded for b in self.buckets]
             turns, largest = lent or (slots(sizes), slot_sizes(sizes))
             self._slot_of = {b.name: s for b, s in zip(self.buckets, turns, strict=True)}
@@ -174,7 +174,7 @@ class DataParallel:
         together."""
         for b in self.buckets:
             assert b.shard is not None
-            yield from b.views(b.shard if self.stage == 0 else self.gather_bucket(b, b.shard)).items()
+            yield from b.views(b.shard if self.zero == 0 else self.gather_bucket(b, b.shard)).items()
 
     def gather_bucket(self, b: Flat, shard: Tensor) -> Tensor:
         """Gather a bucket's flat buffer from all ranks' shards of it. Used outside of steps, so not recorded."""
@@ -186,7 +186,7 @@ class DataParallel:
     def start(self, draw: Draw | None) -> None:
         """Set the parameters, all ranks together: at stages 1 to 3 each rank fills its pieces from `draw`; at stage 0
         the first rank of the axis broadcasts its own. Buffers are broadcast."""
-        if self.stage == 0:
+        if self.zero == 0:
             for name, p in self.parameters.items():
                 self.comm.broadcast(p.detach(), self._bucket_of[name].axis)
         elif draw is not None:
@@ -201,7 +201,7 @@ class DataParallel:
         releases what is gathered."""
         if self.gathered is not None:
             self.gathered.end_of_step()
-        if self.stage not in (1, 2):
+        if self.zero not in (1, 2):
             return
         for b in reversed(self.buckets):
             assert b.weights is not None
@@ -268,8 +268,8 @@ class DataParallel:
         if self.watch is not None:
             grad = grad.made() if isinstance(grad, Product | Grouped) else grad
             self.watch(name, grad, rows)
-        place = self._views[name] if self.stage <= 1 else self._view(bucket, name)
-        put(place, grad, rows, add=self.stage <= 1 and name in bucket.touched)
+        place = self._views[name] if self.zero <= 1 else self._view(bucket, name)
+        put(place, grad, rows, add=self.zero <= 1 and name in bucket.touched)
         bucket.touched.add(name)
         self.grad_ready(name)
 
@@ -291,7 +291,7 @@ class DataParallel:
     def grad_ready(self, name: str) -> None:
         """Count a parameter's gradient of this micro-batch as complete, and issue the buckets that are full. Raises
         RuntimeError if it comes twice."""
-        if not self._last and self.stage <= 1:
+        if not self._last and self.zero <= 1:
             return
         bucket = self._bucket_of[name]
         if bucket not in self._now:  # another chunk completes this bucket
@@ -317,7 +317,7 @@ class DataParallel:
     def _issue(self) -> None:
         b = self._now[self._next]
         b.left -= self._last
-        if self.stage <= 1:
+        if self.zero <= 1:
             for p in b.bucket.parameters:
                 if p.fqn not in b.touched:
                     self._views[p.fqn].zero_()
@@ -339,7 +339,7 @@ class DataParallel:
                 if isinstance(earlier.handle, Underway):
                     earlier.handle.advance()
             b.handle = Underway(self.compressor.reduce(b, self._micro_batch))
-        elif self.stage == 0:
+        elif self.zero == 0:
             b.handle = self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
         else:
             b.handle = self.comm.reduce_scatter(
@@ -357,12 +357,12 @@ class DataParallel:
         self._under_way.remove(b)
         assert b.sent is not None
         assert b.shard is not None
-        if self.stage == 0:
+        if self.zero == 0:
             if b.sent is not b.gradients:
                 b.shard.copy_(b.sent)
             return
         own = b.own(b.sent)
-        if self.stage >= 2:
+        if self.zero >= 2:
             b.shard.add_(own)
             b.sent = None
             slot = self._slot_of[b.name]
@@ -384,10 +384,10 @@ class DataParallel:
         """End a backward pass: issue the buckets that are left, with zeros for parameters without a gradient. Stages
         2 and 3 wait for the reductions before anything is gathered again: ranks may differ in the gradients that
         came."""
-        if self._open and (self._last or self.stage >= 2):
+        if self._open and (self._last or self.zero >= 2):
             while self._next < len(self._now):
                 self._issue()
-        if self.stage >= 2:
+        if self.zero >= 2:
             self._complete_all()
         self._open = False
 
@@ -413,7 +413,7 @@ class DataParallel:
         """Return the squared 2-norm of the gradients, (), fp64: complete at stage 0, else this rank's share of the
         sum over the world."""
         squares = [square(b.shard) for b in self.buckets if b.shard is not None]
-        return torch.stack(squares).sum() / (self.strategy.dp_replicate if self.stage else 1)
+        return torch.stack(squares).sum() / (self.strategy.dp_replicate if self.zero else 1)
 
     def scale(self, factor: float) -> None:
         """Multiply every gradient by a factor."""

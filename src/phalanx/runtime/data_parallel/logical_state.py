@@ -23,7 +23,7 @@ from phalanx.runtime.checkpoint.boxes import Part, share, whole
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.data_parallel.engine import DataParallel
-from phalanx.spec.model.spec import second_tied
+from phalanx.spec.model.spec import is_head_copy
 from phalanx.spec.strategy.split import Split
 
 OPTIONAL = "compression."
@@ -47,7 +47,7 @@ def owned(
         # The holder of a parameter's first element writes its scalar states (step). What several tp ranks hold, the
         # first of them writes.
         mine = (p for first, p in _held(engine, of, optimizer, split, copies=False) if first or p.shape)
-        yield from shared(mine, whole_on if engine.stage == 0 else shards_on)
+        yield from shared(mine, whole_on if engine.zero == 0 else shards_on)
     yield from shared(_compression(engine), grid.gradient_axis)
     if split is not None:
         alike = (whole(name, t) for name, t in buffers(engine.module).items())
@@ -69,9 +69,9 @@ def _held(
 ) -> Iterator[tuple[bool, Part]]:
     """Yield (whether it begins with its parameter's first element, part) of this rank's masters and their optimizer
     states. Without `copies`, parts that an earlier rank of tp or of the pipeline holds too are left out."""
-    pieces = {piece.parameter.fqn: piece for piece, _, _ in engine.pieces()} if engine.stage else {}
+    pieces = {piece.parameter.fqn: piece for piece, _, _ in engine.pieces()} if engine.zero else {}
     for name, master in masters.items():
-        if not copies and split is not None and second_tied(split.spec, name):
+        if not copies and split is not None and is_head_copy(split.spec, name):
             continue
         shape, start, within = tuple(master.shape), 0, None
         if name in pieces:

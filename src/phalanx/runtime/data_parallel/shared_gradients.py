@@ -19,7 +19,7 @@ from torch import Tensor
 from phalanx.runtime.data_parallel.bucket_buffers import square
 from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.schedule.layers.tensor import summed_elements
-from phalanx.spec.model.spec import second_tied, tied_apart
+from phalanx.spec.model.spec import holds_one_tied_copy, is_head_copy
 from phalanx.spec.strategy.split import Split, partial
 
 
@@ -38,9 +38,9 @@ class SharedGradients:
             assert b.shard is not None
             begins, before = 0, 0
             replicas = b.bucket.replicas(engine.strategy)
-            if tied_apart(split.spec) and b.bucket.parameters[0].unit == "model":
+            if holds_one_tied_copy(split.spec) and b.bucket.parameters[0].unit == "model":
                 self._tied = b.shard
-                if second_tied(split.spec, b.bucket.parameters[0].fqn):  # the first rank counts it
+                if is_head_copy(split.spec, b.bucket.parameters[0].fqn):  # the first rank counts it
                     continue
             for piece in b.pieces():
                 fqn, here = piece.parameter.fqn, piece.of(b.shard)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.runtime.autograd import attention_core
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.schedule.event import Phase
 from phalanx.schedule.layers.context import Context
@@ -33,7 +33,7 @@ class ContextParallel:
     """A rank's place among those that share its sequences; one object, which all its layers share. `packed`:
     positions do not depend on the batch; `own`: (tokens,), the positions of this rank's tokens."""
 
-    def __init__(self, inner: Inner, context: Context, packed: bool) -> None:
+    def __init__(self, inner: LayerComm, context: Context, packed: bool) -> None:
         self.inner, self.context, self.packed = inner, context, packed
         device = inner.comm.world.device
         self.own = torch.tensor(context.own, device=device)  # (tokens,)

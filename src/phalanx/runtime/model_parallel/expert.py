@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.runtime.autograd import recompute
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.observe import host_values
 from phalanx.spec.model.mechanisms import Experts
@@ -74,7 +74,7 @@ class ExpertParallel:
     """A rank's place among those that share the experts of its layers; one object for all layers. `balanced`: tokens
     go to experts in turn, and not where the router sends them."""
 
-    def __init__(self, inner: Inner, experts: Experts, ep: int, etp: int, balanced: bool = False) -> None:
+    def __init__(self, inner: LayerComm, experts: Experts, ep: int, etp: int, balanced: bool = False) -> None:
         self.inner, self.experts, self.ep, self.etp, self.balanced = inner, experts, ep, etp, balanced
         self.ranks = ep * etp
         self.axis = "ep" if etp == 1 else "ep+etp"

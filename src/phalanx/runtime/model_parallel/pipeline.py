@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.autograd.deferred_weight_grads import Left, PutOff
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients, Left
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
 from phalanx.runtime.comm.recorder import Now
@@ -33,7 +33,7 @@ from phalanx.runtime.comm.timeline import Span
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.schedule.event import Phase
-from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule, finished
+from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule, last_weight_grad_at
 
 PASSES = ("F", "B", "I", "W")
 SCHEDULE = "schedule"
@@ -91,14 +91,14 @@ class Pipeline:
     def __init__(
         self,
         comm: Comm,
-        inner: Inner,
+        inner: LayerComm,
         schedule: PipelineSchedule,
         place: int,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         engine: DataParallel,
         run: RunChunk,
-        deferred: PutOff | None,
+        deferred: DeferredGradients | None,
     ) -> None:
         self.comm, self.inner, self.schedule, self.place, self.engine = comm, inner, schedule, place, engine
         self.shape, self.dtype, self._deferred = shape, dtype, deferred
@@ -108,7 +108,7 @@ class Pipeline:
         self.chunks = tuple(c for c, rank in enumerate(schedule.rank_of) if rank == place)
         self.now = Now(0, "F")
         self._started = 0.0  # when the current pass had all its inputs
-        self._finished = finished(self.actions)
+        self._finished = last_weight_grad_at(self.actions)
         self._anchor = torch.zeros((), requires_grad=True)
         self._clear()
 

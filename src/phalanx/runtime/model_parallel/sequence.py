@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.runtime.autograd import deferred_weight_grads, recompute
 from phalanx.runtime.autograd.deferred_weight_grads import Deliver, Owners
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.schedule.event import Phase
 from phalanx.schedule.layers.tensor import chunks
@@ -32,7 +32,7 @@ class Rows:
     every chunk. So a chunk is contiguous among all rows, and a rank's part of it among its own: collectives read and
     write in place, without copies."""
 
-    def __init__(self, inner: Inner, ranks: int, index: int, batch: int, seq: int) -> None:
+    def __init__(self, inner: LayerComm, ranks: int, index: int, batch: int, seq: int) -> None:
         self.inner, self.index, self.batch, self.seq = inner, index, batch, seq
         self.tokens, self.own = batch * seq, batch * seq // ranks
         self.chunks = int(chunks(self.tokens, ranks))
@@ -158,7 +158,7 @@ class Factors:
     weight: Tensor
     bias: Tensor | None
     core: Core | None = None
-    inner: Inner | None = None
+    inner: LayerComm | None = None
     owners: Owners = ()
 
     def x(self) -> Tensor:
@@ -176,7 +176,7 @@ def factors(x: Tensor, layer: nn.Linear) -> Factors:
     return Factors((x,), weight, None if bias is None else bias.view_as(bias), owners=owners)
 
 
-def repeated(core: Core, inner: Inner, inputs: tuple[Tensor | None, ...], layer: nn.Linear) -> Factors:
+def repeated(core: Core, inner: LayerComm, inputs: tuple[Tensor | None, ...], layer: nn.Linear) -> Factors:
     """Return factors whose x is computed by `core` from `inputs`, and again in the backward pass."""
     return replace(factors(layer.weight, layer), inputs=inputs, core=core, inner=inner)
 

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.runtime.autograd import deferred_weight_grads, recompute
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import DONE, Handle
 from phalanx.runtime.model_parallel import sequence
 from phalanx.runtime.model_parallel.sequence import Rows
@@ -30,7 +30,7 @@ from phalanx.spec.strategy.split import Split
 class TensorParallel:
     """A rank's place among the tp ranks of its replica; one object, which all its layers share."""
 
-    def __init__(self, inner: Inner, split: Split) -> None:
+    def __init__(self, inner: LayerComm, split: Split) -> None:
         self.inner, self.split = inner, split
         self.rows: Rows | None = None
         """The tokens whose rows of the stream this rank has in the current pass (sequence parallelism); None: all."""

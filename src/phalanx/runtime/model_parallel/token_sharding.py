@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.runtime.autograd import recompute
-from phalanx.runtime.autograd.layer_comm import Inner
+from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.schedule.layers.context import Context
 from phalanx.schedule.layers.routing import own_tokens
@@ -27,7 +27,7 @@ class SequenceTokens:
     """The token ownership of a rank, one object for all layers of a model. Without `inner` this process has all."""
 
     def __init__(
-        self, inner: Inner | None = None, tp: TensorParallel | None = None, context: Context | None = None
+        self, inner: LayerComm | None = None, tp: TensorParallel | None = None, context: Context | None = None
     ) -> None:
         self.inner, self.tp, self.context = inner, tp, context or Context(1)
         self.ranks = 1 if inner is None else self.context.ring * self.context.ulysses * (tp.split.tp if tp else 1)

@@ -209,7 +209,7 @@ def group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     return _groups[ranks]
 
 
-def tell(words: list[str | None]) -> list[str | None]:
+def broadcast_words(words: list[str | None]) -> list[str | None]:
     """Broadcast rank 0's words: return them on every rank."""
     received = list(words)
     if dist.is_initialized():

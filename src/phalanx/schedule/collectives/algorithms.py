@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from phalanx.schedule.collectives.ir import Ints, Round, cut, joined, meeting, reverse
+from phalanx.schedule.collectives.ir import Ints, Round, cut, merge_rounds, parallel_round, reverse
 
 
 def ring_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
@@ -18,7 +18,7 @@ def ring_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
     p = groups.shape[1]
     bounds, i = cut(low, high, p), np.arange(p)
     return [
-        meeting(groups, i, (i + 1) % p, bounds[:, (i - 1 - s) % p], bounds[:, (i - 1 - s) % p + 1], True)
+        parallel_round(groups, i, (i + 1) % p, bounds[:, (i - 1 - s) % p], bounds[:, (i - 1 - s) % p + 1], True)
         for s in range(p - 1)
     ]
 
@@ -28,7 +28,8 @@ def pairwise_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
     p = groups.shape[1]
     bounds, i = cut(low, high, p), np.arange(p)
     return [
-        meeting(groups, i, (i + s) % p, bounds[:, (i + s) % p], bounds[:, (i + s) % p + 1], True) for s in range(1, p)
+        parallel_round(groups, i, (i + s) % p, bounds[:, (i + s) % p], bounds[:, (i + s) % p + 1], True)
+        for s in range(1, p)
     ]
 
 
@@ -43,7 +44,7 @@ def halving_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
     p = groups.shape[1]
     m = _power_below(p)
     bounds, i, extra = cut(low, high, p), np.arange(m), np.arange(m, p)
-    rounds = [meeting(groups, extra, extra - m, low[:, None], high[:, None], True)] if len(extra) else []
+    rounds = [parallel_round(groups, extra, extra - m, low[:, None], high[:, None], True)] if len(extra) else []
     half = m // 2
     while half:
         partner = i ^ half
@@ -51,10 +52,10 @@ def halving_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
         parts = [(bounds[:, first], bounds[:, first + half])]
         beyond = np.minimum(first + m, p), np.minimum(first + half + m, p)
         parts.append((bounds[:, beyond[0]], bounds[:, beyond[1]]))
-        rounds.append(joined([meeting(groups, i, partner, a, b, True) for a, b in parts]))
+        rounds.append(merge_rounds([parallel_round(groups, i, partner, a, b, True) for a, b in parts]))
         half //= 2
     if len(extra):
-        rounds.append(meeting(groups, extra - m, extra, bounds[:, extra], bounds[:, extra + 1], False))
+        rounds.append(parallel_round(groups, extra - m, extra, bounds[:, extra], bounds[:, extra + 1], False))
     return rounds
 
 
@@ -66,10 +67,12 @@ def bruck_all_gather(groups: Ints, low: Ints, high: Ints) -> list[Round]:
     while have < p:
         count = min(have, p - have)
         stop = i + count
-        direct = meeting(groups, i, (i - have) % p, bounds[:, i], bounds[:, np.minimum(stop, p)], False)
+        direct = parallel_round(groups, i, (i - have) % p, bounds[:, i], bounds[:, np.minimum(stop, p)], False)
         zero = np.zeros_like(i)
-        wrapped = meeting(groups, i, (i - have) % p, bounds[:, zero], bounds[:, np.maximum(stop - p, 0)], False)
-        rounds.append(joined([direct, wrapped]))
+        wrapped = parallel_round(
+            groups, i, (i - have) % p, bounds[:, zero], bounds[:, np.maximum(stop - p, 0)], False
+        )
+        rounds.append(merge_rounds([direct, wrapped]))
         have += count
     return rounds
 
@@ -83,8 +86,8 @@ def _folded(groups: Ints, low: Ints, high: Ints, inner: Callable[[Ints, Ints, In
     if not len(extra):
         return inner(groups, low, high)
     buffer = low[:, None], high[:, None]
-    fold = meeting(groups, extra, extra - m, *buffer, True)
-    unfold = meeting(groups, extra - m, extra, *buffer, False)
+    fold = parallel_round(groups, extra, extra - m, *buffer, True)
+    unfold = parallel_round(groups, extra - m, extra, *buffer, False)
     return [fold, *inner(groups[:, :m], low, high), unfold]
 
 
@@ -94,7 +97,7 @@ def doubling_all_reduce(groups: Ints, low: Ints, high: Ints) -> list[Round]:
     def inner(groups: Ints, low: Ints, high: Ints) -> list[Round]:
         i = np.arange(groups.shape[1])
         steps = [1 << k for k in range((groups.shape[1] - 1).bit_length())]
-        return [meeting(groups, i, i ^ step, low[:, None], high[:, None], True) for step in steps]
+        return [parallel_round(groups, i, i ^ step, low[:, None], high[:, None], True) for step in steps]
 
     return _folded(groups, low, high, inner)
 

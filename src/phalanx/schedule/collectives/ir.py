@@ -185,7 +185,7 @@ def _same(a: Holdings, b: Holdings) -> bool:
 # Rounds made from members and intervals.
 
 
-def meeting(groups: Ints, source: Ints, destination: Ints, low: Ints, high: Ints, reduces: bool) -> Round:
+def parallel_round(groups: Ints, source: Ints, destination: Ints, low: Ints, high: Ints, reduces: bool) -> Round:
     """Build one round in which several groups do the same: ranks `groups` (groups, p), `source` and `destination` as
     member indices (members,), intervals [low, high) as (groups, members)."""
     shape = (len(groups), len(source))
@@ -193,7 +193,7 @@ def meeting(groups: Ints, source: Ints, destination: Ints, low: Ints, high: Ints
     return Round(groups[:, source], groups[:, destination], low, high - low, reduces)
 
 
-def joined(parts: Sequence[Round]) -> Round:
+def merge_rounds(parts: Sequence[Round]) -> Round:
     """Merge parts of one round, such as several intervals of one message."""
     source, destination, offset, length = (
         np.concatenate([getattr(r, c).ravel() for r in parts]) for c in ("source", "destination", "offset", "length")

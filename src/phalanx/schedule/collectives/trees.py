@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.schedule.collectives.ir import Ints, Round, cut, joined, meeting, reverse
+from phalanx.schedule.collectives.ir import Ints, Round, cut, merge_rounds, parallel_round, reverse
 
 
 def binomial_broadcast(groups: Ints, low: Ints, high: Ints, root: int = 0) -> list[Round]:
@@ -23,7 +23,9 @@ def binomial_broadcast(groups: Ints, low: Ints, high: Ints, root: int = 0) -> li
         sender = np.arange(0, p, 2 << k)
         sender = sender[sender + (1 << k) < p]
         receiver = sender + (1 << k)
-        rounds.append(meeting(groups, (sender + root) % p, (receiver + root) % p, low[:, None], high[:, None], False))
+        rounds.append(
+            parallel_round(groups, (sender + root) % p, (receiver + root) % p, low[:, None], high[:, None], False)
+        )
     return rounds
 
 
@@ -32,7 +34,8 @@ def flat_broadcast(groups: Ints, low: Ints, high: Ints, root: int = 0) -> list[R
     p = groups.shape[1]
     others = [(root + s) % p for s in range(1, p)]
     return [
-        meeting(groups, np.array([root]), np.array([other]), low[:, None], high[:, None], False) for other in others
+        parallel_round(groups, np.array([root]), np.array([other]), low[:, None], high[:, None], False)
+        for other in others
     ]
 
 
@@ -46,7 +49,9 @@ def chain_broadcast(groups: Ints, low: Ints, high: Ints, root: int, segments: in
         hop = np.arange(max(0, r - m + 1), min(p - 1, r + 1))
         part = r - hop
         rounds.append(
-            meeting(groups, (hop + root) % p, (hop + 1 + root) % p, bounds[:, part], bounds[:, part + 1], False)
+            parallel_round(
+                groups, (hop + root) % p, (hop + 1 + root) % p, bounds[:, part], bounds[:, part + 1], False
+            )
         )
     return rounds
 
@@ -73,7 +78,9 @@ def binomial_scatter(groups: Ints, low: Ints, high: Ints, root: int = 0) -> list
             (bounds[:, np.maximum(a - p, 0)], bounds[:, np.maximum(b - p, 0)]),
         ]
         source, destination = (sender + root) % p, (first + root) % p
-        rounds.append(joined([meeting(groups, source, destination, low_, high_, False) for low_, high_ in parts]))
+        rounds.append(
+            merge_rounds([parallel_round(groups, source, destination, low_, high_, False) for low_, high_ in parts])
+        )
     return rounds
 
 
@@ -82,7 +89,7 @@ def flat_scatter(groups: Ints, low: Ints, high: Ints, root: int = 0) -> list[Rou
     p = groups.shape[1]
     bounds = cut(low, high, p)
     others = [np.array([(root + s) % p]) for s in range(1, p)]
-    return [meeting(groups, np.array([root]), o, bounds[:, o], bounds[:, o + 1], False) for o in others]
+    return [parallel_round(groups, np.array([root]), o, bounds[:, o], bounds[:, o + 1], False) for o in others]
 
 
 @dataclass(frozen=True)
@@ -174,5 +181,5 @@ def _down(trees: TwoTrees, groups: Ints, begin: Ints, end: Ints) -> list[Round]:
         e = np.nonzero((turn == 0) & (segment >= 0) & (segment < k))[0]
         tree, part = trees.tree[e], segment[e]
         low, high = begin[tree, :, part].T, end[tree, :, part].T  # (groups, edges)
-        rounds.append(meeting(groups, trees.parent[e], trees.child[e], low, high, False))
+        rounds.append(parallel_round(groups, trees.parent[e], trees.child[e], low, high, False))
     return rounds

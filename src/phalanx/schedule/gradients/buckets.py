@@ -18,7 +18,7 @@ from phalanx.spec.model.spec import ModelSpec, Parameter, StageSpec, chunks, par
 from phalanx.spec.strategy.compression import BLOCK
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 
 _ALIGNED = 16  # elements: 64 bytes in fp32
 
@@ -57,7 +57,7 @@ class Bucket:
     def axis(self, strategy: Strategy) -> str:
         """Return the mesh axis that its gradients are reduced (or, if sharded, reduce-scattered) over."""
         grid = mesh(strategy)
-        return "edp" if self.experts else grid.shard_axis if strategy.stage else grid.gradient_axis
+        return "edp" if self.experts else grid.shard_axis if strategy.effective_zero else grid.gradient_axis
 
     def parts(self, strategy: Strategy) -> int:
         """Return into how many equal parts its flat buffer is cut."""
@@ -65,13 +65,13 @@ class Bucket:
 
     def replicas(self, strategy: Strategy) -> int:
         """Return how many ranks end with the same part of its gradients."""
-        if strategy.stage:
+        if strategy.effective_zero:
             return 1 if self.experts else strategy.dp_replicate
         return self.ranks(strategy)
 
     def across(self, strategy: Strategy) -> bool:
         """Tell whether each part is also reduced over its replicas (HSDP)."""
-        return strategy.stage > 0 and self.replicas(strategy) > 1
+        return strategy.effective_zero > 0 and self.replicas(strategy) > 1
 
     def padded(self, strategy: Strategy) -> int:
         """Return the elements of its flat buffer: equal parts, each a multiple of the aligned granule."""
@@ -84,13 +84,13 @@ def layout(strategy: Strategy, experts: bool = False) -> tuple[int, int]:
     multiples of a cache line. Separate buckets of `experts` are cut over all ranks that hold the same experts.
     Quantised gradients are summed part by part at zero 0 too, and their blocks are not cut."""
     if experts:
-        return (strategy.edp, _ALIGNED) if strategy.stage else (1, _ALIGNED)
+        return (strategy.edp, _ALIGNED) if strategy.effective_zero else (1, _ALIGNED)
     c = strategy.compressor
     if c is not None and c.quantised:
-        if strategy.stage == 0:
+        if strategy.effective_zero == 0:
             return strategy.gradient_ranks, BLOCK
         return strategy.shards, BLOCK * strategy.dp_replicate
-    return (strategy.shards, _ALIGNED) if strategy.stage else (1, _ALIGNED)
+    return (strategy.shards, _ALIGNED) if strategy.effective_zero else (1, _ALIGNED)
 
 
 def backward_order(spec: ModelSpec) -> tuple[Parameter, ...]:
@@ -135,10 +135,10 @@ def unit_buckets(spec: ModelSpec, separate: bool = False) -> tuple[Bucket, ...]:
 
 def buckets(spec: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]:
     """Return the buckets of a strategy, over one tensor-parallel rank's part of the model."""
-    local_spec = local(spec, strategy)
-    if strategy.stage == 3:
-        return unit_buckets(local_spec, strategy.experts_apart)
-    return gradient_buckets(local_spec, job, strategy.bucket_bytes, strategy.experts_apart)
+    local_spec = local_model(spec, strategy)
+    if strategy.effective_zero == 3:
+        return unit_buckets(local_spec, strategy.separate_experts)
+    return gradient_buckets(local_spec, job, strategy.bucket_bytes, strategy.separate_experts)
 
 
 @cache
@@ -191,7 +191,7 @@ def slots(sizes: list[int]) -> list[int]:
     return [0 if i in (0, last) and last > 1 else 1 + i % 2 for i in range(len(sizes))]
 
 
-def lent(spec: ModelSpec, cut: Sequence[Bucket], strategy: Strategy) -> tuple[list[int], list[int]]:
+def reduction_slots(spec: ModelSpec, cut: Sequence[Bucket], strategy: Strategy) -> tuple[list[int], list[int]]:
     """Return (the buffer that each bucket uses for gradients in flight, the elements of each buffer).
 
     A pipeline rank's tied embedding, which is complete at another time than its neighbours in the order, has its own

@@ -42,12 +42,12 @@ def coded(c: Compression, numel: int) -> int:
     return numel // BLOCK * SCALE_BYTES * c.scaled + numel * c.bits // 8
 
 
-def kept(c: Compression, numel: int) -> int:
+def elements_sent(c: Compression, numel: int) -> int:
     """Return how many elements of a bucket topk and randk send: an even number, so that what follows is aligned."""
     return min(numel + numel % 2, 2 * ceil(c.value * numel / 2))
 
 
-def most(numel: int, ranks: int) -> int:
+def max_elements(numel: int, ranks: int) -> int:
     """Return the most elements that a rank sends under threshold: one in `ranks`. More would cost more than sending
     everything: p messages of n/p indices and values outweigh the 2 (p-1)/p n values of an all-reduce."""
     return 2 * ceil(numel / ranks / 2)
@@ -77,24 +77,24 @@ def factors(c: Compression, bucket: Bucket) -> tuple[tuple[Factors, ...], tuple[
     return tuple(matrices), tuple(rest)
 
 
-def sent(c: Compression, bucket: Bucket, s: Strategy, dtype: DType) -> tuple[Sent, ...]:
+def bucket_collectives(c: Compression, bucket: Bucket, s: Strategy, dtype: DType) -> tuple[Sent, ...]:
     """Return the collectives that reduce a bucket over its axis, in order. `dtype`: what gradients accumulate in."""
     grid, numel, e = mesh(s), bucket.padded(s), DTYPE_BYTES[dtype]
     axis = grid.gradient_axis
     if c.quantised:
-        parts = s.shards if s.stage else s.gradient_ranks
+        parts = s.shards if s.effective_zero else s.gradient_ranks
         size = parts * coded(c, numel // parts)
-        first = Sent("all_to_all", grid.shard_axis if s.stage else axis, "uint8", size)
-        return (first,) if s.stage else (first, Sent("all_gather", axis, "uint8", size))
+        first = Sent("all_to_all", grid.shard_axis if s.effective_zero else axis, "uint8", size)
+        return (first,) if s.effective_zero else (first, Sent("all_gather", axis, "uint8", size))
     if c.name == "topk":
-        return (Sent("all_gather", axis, "uint8", s.gradient_ranks * kept(c, numel) * (e + PLACE_BYTES)),)
+        return (Sent("all_gather", axis, "uint8", s.gradient_ranks * elements_sent(c, numel) * (e + PLACE_BYTES)),)
     if c.name == "randk":
-        return (Sent("all_reduce", axis, dtype, kept(c, numel) * e),)
+        return (Sent("all_reduce", axis, dtype, elements_sent(c, numel) * e),)
     if c.name == "threshold":
         p = s.gradient_ranks
         return (
             Sent("all_gather", axis, "int64", p * COUNT_BYTES),
-            Sent("all_gather", axis, "uint8", p * most(numel, p) * (e + PLACE_BYTES), at_most=True),
+            Sent("all_gather", axis, "uint8", p * max_elements(numel, p) * (e + PLACE_BYTES), at_most=True),
         )
     matrices, rest = factors(c, bucket)
     left = sum(f.n * f.r for f in matrices) + sum(p.numel for p in rest)
@@ -102,10 +102,10 @@ def sent(c: Compression, bucket: Bucket, s: Strategy, dtype: DType) -> tuple[Sen
     return tuple(Sent("all_reduce", axis, dtype, n * e) for n in (left, right) if n)
 
 
-def sent_across(c: Compression, bucket: Bucket, s: Strategy) -> tuple[Sent, ...]:
+def replica_collectives(c: Compression, bucket: Bucket, s: Strategy) -> tuple[Sent, ...]:
     """Return the collectives that reduce a bucket's shard over its replicas (HSDP), in order: none if the bucket's
     own reduction includes the replicas."""
-    if s.stage == 0 or s.dp_replicate == 1 or not c.quantised:
+    if s.effective_zero == 0 or s.dp_replicate == 1 or not c.quantised:
         return ()
     part = bucket.padded(s) // s.shards
     size = s.dp_replicate * coded(c, part // s.dp_replicate)

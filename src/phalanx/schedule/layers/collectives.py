@@ -40,7 +40,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from phalanx.schedule.event import Phase
-from phalanx.schedule.layers.routing import Routed, looks_around
+from phalanx.schedule.layers.routing import Routed, depends_on_other_tokens
 from phalanx.schedule.layers.tensor import chunks
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.mechanisms import Experts
@@ -74,7 +74,7 @@ class Core:
 Sends = tuple[Sent | Core, ...]
 
 
-def sent(
+def communication(
     spec: ModelSpec,
     job: Job,
     s: Strategy,
@@ -156,7 +156,7 @@ def _experts(spec: ModelSpec, x: Experts, job: Job, s: Strategy, tokens: Any, ro
     compute = job.precision.compute
     e, ranks = DTYPE_BYTES[compute] * spec.hidden, s.ep * s.etp
     leave: Sends = ()
-    if s.cp * s.tp > 1 and looks_around(x, s):
+    if s.cp * s.tp > 1 and depends_on_other_tokens(x, s):
         # The choices of each token; or, if experts choose, its scores.
         score_dtype: DType = "float64" if compute == "float64" else "float32"
         dtype, n = (
@@ -169,7 +169,7 @@ def _experts(spec: ModelSpec, x: Experts, job: Job, s: Strategy, tokens: Any, ro
     axis = "ep" if s.etp == 1 else "ep+etp"
     shared = x.shared_ffn > 0
     rows_out = Sent("all_to_all", compute, rows.rows * rows.copies * e, axis=axis, routed=True)
-    results = Sent("all_to_all", compute, rows.came * e, axis=axis, routed=True)
+    results = Sent("all_to_all", compute, rows.received * e, axis=axis, routed=True)
     counts = Sent("all_to_all", "int64", x.count * s.etp * 8, axis=axis)
     return _Experts(
         (*leave, counts, replace(rows_out, beside=shared)), (results,), (rows_out, replace(results, beside=shared))

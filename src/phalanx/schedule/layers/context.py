@@ -117,7 +117,7 @@ class Sent:
     bytes: Any
 
 
-def sent(spec: ModelSpec, s: Strategy, dtype: DType, phase: Phase, tokens: Any) -> Iterator[Sent]:
+def communication(spec: ModelSpec, s: Strategy, dtype: DType, phase: Phase, tokens: Any) -> Iterator[Sent]:
     """Yield what the attention core sends in a pass over `tokens` tokens of a rank (a number or a column), in order.
     `spec`: the part of the model that the rank holds."""
     if s.cp == 1:

@@ -45,12 +45,12 @@ def balanced(tokens: Column, x: Experts) -> list[Column]:
     return [min(n, limit) if isinstance(n, int) else np.minimum(n, limit) for n in even]
 
 
-def looks_around(x: Experts, s: Strategy) -> bool:
+def depends_on_other_tokens(x: Experts, s: Strategy) -> bool:
     """Tell whether a choice, or its weight, depends on the other tokens of the sequence."""
     return bool(x.balance_loss) or (s.cp * s.tp > 1 and (x.chooser == "experts" or x.capacity is not None))
 
 
-def uncertain(x: Experts, s: Strategy) -> bool:
+def depends_on_router(x: Experts, s: Strategy) -> bool:
     """Tell whether bytes, FLOPs or memory depend on the router: tokens go to other ranks, may be dropped, or are
     chosen by experts."""
     return s.ep * s.etp > 1 or x.chooser == "experts" or x.capacity is not None
@@ -64,11 +64,11 @@ def own_tokens(tokens: Column, tp: int, index: int) -> Column:
 @dataclass(frozen=True)
 class Routed:
     """The traffic of one layer and micro-batch of a rank. `tokens`: how many it routes; `rows`: their rows, each sent
-    to all `copies` ranks that share an expert; `came`: rows that its own experts receive."""
+    to all `copies` ranks that share an expert; `received`: rows that its own experts receive."""
 
     tokens: Column
     rows: Column
-    came: Column
+    received: Column
     copies: int = 1
 
 
@@ -83,7 +83,7 @@ def routed(x: Experts, s: Strategy, tokens: Column, rank: int = 0) -> Routed:
     here = count // s.ep
     first = int(grid.along("ep")[rank]) * here
     sources = Counter(int(at_tp[other]) for other in grid.group_of(rank, "ep+etp"))
-    came: Column = 0
+    received: Column = 0
     for index, n in sources.items():
-        came = came + n * sum(balanced(own_tokens(tokens, s.tp, index), x)[first : first + here])
-    return Routed(routed_tokens, rows, came, s.etp)
+        received = received + n * sum(balanced(own_tokens(tokens, s.tp, index), x)[first : first + here])
+    return Routed(routed_tokens, rows, received, s.etp)

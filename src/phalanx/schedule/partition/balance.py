@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.schedule.partition.search import Found, Measure, Question, deal, least_worst
+from phalanx.schedule.partition.search import Measure, Question, Solution, deal, least_worst
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.errors import InputError
 
@@ -184,7 +184,7 @@ def _checked(seconds: Units, rank_of: Sequence[int], limits: Limits | None) -> i
     return ranks
 
 
-def _unfit(best: Explained, found: Found) -> InputError:
+def _unfit(best: Explained, found: Solution) -> InputError:
     """Return the error for a model that does not fit, quoting the partition whose worst excess is smallest."""
     excess, worst = max(((r.bytes or 0) - (r.most or 0), r.rank) for r in best.ranks)
     needs, may = best.ranks[worst].bytes or 0, best.ranks[worst].most or 0

@@ -63,7 +63,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Found:
+class Solution:
     """A partition into `blocks` per chunk, the cost of its `worst` rank, and a `bound` that no partition
     undercuts."""
 
@@ -76,7 +76,7 @@ class _TooMany(Exception):
     """The sweep has more partial partitions than ROOM."""
 
 
-def deal(question: Question) -> Found | None:
+def deal(question: Question) -> Solution | None:
     """Partition blocks of equal cost: each in turn to the rank that is then the cheapest, which is optimal both for
     the worst rank and for the sum of squares; within a rank to its cheapest chunk. Returns None if they do not
     fit."""
@@ -119,10 +119,10 @@ def deal(question: Question) -> Found | None:
             heapq.heapreplace(chunks_by_cost, (cost + each[0][rank], count + 1, chunk))
         for _, count, chunk in chunks_by_cost:
             counts[-chunk] = count
-    return Found(tuple(counts), max(sums[0]), max(sums[0]))
+    return Solution(tuple(counts), max(sums[0]), max(sums[0]))
 
 
-def least_worst(question: Question, begin: Sequence[int] | None = None) -> Found | None:
+def least_worst(question: Question, begin: Sequence[int] | None = None) -> Solution | None:
     """Return the best partition found, starting from `begin` (blocks per chunk); None if no move meets the limits."""
     starts = [begin] if begin else [_even(question), _by_cost(question)]
     best = min((_improved(question, _cuts(start)) for start in starts), key=lambda cuts: _value(question, cuts))
@@ -153,7 +153,7 @@ def least_worst(question: Question, begin: Sequence[int] | None = None) -> Found
     with suppress(_TooMany):
         even = _sweep(question, worst, _value(question, best)[2])
         best = best if even is None else even
-    return Found(tuple(int(n) for n in np.diff(best)), worst, below + 1)
+    return Solution(tuple(int(n) for n in np.diff(best)), worst, below + 1)
 
 
 def _cuts(blocks: Sequence[int]) -> Ints:

@@ -10,8 +10,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.schedule.errors import Unproved
-from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule, held
-from phalanx.schedule.pipeline.sends import inserted, without
+from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule, live_activations
+from phalanx.schedule.pipeline.sends import insert_sends, strip_sends
 from phalanx.schedule.pipeline.simulate import run, unit
 
 
@@ -27,15 +27,15 @@ class PipelineProof:
 def prove(s: PipelineSchedule) -> PipelineProof:
     """Prove a schedule. If it has sends and receives, those are proved as they stand; otherwise those that
     sends.py inserts. Raises Unproved, with rank, action and reason."""
-    computes = without(s)
+    computes = strip_sends(s)
     _complete(computes)
     run(computes, unit(s.chunks))
-    complete = s if any("_" in a.kind for actions in s.actions for a in actions) else inserted(computes)
+    complete = s if any("_" in a.kind for actions in s.actions for a in actions) else insert_sends(computes)
     _messages(complete)
     for blocking in (False, True):
         _deliver(complete, blocking)
     messages = sum(a.kind.startswith("SEND") for actions in complete.actions for a in actions)
-    return PipelineProof(tuple(max(held(actions), default=0) for actions in computes.actions), messages)
+    return PipelineProof(tuple(max(live_activations(actions), default=0) for actions in computes.actions), messages)
 
 
 def _complete(s: PipelineSchedule) -> None:

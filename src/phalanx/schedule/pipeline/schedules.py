@@ -69,7 +69,7 @@ class PipelineSchedule:
         return len(self.rank_of)
 
 
-def held(actions: Sequence[Action]) -> list[int]:
+def live_activations(actions: Sequence[Action]) -> list[int]:
     """Count the live activations after each action of a rank, in activations of one chunk for one micro-batch."""
     live, counts = 0, []
     for action in actions:
@@ -78,7 +78,7 @@ def held(actions: Sequence[Action]) -> list[int]:
     return counts
 
 
-def finished(actions: Sequence[Action]) -> dict[int, int]:
+def last_weight_grad_at(actions: Sequence[Action]) -> dict[int, int]:
     """Map each chunk of a rank to the index of the action that completes its weight gradients, in ascending order."""
     last: dict[int, int] = {}
     for at, action in enumerate(actions):

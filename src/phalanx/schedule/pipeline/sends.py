@@ -14,7 +14,7 @@ from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule
 from phalanx.schedule.pipeline.simulate import run, unit
 
 
-def without(s: PipelineSchedule) -> PipelineSchedule:
+def strip_sends(s: PipelineSchedule) -> PipelineSchedule:
     """Return the schedule without its sends and receives."""
     return replace(s, actions=tuple(tuple(a for a in actions if "_" not in a.kind) for actions in s.actions))
 
@@ -23,7 +23,7 @@ _Key = tuple[float, int, str, int, int]
 """Sort key: end time; computation before messages; then an order of messages that both ends agree on."""
 
 
-def inserted(s: PipelineSchedule) -> PipelineSchedule:
+def insert_sends(s: PipelineSchedule) -> PipelineSchedule:
     """Return the schedule with sends and receives inserted. Raises Unproved if it cannot be run."""
     ordered: list[list[tuple[_Key, Action]]] = [[] for _ in s.actions]
     for rank, (actions, times) in enumerate(zip(s.actions, run(s, unit(s.chunks)), strict=True)):

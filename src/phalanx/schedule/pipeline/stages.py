@@ -10,7 +10,7 @@ from functools import cache
 
 from phalanx.schedule.partition.balance import Units, partition
 from phalanx.schedule.pipeline.schedules import SCHEDULES, PipelineSchedule, build, round_robin, v_shape
-from phalanx.schedule.pipeline.sends import inserted
+from phalanx.schedule.pipeline.sends import insert_sends
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, StageSpec, parameters
@@ -90,7 +90,7 @@ def schedule(s: Strategy, micro_batches: int) -> PipelineSchedule:
 
 @cache
 def _built(name: str, ranks: int, micro_batches: int, virtual: int | None) -> PipelineSchedule:
-    return inserted(build(name, ranks, micro_batches, virtual))
+    return insert_sends(build(name, ranks, micro_batches, virtual))
 
 
 def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:

@@ -19,12 +19,12 @@ _PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")
 _FSDP = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 
 
-def written(s: PipelineSchedule) -> str:
+def to_csv(s: PipelineSchedule) -> str:
     """Return the CSV text of a schedule."""
     return "".join(",".join(map(str, actions)) + "\n" for actions in s.actions)
 
 
-def read(path: Path) -> PipelineSchedule:
+def from_csv(path: Path) -> PipelineSchedule:
     """Read a schedule from a CSV file; a chunk belongs to the first rank that runs one of its passes. Raises
     InputError, with line and cell, for anything else than a schedule."""
     actions = tuple(tuple(action for cell in row for action in cell) for row in cells(path))

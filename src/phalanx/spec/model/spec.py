@@ -301,7 +301,7 @@ def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
     return tuple(i for i in range(spec.layers) if i not in x.dense_layers) if x else ()
 
 
-def seen_from(spec: ModelSpec, unit: str) -> ModelSpec:
+def as_seen_by(spec: ModelSpec, unit: str) -> ModelSpec:
     """The model as one unit sees it: without experts if the unit is a dense block of a model with experts."""
     kind, _, index = unit.partition(".")
     if spec.experts is None or kind != "blocks" or int(index) not in spec.experts.dense_layers:
@@ -374,13 +374,13 @@ def buffers(spec: ModelSpec) -> tuple[Parameter, ...]:
     return tuple(Parameter(f"blocks.{i}.mlp.balance", shape, "balance", f"blocks.{i}") for i in layers)
 
 
-def tied_apart(spec: ModelSpec) -> bool:
+def holds_one_tied_copy(spec: ModelSpec) -> bool:
     """Whether a pipeline rank holds exactly one of the two copies of a tied embedding."""
     of_stage = units(spec)
     return spec.tied and isinstance(spec, StageSpec) and ("embed" in of_stage) != ("head" in of_stage)
 
 
-def second_tied(spec: ModelSpec, fqn: str) -> bool:
+def is_head_copy(spec: ModelSpec, fqn: str) -> bool:
     """Whether `fqn` is the head's copy of a tied embedding, whose first copy another pipeline rank holds."""
     return isinstance(spec, StageSpec) and fqn == "embed.token.weight" and "embed" not in units(spec)
 

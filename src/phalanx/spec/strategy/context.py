@@ -12,7 +12,7 @@ import math
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local
+from phalanx.spec.strategy.split import local_model
 
 
 def require_context(spec: ModelSpec, seq: int, s: Strategy) -> None:
@@ -25,7 +25,7 @@ def require_context(spec: ModelSpec, seq: int, s: Strategy) -> None:
             raise InputError(
                 "job.seq", seq, f"is not divisible by {label}", f"use a multiple of {math.lcm(s.cp, chunks)}"
             )
-    of_tp_rank = local(spec, s)
+    of_tp_rank = local_model(spec, s)
     of_rank = f" of a tp rank ({spec.heads} / {s.tp})" if s.tp > 1 else ""
     if of_tp_rank.heads % s.ulysses:
         raise InputError(

@@ -50,7 +50,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"use one of {_first_twelve(fits)}",
         )
     require_split(model, s)
-    if model.experts is not None and s.experts_apart and s.compressor is not None:
+    if model.experts is not None and s.separate_experts and s.compressor is not None:
         raise InputError(
             "strategy.compression",
             s.compression,

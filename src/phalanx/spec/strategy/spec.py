@@ -148,7 +148,7 @@ class Strategy:
         return self.dp * self.cp
 
     @property
-    def experts_apart(self) -> bool:
+    def separate_experts(self) -> bool:
         """Whether expert gradients reduce over other ranks than dense ones. With tp = ep = etp = 1 the `edp` group is
         the group of dp and cp."""
         return self.tp * self.ep * self.etp > 1
@@ -159,12 +159,12 @@ class Strategy:
         return self.dp * self.cp * self.tp // (self.ep * self.etp)
 
     @property
-    def unlike(self) -> bool:
+    def gradients_differ_by_rank(self) -> bool:
         """Whether ranks hold different parts of the reduced gradients, so that their norm needs a reduction."""
-        return self.stage > 0 or self.pp > 1 or self.experts_apart
+        return self.effective_zero > 0 or self.pp > 1 or self.separate_experts
 
     @property
-    def stage(self) -> int:
+    def effective_zero(self) -> int:
         """The ZeRO level that takes effect: 0 over a single shard; 1 at zero=2 with grad_sync=step, where gradients
         stay unsharded until the end of the step."""
         if self.shards == 1:

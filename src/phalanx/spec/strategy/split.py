@@ -12,7 +12,7 @@ By the role of a parameter, whose matrix is (out, in):
     experts         entire experts over ep, parts of their width over etp; not split over tp
 
 With fewer key heads than ranks, neighbouring ranks hold copies of one. What a rank holds is itself a ModelSpec, with
-fewer heads and less of the MLP, of the vocabulary and of the experts: `local`.
+fewer heads and less of the MLP, of the vocabulary and of the experts: `local_model`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Held:
         return math.prod(self.sizes)
 
 
-def local(spec: ModelSpec, s: Degrees) -> ModelSpec:
+def local_model(spec: ModelSpec, s: Degrees) -> ModelSpec:
     """The model that one rank holds; its shapes are the same on every rank."""
     return _local(spec, s.tp, s.ep, s.etp)
 
@@ -114,7 +114,7 @@ class Split:
     @property
     def local(self) -> ModelSpec:
         """The model that this rank holds."""
-        return local(self.spec, self)
+        return local_model(self.spec, self)
 
     @property
     def whole(self) -> bool:

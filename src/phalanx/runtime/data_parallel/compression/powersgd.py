@@ -73,7 +73,7 @@ class PowerSGD(Whole):
     def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         parts, views = self._parts[b.name], b.views(x)
         matrices = [views[f.parameter.fqn].view(f.n, f.m) for f in parts.matrices]
-        with self.comm.recorder.aside():  # not counted: the FLOPs of a step are the model's
+        with self.comm.recorder.uncounted():  # not counted: the FLOPs of a step are the model's
             for m, p, q in zip(matrices, parts.p, parts.q, strict=True):
                 torch.mm(m, q, out=p)
         for name, place in parts.plain.items():
@@ -83,7 +83,7 @@ class PowerSGD(Whole):
             views[name].view(-1).copy_(place)
         if not matrices:
             return
-        with self.comm.recorder.aside():
+        with self.comm.recorder.uncounted():
             for m, p, q in zip(matrices, parts.p, parts.q, strict=True):
                 p.copy_(torch.linalg.qr(p).Q)
                 torch.mm(m.T, p, out=q)
@@ -92,7 +92,7 @@ class PowerSGD(Whole):
                 for f, m, p, q in zip(parts.matrices, matrices, parts.p, parts.q, strict=True):
                     torch.addmm(m, p, q.T, alpha=-1, out=kept[f.parameter.fqn].view(f.n, f.m))
         yield self.comm.all_reduce(parts.right, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
-        with self.comm.recorder.aside():
+        with self.comm.recorder.uncounted():
             for m, p, q in zip(matrices, parts.p, parts.q, strict=True):
                 torch.mm(p, q.T, out=m)
 

@@ -92,7 +92,7 @@ class Quantised:
         self.c, self.draws = c, 0
         self.code = Code(c, dtype, comm.world.device)
         self._rank = comm.world.rank
-        stage, grid = strategy.stage, comm.mesh
+        stage, grid = strategy.effective_zero, comm.mesh
         axis = grid.shard_axis if stage else grid.gradient_axis
         p = comm.size(axis)
         sizes = [p * self.code.bytes(b.padded // p) for b in buckets]

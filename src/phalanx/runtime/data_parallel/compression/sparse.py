@@ -20,7 +20,7 @@ from phalanx.runtime.data_parallel.bucket_buffers import Flat
 from phalanx.runtime.data_parallel.compression.whole_bucket import Whole
 from phalanx.runtime.observe import host_values
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
-from phalanx.schedule.gradients.compression import PLACE_BYTES, kept, most
+from phalanx.schedule.gradients.compression import PLACE_BYTES, elements_sent, max_elements
 from phalanx.spec.strategy.compression import Compression
 
 _PIECE = 1 << 14  # elements compared with a threshold at a time
@@ -65,9 +65,9 @@ class Largest(_Sparse):
     def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
         super().__init__(c, buckets, comm, dtype)
         device = comm.world.device
-        self._messages = [comm.buffer(self._message_bytes(kept(c, n)), torch.uint8) for n in self._sizes]
+        self._messages = [comm.buffer(self._message_bytes(elements_sent(c, n)), torch.uint8) for n in self._sizes]
         largest = max(b.padded for b in buckets)
-        count = kept(c, largest)
+        count = elements_sent(c, largest)
         self._magnitude = torch.empty(largest, dtype=dtype, device=device)
         self._top = torch.empty(count, dtype=dtype, device=device)
         self._places = torch.empty(count, dtype=torch.int64, device=device)
@@ -93,7 +93,7 @@ class Largest(_Sparse):
         return places
 
     def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
-        count = kept(self.c, b.padded)
+        count = elements_sent(self.c, b.padded)
         k = min(count, b.padded)
         messages = self._messages[self._slot[b.name]][: self._message_bytes(count)]
         values, places = self._fields(messages, self.me, count)
@@ -115,7 +115,7 @@ class Drawn(_Sparse):
 
     def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
         super().__init__(c, buckets, comm, dtype)
-        device, counts = comm.world.device, [kept(c, n) for n in self._sizes]
+        device, counts = comm.world.device, [elements_sent(c, n) for n in self._sizes]
         self._values = [comm.buffer(n, dtype) for n in counts]
         self._places = [torch.empty(n, dtype=torch.int64, device=device) for n in counts]
         self._drawn = torch.empty(max(counts), dtype=torch.float64, device=device)
@@ -136,7 +136,7 @@ class Drawn(_Sparse):
         at.copy_(drawn.floor_().add_(at))
 
     def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
-        slot, count = self._slot[b.name], kept(self.c, b.padded)
+        slot, count = self._slot[b.name], elements_sent(self.c, b.padded)
         k = min(count, b.padded)
         at, values = self._places[slot][:k], self._values[slot][:count]
         self._draw(at, b.padded)
@@ -156,7 +156,7 @@ class Above(_Sparse):
 
     def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
         super().__init__(c, buckets, comm, dtype)
-        device, limits = comm.world.device, [most(n, self.p) for n in self._sizes]
+        device, limits = comm.world.device, [max_elements(n, self.p) for n in self._sizes]
         self._messages = [comm.buffer(self._message_bytes(n), torch.uint8) for n in limits]
         self._counts = [comm.buffer(self.p if n else 0, torch.int64) for n in limits]
         self._values = [torch.empty(n, dtype=dtype, device=device) for n in limits]
@@ -166,7 +166,7 @@ class Above(_Sparse):
     def _find(self, x: Tensor, slot: int) -> tuple[Tensor, Tensor]:
         """Return (places, values) of what is sent; NaNs are always sent."""
         size = torch.abs(x, out=self._magnitude[: x.numel()])
-        limit = most(x.numel(), self.p)
+        limit = max_elements(x.numel(), self.p)
         values, places = self._values[slot][:limit], self._places[slot][:limit]
         n = _above(size, self.c.value, places)
         if n is None:
