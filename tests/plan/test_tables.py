@@ -163,7 +163,7 @@ def test_tables_are_drawn(tmp_path):
     [
         (("memory", "--params", "7B", "--plot", "no/where.svg"), "make its folder first"),
         (("scaling", "--plot", "no/where.svg"), "make its folder first"),
-        (("memory",), "name a model, or --params"),
+        (("memory",), "give either a model or --params"),
         (("memory", "--model", "gpt2", "--seq", "0"), "--seq = 0: must be positive"),
         (("memory", "--model", "gpt2", "--micro-batch", "-1"), "--micro-batch = -1: must be positive"),
         (("memory", "--params", "7B", "--card", "0"), "--card = 0.0: must be positive"),
