@@ -418,7 +418,7 @@ def test_ulysses_turns_heads_into_tokens() -> None:
 
 
 def test_what_compressed_gradients_send() -> None:
-    """By the formulas of cost/stack/compression.py, bucket by bucket."""
+    """By the formulas of cost/analytic/compression.py, bucket by bucket."""
     n = model().parameter_count
     on, by = one("dp=64").system, profile("megatron-core")
     full = np.ceil(n * by.gradient_bytes / by.bucket_bytes)

@@ -167,7 +167,7 @@ def test_bytes_and_flops_are_predicted(case: tuple[Any, bool]) -> None:
 
 
 def test_what_stands_with_a_star_is_kept_and_nothing_else() -> None:
-    """The table of nn/latent.py, by a block more in the same model."""
+    """The table of nn/mla.py, by a block more in the same model."""
     job, tokens = Job(2, 128), 256
     for spec in (small(max_seq=128), small(q_rank=None, v_dim=16, max_seq=128), small(v_dim=12, max_seq=128)):
         found = {}

@@ -1,5 +1,5 @@
 """Collective schedules: proved for every algorithm and world, and refused when broken. How they are composed stands
-in test_collectives_composed.py, their price in test_collectives_price.py."""
+in test_collectives_composed.py, their price in test_collective_prices.py."""
 
 from __future__ import annotations
 

@@ -197,27 +197,27 @@ def as_json(v: Verification) -> dict[str, Any]:
         "world": strategy.world,
         "micro_batches": strategy.accumulation(job),
         "parameters": v.target.model.parameter_count,
-        "classes": [_class_json(found) for found in v.classes],
+        "classes": [_class_json(checked) for checked in v.classes],
         "stale": [str(d) for d in v.stale],
         "measured_peak_bytes": v.target.measured,
         "notes": list(v.target.notes),
     }
 
 
-def _class_json(found: Verified) -> dict[str, Any]:
-    recorded, program = found.recorded, found.program
+def _class_json(checked: Verified) -> dict[str, Any]:
+    recorded, program = checked.recorded, checked.program
     return {
-        "rank": found.ranks.rank,
-        "stands_for": found.ranks.count,
-        "ranks_are": found.ranks.are,
-        "proved": found.proved,
-        "failed": found.failed or None,
+        "rank": checked.ranks.rank,
+        "stands_for": checked.ranks.count,
+        "ranks_are": checked.ranks.are,
+        "proved": checked.proved,
+        "failed": checked.failed or None,
         "predicted": _totals(program.events, program.state.total, program.peak_bytes),
         "recorded": _totals(recorded.events, recorded.held.state, recorded.held.peak) if recorded else None,
         "micro_batches_run": recorded.ran if recorded else None,
-        "largest_deviation_bytes": found.deviation,
-        "differences": [asdict(d) | {"says": str(d)} for d in found.differences],
-        "seconds": found.seconds,
+        "largest_deviation_bytes": checked.deviation,
+        "differences": [asdict(d) | {"says": str(d)} for d in checked.differences],
+        "seconds": checked.seconds,
     }
 
 

@@ -34,12 +34,12 @@ def chunks_per_rank(schedule: Column, virtual: Column) -> Column:
 def by_schedule(schedule: Column, fact: Literal["bubble", "least_wait"], m: Column, p: Column, v: Column) -> Column:
     """Evaluate a formula of the table on columns, each row by its schedule: m micro-batches, p ranks, v chunks."""
     usual = getattr(SCHEDULES[Strategy.schedule], fact)
-    found: Column = np.asarray(usual(m, p, v), dtype=float)
+    column: Column = np.asarray(usual(m, p, v), dtype=float)
     for number, facts in enumerate(SCHEDULES.values()):
         formula = getattr(facts, fact)
-        if formula is not usual:  # that is there already
-            found = np.where(schedule == number, formula(m, p, v), found)
-    return found
+        if formula is not usual:  # whose values are in the column already
+            column = np.where(schedule == number, formula(m, p, v), column)
+    return column
 
 
 def bubble(schedule: Column, m: Column, p: Column, v: Column) -> Column:

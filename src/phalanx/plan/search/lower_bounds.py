@@ -63,8 +63,8 @@ class Bounds:
         inside = rows.ep * rows.etp
         dense = (self._model.parameter_count - routed) / (rows.tp * rows.pp) * self._per_parameter(rows, rows.shards)
         over = np.maximum(rows.shards * rows.tp / inside, 1)
-        found: Floats = dense + routed / (inside * rows.pp) * self._per_parameter(rows, over)
-        return found
+        least_bytes: Floats = dense + routed / (inside * rows.pp) * self._per_parameter(rows, over)
+        return least_bytes
 
     def _per_parameter(self, rows: Strategies, shards: Floats | Ints) -> Floats:
         p, adam = self._job.precision, self._job.optimizer.name == "adamw"
@@ -73,8 +73,8 @@ class Bounds:
         zero = np.where(rows.shards > 1, rows.zero, 0)
         whole = np.full(len(rows), float(e + g + o))
         ways = [whole, e + g + o / shards, e + (g + o) / shards, whole / shards]
-        found: Floats = np.select([zero == stage for stage in range(4)], ways)
-        return found
+        bytes_each: Floats = np.select([zero == level for level in range(4)], ways)
+        return bytes_each
 
     def _timed(self, alone: Strategy) -> float:
         """T, seconds, of a strategy without pipeline."""
@@ -85,8 +85,8 @@ class Bounds:
 
 def expected(least: Floats, p: Ints) -> Floats:
     """The likely seconds for the lower bounds `least`: `p` pipeline ranks have equal chunks."""
-    found: Floats = least / np.where(p > 1, _UNEQUAL, 1.0)
-    return found
+    likely: Floats = least / np.where(p > 1, _UNEQUAL, 1.0)
+    return likely
 
 
 def _alone(s: Strategy) -> Strategy:
@@ -96,5 +96,5 @@ def _alone(s: Strategy) -> Strategy:
 
 def _least(passes: Floats, m: Ints, p: Ints, virtual: Ints, schedule: Ints) -> Floats:
     bubble = by_schedule(schedule, "least_wait", m, p, virtual)
-    found: Floats = passes * (m + bubble) / p * np.where(p > 1, _UNEQUAL, _ROUNDING)
-    return found
+    seconds: Floats = passes * (m + bubble) / p * np.where(p > 1, _UNEQUAL, _ROUNDING)
+    return seconds

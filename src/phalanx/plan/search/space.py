@@ -81,16 +81,16 @@ class Strategies:
 
     def strategy(self, row: int) -> Strategy:
         """Return one row as a Strategy."""
-        found: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in COLUMNS}
-        whole = not found["zero"] or found["shard"] == found["dp"]
+        fields: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in COLUMNS}
+        whole = not fields["zero"] or fields["shard"] == fields["dp"]
         return Strategy(
-            **found
+            **fields
             | {
-                "shard": None if whole else found["shard"],
-                "sp": bool(found["sp"]),
-                "schedule": NAMES[found["schedule"]],
-                "recompute": RECOMPUTE[found["recompute"]],
-                "order": ORDERS[found["order"]],
+                "shard": None if whole else fields["shard"],
+                "sp": bool(fields["sp"]),
+                "schedule": NAMES[fields["schedule"]],
+                "recompute": RECOMPUTE[fields["recompute"]],
+                "order": ORDERS[fields["order"]],
             }
         )
 
@@ -115,7 +115,7 @@ def of(strategies: Sequence[Strategy]) -> Strategies:
     """Turn strategies into columns; fields that a search does not choose are dropped.
 
     Raises InputError for a `recompute` or `order` that a search never chooses."""
-    found: dict[str, list[int]] = {name: [] for name in COLUMNS}
+    columns: dict[str, list[int]] = {name: [] for name in COLUMNS}
     for s in strategies:
         for name, known in (("recompute", RECOMPUTE), ("order", ORDERS)):
             if getattr(s, name) not in known:
@@ -128,8 +128,8 @@ def of(strategies: Sequence[Strategy]) -> Strategies:
             "order": ORDERS.index(s.order),
         }
         for name, value in row.items():
-            found[name].append(int(value))
-    return Strategies(**{name: np.array(column, dtype=np.int64) for name, column in found.items()})
+            columns[name].append(int(value))
+    return Strategies(**{name: np.array(column, dtype=np.int64) for name, column in columns.items()})
 
 
 def joined(parts: Sequence[Strategies]) -> Strategies:
@@ -152,7 +152,7 @@ def cores(model: ModelSpec, job: Job, ranks: int) -> Strategies:
     if job.seq > model.max_seq:
         reason = f"is longer than model.max_seq = {model.max_seq}"
         raise InputError("job.seq", job.seq, reason, "shorten seq or raise model.max_seq")
-    found: dict[str, list[Ints]] = {name: [] for name in ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")}
+    parts: dict[str, list[Ints]] = {name: [] for name in ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")}
     for tp, cp in _pairs(ranks):
         ways = np.array([u for u in divisors(cp) if _splits(model, job, tp, cp, u)], dtype=np.int64)
         for pp in divisors(ranks // tp // cp) if len(ways) else ():
@@ -162,11 +162,11 @@ def cores(model: ModelSpec, job: Job, ranks: int) -> Strategies:
             micro = np.array(divisors(job.global_batch // dp), dtype=np.int64)
             for sp in (0, 1) if tp > 1 else (0,):
                 fits = micro[micro * job.seq // cp % tp == 0] if sp else micro
-                found["micro_batch"].append(np.repeat(fits, len(ways)))
-                found["ulysses"].append(np.tile(ways, len(fits)))
+                parts["micro_batch"].append(np.repeat(fits, len(ways)))
+                parts["ulysses"].append(np.tile(ways, len(fits)))
                 for name, value in (("dp", dp), ("tp", tp), ("sp", sp), ("cp", cp), ("pp", pp)):
-                    found[name].append(np.full(len(fits) * len(ways), value, dtype=np.int64))
-    columns = {name: np.concatenate(parts) if parts else np.zeros(0, np.int64) for name, parts in found.items()}
+                    parts[name].append(np.full(len(fits) * len(ways), value, dtype=np.int64))
+    columns = {name: np.concatenate(pieces) if pieces else np.zeros(0, np.int64) for name, pieces in parts.items()}
     if not len(columns["dp"]):
         reason = f"no split of {ranks} ranks divides global_batch = {job.global_batch} and the model's sizes"
         raise InputError("--gpus", ranks, reason, "use another number, or another batch")
@@ -183,8 +183,8 @@ def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints
         _by_recompute(rows, model, options),
         _by_sharding(rows, options),
     )
-    found: Ints = np.prod([step.times for step in steps], axis=0, dtype=np.int64)
-    return found
+    counts: Ints = np.prod([step.times for step in steps], axis=0, dtype=np.int64)
+    return counts
 
 
 def experts(rows: Strategies, model: ModelSpec) -> Strategies:
@@ -263,16 +263,16 @@ def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = NAMES
     """(schedule, virtual) of so many ranks and micro-batches."""
     if pp == 1:
         return [(_DEFAULT, 1)]
-    found = []
+    ways = []
     for name in schedules:
         number, facts = NAMES.index(name), SCHEDULES[name]
         if facts.refusal(pp, m):
             continue
         if facts.takes_virtual:
-            found += [(number, v) for v in range(2, (layers + 2) // pp + 1)]
+            ways += [(number, v) for v in range(2, (layers + 2) // pp + 1)]
         elif facts.chunks == 1 or layers >= facts.chunks * pp - 2:  # embedding and head may be alone in a chunk
-            found.append((number, 1))
-    return found
+            ways.append((number, 1))
+    return ways
 
 
 def _by_recompute(rows: Strategies, model: ModelSpec, options: Options) -> _Expansion:

@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 LOGITS_AT_ONCE = 2**17
-"""The cross-entropy works on slices of this many logits, which stay in a core's cache (nn/functions.py)."""
+"""The cross-entropy works on slices of this many logits, which stay in a core's cache (nn/functional.py)."""
