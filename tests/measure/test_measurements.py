@@ -88,11 +88,11 @@ def test_no_line_has_a_negative_price() -> None:
         assert min(found.alpha, found.beta, *found.alpha_range, *found.beta_range) >= 0
 
 
-def fit(way: str, alpha: float, beta: float, residual: float = 0.05, hosts: int = 2, ranks: int = 4) -> CollectiveFit:
+def fit(way: str, alpha: float, beta: float, error: float = 0.05, hosts: int = 2, ranks: int = 4) -> CollectiveFit:
     points = tuple((n, alpha + beta * n) for n in (2**10, 2**14, 2**18, 2**22))
     transport, _, algorithm = way.partition(" ")
     spread = (0.9 * alpha, 1.1 * alpha), (0.9 * beta, 1.1 * beta)
-    return CollectiveFit("all_reduce", ranks, alpha, beta, residual, transport, algorithm, points, hosts, *spread)  # type: ignore[arg-type]
+    return CollectiveFit("all_reduce", ranks, alpha, beta, error, transport, algorithm, points, hosts, *spread)  # type: ignore[arg-type]
 
 
 def measured_cluster(*fits: CollectiveFit) -> ClusterSpec:
@@ -278,7 +278,7 @@ def test_hosts_are_measured_together(hosts: Hosts, tmp_path: Path) -> None:
     assert "p2p hierarchical" in {f.way for f in spec.fits("all_reduce", 4, 2)}
     assert spec.device.gamma_s_per_byte is not None
     assert {f.name for f in spec.figures} >= {"gamma", "memory, read and written", "100 launches"}
-    assert set(spec.kernels[-1].coding) == {*BITS, "topk", "randk", "threshold", "powersgd"}
+    assert set(spec.kernels[-1].compression_per_byte) == {*BITS, "topk", "randk", "threshold", "powersgd"}
     (tmp_path / "c.toml").write_text(to_toml(spec))
     assert cluster_from_toml(tmp_path / "c.toml") == spec
 
