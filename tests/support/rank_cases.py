@@ -23,7 +23,7 @@ from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.weight_files import open_weights
 from phalanx.runtime.checkpoint import store
 from phalanx.runtime.checkpoint.async_saver import Saver
-from phalanx.runtime.checkpoint.boxes import share, whole
+from phalanx.runtime.checkpoint.boxes import full_part, share
 from phalanx.runtime.checkpoint.manifest import CheckpointError
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
@@ -784,7 +784,7 @@ def one_cannot_write(world: World, folder: Path, which: int) -> str:
 
     store.write = fails
     try:
-        saver.save(1, share([whole("a", torch.zeros(9))], world.rank, world.size), {})
+        saver.save(1, share([full_part("a", torch.zeros(9))], world.rank, world.size), {})
         saver.wait()
     except CheckpointError as error:
         return str(error)

@@ -84,11 +84,11 @@ def kernel_rates(
         forward=forward,
         backward=backward,
         optimizer_per_byte=kernels.optimizer_per_byte(dtype, device, together.barrier),
-        whole=full.over_parts(forward, backward, over),
+        pass_slowdown=full.over_parts(forward, backward, over),
         peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
-        residual=max(forward_error, backward_error),
+        fit_error=max(forward_error, backward_error),
         origin="measured",
-        coding=measure_coding(dtype, together) if together.world.size > 1 else {},
+        compression_per_byte=measure_coding(dtype, together) if together.world.size > 1 else {},
     )
 
 

@@ -113,7 +113,7 @@ def parallelize_decoder(
     gradients = dict(engine.gradients()) if strategy.effective_zero == 0 else {}
     for piece, master, gradient in engine.pieces() if strategy.effective_zero else ():
         masters[piece.parameter.fqn], gradients[piece.parameter.fqn] = master, gradient
-    copies = SharedGradients(engine, layers.split) if strategy.pp > 1 or not layers.split.whole else None
+    copies = SharedGradients(engine, layers.split) if strategy.pp > 1 or not layers.split.unsplit else None
 
     pipeline = make_pipeline(model, layers, job, strategy, schedule, engine, run)
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from phalanx.runtime.any_module.units import common_dtype, cut_buckets, find_units, require_spreadable
 from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
-from phalanx.runtime.checkpoint.boxes import share, whole
+from phalanx.runtime.checkpoint.boxes import full_part, share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel import logical_state
@@ -295,7 +295,7 @@ class Parallel:
         it can be loaded with any strategy. The newest `keep` are kept. All ranks together."""
         assert self._optimizer is not None, "attach an optimizer first"
         saver = Saver(Path(folder), self.comm, keep)
-        rest = (whole(name, t.contiguous()) for name, t in self._rest().items())
+        rest = (full_part(name, t.contiguous()) for name, t in self._rest().items())
         mine = logical_state.owned(self._engine, self._masters, self._optimizer)
         saver.save(step, (*mine, *share(rest, self.rank, self.comm.world.size)), {})
         saver.wait()

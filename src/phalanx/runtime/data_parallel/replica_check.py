@@ -129,7 +129,7 @@ def _held(
 
 def _copies(name: str, split: Split) -> int:
     """Return how many neighbouring tp ranks hold the same tensor of this name."""
-    return split.tp if name.startswith("buffer ") else split.held(name.removeprefix(_MASTER)).copies
+    return split.tp if name.startswith("buffer ") else split.box(name.removeprefix(_MASTER)).copies
 
 
 def _differences(table: Tensor, names: Sequence[str], ranks: Sequence[int]) -> Iterator[str]:
