@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import rank_cases
 from support.rank_pool import Pool
+from support.sizes import examples
 from support.strategies import TRANSPORTS, cases
 
 from phalanx.runtime.process.world import ALONE
@@ -32,9 +33,10 @@ def test_one_process(case) -> None:  # type: ignore[no-untyped-def]
     assert imagine(*case, rank=0).held.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
 
 
+@examples(6, 100)
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_several_ranks(pool: Pool, world: int) -> None:
-    @settings(max_examples=6)
+def test_several_ranks(pool: Pool, world: int, examples: int) -> None:
+    @settings(max_examples=examples)
     @given(cases(world, small=False, compressed=True), TRANSPORTS)
     def equal(case, transport) -> None:  # type: ignore[no-untyped-def]
         every = pool.run(world, rank_cases.instrumented_step, *case, transport)
