@@ -14,6 +14,7 @@ from typing import Any
 
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files.job_file import ClusterChoice, JobFile, build
@@ -62,21 +63,12 @@ def from_dict(content: Any, where: str) -> Plan:
     return build(Plan, {k: v for k, v in content.items() if k != "version"}, "plan")
 
 
-def _unreadable(path: Path, error: Exception) -> InputError:
-    if path.suffix == ".toml" and isinstance(error, json.JSONDecodeError):
-        mend = f"phalanx plan {path} writes its plan.json"
-        return InputError("plan", str(path), "is TOML, as job files are; a plan is JSON", mend)
-    return InputError("plan", str(path), f"cannot be read ({error})")
-
-
 def read(path: Path) -> Plan:
     """Read a plan.json. Raises InputError."""
-    try:
-        return from_dict(json.loads(path.read_text()), str(path))
-    except FileNotFoundError:
-        raise InputError("plan", str(path), "no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise _unreadable(path, error) from None
+    if path.suffix == ".toml":
+        mend = f"phalanx plan {path} writes its plan.json"
+        raise InputError("plan", str(path), "is TOML, as job files are; a plan is JSON", mend)
+    return from_dict(read_json(path, "plan"), str(path))
 
 
 def job_of(path: Path, overrides: Sequence[str] = ()) -> JobFile:
@@ -123,10 +115,7 @@ def model_of(folder: Path) -> ModelSpec:
         raise InputError("RUN", str(folder), "is not a run", "phalanx import makes one from Hugging Face weights")
     if trained or not path.exists():
         return read(folder / "plan.json").model
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError("model", str(path), f"cannot be read ({error})") from None
+    content = read_json(path, "model")
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise InputError("model", str(path), f"is not a model.json of version {VERSION}")
     return build(ModelSpec, content.get("model"), "model")
