@@ -3,8 +3,8 @@
     heads: Annotated[int, Range(1, 10**5)]
     lr: Annotated[float, Range(0, 1e6, above=True)]
 
-`require_ranges` holds a record to them when it is created, whoever creates it. Upper limits are where sizes stop making
-sense: they keep every product of them finite, and what is enumerated short.
+`require_ranges` holds a record to them when it is created, whoever creates it. Upper limits are where sizes stop
+making sense: they keep every product of them finite, and what is enumerated short.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ class Range:
         high_ok = number < self.high if self.below else number <= self.high
         if low_ok and high_ok:
             return ""
-        if not math.isfinite(number):
+        if isinstance(number, float) and not math.isfinite(number):
             return "must be a finite number"
         if self.high <= 1 and isinstance(number, float):
             ends = f"{'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
             return f"must be in {ends}"
         if low_ok:
             return f"must be {'below' if self.below else 'at most'} {_shown(self.high)}"
-        if self.low == 0:
-            return "must be positive" if self.above else "must not be negative"
+        if self.low == 0 and not self.above:
+            return "must not be negative"
+        if 0 <= self.low < 1 and number <= 0:
+            return "must be positive"
         return f"must be {'above' if self.above else 'at least'} {_shown(self.low)}"
 
 
@@ -105,7 +107,7 @@ def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 @cache
-def _rules(kind: type) -> tuple[tuple[str, Range | Length], ...]:
+def _rules(kind: type[Any]) -> tuple[tuple[str, Range | Length], ...]:
     """The fields of a dataclass that have a range, with it."""
     hints = get_type_hints(kind, include_extras=True)
     rows = ((f.name, next(_declared(hints[f.name]), None)) for f in fields(kind))

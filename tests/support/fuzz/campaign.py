@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from phalanx.measure import this_machine
+from phalanx.spec.cluster.toml import to_toml
 from support.fitted_cluster import laptop
 from support.fuzz import files
 from support.fuzz.commands import Case, cases
 from support.fuzz.rule import Outcome, verdict
 from support.in_process_cli import phalanx
 from support.quick_runs import JOB, TEXT
-
-from phalanx.measure import this_machine
-from phalanx.spec.cluster.toml import to_toml
 
 _KEPT = ("done", "refused", "failed")
 
@@ -52,10 +52,17 @@ class Tally:
 
     def table(self) -> str:
         """Return the counts as a Markdown table."""
-        columns = (("done", "exit 0"), ("refused", "refused in one line"), ("failed", "exit 1"), ("broken", "breaks the rule"))
+        columns = (
+            ("done", "exit 0"),
+            ("refused", "refused in one line"),
+            ("failed", "exit 1"),
+            ("broken", "breaks the rule"),
+        )
         rows = [["input", "cases", *(title for _, title in columns)]]
         for kind in (*sorted({kind for kind, _ in self.counts}), "total"):
-            row = [sum(n for (k, h), n in self.counts.items() if kind in (k, "total") and h == how) for how, _ in columns]
+            row = [
+                sum(n for (k, h), n in self.counts.items() if kind in (k, "total") and h == how) for how, _ in columns
+            ]
             rows.append([kind, str(sum(row)), *map(str, row)])
         rows.insert(1, ["---"] + ["---:"] * (len(columns) + 1))
         text = "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -84,7 +91,21 @@ def prepared(folder: Path) -> Path:
     (folder / "config.json").write_bytes(files.as_json({"model_type": "llama", **files.LLAMA}))
     for words in (
         ("plan", "job.toml"),
-        ("plan", "--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "32", "--seq", "1024", "--out", "m.json"),
+        (
+            "plan",
+            "--model",
+            "gpt2",
+            "--cluster",
+            "dgx-h100",
+            "--gpus",
+            "8",
+            "--batch",
+            "32",
+            "--seq",
+            "1024",
+            "--out",
+            "m.json",
+        ),
     ):
         code, _, err = phalanx(folder, *words)
         assert code == 0, err

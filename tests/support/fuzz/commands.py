@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
+
 from support.fuzz import files
 from support.fuzz.leaves import WORDS
 
@@ -24,7 +25,9 @@ class Case:
     """Contents by name, beside those that the folder has."""
 
     def __str__(self) -> str:
-        shown = {name: content if len(content) < 3000 else content[:200] + b"..." for name, content in self.files.items()}
+        shown = {
+            name: content if len(content) < 3000 else content[:200] + b"..." for name, content in self.files.items()
+        }
         return f"phalanx {list(map(_short, self.words))} {shown}"
 
 
@@ -32,7 +35,7 @@ def _short(word: str) -> str:
     return word if len(word) < 200 else f"{word[:20]}... ({len(word)} characters)"
 
 
-_ASKED: Options = {"--model": "llama-2-7b", "--cluster": "dgx-h100", "--gpus": "16", "--batch": "64", "--seq": "2048"}
+_ASKED: Options = {"--model": "llama2-7b", "--cluster": "dgx-h100", "--gpus": "16", "--batch": "64", "--seq": "2048"}
 _LINE: Options = {"--strategy": "tp=4,pp=2,zero=1"}
 _SHOWN: Options = {"--ranks": "4", "--micro-batches": "8"}
 _PRICED: Options = {"--costs": "1,1,1", "--transfer": "0.1"}
@@ -46,11 +49,11 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("comm",), {"--params": "7B", "--rate": "25", "--csv": None}),
     (("roofline",), {**_ASKED, **_LINE, "--json": None}),
     (("roofline",), {"--params": "7B", "--cluster": "dgx-a100", "--seq": "2048"}),
-    (("memory",), {"--model": "llama-2-7b", "--card": "80", "--micro-batch": "1", "--seq": "2048", "--json": None}),
+    (("memory",), {"--model": "llama2-7b", "--card": "80", "--micro-batch": "1", "--seq": "2048", "--json": None}),
     (("memory",), {"--params": "7B", "--bytes-per-parameter": "16", "--csv": None}),
     (("scaling",), {"--params": "7B", "--tokens": "300B", "--tflops": "150", "--gpus": "64,128", "--json": None}),
     (("models",), {"--json": None}),
-    (("models", "llama-3-8b"), {"--json": None}),
+    (("models", "llama3-8b"), {"--json": None}),
     (("clusters", "dgx-h100"), {"--nodes": "4", "--json": None}),
     (("collectives", "show", "ring"), {"--op": "all_reduce", "--ranks": "4", "--root": "0"}),
     (("collectives", "show", "binomial"), {"--op": "broadcast", "--ranks": "5", "--root": "2"}),
@@ -79,12 +82,22 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
 SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
     (
         ("plan",),
-        {**_ASKED, "--tokens": "300B", "--price": "2.5", "--objective": "throughput", "--out": "p.json", "--json": None},
+        {
+            **_ASKED,
+            "--tokens": "300B",
+            "--price": "2.5",
+            "--objective": "throughput",
+            "--out": "p.json",
+            "--json": None,
+        },
     ),
-    (("scaling",), {"--model": "llama-2-7b", "--gpus": "16,32", "--batch": "64", "--seq": "2048", "--json": None}),
+    (("scaling",), {"--model": "llama2-7b", "--gpus": "16,32", "--batch": "64", "--seq": "2048", "--json": None}),
     (("train", "job.toml"), {"--strategy": "dp=2,zero=1", "--set": "train.steps=2", "--json": None}),
     (("parity", "job.toml"), {"--strategy": "dp=2", "--steps": "1", "--dtype": "float64", "--json": None}),
-    (("generate", "runs/job"), {"--prompt": "the", "--tokens": "4", "--temperature": "0.8", "--top-k": "5", "--tp": "1"}),
+    (
+        ("generate", "runs/job"),
+        {"--prompt": "the", "--tokens": "4", "--temperature": "0.8", "--top-k": "5", "--tp": "1"},
+    ),
     (("export-weights", "runs/job"), {"--out": "hf", "--dtype": "float32", "--step": "2", "--shard-size": "1MB"}),
     (("import", "hf"), {"--name": "imported", "--json": None}),
     (("lab", "run", "--", "true"), {"--hosts": "2", "--ranks": "1", "--rate": "1gbit"}),
@@ -92,19 +105,93 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
 )
 """Commands that search, or start ranks."""
 
-_STRATEGY_FIELDS = (
-    "dp zero shard tp sp cp ulysses ep etp pp virtual schedule layers micro_batch recompute compression grad_sync "
-    "reshard bucket prefetch order"
-).split()
-_STRATEGY_VALUES = (
-    "0 1 2 3 4 8 -1 99 0.5 nan 1e9 auto none full selective every:2 every:99 topk:0.01 int8 powersgd:4 1f1b gpipe naive "
-    "interleaved zb-h1 zb-v dualpipe-v step micro action 2/2 1/1 16/16 pp/dp/cp/tp tp/cp/dp/pp true"
-).split()
-_SETS = (
-    "model.layers model.hidden model.heads model.kv_heads model.vocab model.norm_eps job.global_batch job.seq job.clip "
-    "cluster.nodes cluster.preset cluster.ranks train.lr train.steps train.name train.seed strategy.dp strategy.bucket "
-    "train.timeout_s train.threads job.optimizer.betas job.precision.compute model.experts model.window"
-).split()
+_STRATEGY_FIELDS = [
+    "dp",
+    "zero",
+    "shard",
+    "tp",
+    "sp",
+    "cp",
+    "ulysses",
+    "ep",
+    "etp",
+    "pp",
+    "virtual",
+    "schedule",
+    "layers",
+    "micro_batch",
+    "recompute",
+    "compression",
+    "grad_sync",
+    "reshard",
+    "bucket",
+    "prefetch",
+    "order",
+]
+_STRATEGY_VALUES = [
+    "0",
+    "1",
+    "2",
+    "3",
+    "4",
+    "8",
+    "-1",
+    "99",
+    "0.5",
+    "nan",
+    "1e9",
+    "auto",
+    "none",
+    "full",
+    "selective",
+    "every:2",
+    "every:99",
+    "topk:0.01",
+    "int8",
+    "powersgd:4",
+    "1f1b",
+    "gpipe",
+    "naive",
+    "interleaved",
+    "zb-h1",
+    "zb-v",
+    "dualpipe-v",
+    "step",
+    "micro",
+    "action",
+    "2/2",
+    "1/1",
+    "16/16",
+    "pp/dp/cp/tp",
+    "tp/cp/dp/pp",
+    "true",
+]
+_SETS = [
+    "model.layers",
+    "model.hidden",
+    "model.heads",
+    "model.kv_heads",
+    "model.vocab",
+    "model.norm_eps",
+    "job.global_batch",
+    "job.seq",
+    "job.clip",
+    "cluster.nodes",
+    "cluster.preset",
+    "cluster.ranks",
+    "train.lr",
+    "train.steps",
+    "train.name",
+    "train.seed",
+    "strategy.dp",
+    "strategy.bucket",
+    "train.timeout_s",
+    "train.threads",
+    "job.optimizer.betas",
+    "job.precision.compute",
+    "model.experts",
+    "model.window",
+]
 
 
 def lines() -> st.SearchStrategy[str]:
@@ -128,7 +215,7 @@ def _values(option: str, before: str) -> st.SearchStrategy[str]:
         return one.map("=".join) | free
     if before.replace(",", "").replace(".", "").isdigit():
         return _counts() | st.floats().map(str) | free
-    return free | st.sampled_from(("local", "llama-2-7", "dgx-h10", "cluster.toml", "config.json", "plan.json", "."))
+    return free | st.sampled_from(("local", "llama2-7", "dgx-h10", "cluster.toml", "config.json", "plan.json", "."))
 
 
 @st.composite
@@ -166,9 +253,9 @@ def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
     small = ("--cluster", "dgx-h100", "--gpus", "8", "--batch", "64", "--seq", "32", "--strategy", "dp=4,tp=2")
     quick: dict[str, tuple[tuple[str, ...], ...]] = {
         "cluster file": (
-            ("predict", "--model", "llama-2-7b", *asked, *line, "--json"),
-            ("explain", "--model", "llama-2-7b", *asked, *line, "--json"),
-            ("comm", "--model", "llama-2-7b", *asked, *line, "--json"),
+            ("predict", "--model", "llama2-7b", *asked, *line, "--json"),
+            ("explain", "--model", "llama2-7b", *asked, *line, "--json"),
+            ("comm", "--model", "llama2-7b", *asked, *line, "--json"),
             ("collectives", "table", "--cluster", "c.toml", "--ranks", "8", "--json"),
             ("plan", "job.toml", "--set", "cluster.file=c.toml", "--strategy", "dp=2", "--json"),
         ),
@@ -233,5 +320,5 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
 
 def cases(plans: tuple[Any, ...], quick: bool) -> st.SearchStrategy[Case]:
     """Any case. `quick`: only commands that take a moment."""
-    lines_of = command_lines(QUICK) if quick else command_lines(QUICK) | command_lines(QUICK + SLOW)
-    return lines_of | file_cases(plans, quick)
+    lines_of = command_lines(QUICK if quick else QUICK * 3 + SLOW)
+    return st.sampled_from((lines_of, file_cases(plans, quick))).flatmap(lambda chosen: chosen)

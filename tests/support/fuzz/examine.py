@@ -10,7 +10,7 @@ import signal
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -65,15 +65,13 @@ def forked(case: Case, folder: Path) -> Outcome:
     _, status = os.waitpid(child, 0)
     shutil.rmtree(copy, ignore_errors=True)
     if content:
-        return pickle.loads(content)  # noqa: S301 (from our own child)
+        return pickle.loads(content)
     return Outcome(-1, "", "", 4 * SECONDS, "hang" if time.monotonic() >= limit else f"died ({status})")
 
 
 def _kill(child: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 @contextmanager

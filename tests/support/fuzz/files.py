@@ -11,9 +11,9 @@ from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
-from support.fuzz.leaves import Raw, leaves, numbers, words
 
 from phalanx.spec.cluster.presets import PRESETS, preset
+from support.fuzz.leaves import Raw, leaves, numbers, words
 
 Tree = Any
 Path = tuple[str | int, ...]
@@ -69,7 +69,9 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
         lines = content.splitlines(keepends=True) or [b""]
         return content + draw(st.sampled_from(lines))
     if how == "deep":
-        return draw(st.sampled_from((b"a = " + b"[" * 3000, b"[" * 100_000, b'{"a":' * 50_000, b"a." * 5000 + b"a = 1")))
+        return draw(
+            st.sampled_from((b"a = " + b"[" * 3000, b"[" * 100_000, b'{"a":' * 50_000, b"a." * 5000 + b"a = 1"))
+        )
     if how == "mark":
         return b"\xef\xbb\xbf" + content
     return b"" if how == "empty" else content.replace(b"\n", b"\r\n")

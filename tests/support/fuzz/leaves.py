@@ -64,10 +64,13 @@ def words() -> st.SearchStrategy[str]:
 def leaves(before: Any) -> st.SearchStrategy[Any]:
     """Replace `before`: often by a value of its own type, at times by one of another."""
     others = words() | st.sampled_from(_OTHER_TYPES) | st.sampled_from(RAW)
+    # Half of the mistakes are in the value alone: a wrong type is refused before anything is computed.
     if isinstance(before, bool) or before is None:
         return st.booleans() | numbers() | others
     if isinstance(before, int):
-        return st.sampled_from((before + 1, before - 1, before * 2, before // 2, before * 1000, -before)) | numbers() | others
+        near = (before + 1, before - 1, before * 2, before * 4, before // 2, before * 1000, 10 * before, -before)
+        return st.sampled_from(near) | st.sampled_from(near) | numbers() | others
     if isinstance(before, float):
-        return st.sampled_from((before * 2, before / 2, before * 1e6, -before)) | numbers() | others
+        near = (before * 2, before / 2, before * 1e6, before * 1e-6, -before, before * 1.5)
+        return st.sampled_from(near) | st.sampled_from(near) | numbers() | others
     return words() | words() | numbers() | others

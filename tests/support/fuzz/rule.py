@@ -21,7 +21,18 @@ SECONDS = 25.0
 MEMORY = 2 * 2**30
 """Bytes that a case may allocate."""
 _FIELD = re.compile(r"error: [^\s:][^:]{0,120}: \S.*", re.DOTALL)
-_MAY_FAIL = ("lint", "verify", "pipeline", "collectives", "parity", "train", "lab", "import", "generate", "export-weights")
+_MAY_FAIL = (
+    "lint",
+    "verify",
+    "pipeline",
+    "collectives",
+    "parity",
+    "train",
+    "lab",
+    "import",
+    "generate",
+    "export-weights",
+)
 _SIGNED = re.compile(r"error|difference|deviation|bias|gap|off|loss|slack|gain|saved|change|value|low|high|grad")
 
 
@@ -84,9 +95,9 @@ def _wrong_numbers(case: Case, out: str) -> str:
             return "step time is not the sum of its terms"
         if result["fits"] != (result["memory_bytes"]["shown"] <= result["memory_bytes"]["usable"]):
             return "fits contradicts memory"
-    if case.words[0] == "plan" and "best" in result:
-        if any(row["step_time_s"] <= 0 for row in (result["best"], *result["alternatives"])):
-            return "step time is not positive"
+    rows = (result["best"], *result.get("alternatives", ())) if case.words[0] == "plan" else ()
+    if any(row["step_time_s"] <= 0 for row in rows):
+        return "step time is not positive"
     return ""
 
 
