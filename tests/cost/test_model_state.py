@@ -24,7 +24,7 @@ SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, 
 
 def test_state_of_the_textbook() -> None:
     """Rajbhandari et al. 2020, figure 1: mixed precision with Adam, K = 12, over 64 ranks; here gradients are kept in
-    fp32, which makes 2 + 4 + 12 bytes per parameter at stage 0."""
+    fp32, which makes 2 + 4 + 12 bytes per parameter with zero=0."""
     model = build(ModelSpec, complete(preset("gpt2")), "model")
     job = Job(64, 1, Precision("bfloat16", accumulate="float32"))
     n = model.parameter_count

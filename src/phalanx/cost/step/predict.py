@@ -86,7 +86,7 @@ def predict_all(spec: ModelSpec, cluster: ClusterSpec, job: Job, strategies: Seq
 
 
 def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Columns, like: Strategy) -> Prediction:
-    """Price one strategy without a pipeline, or columns that share the mesh and ZeRO stage of `like`."""
+    """Price one strategy without a pipeline, or columns that share the mesh and `zero` of `like`."""
     rates = cluster.rates(job.precision.compute, min(like.world, cluster.ranks_per_node))
     grid = mesh(like)
     forward: Column = 0.0

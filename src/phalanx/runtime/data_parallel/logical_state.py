@@ -185,7 +185,7 @@ def load(
     rest: dict[str, Tensor] | None = None,
     split: Split | None = None,
 ) -> None:
-    """Load a checkpoint, and the tensors of `rest` by name; all ranks together. At stage 0 the caller casts weights
+    """Load a checkpoint, and the tensors of `rest` by name; all ranks together. With zero=0 the caller casts weights
     of another type than the masters. Raises CheckpointError."""
     # An all-gather of the initial weights may be in flight, in the memory that is read into.
     engine.wait_parameters(list(engine.parameters))

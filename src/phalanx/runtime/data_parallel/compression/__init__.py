@@ -31,7 +31,7 @@ class Compressor(Protocol):
     draws: int
 
     def reduce(self, b: FlatBucket, micro_batch: int | None) -> Iterator[Handle]:
-        """Sum `b.sent` over the ranks, in place: all of it, or at stages 1 to 3 at least this rank's shard."""
+        """Sum `b.sent` over the ranks, in place: all of it, or with zero >= 1 at least this rank's shard."""
         ...
 
     def across(self, b: FlatBucket, micro_batch: int | None) -> Iterator[Handle]:
