@@ -184,7 +184,7 @@ def test_powersgd_ratio():
     for rank, ratio in ((4, 512), (32, 64)):
         compressor = parse(f"powersgd:{rank}")
         assert compressor is not None
-        square = next(f for f in factors(compressor, bucket)[0] if f.n == f.m == 4096)
+        square = next(f for f in factors(compressor, bucket.parameters)[0] if f.n == f.m == 4096)
         assert square.n * square.m / (square.r * (square.n + square.m)) == ratio
 
 

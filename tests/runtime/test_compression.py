@@ -147,7 +147,7 @@ def test_matrices_too_small_for_factors_are_sent_as_they_are() -> None:
     assert c is not None
     shapes = {"big": (32, 64), "small": (8, 8), "vector": (100,), "stack": (16, 4, 8)}
     bucket = Bucket(0, tuple(Parameter(n, s, "norm", "embed") for n, s in shapes.items()))
-    found, rest = factors(c, bucket)
+    found, rest = factors(c, bucket.parameters)
     assert [(f.parameter.fqn, f.n, f.m, f.r) for f in found] == [("big", 32, 64, 4), ("stack", 16, 32, 4)]
     assert [p.fqn for p in rest] == ["small", "vector"]
 
