@@ -181,15 +181,15 @@ class Pricing:
         return fits
 
     def _least_ways(self, complete: bool) -> list[tuple[int, str]]:
-        """(ZeRO stage, recomputation) pairs that contain the smallest, likely ones first; "" means the row's own."""
+        """(zero, recomputation) pairs that contain the smallest, likely ones first; "" means the row's own."""
         kinds = [""] if complete else sorted(self.options.recompute, key=lambda kind: kind != "full")
         return [(zero, kind) for kind in kinds for zero in self._smallest]
 
     @cached_property
     def _smallest(self) -> tuple[int, ...]:
-        """ZeRO stages that contain the smallest over all ranks.
+        """Values of zero that contain the smallest over all ranks.
 
-        Stage 2 always keeps less than 1, and less than 0 if the stack's constants say so for two shards already."""
+        ZeRO-2 always keeps less than 1, and less than 0 if the stack's constants say so for two shards already."""
         p = self.profile
         two = p.kept_bytes - 4 + (p.shard_bytes + 4) / 2
         return (3, 2) if np.all(p.whole_bytes + p.replica_bytes >= two) else (3, 2, 0)
@@ -212,7 +212,7 @@ def published(cluster: ClusterSpec) -> bool:
 
 
 def _smallest_of(rows: Strategies, zero: int, recompute: str, complete: bool) -> Strategies:
-    """Shard rows over all ranks at a ZeRO stage; give cores one micro-batch at a time and this recomputation."""
+    """Shard rows over all ranks with this zero; give cores one micro-batch at a time and this recomputation."""
     sharded = rows.dp * rows.cp > 1
     best = replace(rows, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
     if complete:
