@@ -42,6 +42,10 @@ class Pricing:
     job: Job
     stack: str
     """Name of a profile (cost/analytic/stacks.py)."""
+    number_format: str = "bfloat16"
+    """Of matrix products, one of FORMATS."""
+    rates: System | None = None
+    """Rates of chips and links that are better known than those of the cluster's datasheets; None: take those."""
 
     @cached_property
     def shape(self) -> Shape:
@@ -51,7 +55,7 @@ class Pricing:
     @cached_property
     def system(self) -> System:
         """Rates of the cluster's chips and links. Raises InputError for a device without published rates."""
-        return system_of(self.cluster)
+        return self.rates or system_of(self.cluster)
 
     @cached_property
     def profile(self) -> Profile:
@@ -100,7 +104,7 @@ class Pricing:
             seq=self.job.seq,
             full=full[rows.recompute],
             selective=selective[rows.recompute],
-            format=FORMATS.index("bfloat16"),
+            format=FORMATS.index(self.number_format),
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
             gathers_once=1.0 * ((rows.zero == 3) & (rows.pp > 1)),
             tp_stride=1.0,
@@ -192,8 +196,10 @@ class Pricing:
 
     @property
     def usable(self) -> int:
-        """Usable bytes of a device."""
-        return self.cluster.device.usable_bytes
+        """Bytes of a device that a job's allocator may have: less than its usable bytes under a stack whose context
+        and communication libraries take more than usual."""
+        device = self.cluster.device
+        return min(device.usable_bytes, int(device.memory_bytes - np.max(self.profile.context_bytes)))
 
 
 def published(cluster: ClusterSpec) -> bool:
