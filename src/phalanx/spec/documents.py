@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from phalanx.spec.errors import InputError
 
+T = TypeVar("T")
 LARGEST = 2**26
 """Bytes of the largest document that is read: 64 MiB."""
+_DEEPEST = 64  # tables in tables; ours have 5
 
 
 def read_text(path: Path, field: str, largest: int = LARGEST) -> str:
@@ -37,7 +40,7 @@ def read_toml(path: Path, field: str) -> dict[str, Any]:
     """Return the tables of a TOML file. Raises InputError."""
     text = read_text(path, field)
     try:
-        return tomllib.loads(text)
+        return _shallow(tomllib.loads(text))
     except (ValueError, RecursionError) as error:
         _refuse(path, field, "TOML", error)
 
@@ -46,9 +49,26 @@ def read_json(path: Path, field: str) -> Any:
     """Return the content of a JSON file. Raises InputError."""
     text = read_text(path, field)
     try:
-        return json.loads(text)
+        return _shallow(json.loads(text))
     except (ValueError, RecursionError) as error:
         _refuse(path, field, "JSON", error)
+
+
+def _shallow(content: T) -> T:
+    """Return a document that is nested `_DEEPEST` deep at most, so that functions may call themselves for its parts.
+
+    Raises RecursionError for any other.
+    """
+    level: list[Any] = [content]
+    for _ in range(_DEEPEST):
+        level = [part for table in level for part in _parts(table)]
+        if not level:
+            return content
+    raise RecursionError
+
+
+def _parts(table: Any) -> Iterable[Any]:
+    return table.values() if isinstance(table, dict) else table if isinstance(table, list) else ()
 
 
 def _refuse(path: Path, field: str, format: str, error: Exception) -> NoReturn:

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from phalanx.measure import this_machine
-from phalanx.spec.cluster.toml import to_toml
+from phalanx.spec.files.cluster_toml import to_toml
 from support.fitted_cluster import laptop
 from support.fuzz import files
 from support.fuzz.commands import Case, cases

@@ -13,6 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from phalanx.spec.cluster.presets import PRESETS, preset
+from phalanx.spec.files.versions import VERSION
 from support.fuzz.leaves import Raw, leaves, numbers, words
 
 Tree = Any
@@ -123,7 +124,7 @@ def as_json(tree: Any) -> bytes:
 @cache
 def _clusters() -> dict[str, Any]:
     names = [n for n in PRESETS if n != "local"]
-    return {n: json.loads(json.dumps(asdict(preset(n, 2)))) for n in names}
+    return {n: {"version": VERSION, **json.loads(json.dumps(asdict(preset(n, 2))))} for n in names}
 
 
 def clusters() -> st.SearchStrategy[Tree]:

@@ -112,16 +112,16 @@ class KernelRates:
     """Rates of the backward pass."""
     optimizer_per_byte: SecondsPer
     """Seconds of an optimizer step per byte it reads or writes."""
-    whole: Annotated[float, Range(1e-3, 1e6)]
+    pass_slowdown: Annotated[float, Range(1e-3, 1e6)]
     """Time of an entire pass over the sum of its units, each timed alone: cold caches, and ranks that wait for the
     slowest. 1: no loss."""
     peak_flops_per_s: Rate
     """FLOP/s of the best matrix product measured, or the datasheet's: the denominator of MFU."""
-    residual: Annotated[float, Range(0, 1e9)]
+    fit_error: Annotated[float, Range(0, 1e9)]
     """Median relative error of the fit over the measured points; 0 where nothing was fitted."""
     origin: Origin
     """Kind of source of these rates."""
-    coding: dict[str, SecondsPer] = field(default_factory=dict)
+    compression_per_byte: dict[str, SecondsPer] = field(default_factory=dict)
     """Seconds per byte of compressing gradients, by compressor, of the bytes that cost/compute/compression.py counts.
     A compressor that is missing is priced as passes over memory."""
 
@@ -151,7 +151,7 @@ class CollectiveFit:
     """Alpha: seconds at size 0."""
     beta_s_per_byte: SecondsPer
     """Beta: seconds per byte."""
-    residual: Annotated[float, Range(0, 1e9)]
+    fit_error: Annotated[float, Range(0, 1e9)]
     """Median relative error of the line over the points."""
     transport: Transport
     """What carried it."""
@@ -193,8 +193,8 @@ class CollectiveFit:
 
     @property
     def trusted(self) -> bool:
-        """Whether the line may stand for its points, by its residual. The points themselves are always trusted."""
-        return self.residual <= TRUSTED
+        """Whether the line may stand for its points, by its error. The points themselves are always trusted."""
+        return self.fit_error <= TRUSTED
 
 
 @dataclass(frozen=True)

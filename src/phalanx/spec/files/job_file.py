@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.documents import read_toml
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job, Train
@@ -77,8 +76,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobFile:
     in the working directory. Raises InputError.
     """
     if path.suffix == ".json":
-        mend = "phalanx train, explain and lint read plans"
-        raise InputError("job file", str(path), "is JSON, as plans are; a job file is TOML", mend)
+        remedy = "phalanx train, explain and lint read plans"
+        raise InputError("job file", str(path), "is JSON, as plans are; a job file is TOML", remedy)
     tables = override(read_toml(path, "job file"), overrides)
     train = tables.setdefault("train", {})
     if isinstance(train, dict) and not train.get("name"):
@@ -170,11 +169,6 @@ def make_strategy(table: Any) -> Strategy | None:
     if isinstance(table, dict) and table.get("sp") in (0, 1):
         table = {**table, "sp": bool(table["sp"])}
     return build(Strategy, table, "strategy")
-
-
-def cluster_from_toml(path: Path) -> ClusterSpec:
-    """Read a ClusterSpec from a TOML file with its fields. Raises InputError."""
-    return build(ClusterSpec, read_toml(path, "cluster.file"), "cluster")
 
 
 def build(kind: type[T], table: Any, where: str) -> T:

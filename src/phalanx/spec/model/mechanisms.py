@@ -112,7 +112,7 @@ class Experts:
     balance_bias: Coefficient | None = None
     """How much the bias of an expert's score, used for choosing only, moves per step against its load (Wang et al.
     2024). None: there is no such bias."""
-    held: Annotated[int, Range(1, 10**5)] | None = None
+    local_count: Annotated[int, Range(1, 10**5)] | None = None
     """Experts that one rank holds under expert parallelism. None: all. Set by strategy/split.py."""
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class Experts:
     @property
     def here(self) -> int:
         """Experts that this rank holds."""
-        return self.count if self.held is None else self.held
+        return self.count if self.local_count is None else self.local_count
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job
 from phalanx.spec.ranges import Count, Length, Name, Range, Ranks, require_ranges
 from phalanx.spec.strategy import compression
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import Compression
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 """The names; schedule/pipeline/schedules.py must have a row for each, with every other fact about it."""
