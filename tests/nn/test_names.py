@@ -40,5 +40,5 @@ def test_a_file_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
     plan.write_model(build(ModelSpec, complete({**SIZES, "family": "llama"}), "model"), tmp_path)
     path = tmp_path / "model.json"
     path.write_text(path.read_text().replace('"llama"', '"lama"'))
-    with pytest.raises(InputError, match=r"model\.family = lama: is not a family that Phalanx knows.*llama"):
+    with pytest.raises(InputError, match=r"model\.family = 'lama': is not a family that Phalanx knows.*llama"):
         plan.model_of(tmp_path)
