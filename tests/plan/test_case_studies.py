@@ -37,7 +37,7 @@ def test_llama_3_405b_fits_where_the_first_rank_has_a_block_less():
     used = price(question(case), [strategy(case)])[0]
     blocks = strategy(case).virtual
     fragments = question(case).profile.fragments  # of what is above the state
-    less = ((1 + fragments) * used.held["activations"] + used.held["state"]) / blocks
+    less = ((1 + fragments) * used.memory_terms["activations"] + used.memory_terms["state"]) / blocks
     assert used.bytes_ - less < used.usable < used.bytes_
 
 

@@ -41,6 +41,10 @@ class Pricing:
     job: Job
     stack: str
     """Name of a profile (cost/analytic/stacks.py)."""
+    number_format: str = "bfloat16"
+    """Of matrix products, one of FORMATS."""
+    rates: System | None = None
+    """Rates of chips and links that are better known than those of the cluster's datasheets; None: take those."""
 
     @cached_property
     def shape(self) -> Shape:
@@ -50,7 +54,7 @@ class Pricing:
     @cached_property
     def system(self) -> System:
         """Rates of the cluster's chips and links. Raises InputError for a device without published rates."""
-        return system_of(self.cluster)
+        return self.rates or system_of(self.cluster)
 
     @cached_property
     def profile(self) -> Profile:
@@ -102,7 +106,7 @@ class Pricing:
             seq=self.job.seq,
             full=full[rows.recompute],
             selective=selective[rows.recompute],
-            format=FORMATS.index("bfloat16"),
+            format=FORMATS.index(self.number_format),
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
             tp_stride=1.0,
             cp_stride=as_float(rows.tp),
@@ -201,8 +205,10 @@ class Pricing:
 
     @property
     def usable(self) -> int:
-        """Usable bytes of a device."""
-        return self.cluster.device.usable_bytes
+        """Bytes of a device that a job's allocator may have: less than its usable bytes under a stack whose context
+        and communication libraries take more than usual."""
+        device = self.cluster.device
+        return min(device.usable_bytes, int(device.memory_bytes - np.max(self.profile.context_bytes)))
 
 
 def published(cluster: ClusterSpec) -> bool:
@@ -215,7 +221,7 @@ def published(cluster: ClusterSpec) -> bool:
 
 
 def _smallest_of(rows: Strategies, zero: int, recompute: str, complete: bool) -> Strategies:
-    """Shard rows over all ranks at a ZeRO stage; give cores one micro-batch at a time and this recomputation."""
+    """Shard rows over all ranks with this zero; give cores one micro-batch at a time and this recomputation."""
     sharded = rows.dp * rows.cp > 1
     best = replace(rows, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
     if complete:
