@@ -22,7 +22,7 @@ from functools import cache
 
 import numpy as np
 
-from phalanx.cost.analytic.pipeline_formulas import NAMES, by_schedule
+from phalanx.cost.ledger.pipeline_formulas import NAMES, by_schedule
 from phalanx.cost.step.predict_pipeline import unit_seconds
 from phalanx.cost.step.term import unit_classes
 from phalanx.plan.search.column_pricing import Floats
