@@ -119,11 +119,12 @@ def _over_layers(engine: DataParallel, split: Split) -> dict[str, Tensor]:
     own, result = dict(engine.gradients()), {}
     for axis, seen_at in (("ep+etp", split.at_experts), ("tp", split.at)):
         names = [name for name in own if split.held(name).parameter.of_experts == (axis != "tp")]
+        splits = [seen_at(index) for index in range(len(engine.comm.ranks(axis)))]
         for name, parts in zip(names, _everywhere(engine.comm, axis, [own[name] for name in names]), strict=True):
             shape = split.held(name).parameter.shape
             first, farthest = own[name].new_zeros(shape), own[name].new_zeros(shape)
-            for index, part in enumerate(parts):
-                held = seen_at(index).held(name)
+            for index, (part, seen) in enumerate(zip(parts, splits, strict=True)):
+                held = seen.held(name)
                 place = tuple(slice(o, o + n) for o, n in zip(held.offsets, held.sizes, strict=True))
                 part = part[tuple(slice(n) for n in held.sizes)]
                 if index % held.copies == 0:
