@@ -165,7 +165,7 @@ def test_nothing_is_lost(pool: Pool, world: int) -> None:
 
 
 def test_one_step_is_within_its_bound(pool: Pool) -> None:
-    """A sum of p contributions, each coded once, and the sum again at stage 0; in units of the largest magnitudes."""
+    """A sum of p contributions, each coded once, and with zero=0 the sum again; in units of the largest magnitude."""
     job = Job(4, 8, Precision("float64"), clip=0.0)
     for name, step in (("fp16", 2**-11), ("bf16", 2**-8), ("int8", 0.5 / 127), ("int4", 0.5 / 7)):
         for zero in (0, 1, 2, 3):

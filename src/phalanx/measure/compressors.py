@@ -16,7 +16,7 @@ from phalanx.measure.kernels import synchronize
 from phalanx.measure.steal_time import Rounds, stolen_s, stolen_share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
-from phalanx.runtime.data_parallel.bucket_buffers import Flat
+from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression import compressor
 from phalanx.schedule.gradients.buckets import buckets
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
@@ -42,7 +42,7 @@ def measure_coding(dtype: DType, comm: Comm) -> dict[str, float]:
         s = Strategy(dp=ranks, compression=text)
         assert s.compressor is not None
         cut = buckets(spec, job, s)
-        flats = [Flat(b, s, 0) for b in cut]
+        flats = [FlatBucket(b, s, 0) for b in cut]
         by = compressor(s.compressor, s, flats, alone, DTYPES[kind])
         gradients = [torch.empty(b.padded, dtype=DTYPES[kind], device=comm.world.device) for b in flats]
         timed = Rounds()

@@ -21,11 +21,11 @@ from phalanx.schedule.layout import Layout, RankView
 
 @dataclass(frozen=True)
 class RankClass:
-    """A class of `count` ranks, of which `rank` is examined; `are` describes them."""
+    """A class of `count` ranks, of which `rank` is examined; `description` says which they are."""
 
     rank: int
     count: int
-    are: str
+    description: str
 
 
 def classes(layout: Layout) -> tuple[RankClass, ...]:

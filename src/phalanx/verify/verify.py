@@ -67,6 +67,6 @@ def _verified(view: RankView, ranks: RankClass) -> Verified:
         results.append(Difference("waits", "for every collective", f"none for {first}{others}"))
     deviation = None
     if not any(d.what == PASSES for d in results):
-        results += memory_differences(program, recorded.events, recorded.held)
-        deviation = largest_deviation(program, recorded.events, recorded.held)
+        results += memory_differences(program, recorded.events, recorded.memory)
+        deviation = largest_deviation(program, recorded.events, recorded.memory)
     return Verified(ranks, program, recorded, tuple(results), deviation, time.perf_counter() - start)

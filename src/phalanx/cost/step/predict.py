@@ -69,11 +69,11 @@ def _price(view: RankView, cluster: ClusterSpec) -> Prediction:
     for term in step_terms:
         kind, phase = term.event.kind, term.event.phase
         if kind == "compute" and phase == "F":
-            forward += term.work.seconds(rates.forward) * rates.whole
+            forward += term.work.seconds(rates.forward) * rates.pass_slowdown
         elif kind == "compute" and phase == "B":
             # Recomputed forward passes run at forward rates.
             difference = term.recomputed.seconds(rates.forward) - term.recomputed.seconds(rates.backward)
-            backward += (term.work.seconds(rates.backward) + difference) * rates.whole
+            backward += (term.work.seconds(rates.backward) + difference) * rates.pass_slowdown
         elif term.event.op == "optimizer":
             optimizer = unit_work.optimizer_seconds(term.work, rates)
         elif s.world > 1:
@@ -169,7 +169,7 @@ def _ring_seconds(
     recomputed = pass_.recomputed.attention_flops
     forward = (pass_.work.attention_flops if event.phase == "F" else recomputed) * rates.forward.per_attention_flop
     backward = (pass_.work.attention_flops - recomputed) * (event.phase == "B") * rates.backward.per_attention_flop
-    overlapping = (forward + backward) * rates.whole * (ring - 1) / (ring + 1)
+    overlapping = (forward + backward) * rates.pass_slowdown * (ring - 1) / (ring + 1)
     # No compute is left to overlap the gradients' last hop.
     hops = term.count / pass_.count
     last = seconds / hops if event.phase == "B" else 0.0

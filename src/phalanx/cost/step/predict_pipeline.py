@@ -98,7 +98,7 @@ def exposed_seconds(cluster: ClusterSpec, rates: KernelRates, term: Term, second
     if not cluster.device.own_communication_engine:
         return seconds
     by = rates.forward if term.event.phase == "F" else rates.backward
-    return max(seconds - float(term.overlapping.seconds(by)) * rates.whole, 0.0)
+    return max(seconds - float(term.overlapping.seconds(by)) * rates.pass_slowdown, 0.0)
 
 
 _PHASES = {"forward": "F", "backward": "I", "input_grad": "I", "weight_grad": "W"}
@@ -124,7 +124,7 @@ def _seconds_of_passes(
         if phase is not None and t.count:
             by = rates.forward if phase == "F" else rates.backward
             difference = t.recomputed.seconds(rates.forward) - t.recomputed.seconds(rates.backward)
-            seconds = (t.work.seconds(by) + (difference if phase != "F" else 0)) * rates.whole
+            seconds = (t.work.seconds(by) + (difference if phase != "F" else 0)) * rates.pass_slowdown
             passes[t.event.phase, t.event.unit] = t.count
             # Where I and W are known, they price the undivided backward pass too.
             seconds_of.setdefault((phase, t.event.unit), seconds / t.count)

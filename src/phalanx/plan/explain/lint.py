@@ -26,9 +26,9 @@ class Finding:
 
     name: str
     """Key in LINTS."""
-    said: str
+    problem: str
     """What is wrong, with numbers."""
-    mend: str
+    remedy: str
     """What to do instead."""
 
 
@@ -161,8 +161,10 @@ def _small_micro_batch(x: LintSubject) -> Iterator[Finding]:
         p = _larger_micro_batch(x)
         saved = 1 - p.seconds / x.comparable_seconds if p else 0.0
         gain = f", saves {saved:.0%}" if saved >= _WORTH else ""
-        mend = f"micro_batch={p.strategy.micro_batch}{gain}" if p else "fewer ranks of cp or dp, or a larger batch"
-        yield Finding("small-micro-batch", f"a rank multiplies {tokens} tokens at a time, fewer than {TOKENS}", mend)
+        remedy = f"micro_batch={p.strategy.micro_batch}{gain}" if p else "fewer ranks of cp or dp, or a larger batch"
+        yield Finding(
+            "small-micro-batch", f"a rank multiplies {tokens} tokens at a time, fewer than {TOKENS}", remedy
+        )
 
 
 def _needless_accumulation(x: LintSubject) -> Iterator[Finding]:
