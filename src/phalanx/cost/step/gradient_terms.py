@@ -13,7 +13,7 @@ from phalanx.schedule.gradients.buckets import Bucket
 from phalanx.schedule.gradients.compression import bucket_collectives, replica_collectives
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DTYPE_BYTES, DType
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy
 
 
