@@ -22,7 +22,7 @@ from functools import cache
 
 import numpy as np
 
-from phalanx.cost.analytic.pipeline_formulas import NAMES, by_schedule
+from phalanx.cost.ledger.pipeline_formulas import NAMES, by_schedule
 from phalanx.cost.step.predict_pipeline import unit_seconds
 from phalanx.plan.search.column_pricing import Floats
 from phalanx.plan.search.space import Ints, Strategies
