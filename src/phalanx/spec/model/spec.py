@@ -293,11 +293,6 @@ def as_seen_by(spec: ModelSpec, unit: str) -> ModelSpec:
     kind, _, index = unit.partition(".")
     if spec.experts is None or kind != "blocks" or int(index) not in spec.experts.dense_layers:
         return spec
-    return _all_dense(spec)
-
-
-@cache
-def _all_dense(spec: ModelSpec) -> ModelSpec:
     return replace(spec, experts=None)
 
 
@@ -351,7 +346,6 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     return tuple(rows)
 
 
-@cache
 def buffers(spec: ModelSpec) -> tuple[Parameter, ...]:
     """The state that a model learns without gradients (experts' balance biases), listed as parameters are."""
     if spec.experts is None or spec.experts.balance_bias is None:
