@@ -87,7 +87,7 @@ def require_ranges(record: Any, where: str) -> None:
 
     `where` names the record in messages. Raises InputError for `where.field`.
     """
-    for name, rule in _rules(type(record)):
+    for name, rule in _rules(record.__class__):
         value = getattr(record, name)
         for place, part in _parts(value, ""):
             if isinstance(part, str) == isinstance(rule, Length) and (problem := rule.problem(part)):
