@@ -42,7 +42,7 @@ def measure(
 ) -> None:
     """Measure kernel rates, links and collectives of this machine, or under torchrun of all hosts.
 
-    `train` and `plan` use the result: on this machine without being told, elsewhere as cluster.file.
+    `train` and `plan` use the result: on this machine by itself, elsewhere as cluster.file.
     """
     from dataclasses import asdict
 

@@ -307,7 +307,7 @@ class Decoder(nn.Module):
         return {w: masks[hiding[w]] for w in windows}
 
     def _mask(self, x: Tensor, start: int, window: int | None, positions: Tensor | None) -> Tensor | None:
-        """Return the mask of one window. That of full sequences is made once: all blocks and steps use it."""
+        """Return the mask of one window. That of full sequences is built once: all blocks and steps use it."""
         new = x.shape[1]
         if positions is not None:
             return hidden_from(x, start, window, positions)

@@ -203,7 +203,7 @@ def write(
 
 
 def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> Iterator[Outgoing]:
-    """Yield the Hugging Face tensors in forward order, each made of our parameters that it holds."""
+    """Yield the Hugging Face tensors in forward order, each composed of our parameters that it holds."""
     fixed = {b.fqn for b in buffers(spec)}  # sums of small steps: they keep their type
     ours: dict[str, list[tuple[str, int, Source]]] = {}  # by their name: (our name, part of it, source)
     for fqn, parts in sources(spec).items():

@@ -6,11 +6,11 @@
          freed when it has been delivered
     B    while not `active`: both at once, as usual
 
-    put_off = DeferredGradients(model.units(), inner)      once: sets a parameter attribute, which layers read
-    put_off.active = True                       I: collectives are recorded as of this phase
+    deferred = DeferredGradients(model.units(), inner)  once: sets a parameter attribute, which layers read
+    deferred.active = True                      I: collectives are recorded as of this phase
     loss.backward()                             ... post-accumulate hooks of weights are called anyway: ignore them
-    put_off.active = False
-    left = put_off.take()                       the deferred gradients of this chunk and micro-batch
+    deferred.active = False
+    left = deferred.take()                      the deferred gradients of this chunk and micro-batch
     for unit, gradients in left:                W: set inner.micro_batch before
         gradients(deliver)
 
@@ -116,9 +116,9 @@ class DeferredGradients:
         for unit, module in units.items():
             for i, p in enumerate(module.parameters()):
                 self._places.setdefault(id(p), []).append((unit, i))
-                p.put_off = self  # type: ignore[attr-defined]
+                p.deferred_gradients = self  # type: ignore[attr-defined]
         if inner is not None:
-            inner.put_off = self  # type: ignore[attr-defined]
+            inner.deferred_gradients = self  # type: ignore[attr-defined]
 
     def leave(self, parameter: nn.Parameter, pay: Pay, rows: bool = False) -> None:
         """Defer a parameter's gradient, which `pay` computes and delivers (and perhaps those of others with it).
@@ -206,7 +206,7 @@ def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor 
 
 def owners(*parameters: Tensor | None) -> Owners:
     """Return the layer parameters whose gradients can be deferred: all that exist, or none in other models."""
-    return tuple(cast("nn.Parameter", p) for p in parameters if p is not None and hasattr(p, "put_off"))
+    return tuple(cast("nn.Parameter", p) for p in parameters if p is not None and hasattr(p, "deferred_gradients"))
 
 
 def by_layer(owners: Owners, biased: Sequence[bool]) -> list[Owners]:
@@ -220,5 +220,5 @@ def by_layer(owners: Owners, biased: Sequence[bool]) -> list[Owners]:
 
 def now(owners: Owners) -> DeferredGradients | None:
     """Return where a backward function defers its weight gradients to, or None if it must compute them itself."""
-    put_off: DeferredGradients | None = getattr(owners[0], "put_off", None) if owners else None
-    return put_off if put_off is not None and put_off.active else None
+    deferred_gradients: DeferredGradients | None = getattr(owners[0], "deferred_gradients", None) if owners else None
+    return deferred_gradients if deferred_gradients is not None and deferred_gradients.active else None

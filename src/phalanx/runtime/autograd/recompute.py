@@ -90,9 +90,9 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         g = g.reshape(-1, g.shape[-1])
         d_x, rows = g.mm(weight).view(x.shape), x.view(-1, x.shape[-1])
-        put_off = deferred_weight_grads.now(ctx.owners)
-        if put_off is not None:
-            put_off.product(ctx.owners, g, rows)
+        deferred_gradients = deferred_weight_grads.now(ctx.owners)
+        if deferred_gradients is not None:
+            deferred_gradients.product(ctx.owners, g, rows)
             return None, None, d_x, None, None
         return None, None, d_x, deferred_weight_grads.beside(ctx.owners, g, rows), g.sum(0) if ctx.biased else None
 

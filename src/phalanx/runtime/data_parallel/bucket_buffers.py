@@ -31,14 +31,14 @@ class Piece:
 
 class FlatBucket:
     """A bucket cut into the equal shards of a strategy, of which this rank has number `index`. Gradients are reduced
-    over `axis`, and then `across_replicas` of the shard (HSDP). The ZeRO stage decides which tensors exist:
+    over `axis`, and then `across_replicas` of the shard (HSDP). `zero` decides which tensors exist:
 
-    weights   (padded,) of the compute type, the parameters' own memory        stages 1, 2
-    gradients (padded,) of the accumulate type, of all parameters              stages 0, 1
-    sent      (padded,) of the reduce type, what is reduced: `gradients` itself if types agree; at stages 2 and 3
+    weights   (padded,) of the compute type, the parameters' own memory        zero 1, 2
+    gradients (padded,) of the accumulate type, of all parameters              zero 0, 1
+    sent      (padded,) of the reduce type, what is reduced: `gradients` itself if types agree; at zero 2, 3
               a shared buffer while the bucket fills and travels
     shard     (part,) of the accumulate type, this rank's gradients            all; at 0, 1 in `gradients`
-    master    (part,) of the master type                                       stages 1, 2 (a view of `weights` if the
+    master    (part,) of the master type                                       zero 1, 2 (a view of `weights` if the
                                                                                types agree), 3
     """
 

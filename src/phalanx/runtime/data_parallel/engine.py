@@ -1,14 +1,14 @@
-"""The data-parallel engine: gradients in flat buckets, reduced while the backward pass runs; ZeRO stages 0 to 3.
+"""The data-parallel engine: gradients in flat buckets, reduced while the backward pass runs; zero 0 to 3.
 
-The ZeRO stage says what is sharded, over dp_shard and cp, and when it is gathered. Experts have buckets of their own,
+`zero` says what is sharded, over dp_shard and cp, and when it is gathered. Experts have buckets of their own,
 sharded over edp, the ranks that hold the same experts. Communication of a step, in phases:
 
-    forward, backward   stage 3: units' parameters, all-gather just ahead of their use (zero3.py)
-    backward            stage 0: all-reduce of every full bucket, once a step
-                        stage 1: reduce-scatter of every full bucket, once a step
-                        stages 2, 3: the same in every micro-batch
+    forward, backward   zero 3: units' parameters, all-gather just ahead of their use (zero3.py)
+    backward            zero 0: all-reduce of every full bucket, once a step
+                        zero 1: reduce-scatter of every full bucket, once a step
+                        zero 2, 3: the same in every micro-batch
     end of backward     replicas of the shards (HSDP): all-reduce of each shard over dp_replicate, once a step
-    optimizer           stages 1, 2: all-gather of the parameters, awaited where the next forward pass needs them
+    optimizer           zero 1, 2: all-gather of the parameters, awaited where the next forward pass needs them
 
 Buckets are issued in a fixed order, never in order of readiness, so that all ranks issue the same sequence.
 References: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"; Rajbhandari et
@@ -139,7 +139,7 @@ class DataParallel:
             self._slots = {s: (buffer(n, self._reduce), None) for s, n in enumerate(largest) if n}
 
     def _await_parameters_in(self, units: dict[str, nn.Module]) -> None:
-        """Make each unit's forward pass wait for the buckets that hold its parameters (stages 1, 2)."""
+        """Make each unit's forward pass wait for the buckets that hold its parameters (zero 1, 2)."""
         this = weakref.ref(self)
 
         def wait(needed: list[str], *_: object) -> None:
@@ -163,7 +163,7 @@ class DataParallel:
                 bucket.gathering = None
 
     def pieces(self) -> Iterator[tuple[Piece, Tensor, Tensor]]:
-        """Yield (piece, master, gradient) of all that this rank updates at stages 1 to 3; flat tensors."""
+        """Yield (piece, master, gradient) of all that this rank updates with zero >= 1; flat tensors."""
         for b in self.buckets:
             assert b.master is not None
             assert b.shard is not None
@@ -171,7 +171,7 @@ class DataParallel:
                 yield piece, piece.of(b.master), piece.of(b.shard)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, gradient) of every parameter, unsharded: views at stage 0; else gathered, all ranks
+        """Yield (name, gradient) of every parameter, unsharded: views with zero=0; else gathered, all ranks
         together."""
         for b in self.buckets:
             assert b.shard is not None
@@ -185,7 +185,7 @@ class DataParallel:
         return flat
 
     def start(self, draw: Draw | None) -> None:
-        """Set the parameters, all ranks together: at stages 1 to 3 each rank fills its pieces from `draw`; at stage 0
+        """Set the parameters, all ranks together: with zero >= 1 each rank fills its pieces from `draw`; with zero=0
         the first rank of the axis broadcasts its own. Buffers are broadcast."""
         if self.zero == 0:
             for name, p in self.parameters.items():
@@ -198,7 +198,7 @@ class DataParallel:
             self.comm.broadcast(tensor, self.comm.mesh.gradient_axis)
 
     def updated(self) -> None:
-        """Take up changed masters: stages 1 and 2 start to gather the parameters, first needed first; stage 3
+        """Take up changed masters: zero 1 and 2 start to gather the parameters, first needed first; zero 3
         releases what is gathered."""
         if self.gathered is not None:
             self.gathered.end_of_step()
@@ -305,7 +305,7 @@ class DataParallel:
             self._issue()
 
     def _issue_before(self, name: str) -> None:
-        """Issue the buckets of the units before `name`, whose backward pass begins (stage 3). Parameters without a
+        """Issue the buckets of the units before `name`, whose backward pass begins (zero 3). Parameters without a
         gradient on this rank get none any more; other ranks may have issued them earlier, but like this one before
         they gather the next unit."""
         order = [b.bucket.unit for b in self._now]
@@ -411,7 +411,7 @@ class DataParallel:
             self.gathered.end_of_step()
 
     def norm_square(self) -> Tensor:
-        """Return the squared 2-norm of the gradients, (), fp64: complete at stage 0, else this rank's share of the
+        """Return the squared 2-norm of the gradients, (), fp64: complete with zero=0, else this rank's share of the
         sum over the world."""
         squares = [square(b.shard) for b in self.buckets if b.shard is not None]
         return torch.stack(squares).sum() / (self.strategy.dp_replicate if self.zero else 1)

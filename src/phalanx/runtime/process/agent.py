@@ -26,7 +26,7 @@ from phalanx.runtime.process.status import Status
 from phalanx.runtime.process.world import STORE_VARIABLE
 
 WRONG_INPUT = 2
-"""Exit code of a rank that found its input wrong (InputError)."""
+"""Exit code of a rank whose input is wrong (InputError)."""
 MONITOR_S = 0.05
 _CHECK_PAGES_S = (0.25, 5.0)  # between reads of the status pages: a fiftieth of the timeout, within these bounds
 _GRACE_S = 8.0  # after SIGTERM: enough to finish a checkpoint that is being written

@@ -17,7 +17,7 @@ from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.codec import Code
 from phalanx.runtime.observe import host_values
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -83,7 +83,7 @@ class _Exchange:
 
 
 class Quantised:
-    """fp16, bf16, int8, int4. At stages 1 to 3 a rank gets its shard of the sum, which is then reduced over the
+    """fp16, bf16, int8, int4. With zero >= 1 a rank gets its shard of the sum, which is then reduced over the
     replicas of the shard in the same way. Implements Compressor."""
 
     def __init__(
