@@ -21,7 +21,7 @@ from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.powersgd import PowerSGD
 from phalanx.runtime.data_parallel.compression.quantized import Quantised
 from phalanx.runtime.data_parallel.compression.sparse import Above, Drawn, Largest
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -78,8 +78,17 @@ def compressor(
     c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
 ) -> Compressor:
     """Make the compressor of a strategy, for gradients that accumulate in `dtype`."""
-    if c.quantised:
-        return Quantised(c, strategy, buckets, comm, dtype)
-    kinds: dict[str, Callable[[Compression, Sequence[FlatBucket], Comm, torch.dtype], Compressor]]
-    kinds = {"topk": Largest, "randk": Drawn, "threshold": Above, "powersgd": PowerSGD}
-    return kinds[c.name](c, buckets, comm, dtype)
+    return RUNTIME[c.name](c, strategy, buckets, comm, dtype)
+
+
+RUNTIME: dict[str, Callable[[Compression, Strategy, Sequence[FlatBucket], Comm, torch.dtype], Compressor]] = {
+    "fp16": Quantised,
+    "bf16": Quantised,
+    "int8": Quantised,
+    "int4": Quantised,
+    "topk": Largest,
+    "randk": Drawn,
+    "threshold": Above,
+    "powersgd": PowerSGD,
+}
+"""What runs each row of spec/strategy/compressors.py."""

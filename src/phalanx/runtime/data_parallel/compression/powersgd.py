@@ -21,8 +21,8 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.whole_bucket import Whole
-from phalanx.schedule.gradients.compression import Factors, factors
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import Compression, Factors, factors
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,16 @@ class _Parts:
 class PowerSGD(Whole):
     """powersgd: two all-reduces of factors for every bucket."""
 
-    def __init__(self, c: Compression, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype) -> None:
-        super().__init__(c, buckets, comm, dtype)
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    ) -> None:
+        super().__init__(c, strategy, buckets, comm, dtype)
         self._parts = {b.name: self._divide(b) for b in buckets}
         self._seeds = {b.name: b.bucket.index for b in buckets}
         self._draw()
 
     def _divide(self, b: FlatBucket) -> _Parts:
-        matrices, rest = factors(self.c, b.bucket)
+        matrices, rest = factors(self.c, b.bucket.parameters)
         left_sizes = [f.n * f.r for f in matrices] + [p.numel for p in rest]
         left = self.comm.buffer(sum(left_sizes), self.dtype)
         right = self.comm.buffer(sum(f.m * f.r for f in matrices), self.dtype)

@@ -17,7 +17,7 @@ from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.codec import Code
 from phalanx.runtime.observe import host_values
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy
 
 

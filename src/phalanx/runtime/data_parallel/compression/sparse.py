@@ -20,8 +20,8 @@ from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.whole_bucket import Whole
 from phalanx.runtime.observe import host_values
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
-from phalanx.schedule.gradients.compression import PLACE_BYTES, elements_sent, max_elements
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import PLACE_BYTES, Compression, elements_sent, max_elements
+from phalanx.spec.strategy.spec import Strategy
 
 _PIECE = 1 << 14  # elements compared with a threshold at a time
 _SAMPLE = 1 << 15  # elements from which the threshold is estimated
@@ -30,8 +30,10 @@ _SAMPLE = 1 << 15  # elements from which the threshold is estimated
 class _Sparse(Whole):
     """What the three share beside `Whole`: memory that neighbouring buckets use in turn."""
 
-    def __init__(self, c: Compression, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype) -> None:
-        super().__init__(c, buckets, comm, dtype)
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    ) -> None:
+        super().__init__(c, strategy, buckets, comm, dtype)
         self.p, self.me = comm.size(self.axis), comm.ranks(self.axis).index(comm.world.rank)
         sizes = [b.padded for b in buckets]
         self._slot = dict(zip((b.name for b in buckets), slots(sizes), strict=True))
@@ -62,8 +64,10 @@ class Largest(_Sparse):
     fast as among all.
     """
 
-    def __init__(self, c: Compression, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype) -> None:
-        super().__init__(c, buckets, comm, dtype)
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    ) -> None:
+        super().__init__(c, strategy, buckets, comm, dtype)
         device = comm.world.device
         self._messages = [comm.buffer(self._message_bytes(elements_sent(c, n)), torch.uint8) for n in self._sizes]
         largest = max(b.padded for b in buckets)
@@ -113,8 +117,10 @@ class Drawn(_Sparse):
     """randk: one random element of each of k runs of neighbours. Without error feedback it is scaled to stand for its
     run, so that the result is unbiased."""
 
-    def __init__(self, c: Compression, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype) -> None:
-        super().__init__(c, buckets, comm, dtype)
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    ) -> None:
+        super().__init__(c, strategy, buckets, comm, dtype)
         device, counts = comm.world.device, [elements_sent(c, n) for n in self._sizes]
         self._values = [comm.buffer(n, dtype) for n in counts]
         self._places = [torch.empty(n, dtype=torch.int64, device=device) for n in counts]
@@ -154,8 +160,10 @@ class Above(_Sparse):
     """threshold: all elements of at least a magnitude, or the largest if these are too many. The host reads their
     number, which on CUDA makes it wait."""
 
-    def __init__(self, c: Compression, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype) -> None:
-        super().__init__(c, buckets, comm, dtype)
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    ) -> None:
+        super().__init__(c, strategy, buckets, comm, dtype)
         device, limits = comm.world.device, [max_elements(n, self.p) for n in self._sizes]
         self._messages = [comm.buffer(self._message_bytes(n), torch.uint8) for n in limits]
         self._counts = [comm.buffer(self.p if n else 0, torch.int64) for n in limits]

@@ -12,13 +12,16 @@ from torch import Tensor
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import Compression
+from phalanx.spec.strategy.spec import Strategy
 
 
 class Whole:
     """A compressor of full buckets; subclasses define `_run`. Implements Compressor."""
 
-    def __init__(self, c: Compression, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype) -> None:
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    ) -> None:
         self.c, self.comm, self.dtype, self.draws = c, comm, dtype, 0
         self.axis = comm.mesh.gradient_axis
         self._device = comm.world.device
