@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from phalanx.cost.analytic.memory import block_bytes, cast_weight_bytes, memory
+from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout, layout
-from phalanx.cost.analytic.stacks import profile
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.spec import Strategy, parse
