@@ -6,8 +6,8 @@ any known hardware, by the formulas that `phalanx validate` holds against publis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from phalanx.cost.analytic.flops import active_params, hardware_flops, model_flo
 from phalanx.cost.analytic.memory import Memory, memory
 from phalanx.cost.analytic.model_shape import Shape, shape
 from phalanx.cost.analytic.pipeline_formulas import makespan
-from phalanx.cost.analytic.rank_layout import Layout, layout
+from phalanx.cost.analytic.rank_layout import Layout, PlacedLayout, layout
 from phalanx.cost.analytic.stacks import Profile, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather
@@ -92,6 +92,23 @@ def estimate(
     how = replace(layout(s, job, model.layers, number_format), compressed=compressed_gradients(model, s))
     result = priced(shape(model), how, system_of(cluster), profile(stack))
     if splits_backward(s):
+        _run_schedule(result.step, s, model)
+    return result
+
+
+def estimate_placed(
+    model: ModelSpec, system: System, job: Job, s: Strategy, stack: str, distances: Mapping[str, Column]
+) -> Estimate:
+    """Price one strategy on placed ranks: `distances` of tp, cp, dp, pp, data and expert (see PlacedLayout), each a
+    number or a column with an element for each placement. Raises InputError as `estimate` does."""
+    require_modelled(s)
+    even = layout(s, job, model.layers)
+    given = {field.name: getattr(even, field.name) for field in fields(Layout)}
+    given |= {f"{axis}_stride": distances[axis] for axis in ("tp", "cp", "dp", "pp")}
+    given["compressed"] = compressed_gradients(model, s)
+    how = PlacedLayout(**given, data=distances["data"], expert=distances["expert"])
+    result = priced(shape(model), how, system, profile(stack))
+    if splits_backward(s) and not np.ndim(result.seconds):
         _run_schedule(result.step, s, model)
     return result
 
