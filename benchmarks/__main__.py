@@ -296,7 +296,7 @@ def bench_memory() -> Iterator[Result]:
         for line, compute, measured in _run_ranks("memory", ranks):
             job, strategy = job_of(precisions[compute]), strategy_of(line)
             predicted = expand(model(), job, strategy).peak_bytes
-            verified = imagine(model(), job, strategy, 0).held.peak
+            verified = imagine(model(), job, strategy, 0).memory.peak
             off = [x / measured - 1 for x in (predicted, verified)]
             shown = f"{predicted:,} / {verified:,} / {measured:,} B ({off[0]:+.3%}, {off[1]:+.3%})"
             kept = max(map(abs, off)) <= 0.03

@@ -148,7 +148,7 @@ def test_steps_are_as_predicted(name: str, strategy: Strategy) -> None:
     for rank in {0, strategy.world - 1}:
         program, recorded = expand(model, job, strategy, rank), imagine(model, job, strategy, rank)
         assert list(map(str, differences(program.events, recorded.events, exactly))) == []
-        assert list(map(str, memory_differences(program, recorded.events, recorded.held))) == []
+        assert list(map(str, memory_differences(program, recorded.events, recorded.memory))) == []
         assert recorded.unawaited == ()
 
 
@@ -158,7 +158,7 @@ def test_mixtral_on_many_ranks_is_as_predicted() -> None:
     s = Strategy(dp=16, tp=4, sp=True, ep=8, zero=1, recompute="every:2")
     program, recorded = expand(model, job, s, 0), imagine(model, job, s, 0)
     assert list(differences(program.events, recorded.events, exactly)) == []
-    assert list(memory_differences(program, recorded.events, recorded.held)) == []
+    assert list(memory_differences(program, recorded.events, recorded.memory)) == []
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -36,7 +36,7 @@ def test_llama_3_405b_fits_where_the_first_rank_has_a_block_less():
     case = next(c for c in CASES if c.name == "Llama 3 405B")
     used = price(question(case), [strategy(case)])[0]
     blocks = strategy(case).virtual
-    less = (used.held["activations"] + used.held["state"]) / blocks
+    less = (used.memory_terms["activations"] + used.memory_terms["state"]) / blocks
     assert used.bytes_ - less < used.usable < used.bytes_
 
 

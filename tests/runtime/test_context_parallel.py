@@ -157,7 +157,7 @@ def test_blocks_travel_and_heads_go_apart() -> None:
 
 def test_classes_are_the_ends_of_the_ring_and_what_is_between() -> None:
     spec, job = model(), Job(4, 32)
-    assert [(c.rank, c.count, c.are) for c in classes(spec, job, Strategy(cp=8, ulysses=2, dp=2))] == [
+    assert [(c.rank, c.count, c.description) for c in classes(spec, job, Strategy(cp=8, ulysses=2, dp=2))] == [
         (0, 4, "first in the ring"),
         (2, 8, "within the ring"),
         (6, 4, "last in the ring"),

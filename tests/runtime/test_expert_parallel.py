@@ -19,7 +19,7 @@ from support.strategies import OPTIMIZERS, TRANSPORTS, cases, splits, with_exper
 
 from phalanx.cost.step.expand import expand
 from phalanx.nn.init import initial, of_rank
-from phalanx.runtime.data_parallel.bucket_buffers import Flat
+from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.gradients.buckets import Bucket, buckets, reduction_slots
 from phalanx.spec.errors import InputError
@@ -77,12 +77,12 @@ def test_ranks_hold_every_element_alike(spec: ModelSpec, degrees: tuple[int, int
         whole = first(p, 0, p.numel).view(p.shape)
         times = torch.zeros(p.shape)
         for split in splits_of(spec, s):
-            held = split.held(p.fqn)
-            place = tuple(slice(o, o + n) for o, n in zip(held.offsets, held.sizes, strict=True))
-            times[place] += 1 / held.copies
-            numel, cut = torch.Size(held.shape).numel(), held.numel // 3
+            box = split.box(p.fqn)
+            place = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
+            times[place] += 1 / box.copies
+            numel, cut = torch.Size(box.shape).numel(), box.numel // 3
             runs = [of_rank(first, split)(p, *run) for run in ((0, cut), (cut, numel))]
-            mine = torch.cat(runs).view(held.shape)[tuple(slice(n) for n in held.sizes)]
+            mine = torch.cat(runs).view(box.shape)[tuple(slice(n) for n in box.sizes)]
             assert mine.equal(whole[place])
         assert times.eq(s.edp if p.of_experts else s.dp).all(), p
 
@@ -137,7 +137,7 @@ def test_experts_have_buckets_of_their_own_where_others_hold_them(
         assert (b.axis(s), b.parts(s), b.replicas(s)) == (experts if b.experts else gradients)
         assert not b.axis(s) or mesh(s).size(b.axis(s)) == b.ranks(s) // (b.replicas(s) if b.across(s) else 1)
         assert b.padded(s) % b.parts(s) == 0
-        pieces = [piece for i in range(b.parts(s)) for piece in Flat(b, s, i).pieces()]
+        pieces = [piece for i in range(b.parts(s)) for piece in FlatBucket(b, s, i).pieces()]
         assert sum(piece.stop - piece.start for piece in pieces) == b.numel
     assert any(b.experts for b in cut) == (experts is not None)
     if s.effective_zero == 3:

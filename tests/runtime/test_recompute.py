@@ -105,8 +105,8 @@ def test_kept_is_a_block_s_input_and_its_inside_is_there_once() -> None:
     for mode in ("none", "selective", "full", "every:3"):
         strategy = Strategy(recompute=mode, micro_batch=2)
         program, found = expand(spec, job, strategy), imagine(spec, job, strategy, 0)
-        live[mode] = [i.live for i in instants(found.events, found.held.first) if i.event.phase == "F"]
-        assert abs(found.held.peak / program.peak_bytes - 1) < 0.001
+        live[mode] = [i.live for i in instants(found.events, found.memory.first) if i.event.phase == "F"]
+        assert abs(found.memory.peak / program.peak_bytes - 1) < 0.001
     inside = live["none"][2] - live["none"][1]
     assert live["full"][6] - live["full"][1] == 5 * stream
     assert live["none"][6] - live["none"][1] == 5 * inside

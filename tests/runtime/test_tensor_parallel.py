@@ -42,13 +42,13 @@ def test_ranks_hold_every_element_as_often_as_they_say(spec: ModelSpec, tp: int)
         times = torch.zeros(p.shape)
         for index in range(tp):
             split = Split(spec, tp, index)
-            held = split.held(p.fqn)
-            place = tuple(slice(o, o + n) for o, n in zip(held.offsets, held.sizes, strict=True))
-            times[place] += 1 / held.copies
-            numel = torch.Size(held.shape).numel()
-            mine = of_rank(first, split)(p, 0, numel).view(held.shape)
-            assert mine[tuple(slice(n) for n in held.sizes)].equal(whole[place])
-            assert mine[held.sizes[0] :].count_nonzero() == 0
+            box = split.box(p.fqn)
+            place = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
+            times[place] += 1 / box.copies
+            numel = torch.Size(box.shape).numel()
+            mine = of_rank(first, split)(p, 0, numel).view(box.shape)
+            assert mine[tuple(slice(n) for n in box.sizes)].equal(whole[place])
+            assert mine[box.sizes[0] :].count_nonzero() == 0
             cut = numel // 3
             assert torch.cat([of_rank(first, split)(p, *run) for run in ((0, cut), (cut, numel))]).equal(
                 mine.flatten()

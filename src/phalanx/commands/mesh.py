@@ -11,7 +11,8 @@ from phalanx.spec.cluster.spec import ClusterSpec, Device, Tier
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans
-from phalanx.spec.files.job_file import cluster_from_toml, make_strategy
+from phalanx.spec.files.cluster_toml import cluster_from_toml
+from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.strategy.spec import Strategy
 
 DEFAULT_CLUSTER = "dgx-h100"

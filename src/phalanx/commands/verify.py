@@ -27,6 +27,7 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans
+from phalanx.spec.files.cluster_toml import cluster_from_toml
 from phalanx.spec.files.job_file import ClusterChoice, JobFile
 from phalanx.spec.job import Job
 from phalanx.spec.model import spec as models
@@ -181,7 +182,7 @@ def _of_job(file: JobFile, strategy: Strategy) -> Target:
 def _large_enough(choice: ClusterChoice, strategy: Strategy) -> ClusterSpec:
     """Return a cluster with enough nodes for all ranks of a strategy. Raises InputError."""
     if choice.file:
-        cluster = job_file.cluster_from_toml(Path(choice.file))
+        cluster = cluster_from_toml(Path(choice.file))
         nodes = -(-strategy.world // cluster.ranks_per_node)
         return replace(cluster, nodes=max(cluster.nodes, nodes))
     nodes = -(-strategy.world // clusters.preset(str(choice.preset), 1).ranks_per_node)
@@ -208,15 +209,15 @@ def _class_json(checked: Verified) -> dict[str, Any]:
     recorded, program = checked.recorded, checked.program
     return {
         "rank": checked.ranks.rank,
-        "stands_for": checked.ranks.count,
-        "ranks_are": checked.ranks.are,
+        "rank_count": checked.ranks.count,
+        "ranks": checked.ranks.description,
         "proved": checked.proved,
         "failed": checked.failed or None,
         "predicted": _totals(program.events, program.state.total, program.peak_bytes),
-        "recorded": _totals(recorded.events, recorded.held.state, recorded.held.peak) if recorded else None,
+        "recorded": _totals(recorded.events, recorded.memory.state, recorded.memory.peak) if recorded else None,
         "micro_batches_run": recorded.ran if recorded else None,
         "largest_deviation_bytes": checked.deviation,
-        "differences": [asdict(d) | {"says": str(d)} for d in checked.differences],
+        "differences": [asdict(d) | {"message": str(d)} for d in checked.differences],
         "seconds": checked.seconds,
     }
 

@@ -3,7 +3,7 @@
     split      pipeline stage, then tensor, context and expert parallelism: which part of every layer this rank has
     place      that part on the device, with its buffers; the initial weights of ZeRO-0
     recompute  blocks whose activations the backward pass computes again
-    shard      the data-parallel engine: gradients in buckets, sharded as the ZeRO stage says; the initial weights of
+    shard      the data-parallel engine: gradients in buckets, sharded as `zero` says; the initial weights of
                ZeRO-1 to 3
     pipeline   the executor of the schedule, over the rank's chunks
     optimizer  over the masters that this rank updates
@@ -113,7 +113,7 @@ def parallelize_decoder(
     gradients = dict(engine.gradients()) if strategy.effective_zero == 0 else {}
     for piece, master, gradient in engine.pieces() if strategy.effective_zero else ():
         masters[piece.parameter.fqn], gradients[piece.parameter.fqn] = master, gradient
-    copies = SharedGradients(engine, layers.split) if strategy.pp > 1 or not layers.split.whole else None
+    copies = SharedGradients(engine, layers.split) if strategy.pp > 1 or not layers.split.unsplit else None
 
     pipeline = make_pipeline(model, layers, job, strategy, schedule, engine, run)
 

@@ -26,11 +26,11 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class RankClass:
-    """A class of `count` ranks, of which `rank` is examined; `are` describes them."""
+    """A class of `count` ranks, of which `rank` is examined; `description` says which they are."""
 
     rank: int
     count: int
-    are: str
+    description: str
 
 
 def classes(spec: ModelSpec, job: Job, s: Strategy) -> tuple[RankClass, ...]:

@@ -65,6 +65,6 @@ def _verified(spec: ModelSpec, job: Job, strategy: Strategy, ranks: RankClass) -
         results.append(Difference("waits", "for every collective", f"none for {first}{others}"))
     deviation = None
     if not any(d.what == PASSES for d in results):
-        results += memory_differences(program, recorded.events, recorded.held)
-        deviation = largest_deviation(program, recorded.events, recorded.held)
+        results += memory_differences(program, recorded.events, recorded.memory)
+        deviation = largest_deviation(program, recorded.events, recorded.memory)
     return Verified(ranks, program, recorded, tuple(results), deviation, time.perf_counter() - start)

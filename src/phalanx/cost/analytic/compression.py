@@ -24,9 +24,8 @@ from phalanx.cost.compute.compression import passes
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.schedule.gradients.buckets import unit_buckets
-from phalanx.schedule.gradients.compression import PLACE_BYTES, SCALE_BYTES, factors
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.compression import BLOCK, Compression
+from phalanx.spec.strategy.compressors import PLACE_BYTES, Codes, Gathered
 from phalanx.spec.strategy.spec import Strategy
 
 DENSE, CODES, SPARSE, SMALLER = range(4)
@@ -81,32 +80,19 @@ def compressed_gradients(spec: ModelSpec, s: Strategy) -> Compressed:
     c = s.compressor
     if c is None:
         return DENSELY
-    work = passes(c, s)
-    if c.quantised:
+    work, row = passes(c, s), c.row
+    if isinstance(row, Codes):
         parts = s.shards if s.effective_zero else s.gradient_ranks
         sums = (
             1 / parts if s.effective_zero == 0 or s.dp_replicate > 1 else 0.0
         )  # share of the sums, which are coded again
-        beside = c.bits / 8 + c.scaled * SCALE_BYTES / BLOCK
-        return Compressed(CODES, 0.0, beside, work, c.feedback * (1 + sums))
+        return Compressed(CODES, 0.0, row.bytes_per_element, work, c.feedback * (1 + sums))
     residual = float(c.feedback)
-    if c.name == "powersgd":
-        return Compressed(SMALLER, _factored(spec, c), 0.0, work, residual)
-    if c.name == "randk":
-        return Compressed(SMALLER, c.value, 0.0, work, residual)
-    # threshold never sends more than one in p elements (schedule/gradients/compression.py).
-    share = c.value if c.name == "topk" else 1 / s.gradient_ranks
-    return Compressed(SPARSE, share, share * PLACE_BYTES, work, residual, float(c.name == "threshold"))
-
-
-def _factored(spec: ModelSpec, c: Compression) -> float:
-    """Return the share of elements that PowerSGD sends: those of P and Q, and of parameters that are no matrix."""
-    sent, total = 0, 0
-    for bucket in unit_buckets(spec):
-        matrices, rest = factors(c, bucket)
-        sent += sum((f.n + f.m) * f.r for f in matrices) + sum(p.numel for p in rest)
-        total += sum(p.numel for p in bucket.parameters)
-    return sent / total
+    if isinstance(row, Gathered):
+        share = row.share(c, s.gradient_ranks)
+        return Compressed(SPARSE, share, share * PLACE_BYTES, work, residual, float(row.counted))
+    share = row.share(c, [p for bucket in unit_buckets(spec) for p in bucket.parameters])
+    return Compressed(SMALLER, share, 0.0, work, residual)
 
 
 Over = Callable[[str, Column, Column, Column, Column], Column]

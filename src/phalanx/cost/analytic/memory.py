@@ -40,7 +40,7 @@ class Memory:
 
 
 def _per_parameter(layout: Layout, profile: Profile, shards: Column) -> Column:
-    """Return bytes of state per parameter that a rank computes with, by ZeRO stage: 1 and 2 keep weights and
+    """Return bytes of state per parameter that a rank computes with, by level of ZeRO: 1 and 2 keep weights and
     gradients unsharded (2 shards the 4 bytes of the fp32 gradient), 3 shards everything."""
     one = profile.kept_bytes + profile.shard_bytes / shards
     two = profile.kept_bytes - 4 + (profile.shard_bytes + 4) / shards

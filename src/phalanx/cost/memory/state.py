@@ -114,7 +114,7 @@ def model_state(spec: ModelSpec, job: Job, s: Strategy, shard: Shard | None = No
         tables=rotary + mask + _expert_tables(spec, job, s),
         batch=job.global_batch // s.dp * prod(context.shape(1, separate)) * 8,
         compression=compression.held_bytes(c, cut, s, accumulate) if c else 0,
-        scratch=compression.scratch_bytes(c, cut, accumulate) if c else 0,
+        scratch=compression.scratch_bytes(c, cut, s, accumulate) if c else 0,
     )
 
 

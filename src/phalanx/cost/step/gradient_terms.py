@@ -15,7 +15,7 @@ from phalanx.schedule.gradients.buckets import Bucket, buckets
 from phalanx.schedule.gradients.compression import bucket_collectives, replica_collectives
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy
 
 

@@ -86,7 +86,7 @@ def predict_all(spec: ModelSpec, cluster: ClusterSpec, job: Job, strategies: Seq
 
 
 def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Columns, like: Strategy) -> Prediction:
-    """Price one strategy without a pipeline, or columns that share the mesh and ZeRO stage of `like`."""
+    """Price one strategy without a pipeline, or columns that share the mesh and `zero` of `like`."""
     rates = cluster.rates(job.precision.compute, min(like.world, cluster.ranks_per_node))
     grid = mesh(like)
     forward: Column = 0.0
@@ -101,11 +101,11 @@ def _price(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy | Column
     for term in step_terms:
         kind, phase = term.event.kind, term.event.phase
         if kind == "compute" and phase == "F":
-            forward = forward + term.work.seconds(rates.forward) * rates.whole
+            forward = forward + term.work.seconds(rates.forward) * rates.pass_slowdown
         elif kind == "compute" and phase == "B":
             # Recomputed forward passes run at forward rates.
             difference = term.recomputed.seconds(rates.forward) - term.recomputed.seconds(rates.backward)
-            backward = backward + (term.work.seconds(rates.backward) + difference) * rates.whole
+            backward = backward + (term.work.seconds(rates.backward) + difference) * rates.pass_slowdown
         elif term.event.op == "optimizer":
             optimizer = unit_work.optimizer_seconds(term.work, rates)
         elif like.world > 1:
@@ -205,7 +205,7 @@ def _ring_seconds(
     recomputed = pass_.recomputed.attention_flops
     forward = (pass_.work.attention_flops if event.phase == "F" else recomputed) * rates.forward.per_attention_flop
     backward = (pass_.work.attention_flops - recomputed) * (event.phase == "B") * rates.backward.per_attention_flop
-    overlapping = (forward + backward) * rates.whole * (like.ring - 1) / (like.ring + 1)
+    overlapping = (forward + backward) * rates.pass_slowdown * (like.ring - 1) / (like.ring + 1)
     # No compute is left to overlap the gradients' last hop.
     hops = term.count / pass_.count
     last = seconds / hops if event.phase == "B" else 0.0

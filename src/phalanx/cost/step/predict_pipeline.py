@@ -107,7 +107,7 @@ def exposed_seconds(cluster: ClusterSpec, rates: KernelRates, term: Term, second
     if not cluster.device.own_communication_engine:
         return seconds
     by = rates.forward if term.event.phase == "F" else rates.backward
-    return np.maximum(seconds - term.overlapping.seconds(by) * rates.whole, 0.0)
+    return np.maximum(seconds - term.overlapping.seconds(by) * rates.pass_slowdown, 0.0)
 
 
 _PHASES = {"forward": "F", "backward": "I", "input_grad": "I", "weight_grad": "W"}
@@ -130,7 +130,7 @@ def _units(
         if phase is not None and t.count:
             by = rates.forward if phase == "F" else rates.backward
             difference = t.recomputed.seconds(rates.forward) - t.recomputed.seconds(rates.backward)
-            seconds = (t.work.seconds(by) + (difference if phase != "F" else 0)) * rates.whole
+            seconds = (t.work.seconds(by) + (difference if phase != "F" else 0)) * rates.pass_slowdown
             passes[t.event.phase, t.event.unit] = t.count
             # Where I and W are known, they price the undivided backward pass too.
             of_unit.setdefault((phase, t.event.unit), seconds / t.count)

@@ -44,7 +44,7 @@ def terms(
     spec: ModelSpec, job: Job, s: Strategy | Columns, rank: int | None = None, place: int = 0
 ) -> tuple[Term, ...]:
     """Return the terms of a step of one rank: forward and backward passes of the units for each micro-batch, the
-    collectives inside layers and of the ZeRO stage, the messages between pipeline ranks, metrics, optimizer.
+    collectives inside layers and of ZeRO, the messages between pipeline ranks, metrics, optimizer.
 
     `rank`: price this rank exactly. Without it, price pipeline rank `place`: no rank there holds more memory."""
     like = s if isinstance(s, Strategy) else s.like

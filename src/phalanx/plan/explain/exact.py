@@ -49,7 +49,7 @@ class ExactExplanation:
         return {name: seconds for name, seconds in terms.items() if seconds}
 
     @property
-    def held(self) -> dict[str, float]:
+    def memory_terms(self) -> dict[str, float]:
         """Bytes by what occupies them."""
         p = self.chosen.prediction
         return {"model state": float(p.state_bytes), "activations": float(p.activation_bytes)}
@@ -168,7 +168,7 @@ def as_json(x: ExactExplanation) -> dict[str, Any]:
         "memory_bytes": int(c.prediction.memory_bytes),
         "usable_bytes": x.usable,
         "terms_s": x.terms,
-        "memory_terms": x.held,
+        "memory_terms": x.memory_terms,
         "bytes_per_axis": {axis: int(n) for axis, n in c.prediction.bytes_per_axis.items()},
         "neighbours": [
             {

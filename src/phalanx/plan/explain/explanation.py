@@ -38,7 +38,7 @@ class Axis:
 class Lever:
     """A loss of time in the step, and the single change that reduces it best."""
 
-    what: str
+    name: str
     seconds: float
     at_most: float
     """Speed-up without the loss, as a share: the most that can be gained."""
@@ -118,7 +118,7 @@ def as_json(x: AnalyticSubject) -> dict[str, object]:
         "memory_bytes": int(x.priced.bytes_),
         "usable_bytes": x.priced.usable,
         "terms_s": x.priced.terms,
-        "memory_terms": x.priced.held,
+        "memory_terms": x.priced.memory_terms,
         "targets": [
             {
                 "name": t.name,
@@ -150,7 +150,7 @@ def as_json(x: AnalyticSubject) -> dict[str, object]:
         "ridge": operators.ridge(x.pricing),
         "levers": [
             {
-                "what": lever.what,
+                "name": lever.name,
                 "seconds": lever.seconds,
                 "at_most": lever.at_most,
                 "change": lever.change,

@@ -42,6 +42,10 @@ class Pricing:
     job: Job
     stack: str
     """Name of a profile (cost/analytic/stacks.py)."""
+    number_format: str = "bfloat16"
+    """Of matrix products, one of FORMATS."""
+    rates: System | None = None
+    """Rates of chips and links that are better known than those of the cluster's datasheets; None: take those."""
 
     @cached_property
     def shape(self) -> Shape:
@@ -51,7 +55,7 @@ class Pricing:
     @cached_property
     def system(self) -> System:
         """Rates of the cluster's chips and links. Raises InputError for a device without published rates."""
-        return system_of(self.cluster)
+        return self.rates or system_of(self.cluster)
 
     @cached_property
     def profile(self) -> Profile:
@@ -100,7 +104,7 @@ class Pricing:
             seq=self.job.seq,
             full=full[rows.recompute],
             selective=selective[rows.recompute],
-            format=FORMATS.index("bfloat16"),
+            format=FORMATS.index(self.number_format),
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
             gathers_once=1.0 * ((rows.zero == 3) & (rows.pp > 1)),
             tp_stride=1.0,
@@ -177,23 +181,25 @@ class Pricing:
         return fits
 
     def _least_ways(self, complete: bool) -> list[tuple[int, str]]:
-        """(ZeRO stage, recomputation) pairs that contain the smallest, likely ones first; "" means the row's own."""
+        """(zero, recomputation) pairs that contain the smallest, likely ones first; "" means the row's own."""
         kinds = [""] if complete else sorted(self.options.recompute, key=lambda kind: kind != "full")
         return [(zero, kind) for kind in kinds for zero in self._smallest]
 
     @cached_property
     def _smallest(self) -> tuple[int, ...]:
-        """ZeRO stages that contain the smallest over all ranks.
+        """Values of zero that contain the smallest over all ranks.
 
-        Stage 2 always keeps less than 1, and less than 0 if the stack's constants say so for two shards already."""
+        ZeRO-2 always keeps less than 1, and less than 0 if the stack's constants say so for two shards already."""
         p = self.profile
         two = p.kept_bytes - 4 + (p.shard_bytes + 4) / 2
         return (3, 2) if np.all(p.whole_bytes + p.replica_bytes >= two) else (3, 2, 0)
 
     @property
     def usable(self) -> int:
-        """Usable bytes of a device."""
-        return self.cluster.device.usable_bytes
+        """Bytes of a device that a job's allocator may have: less than its usable bytes under a stack whose context
+        and communication libraries take more than usual."""
+        device = self.cluster.device
+        return min(device.usable_bytes, int(device.memory_bytes - np.max(self.profile.context_bytes)))
 
 
 def published(cluster: ClusterSpec) -> bool:
@@ -206,7 +212,7 @@ def published(cluster: ClusterSpec) -> bool:
 
 
 def _smallest_of(rows: Strategies, zero: int, recompute: str, complete: bool) -> Strategies:
-    """Shard rows over all ranks at a ZeRO stage; give cores one micro-batch at a time and this recomputation."""
+    """Shard rows over all ranks with this zero; give cores one micro-batch at a time and this recomputation."""
     sharded = rows.dp * rows.cp > 1
     best = replace(rows, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
     if complete:

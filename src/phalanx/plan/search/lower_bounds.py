@@ -1,4 +1,4 @@
-"""Lower bounds on the seconds and bytes of a step, whatever its ZeRO stage.
+"""Lower bounds on the seconds and bytes of a step, whatever its level of ZeRO.
 
 T is the time of all passes of one micro-batch on the ranks that share its layers (tp, cp, ep), with the communication
 inside layers. With m micro-batches over p pipeline ranks and equal chunks, each rank computes m T/p and waits

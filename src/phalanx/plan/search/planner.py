@@ -234,8 +234,8 @@ def _nothing_fits(
     needs = f": {smallest.strategy} {why_not.why_not(smallest, None, pricing)}" if smallest else ""
     enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)
     device = f"{pricing.cluster.device.name}, {pricing.cluster.device.usable_bytes / GIB:.1f} GiB each"
-    mend = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"
-    return InputError("--gpus", gpus, f"nothing fits{needs}", mend)
+    remedy = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"
+    return InputError("--gpus", gpus, f"nothing fits{needs}", remedy)
 
 
 def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] | None:

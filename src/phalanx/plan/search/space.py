@@ -203,7 +203,7 @@ def recomputing(rows: Strategies, model: ModelSpec, options: Options) -> Strateg
 
 
 def sharding(rows: Strategies, options: Options) -> Strategies:
-    """Expand each row by every ZeRO stage, number of shards, and order of the mesh."""
+    """Expand each row by every value of zero, number of shards, and order of the mesh."""
     return _by_sharding(rows, options).rows
 
 

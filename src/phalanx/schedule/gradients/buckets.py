@@ -15,7 +15,7 @@ from functools import cache
 
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec, Parameter, StageSpec, chunks, parameters
-from phalanx.spec.strategy.compression import BLOCK
+from phalanx.spec.strategy.compressors import BLOCK
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import local_model

@@ -107,8 +107,8 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         return
     facts = SCHEDULES[s.schedule]
     if facts.takes_virtual and s.virtual == 1:
-        mend = f"use virtual={facts.chunks}, or {facts.counterpart}"
-        raise InputError("strategy.virtual", 1, f"{s.schedule} has several chunks per rank", mend)
+        remedy = f"use virtual={facts.chunks}, or {facts.counterpart}"
+        raise InputError("strategy.virtual", 1, f"{s.schedule} has several chunks per rank", remedy)
     if not facts.takes_virtual and s.virtual > 1:
         has = "always has two chunks per rank" if facts.v_shaped else "has one chunk per rank"
         raise InputError("strategy.virtual", s.virtual, f"{s.schedule} {has}", "leave it out, or use interleaved")
@@ -125,10 +125,10 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             )
             if (len(counts), sum(counts)) == (n, model.layers):
                 reason = "leaves a chunk without blocks that has neither the embedding nor the head"
-            mend = f"give {n} chunks {model.layers} blocks in all, or leave it out"
-            raise InputError("strategy.layers", s.layers, reason, mend)
+            remedy = f"give {n} chunks {model.layers} blocks in all, or leave it out"
+            raise InputError("strategy.layers", s.layers, reason, remedy)
     try:
         build(s.schedule, s.pp, s.accumulation(job), s.virtual if s.virtual > 1 else None)
     except InputError as wrong:  # about the number of micro-batches, which no field of a strategy gives
         reason = f"makes {wrong.value} micro-batches, and {wrong.reason}"
-        raise InputError("strategy.micro_batch", s.micro_batch, reason, wrong.mend) from None
+        raise InputError("strategy.micro_batch", s.micro_batch, reason, wrong.remedy) from None

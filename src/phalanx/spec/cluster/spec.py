@@ -112,26 +112,31 @@ class KernelRates:
     """Rates of the backward pass."""
     optimizer_per_byte: float
     """Seconds of an optimizer step per byte it reads or writes."""
-    whole: float
+    pass_slowdown: float
     """Time of an entire pass over the sum of its units, each timed alone: cold caches, and ranks that wait for the
     slowest. 1: no loss."""
     peak_flops_per_s: float
     """FLOP/s of the best matrix product measured, or the datasheet's: the denominator of MFU."""
-    residual: float
+    fit_error: float
     """Median relative error of the fit over the measured points; 0 where nothing was fitted."""
     origin: Origin
     """Kind of source of these rates."""
-    coding: dict[str, float] = field(default_factory=dict)
+    compression_per_byte: dict[str, float] = field(default_factory=dict)
     """Seconds per byte of compressing gradients, by compressor, of the bytes that cost/compute/compression.py counts.
     A compressor that is missing is priced as passes over memory."""
 
     def __post_init__(self) -> None:
-        r = (*_costs(self.forward), *_costs(self.backward), self.optimizer_per_byte, *self.coding.values())
+        r = (
+            *_costs(self.forward),
+            *_costs(self.backward),
+            self.optimizer_per_byte,
+            *self.compression_per_byte.values(),
+        )
         if min(r) < 0 or not all(map(any, (_costs(self.forward), _costs(self.backward)))):
             raise InputError("cluster.kernels", None, "rates must be 0 or more seconds, and not all 0")
-        if self.peak_flops_per_s <= 0 or self.whole <= 0 or self.concurrent < 1:
+        if self.peak_flops_per_s <= 0 or self.pass_slowdown <= 0 or self.concurrent < 1:
             raise InputError(
-                "cluster.kernels", None, "needs concurrent >= 1, and positive peak_flops_per_s and whole"
+                "cluster.kernels", None, "needs concurrent >= 1, and positive peak_flops_per_s and pass_slowdown"
             )
 
 
@@ -152,7 +157,7 @@ class CollectiveFit:
     """Alpha: seconds at size 0."""
     beta_s_per_byte: float
     """Beta: seconds per byte."""
-    residual: float
+    fit_error: float
     """Median relative error of the line over the points."""
     transport: Transport
     """What carried it."""
@@ -187,8 +192,8 @@ class CollectiveFit:
 
     @property
     def trusted(self) -> bool:
-        """Whether the line may stand for its points, by its residual. The points themselves are always trusted."""
-        return self.residual <= TRUSTED
+        """Whether the line may stand for its points, by its error. The points themselves are always trusted."""
+        return self.fit_error <= TRUSTED
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job, Train
 from phalanx.spec.model.families import complete
@@ -85,8 +84,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobFile:
         raise InputError("job file", str(path), f"cannot be read ({error})") from None
     except tomllib.TOMLDecodeError as error:
         if path.suffix == ".json":
-            mend = "phalanx train, explain and lint read plans"
-            raise InputError("job file", str(path), "is JSON, as plans are; a job file is TOML", mend) from None
+            remedy = "phalanx train, explain and lint read plans"
+            raise InputError("job file", str(path), "is JSON, as plans are; a job file is TOML", remedy) from None
         raise InputError("job file", str(path), f"is not TOML ({error})") from None
     tables = override(tables, overrides)
     train = tables.setdefault("train", {})
@@ -178,16 +177,6 @@ def make_strategy(table: Any) -> Strategy | None:
     if isinstance(table, dict) and table.get("sp") in (0, 1):
         table = {**table, "sp": bool(table["sp"])}
     return build(Strategy, table, "strategy")
-
-
-def cluster_from_toml(path: Path) -> ClusterSpec:
-    """Read a ClusterSpec from a TOML file with its fields. Raises InputError."""
-    try:
-        return build(ClusterSpec, tomllib.loads(path.read_text()), "cluster")
-    except FileNotFoundError:
-        raise InputError("cluster.file", str(path), "no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError("cluster.file", str(path), f"cannot be read ({error})") from None
 
 
 def build(kind: type[T], table: Any, where: str) -> T:

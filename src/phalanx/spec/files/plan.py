@@ -17,12 +17,10 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files.job_file import ClusterChoice, JobFile, build
+from phalanx.spec.files.versions import VERSION, current
 from phalanx.spec.job import Job, Train
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-
-VERSION = 1
-"""Format of plan.json and model.json."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +49,19 @@ def write(plan: Plan, path: Path) -> None:
 
 
 def from_dict(content: Any, where: str) -> Plan:
-    """Build a Plan from the JSON that `write` wrote; `where` names the file in messages.
+    """Build a Plan from the JSON that `write` wrote, in this or an older version; `where` names the file in messages.
 
     Raises InputError for an unknown version or a damaged file.
     """
     if not isinstance(content, dict) or "version" not in content:
         raise InputError("plan", where, "is not a plan.json")
-    if content["version"] != VERSION:
-        raise InputError("plan", where, f"has version {content['version']}", f"this Phalanx reads version {VERSION}")
-    return build(Plan, {k: v for k, v in content.items() if k != "version"}, "plan")
+    return build(Plan, current(content, content["version"], "plan", where), "plan")
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
     if path.suffix == ".toml" and isinstance(error, json.JSONDecodeError):
-        mend = f"phalanx plan {path} writes its plan.json"
-        return InputError("plan", str(path), "is TOML, as job files are; a plan is JSON", mend)
+        remedy = f"phalanx plan {path} writes its plan.json"
+        return InputError("plan", str(path), "is TOML, as job files are; a plan is JSON", remedy)
     return InputError("plan", str(path), f"cannot be read ({error})")
 
 
@@ -127,9 +123,9 @@ def model_of(folder: Path) -> ModelSpec:
         content = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError("model", str(path), f"cannot be read ({error})") from None
-    if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise InputError("model", str(path), f"is not a model.json of version {VERSION}")
-    return build(ModelSpec, content.get("model"), "model")
+    if not isinstance(content, dict) or "version" not in content:
+        raise InputError("model", str(path), "is not a model.json")
+    return build(ModelSpec, current(content, content["version"], "model", str(path)).get("model"), "model")
 
 
 def write_json(path: Path, content: Any) -> None:

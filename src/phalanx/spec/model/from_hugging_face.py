@@ -34,9 +34,9 @@ class _Config:
                 return self.keys[name]
         raise self.wrong(f"has no {names[0]!r}", "is this a Hugging Face config.json?")
 
-    def wrong(self, reason: str, mend: str = "") -> InputError:
+    def wrong(self, reason: str, remedy: str = "") -> InputError:
         """An InputError that names the file."""
-        return InputError("model.config", str(self.path), reason, mend)
+        return InputError("model.config", str(self.path), reason, remedy)
 
     def only(self, key: str, *usable: Any) -> None:
         """Raise InputError if the key is present with a value other than these."""

@@ -117,12 +117,12 @@ class Experts:
     balance_bias: float | None = None
     """How much the bias of an expert's score, used for choosing only, moves per step against its load (Wang et al.
     2024). None: there is no such bias."""
-    held: int | None = None
+    local_count: int | None = None
     """Experts that one rank holds under expert parallelism. None: all. Set by strategy/split.py."""
 
     def __post_init__(self) -> None:
         where = "model.experts"
-        at_least_one(where, self, "count", "top_k", "ffn", "groups", "top_groups", "held")
+        at_least_one(where, self, "count", "top_k", "ffn", "groups", "top_groups", "local_count")
         for name in ("shared_ffn", "balance_loss", "z_loss", "balance_bias"):
             if (getattr(self, name) or 0) < 0:
                 raise InputError(f"{where}.{name}", getattr(self, name), "must not be negative")
@@ -154,7 +154,7 @@ class Experts:
     @property
     def here(self) -> int:
         """Experts that this rank holds."""
-        return self.count if self.held is None else self.held
+        return self.count if self.local_count is None else self.local_count
 
 
 @dataclass(frozen=True)

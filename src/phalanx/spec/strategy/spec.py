@@ -16,7 +16,7 @@ from typing import Any, Literal
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job
 from phalanx.spec.strategy import compression
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import Compression
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 """The names; schedule/pipeline/schedules.py must have a row for each, with every other fact about it."""
