@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from phalanx.cost.memory.state import model_state
 from phalanx.schedule.gradients.buckets import Bucket, slot_sizes, slots
+from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Precision
@@ -34,7 +35,7 @@ def test_state_of_the_textbook() -> None:
         (2, 2.0, 4 / 64, 12 / 64),
         (3, 0.0, 4 / 64, 12 / 64),
     ):
-        state = model_state(model, job, Strategy(dp=64, zero=zero))  # type: ignore[arg-type]
+        state = model_state(Layout(model, job, Strategy(dp=64, zero=zero)).stage_view())  # type: ignore[arg-type]
         assert state.parameters / n == pytest.approx(parameters, rel=1e-2)
         assert state.gradients / n == pytest.approx(gradients, rel=1e-2)
         assert (state.optimizer + state.master) / n == pytest.approx(optimizer, rel=1e-2)

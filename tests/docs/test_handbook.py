@@ -21,6 +21,7 @@ from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import build as collective
 from phalanx.schedule.gradients.buckets import buckets
 from phalanx.schedule.gradients.compression import bucket_collectives
+from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.schedules import build
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -158,7 +159,7 @@ def test_c17_operations_of_fsdp():
 
     def operations(layers: int) -> int:
         model = replace(_GPT3, layers=layers)
-        found = terms(model, Job(8, 2048), Strategy(dp=8, zero=3))
+        found = terms(Layout(model, Job(8, 2048), Strategy(dp=8, zero=3)).stage_view())
         return sum(int(t.count) for t in found if t.event.axis == "dp_shard")
 
     assert (operations(96) - operations(95)) * 96 == 288

@@ -28,6 +28,7 @@ from phalanx.measure.steal_time import Rounds
 from phalanx.plan.auto.transport import choose
 from phalanx.report.measure import plot, svg, title
 from phalanx.runtime.comm.p2p import tiers
+from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.collective_choice import pick
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit, Figure
@@ -146,7 +147,7 @@ def test_compressors_cost_what_was_measured_of_them() -> None:
     for text, measured in (("int8", True), ("bf16", False)):
         for s in (Strategy(dp=16, compression=text), Strategy(dp=8, pp=2, compression=text)):
             plain, other = predict(spec, base, job, s), predict(spec, coded, job, s)
-            by = [t for t in terms(spec, job, s) if t.code]
+            by = [t for t in terms(Layout(spec, job, s).stage_view()) if t.code]
             assert [t.code for t in by] == [text]
             rates = base.rates("bfloat16", 2)
             memory = by[0].coding.seconds(rates.backward) * rates.pass_slowdown

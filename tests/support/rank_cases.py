@@ -42,6 +42,7 @@ from phalanx.runtime.process.world import World
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.rank_program import program
 from phalanx.schedule.layers.context import context
+from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Train
@@ -79,7 +80,7 @@ def instrumented_step(
         training.step(batches, lr=1e-3)
     comm.timeline.end()
     comm.barrier()  # what is still under way would hold its memory into the next case
-    program = expand(spec, job, strategy, world.rank)
+    program = expand(Layout(spec, job, strategy).rank_view(world.rank))
     expected = [replace(e, routed=e.routed and not balanced) for e in program.events]
     return {
         "differences": list(map(str, differences(expected, tuple(comm.recorder.events)))),

@@ -23,6 +23,7 @@ from phalanx.commands.plan import decide
 from phalanx.cost.step.expand import expand
 from phalanx.runtime.data_parallel import engine, zero3
 from phalanx.runtime.observe import host_values
+from phalanx.schedule.layout import Layout
 from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import build
@@ -245,7 +246,7 @@ def test_memory_of_a_step_is_compared_over_time() -> None:
     """Less than the slack passes, more does not, at whatever instant."""
     strategy = Strategy(dp=2, zero=3)
     recorded = imagine(MODEL, FEW, strategy, 0)
-    program = expand(MODEL, FEW, strategy, 0)
+    program = expand(Layout(MODEL, FEW, strategy).rank_view(0))
     held = recorded.memory
     assert not list(memory_differences(program, recorded.events, held))
     for i, event in enumerate(recorded.events):

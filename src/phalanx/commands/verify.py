@@ -15,11 +15,12 @@ from typing import Any
 
 from phalanx.commands.plan import decide, with_strategy
 from phalanx.commands.this_machine import Announce
-from phalanx.cost.step.predict_pipeline import programs
+from phalanx.cost.step.expand import expand
 from phalanx.plan.auto.bucket_size import has_buckets
 from phalanx.plan.auto.transport import allowed
 from phalanx.plan.search.best_first import price
 from phalanx.schedule.event import Event
+from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.cluster import presets as clusters
@@ -106,12 +107,11 @@ def _stale(target: Target) -> Iterator[Difference]:
     """Yield figures of a plan.json that differ from today's: it was edited, or another version wrote it."""
     if target.prediction is None or "stack" in target.prediction:  # of another stack, not of this program
         return
-    first, *others = programs(target.model, target.job, target.strategy)
-    steps = (first, *others)
+    steps = [expand(view) for view in Layout(target.model, target.job, target.strategy).stage_views()]
     flops = sum(e.flops for step in steps for e in step.events) // len(steps)
     figures: dict[str, tuple[Any, Any]] = {
         "flops": (flops, target.prediction.get("flops")),
-        "bytes_per_axis": (first.bytes_per_axis(), target.prediction.get("bytes_per_axis")),
+        "bytes_per_axis": (steps[0].bytes_per_axis(), target.prediction.get("bytes_per_axis")),
         "memory_bytes": (max(step.peak_bytes for step in steps), target.prediction.get("memory_bytes")),
     }
     for name, (now, then) in figures.items():

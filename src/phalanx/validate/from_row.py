@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from phalanx.cost.analytic.model_shape import Shape, shape
-from phalanx.cost.analytic.rank_layout import Layout, layout
 from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.model_shape import Shape, shape
+from phalanx.cost.ledger.rank_layout import Layout, layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec

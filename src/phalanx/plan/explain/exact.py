@@ -13,6 +13,7 @@ from phalanx.plan.search import neighbours
 from phalanx.plan.search.best_first import STACK, Candidate, price
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.schedule.event import INSIDE, Event
+from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -117,7 +118,7 @@ class ExactSubject:
 
     @property
     def _events(self) -> list[Event]:
-        events = expand(self.model, self.job, self.chosen.strategy, 0).events
+        events = expand(Layout(self.model, self.job, self.chosen.strategy).rank_view(0)).events
         return [e for e in events if e.kind == "collective"]
 
     def alternative(self, s: Strategy) -> ExactPrice | None:

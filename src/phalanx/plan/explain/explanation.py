@@ -64,7 +64,7 @@ def axes(x: AnalyticSubject) -> list[Axis]:
     rows = []
     for axis, (sent, tier) in totals.items():
         intensity, top = flops / sent, float(system.peak_bf16) / rates[tier]
-        once = axis in ("dp", "edp") and (s.zero < 3 or s.gathers_once)
+        once = axis in ("dp", "edp") and not x.reduces_each
         critical = batch * top / intensity if once else None
         rows.append(Axis(axis, tier, sent, intensity, top, x.priced.terms.get(term_of(axis), 0.0), critical))
     return rows

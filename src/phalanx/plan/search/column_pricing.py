@@ -10,15 +10,14 @@ import numpy.typing as npt
 
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, memory
-from phalanx.cost.analytic.model_shape import Shape, shape
-from phalanx.cost.analytic.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
-from phalanx.cost.analytic.rank_layout import FORMATS, Layout
-from phalanx.cost.analytic.stacks import Profile, profile
+from phalanx.cost.analytic.stacks import Profile, capabilities, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.model_shape import Shape, shape
+from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
+from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 from phalanx.plan.search.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
-from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -66,15 +65,18 @@ class Pricing:
     def options(self) -> Options:
         """What a search may choose from.
 
-        Megatron and the stacks built on it have no zero-bubble schedules. With flash attention, selective
+        Levels of ZeRO, schedules and Ulysses are those that the stack runs. With flash attention, selective
         recomputation frees nothing. The order of the mesh matters only if links differ, and our runtime has one."""
-        own = self.stack.startswith(("phalanx", "torchtitan"))
+        can = capabilities(self.stack)
         flash = bool(np.all(self.profile.flash))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
-            schedules=NAMES if own else tuple(name for name in NAMES if SCHEDULES[name].in_megatron),
+            schedules=can.schedules,
             recompute=tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective")),
             orders=ORDERS if len(rates) > 1 and self.stack != "phalanx" else ORDERS[:1],
+            zero=can.zero,
+            zero_in_pipeline=can.zero_in_pipeline,
+            ulysses=can.ulysses,
         )
 
     def layout(self, rows: Strategies) -> Layout:
@@ -106,7 +108,6 @@ class Pricing:
             selective=selective[rows.recompute],
             format=FORMATS.index(self.number_format),
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
-            gathers_once=1.0 * ((rows.zero == 3) & (rows.pp > 1)),
             tp_stride=1.0,
             cp_stride=as_float(rows.tp),
             dp_stride=as_float(np.where(stages_inside, inside * rows.pp, inside)),
@@ -168,31 +169,39 @@ class Pricing:
         least."""
         smallest = np.full(len(rows), np.inf)
         for zero, kind in self._least_ways(complete):
-            smallest = np.minimum(smallest, self.bytes_(_smallest_of(rows, zero, kind, complete)))
+            has = np.flatnonzero(self._has_level(rows, zero))
+            bytes_ = self.bytes_(_smallest_of(rows.take(has), zero, kind, complete))
+            smallest[has] = np.minimum(smallest[has], bytes_)
         return smallest
 
     def may_fit(self, rows: Strategies, complete: bool) -> npt.NDArray[np.bool_]:
         """Whether the lower bound on memory fits; faster than `least_bytes`, since one way that fits is enough."""
         fits = np.zeros(len(rows), dtype=bool)
         for zero, kind in self._least_ways(complete):
-            undecided = np.flatnonzero(~fits)
+            undecided = np.flatnonzero(~fits & self._has_level(rows, zero))
             bytes_ = self.bytes_(_smallest_of(rows.take(undecided), zero, kind, complete))
             fits[undecided[bytes_ <= self.usable]] = True
         return fits
 
     def _least_ways(self, complete: bool) -> list[tuple[int, str]]:
-        """(zero, recomputation) pairs that contain the smallest, likely ones first; "" means the row's own."""
+        """(ZeRO level, recomputation) pairs that contain the smallest, likely ones first; "" means the row's own."""
         kinds = [""] if complete else sorted(self.options.recompute, key=lambda kind: kind != "full")
         return [(zero, kind) for kind in kinds for zero in self._smallest]
 
     @cached_property
     def _smallest(self) -> tuple[int, ...]:
-        """Values of zero that contain the smallest over all ranks.
-
-        ZeRO-2 always keeps less than 1, and less than 0 if the stack's constants say so for two shards already."""
+        """ZeRO levels that contain the smallest over all ranks, likely ones first; 0 only if the stack's constants do
+        not say that two shards keep less."""
         p = self.profile
-        two = p.kept_bytes - 4 + (p.shard_bytes + 4) / 2
-        return (3, 2) if np.all(p.whole_bytes + p.replica_bytes >= two) else (3, 2, 0)
+        levels = sorted({*self.options.zero, *self.options.zero_in_pipeline}, reverse=True)
+        less = 1 in levels and np.all(p.whole_bytes + p.replica_bytes >= p.kept_bytes + p.shard_bytes / 2)
+        return tuple(level for level in levels if level or not less)
+
+    def _has_level(self, rows: Strategies, zero: int) -> npt.NDArray[np.bool_]:
+        """Whether the stack has a ZeRO level for each row; rows with nothing to shard over count with every level."""
+        of_rows = (zero in self.options.zero, zero in self.options.zero_in_pipeline)
+        has: npt.NDArray[np.bool_] = np.where(rows.pp > 1, of_rows[1], of_rows[0]) | (rows.dp * rows.cp == 1)
+        return has
 
     @property
     def usable(self) -> int:

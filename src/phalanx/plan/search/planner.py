@@ -137,7 +137,7 @@ def _with_suggested_gpus(error: InputError, pricing: Pricing, gpus: int) -> Inpu
     """Add to an error about `--gpus` the next smaller number of GPUs that has a legal strategy."""
     for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if error.field == "--gpus" else ():
         try:
-            space.cores(pricing.model, pricing.job, n)
+            space.cores(pricing.model, pricing.job, n, pricing.options.ulysses)
         except InputError:
             continue
         return InputError(error.field, error.value, error.reason, f"use {n}, or another batch")
@@ -260,7 +260,7 @@ _CORES = 400
 def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
     """Whether a strategy over so many ranks fits, among the expansions of the cores with the lowest memory bounds."""
     try:
-        cores = space.cores(pricing.model, pricing.job, ranks)
+        cores = space.cores(pricing.model, pricing.job, ranks, options.ulysses)
     except InputError:
         return False
     cores = space.experts(cores, pricing.model)

@@ -119,11 +119,12 @@ def _over_layers(engine: DataParallel, split: Split) -> dict[str, Tensor]:
     own, result = dict(engine.gradients()), {}
     for axis, seen_at in (("ep+etp", split.at_experts), ("tp", split.at)):
         names = [name for name in own if split.box(name).parameter.of_experts == (axis != "tp")]
+        splits = [seen_at(index) for index in range(len(engine.comm.ranks(axis)))]
         for name, parts in zip(names, _everywhere(engine.comm, axis, [own[name] for name in names]), strict=True):
             shape = split.box(name).parameter.shape
             first, farthest = own[name].new_zeros(shape), own[name].new_zeros(shape)
-            for index, part in enumerate(parts):
-                box = seen_at(index).box(name)
+            for index, (part, seen) in enumerate(zip(parts, splits, strict=True)):
+                box = seen.box(name)
                 place = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
                 part = part[tuple(slice(n) for n in box.sizes)]
                 if index % box.copies == 0:

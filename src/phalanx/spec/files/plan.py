@@ -19,6 +19,7 @@ from phalanx.spec.files import job_file
 from phalanx.spec.files.job_file import ClusterChoice, JobFile, build
 from phalanx.spec.files.versions import VERSION, current
 from phalanx.spec.job import Job, Train
+from phalanx.spec.model.families import family_of
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 
@@ -55,7 +56,9 @@ def from_dict(content: Any, where: str) -> Plan:
     """
     if not isinstance(content, dict) or "version" not in content:
         raise InputError("plan", where, "is not a plan.json")
-    return build(Plan, current(content, content["version"], "plan", where), "plan")
+    plan = build(Plan, current(content, content["version"], "plan", where), "plan")
+    family_of(plan.model.family)
+    return plan
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
@@ -125,7 +128,9 @@ def model_of(folder: Path) -> ModelSpec:
         raise InputError("model", str(path), f"cannot be read ({error})") from None
     if not isinstance(content, dict) or "version" not in content:
         raise InputError("model", str(path), "is not a model.json")
-    return build(ModelSpec, current(content, content["version"], "model", str(path)).get("model"), "model")
+    model = build(ModelSpec, current(content, content["version"], "model", str(path)).get("model"), "model")
+    family_of(model.family)
+    return model
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -47,21 +47,8 @@ class ModelSpec:
     Raises InputError for sizes below 1, and for fields that contradict each other.
     """
 
-    family: Literal[
-        "llama",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "gpt2",
-        "gpt_neox",
-        "palm",
-        "mixtral",
-        "qwen3_moe",
-        "deepseek_v2",
-        "deepseek_v3",
-        "gpt_oss",
-    ]
-    """The architecture: fills in the other fields (families.py) and names the weight format of `transformers`."""
+    family: str
+    """The architecture, a row of families.py: fills in other fields and names the weight format of `transformers`."""
     vocab: int
     """Tokens in the vocabulary."""
     hidden: int
@@ -306,11 +293,6 @@ def as_seen_by(spec: ModelSpec, unit: str) -> ModelSpec:
     kind, _, index = unit.partition(".")
     if spec.experts is None or kind != "blocks" or int(index) not in spec.experts.dense_layers:
         return spec
-    return _all_dense(spec)
-
-
-@cache
-def _all_dense(spec: ModelSpec) -> ModelSpec:
     return replace(spec, experts=None)
 
 
@@ -364,7 +346,6 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     return tuple(rows)
 
 
-@cache
 def buffers(spec: ModelSpec) -> tuple[Parameter, ...]:
     """The state that a model learns without gradients (experts' balance biases), listed as parameters are."""
     if spec.experts is None or spec.experts.balance_bias is None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 from typing import Protocol
 
 from phalanx.spec.errors import InputError
@@ -65,22 +65,17 @@ class ParameterBox:
 
 def local_model(spec: ModelSpec, s: Degrees) -> ModelSpec:
     """The model that one rank holds; its shapes are the same on every rank."""
-    return _local(spec, s.tp, s.ep, s.etp)
-
-
-@cache
-def _local(spec: ModelSpec, tp: int, ep: int, etp: int) -> ModelSpec:
-    if tp == ep == etp == 1:
+    if s.tp == s.ep == s.etp == 1:
         return spec
-    kv_heads, x = max(1, spec.kv_heads // tp), spec.experts
+    kv_heads, x = max(1, spec.kv_heads // s.tp), spec.experts
     if x is not None:
-        x = replace(x, local_count=x.count // ep, ffn=x.ffn // etp, shared_ffn=x.shared_ffn // tp)
+        x = replace(x, local_count=x.count // s.ep, ffn=x.ffn // s.etp, shared_ffn=x.shared_ffn // s.tp)
     return replace(
         spec,
-        heads=spec.heads // tp,
+        heads=spec.heads // s.tp,
         kv_heads=kv_heads,
-        ffn=max(1, spec.ffn // tp),  # has no effect where every layer has experts
-        vocab=-(-spec.vocab // tp),
+        ffn=max(1, spec.ffn // s.tp),  # has no effect where every layer has experts
+        vocab=-(-spec.vocab // s.tp),
         experts=x,
     )
 
@@ -111,7 +106,7 @@ class Split:
         """The split of a strategy, seen from the coordinates `tp`, `ep` and `etp`."""
         return cls(spec, s.tp, tp, s.sp, s.ep, s.etp, ep, etp)
 
-    @property
+    @cached_property
     def local(self) -> ModelSpec:
         """The model that this rank holds."""
         return local_model(self.spec, self)
@@ -133,7 +128,13 @@ class Split:
 
     def box(self, fqn: str) -> ParameterBox:
         """The box that this rank holds of the parameter `fqn`."""
-        return _boxes(self)[fqn]
+        return self.boxes[fqn]
+
+    @cached_property
+    def boxes(self) -> dict[str, ParameterBox]:
+        """The box that this rank holds of every parameter, by name."""
+        pairs = zip(parameters(self.spec), parameters(self.local), strict=True)
+        return {p.fqn: _box_of(self, p, local_shape=of_rank.shape) for p, of_rank in pairs}
 
     def at(self, index: int) -> Split:
         """The same split, seen from coordinate `index` along tp."""
@@ -142,12 +143,6 @@ class Split:
     def at_experts(self, index: int) -> Split:
         """The same split, seen from rank `index` of the ep x etp group that holds all experts together."""
         return replace(self, expert=index // self.etp, part=index % self.etp)
-
-
-@cache
-def _boxes(split: Split) -> dict[str, ParameterBox]:
-    pairs = zip(parameters(split.spec), parameters(split.local), strict=True)
-    return {p.fqn: _box_of(split, p, local_shape=of_rank.shape) for p, of_rank in pairs}
 
 
 def _box_of(split: Split, p: Parameter, local_shape: tuple[int, ...]) -> ParameterBox:
@@ -174,7 +169,7 @@ def partial(split: Split) -> dict[str, int]:
     """Parameters whose gradient is a sum over tp ranks that hold copies: the number of distinct boxes, by name."""
     if split.tp == 1:
         return {}
-    return {fqn: split.tp // box.copies for fqn, box in _boxes(split).items() if box.partial}
+    return {fqn: split.tp // box.copies for fqn, box in split.boxes.items() if box.partial}
 
 
 def require_split(spec: ModelSpec, s: Degrees) -> None:
