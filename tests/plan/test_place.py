@@ -45,7 +45,8 @@ def _model():
 
 
 def _job(strategy, cluster):
-    return PlacedJob(_model(), cluster, Job(192, 4096, Precision("bfloat16")), strategy, "megatron-core")
+    stack = "phalanx" if strategy.schedule == "zb-h1" else "megatron-core"
+    return PlacedJob(_model(), cluster, Job(192, 4096, Precision("bfloat16")), strategy, stack)
 
 
 def _leaves() -> tuple:
