@@ -20,7 +20,7 @@ from support.forked_cli import Launcher
 from support.quick_runs import rows
 from support.struck_runs import Stroke, begin, nothing_is_left, words
 
-from chaos.cases import FAMILIES, PHASES, Case
+from chaos.cases import FAMILIES, PHASES, Case, world
 from phalanx.runtime.checkpoint.manifest import MANIFEST
 from phalanx.runtime.checkpoint.store import newest
 
@@ -45,7 +45,8 @@ def _require(condition: object, why: str) -> None:
 def of_family(family: str, name: str, *more: str) -> list[str]:
     """Return the arguments of a short run."""
     strategy, *settings = FAMILIES[family]
-    pairs = [word for item in (*settings, *_SETTINGS) for word in ("--set", item)]
+    settings += [f"cluster.ranks={world(family)}", *_SETTINGS]
+    pairs = [word for item in settings for word in ("--set", item)]
     return words(name, *pairs, "--strategy", strategy, *more)
 
 
