@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from chaos.cases import FAMILIES, PHASES, Case, every, world
+from chaos.cases import FAMILIES, FILES, PHASES, Case, every, world
 from chaos.run import Broken, Runs, Skipped
 from support.struck_runs import folder_of_runs
 
@@ -15,14 +15,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory, measured: None) -> Runs:
 
 SAMPLE = (
     Case("data parallel", "launcher", "SIGKILL", "optimizer"),
-    Case("data parallel", 1, "clock", "forward"),
     Case("data parallel", "files", "links where the run writes"),
-    Case("data parallel", "files", "two runs in one folder"),
     Case("data parallel", "files", "full disk"),
+)
+LONG = (
+    Case("data parallel", 1, "clock", "forward"),
+    Case("data parallel", "launcher", "SIGSTOP", "saving"),
+    *(
+        Case("data parallel", "files", name)
+        for name in FILES
+        if name not in ("links where the run writes", "full disk")
+    ),
 )
 
 
-@pytest.mark.parametrize("case", SAMPLE, ids=str)
+@pytest.mark.parametrize("case", [*SAMPLE, *(pytest.param(c, marks=pytest.mark.long) for c in LONG)], ids=str)
 def test_a_case_holds(runs: Runs, case: Case) -> None:
     try:
         runs.examine(case)
