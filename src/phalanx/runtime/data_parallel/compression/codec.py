@@ -83,7 +83,7 @@ class Code:
             drawn, most = self._drawn[: y.numel()], self.row.largest
             torch.rand(drawn.shape, generator=self.generator, out=drawn)
             y.add_(drawn).floor_().clamp_(-most, most)
-        elif self.row.bits < 16:
+        elif not TYPES[self.c.name].is_floating_point:
             y.round_()
 
     def _pack(self, y: Tensor, codes: Tensor) -> None:
