@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 # make coverage: the suite with line coverage.
-.PHONY: install run test coverage check bench format clean
+.PHONY: install run test long coverage check bench format clean
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
@@ -30,6 +30,10 @@ run: install
 # Most tests wait more than they compute: two at a time use two cores. Each worker has its own pool of ranks.
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The suite, and every drawn examination at its full number of cases: an hour and more.
+long: $(VENV)/.dev
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long or not long"
 
 # The suite, traced: half as much CPU time again on Python 3.11. Ranks and forked runs are not counted.
 coverage: $(VENV)/.dev

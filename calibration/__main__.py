@@ -4,16 +4,15 @@ python -m calibration                          links, step times and memory, fro
 python -m calibration --further                step times and memory, starting from the current constants
 python -m calibration --further OWNER ...      step times alone, moving only these owners or constants, such as
                                                `ampere` or `nvidia.misaligned`
-python -m calibration --leave-out [FAMILY ...] for every family (or these), fit without its rows and predict them
+python -m calibration --leave-out [FAMILY ...] for every family (or these), fit without its rows, predict them, and
+                                               write the constants to src/phalanx/validate/data/left_out.json
 ... --write                                    also write src/phalanx/cost/analytic/fitted_constants.py
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -21,14 +20,13 @@ from calibration import links as link_constants
 from calibration import memory
 from calibration.fit import Data, Free, descend, fit, offsets_of
 from calibration.free_constants import LEFT_OUT, family, fitted, free, timed
-from calibration.write import write
+from calibration.write import write, write_left_out
 from phalanx.cost.analytic.fitted_constants import CONSTANTS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.validate.from_row import Case, cases
+from phalanx.validate.prediction_error import kinds_of
 from phalanx.validate.records import RUNS, load
 from phalanx.validate.scores import errors
-
-LEFT = Path(__file__).parent / "left_out.json"
 
 
 def times(
@@ -120,14 +118,13 @@ def main(arguments: Sequence[str]) -> None:
     rows = timed(cases(load(RUNS))[0])
     named = _names(arguments)
     if "--leave-out" in arguments:
-        named = named or list(LEFT_OUT)
-        saved = json.loads(LEFT.read_text()) if LEFT.exists() else {}
+        named, fitted_keys = named or list(LEFT_OUT), {f.key for f in free()}
         for name in named:
             left_out = LEFT_OUT[name]
-            scores = table(rows, without_family(rows, CONSTANTS, left_out), left_out)
-            show(scores, f"  without {name}")
-            saved |= scores
-            LEFT.write_text(json.dumps(saved, indent=1) + "\n")
+            constants = without_family(rows, CONSTANTS, left_out)
+            show(table(rows, constants, left_out), f"  without {name}")
+            kinds = {kinds_of(c.row) for c in rows if family(c) in left_out}
+            write_left_out(name, sorted(kinds), {k: v for k, v in constants.items() if k in fitted_keys})
         return
     if "--further" in arguments:
         constants = further(rows, CONSTANTS, named, say=_announce)

@@ -171,5 +171,5 @@ def free() -> list[Free]:
         ("logit_bytes", 0.3),
     )
     constants += _of(("llm-foundry", "nemo-24.03"), ("attention", 0.3))
-    constants += _of(("torchtitan-compiled", "torchtitan-eager", "megatron-bridge-25.09"), ("contention", 0.5))
+    constants += _of(("torchtitan-compiled", "torchtitan-eager", "megatron-core"), ("contention", 0.5))
     return order(constants)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from calibration.links import KEYS
 from phalanx.cost.analytic import fitted_constants as module
+from phalanx.validate import left_out
 
 # The published runs that determine an owner's constants; written as a comment above them.
 ORIGINS = {
@@ -60,3 +62,13 @@ def write(constants: Mapping[str, float]) -> None:
         origin = ORIGINS.get(owner, owner.replace("megatron-bridge-", "nemo-megatron-bridge of release "))
         lines += [f"    # {owner}: {origin}", *values]
     path.write_text(source[:start] + "\n".join([*lines, "}"]) + source[end:])
+
+
+def write_left_out(name: str, kinds: Sequence[str], constants: Mapping[str, float]) -> None:
+    """Replace one entry of `phalanx.validate.left_out`: the constants fitted without these kinds of runs, as far as
+    they differ from those that ship, with four digits each."""
+    rounded = {key: float(f"{value:.4g}") for key, value in constants.items()}
+    changed = {key: value for key, value in rounded.items() if module.CONSTANTS.get(key) != value}
+    known = json.loads(left_out.FILE.read_text()) if left_out.FILE.exists() else {}
+    known[name] = {"kinds": list(kinds), "constants": changed}
+    left_out.FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")

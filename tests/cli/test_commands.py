@@ -75,7 +75,7 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
     assert metrics[-1]["eval_loss"] == result["eval_loss"] < metrics[0]["loss"] - 1
     assert 2 < result["unigram_entropy"] < 5
     plan = json.loads((run / "plan.json").read_text())
-    assert plan["version"] == 1
+    assert plan["version"] == 2
     bucket = plan["choices"]["bucket"]
     assert bucket["bytes"] == int(plan["strategy"]["bucket"] * 2**20)
     assert bucket["reason"].startswith("G = ")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.spec.cluster.presets import preset
-from phalanx.spec.cluster.toml import to_toml
+from phalanx.spec.files.cluster_toml import to_toml
 
 _ARGS = [
     "predict",

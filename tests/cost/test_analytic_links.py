@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from phalanx.cost.analytic.chips import generation, system
-from phalanx.cost.analytic.model_shape import shape
-from phalanx.cost.analytic.rank_layout import layout
 from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.collectives.nccl_model import collective_s
+from phalanx.cost.ledger.model_shape import shape
+from phalanx.cost.ledger.rank_layout import layout
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision

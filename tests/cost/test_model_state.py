@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from phalanx.cost.memory.state import model_state
 from phalanx.schedule.gradients.buckets import Bucket, slot_sizes, slots
+from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Precision
@@ -24,7 +25,7 @@ SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, 
 
 def test_state_of_the_textbook() -> None:
     """Rajbhandari et al. 2020, figure 1: mixed precision with Adam, K = 12, over 64 ranks; here gradients are kept in
-    fp32, which makes 2 + 4 + 12 bytes per parameter at stage 0."""
+    fp32, which makes 2 + 4 + 12 bytes per parameter with zero=0."""
     model = build(ModelSpec, complete(preset("gpt2")), "model")
     job = Job(64, 1, Precision("bfloat16", accumulate="float32"))
     n = model.parameter_count
@@ -34,7 +35,7 @@ def test_state_of_the_textbook() -> None:
         (2, 2.0, 4 / 64, 12 / 64),
         (3, 0.0, 4 / 64, 12 / 64),
     ):
-        state = model_state(model, job, Strategy(dp=64, zero=zero))  # type: ignore[arg-type]
+        state = model_state(Layout(model, job, Strategy(dp=64, zero=zero)).stage_view())  # type: ignore[arg-type]
         assert state.parameters / n == pytest.approx(parameters, rel=1e-2)
         assert state.gradients / n == pytest.approx(gradients, rel=1e-2)
         assert (state.optimizer + state.master) / n == pytest.approx(optimizer, rel=1e-2)
@@ -49,11 +50,11 @@ def test_neighbours_never_share_memory(sizes: list[int]) -> None:
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(1, 7))
 def test_pieces_are_a_partition(sizes: list[int], shards: int) -> None:
-    from phalanx.runtime.data_parallel.bucket_buffers import Flat
+    from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 
     bucket = Bucket(0, tuple(Parameter(f"p{i}", (n,), "norm", "embed") for i, n in enumerate(sizes)))
     strategy = Strategy(dp=shards, zero=3)
-    found = [piece for i in range(shards) for piece in Flat(bucket, strategy, i).pieces()]
+    found = [piece for i in range(shards) for piece in FlatBucket(bucket, strategy, i).pieces()]
     for p in bucket.parameters:
         mine = [(piece.start, piece.stop) for piece in found if piece.parameter is p]
         assert mine[0][0] == 0

@@ -13,10 +13,11 @@ from support.strategies import cases
 
 from phalanx.cost.memory.moe import ExpertsBlock, SplitExpertsBlock
 from phalanx.cost.step.expand import expand
-from phalanx.cost.step.predict import predict, predict_all
-from phalanx.cost.step.term import repeat_of
+from phalanx.cost.step.predict import predict
 from phalanx.schedule.event import Event
 from phalanx.schedule.layers.routing import balanced, most, routed
+from phalanx.schedule.layout import Layout
+from phalanx.schedule.unit_classes import repeat_of
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.files.job_file import build, make_model
 from phalanx.spec.job import DTYPE_BYTES, Job, Precision
@@ -44,7 +45,7 @@ def test_dispatch_and_combine_move_what_the_formula_says(ep: int, cp: int) -> No
     job = Job(global_batch=16, seq=seq, precision=BF16)
     tokens = job.global_batch // s.dp * seq // cp
     assert model.experts is not None
-    wire = sum(e.bytes for e in sent_by_experts(expand(model, job, s).events)) * (ep - 1) / ep
+    wire = sum(e.bytes for e in sent_by_experts(expand(Layout(model, job, s).stage_view()).events)) * (ep - 1) / ep
     assert wire == model.layers * 4 * model.experts.top_k * tokens * model.hidden * (ep - 1) / ep * 2
 
 
@@ -52,7 +53,7 @@ def test_mixtral_over_eight_ranks_moves_235_megabytes_per_layer() -> None:
     """Of 4,096 tokens, in bf16: 4 x 2 x 4,096 x 4,096 x 7/8 elements."""
     model = MIXTRAL
     job = Job(global_batch=8, seq=4096, precision=BF16)
-    events = expand(model, job, Strategy(dp=8, ep=8)).events
+    events = expand(Layout(model, job, Strategy(dp=8, ep=8)).stage_view()).events
     of_layer = [e.bytes for e in sent_by_experts(events) if e.unit == "blocks.3"]
     assert sum(of_layer) * 7 / 8 / 1e6 == pytest.approx(234.9, abs=0.05)
 
@@ -146,9 +147,9 @@ def test_steps_are_as_predicted(name: str, strategy: Strategy) -> None:
         model = replace(model, heads=6, kv_heads=3, ffn=252, experts=replace(model.experts, ffn=96))  # type: ignore[type-var]
     job = Job(global_batch=4 * strategy.dp, seq=128)
     for rank in {0, strategy.world - 1}:
-        program, recorded = expand(model, job, strategy, rank), imagine(model, job, strategy, rank)
+        program, recorded = expand(Layout(model, job, strategy).rank_view(rank)), imagine(model, job, strategy, rank)
         assert list(map(str, differences(program.events, recorded.events, exactly))) == []
-        assert list(map(str, memory_differences(program, recorded.events, recorded.held))) == []
+        assert list(map(str, memory_differences(program, recorded.events, recorded.memory))) == []
         assert recorded.unawaited == ()
 
 
@@ -156,25 +157,9 @@ def test_mixtral_on_many_ranks_is_as_predicted() -> None:
     model = replace(MIXTRAL, layers=4)  # all of its 32 take a minute
     job = Job(global_batch=128, seq=4096, precision=BF16)
     s = Strategy(dp=16, tp=4, sp=True, ep=8, zero=1, recompute="every:2")
-    program, recorded = expand(model, job, s, 0), imagine(model, job, s, 0)
+    program, recorded = expand(Layout(model, job, s).rank_view(0)), imagine(model, job, s, 0)
     assert list(differences(program.events, recorded.events, exactly)) == []
-    assert list(memory_differences(program, recorded.events, recorded.held)) == []
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_columns_are_their_rows(name: str) -> None:
-    model, job = example(name), Job(global_batch=32, seq=128)
-    kinds = [Strategy(dp=4, ep=2), Strategy(dp=4), Strategy(dp=2, tp=2, ep=4), Strategy(dp=2, tp=2, sp=True, etp=2)]
-    rows = [replace(s, micro_batch=n, bucket=b) for s in kinds for n in (1, 2, 4) for b in (0.01, 1.0)]
-    cluster = clusters.dgx_a100(nodes=1)
-    together = predict_all(model, cluster, job, rows)
-    for i, row in enumerate(rows):
-        alone = predict(model, cluster, job, row)
-        assert float(together.step_time_s[i]) == pytest.approx(float(alone.step_time_s), rel=1e-12)
-        assert int(together.memory_bytes[i]) == int(alone.memory_bytes)
-        assert int(together.flops[i]) == int(alone.flops)
-        for axis, column in together.bytes_per_axis.items():
-            assert int(column[i]) == alone.bytes_per_axis.get(axis, 0)
+    assert list(memory_differences(program, recorded.events, recorded.memory)) == []
 
 
 def test_rows_travel_beside_what_all_tokens_share() -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.strategies import cases, models
+from support.strategies import cases
 
 from phalanx.cost.compute import unit_work
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.expand import expand
-from phalanx.cost.step.predict import predict, predict_all
-from phalanx.cost.step.predict_pipeline import programs
-from phalanx.cost.step.term import unit_class
+from phalanx.cost.step.predict import predict
 from phalanx.cost.step.terms import terms
-from phalanx.plan.search import space
+from phalanx.schedule.layout import Layout
+from phalanx.schedule.unit_classes import unit_class
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
@@ -35,8 +32,8 @@ def test_sums_of_the_expansion_are_the_terms(case: tuple[ModelSpec, Job, Strateg
 
 
 def _sums_are_the_terms(model: ModelSpec, job: Job, strategy: Strategy, place: int) -> None:
-    events = expand(model, job, strategy, place=place).events
-    found = terms(model, job, strategy, place=place)
+    events = expand(Layout(model, job, strategy).stage_view(place)).events
+    found = terms(Layout(model, job, strategy).stage_view(place))
     for term in found:
         unit, kind = term.event.unit, term.event.kind
         if kind != "compute":
@@ -66,33 +63,6 @@ def _sums_are_the_terms(model: ModelSpec, job: Job, strategy: Strategy, place: i
     assert totals == sums
 
 
-@settings(max_examples=30)
-@given(
-    models(),
-    st.sampled_from([4, 12, 24]),
-    st.sampled_from([8, 32]),
-    st.sampled_from(["float32", "bfloat16"]),
-    st.sampled_from([0, 1, 2]),
-)
-def test_columns_are_their_rows(model: ModelSpec, batch: int, seq: int, dtype: str, first: int) -> None:
-    """Of every model a third of the rows are looked at, of all models together each row."""
-    job = Job(global_batch=batch, seq=seq, precision=Precision(compute=dtype))  # type: ignore[arg-type]
-    every = [space.cores(model, job, n) for n in (1, 2, 3, 4, 6, 8) if batch % n == 0]
-    alone = [cores.take(cores.tp * cores.cp * cores.pp == 1) for cores in every]  # of data parallelism alone
-    plain = [s for rows in alone for s in space.sharding(rows, space.Options()).strategies()]
-    rows = [replace(s, bucket=bucket) for s in plain for bucket in (0.01, 1.0)]
-    rows += [replace(s, bucket=1.0, cp=4 if s.dp == 1 else 2) for s in plain if s.dp <= 2]
-    cluster = clusters.dgx_a100(nodes=1)
-    together = predict_all(model, cluster, job, rows)
-    for i, row in list(enumerate(rows))[first::3]:
-        alone = predict(model, cluster, job, row)
-        assert float(together.step_time_s[i]) == float(alone.step_time_s)
-        assert int(together.memory_bytes[i]) == int(alone.memory_bytes)
-        assert int(together.flops[i]) == int(alone.flops)
-        for axis, column in together.bytes_per_axis.items():
-            assert int(column[i]) == alone.bytes_per_axis.get(axis, 0)
-
-
 @settings(max_examples=50)
 @given(st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
 def test_the_closed_form_peak_is_the_walk(case: tuple[ModelSpec, Job, Strategy]) -> None:
@@ -100,15 +70,15 @@ def test_the_closed_form_peak_is_the_walk(case: tuple[ModelSpec, Job, Strategy])
     if job.precision.compute == "float64" or strategy.dp > 8:
         return  # a DGX has no fp64 attention of ours to price; memory is covered by the other types
     prediction = predict(model, clusters.dgx_a100(nodes=1), job, strategy)
-    program, *others = programs(model, job, strategy)
-    assert int(prediction.memory_bytes) == max(p.peak_bytes for p in (program, *others))
-    assert {axis: int(n) for axis, n in prediction.bytes_per_axis.items()} == program.bytes_per_axis()
+    programs = [expand(view) for view in Layout(model, job, strategy).stage_views()]
+    assert prediction.memory_bytes == max(p.peak_bytes for p in programs)
+    assert prediction.bytes_per_axis == programs[0].bytes_per_axis()
 
 
 @settings(max_examples=50)
 @given(st.sampled_from([1, 2, 4]).flatmap(lambda ranks: cases(ranks, small=False, compressed=True)))
 def test_everything_allocated_is_freed(case: tuple[ModelSpec, Job, Strategy]) -> None:
-    program = expand(*case)
+    program = expand(Layout(*case).stage_view())
     assert sum(e.alloc - e.free for e in program.events) == 0
 
 
@@ -133,7 +103,7 @@ def test_state_bytes_of_the_textbook() -> None:
     (worked numbers: four policies, not four opinions)."""
     model = ModelSpec(**complete(preset("gpt2")))
     job = Job(global_batch=1, seq=1, precision=Precision(compute="bfloat16"))
-    state = model_state(model, job, Strategy())
+    state = model_state(Layout(model, job, Strategy()).stage_view())
     per_parameter = (state.parameters + state.master + state.gradients) / model.parameter_count
     assert per_parameter == 2 + 4 + 4
     assert state.optimizer // model.parameter_count == 8
@@ -152,7 +122,7 @@ def test_gpt3_flops_are_6n_plus_attention() -> None:
     }
     model = ModelSpec(**complete(sizes))
     job = Job(global_batch=1, seq=2048, precision=Precision(compute="bfloat16"))
-    flops = sum(t.work.flops for t in terms(model, job, Strategy()))
+    flops = sum(t.work.flops for t in terms(Layout(model, job, Strategy()).stage_view()))
     # the matrices alone: no biases and norms, no position table; the tied embedding once, as the head
     matrices = 12 * 96 * 12288**2 + 50257 * 12288
     assert flops == 6 * matrices * 2048 + 12 * 96 * 12288 * 2048 * 2048

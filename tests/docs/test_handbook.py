@@ -20,13 +20,15 @@ from phalanx.plan.tables.collectives import compare
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import build as collective
 from phalanx.schedule.gradients.buckets import buckets
-from phalanx.schedule.gradients.compression import PLACE_BYTES, bucket_collectives, factors
+from phalanx.schedule.gradients.compression import bucket_collectives
+from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.schedules import build
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job
 from phalanx.spec.strategy.compression import parse
+from phalanx.spec.strategy.compressors import PLACE_BYTES, factors
 from phalanx.spec.strategy.spec import Strategy
 
 _GPT3 = make_model({"preset": "gpt3-175b"}, Path())[0]
@@ -157,7 +159,7 @@ def test_c17_operations_of_fsdp():
 
     def operations(layers: int) -> int:
         model = replace(_GPT3, layers=layers)
-        found = terms(model, Job(8, 2048), Strategy(dp=8, zero=3))
+        found = terms(Layout(model, Job(8, 2048), Strategy(dp=8, zero=3)).stage_view())
         return sum(int(t.count) for t in found if t.event.axis == "dp_shard")
 
     assert (operations(96) - operations(95)) * 96 == 288
@@ -183,7 +185,7 @@ def test_powersgd_ratio():
     for rank, ratio in ((4, 512), (32, 64)):
         compressor = parse(f"powersgd:{rank}")
         assert compressor is not None
-        square = next(f for f in factors(compressor, bucket)[0] if f.n == f.m == 4096)
+        square = next(f for f in factors(compressor, bucket.parameters)[0] if f.n == f.m == 4096)
         assert square.n * square.m / (square.r * (square.n + square.m)) == ratio
 
 

@@ -29,6 +29,7 @@ from phalanx.measure.lab import Lab
 from phalanx.runtime.checkpoint.store import steps
 from phalanx.schedule.collectives.ir import Schedule, relabel
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
+from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.strategy.mesh import mesh
@@ -107,7 +108,7 @@ def predicted(job: Job, strategy: Strategy) -> list[float]:
     passes = {"all_reduce": 2, "reduce_scatter": 2, "all_gather": 1, "all_to_all": 1}  # Gloo has no reduce-scatter
     grid, found = mesh(strategy), [0.0, 0.0]
     for rank in range(strategy.world):
-        for event in expand(MODEL, job, strategy, rank).events:
+        for event in expand(Layout(MODEL, job, strategy).rank_view(rank)).events:
             if event.kind == "collective":
                 group = grid.group_of(rank, event.axis)
                 to = group[(group.index(rank) + 1) % len(group)]

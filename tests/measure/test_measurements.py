@@ -28,17 +28,17 @@ from phalanx.measure.steal_time import Rounds
 from phalanx.plan.auto.transport import choose
 from phalanx.report.measure import plot, svg, title
 from phalanx.runtime.comm.p2p import tiers
+from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.collective_choice import pick
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit, Figure
-from phalanx.spec.cluster.toml import to_toml
 from phalanx.spec.errors import InputError
-from phalanx.spec.files.job_file import cluster_from_toml
+from phalanx.spec.files.cluster_toml import cluster_from_toml, to_toml
 from phalanx.spec.job import Job
 from phalanx.spec.model import presets
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.compression import BITS
+from phalanx.spec.strategy.compressors import COMPRESSORS
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
@@ -62,7 +62,7 @@ def test_a_synthetic_wire_is_recovered(alpha: float, beta: float, gamma: float, 
     wire = Synthetic(alpha, beta, gamma, shared)
     found = measure_tier(wire, "network", 4)
     assert (found.alone.alpha, found.alone.beta) == pytest.approx((alpha, beta), rel=1e-6)
-    assert found.alone.residual < 1e-9
+    assert found.alone.fit_error < 1e-9
     assert measure_gamma(wire).value == pytest.approx(gamma, rel=1e-6)
     tier = found.tier(8)
     assert tier.bandwidth_bytes_per_s_per_gpu_per_direction == pytest.approx(1 / beta, rel=1e-6)
@@ -89,11 +89,11 @@ def test_no_line_has_a_negative_price() -> None:
         assert min(found.alpha, found.beta, *found.alpha_range, *found.beta_range) >= 0
 
 
-def fit(way: str, alpha: float, beta: float, residual: float = 0.05, hosts: int = 2, ranks: int = 4) -> CollectiveFit:
+def fit(way: str, alpha: float, beta: float, error: float = 0.05, hosts: int = 2, ranks: int = 4) -> CollectiveFit:
     points = tuple((n, alpha + beta * n) for n in (2**10, 2**14, 2**18, 2**22))
     transport, _, algorithm = way.partition(" ")
     spread = (0.9 * alpha, 1.1 * alpha), (0.9 * beta, 1.1 * beta)
-    return CollectiveFit("all_reduce", ranks, alpha, beta, residual, transport, algorithm, points, hosts, *spread)  # type: ignore[arg-type]
+    return CollectiveFit("all_reduce", ranks, alpha, beta, error, transport, algorithm, points, hosts, *spread)  # type: ignore[arg-type]
 
 
 def measured_cluster(*fits: CollectiveFit) -> ClusterSpec:
@@ -143,14 +143,14 @@ def test_beyond_what_was_measured_a_line_goes_on_through_the_last_point() -> Non
 def test_compressors_cost_what_was_measured_of_them() -> None:
     spec, job = ModelSpec(**complete(presets.preset("llama3-8b"))), Job(global_batch=16, seq=512)
     base = measured_cluster()
-    coded = replace(base, kernels=tuple(replace(k, coding={"int8": 1e-9}) for k in base.kernels))
+    coded = replace(base, kernels=tuple(replace(k, compression_per_byte={"int8": 1e-9}) for k in base.kernels))
     for text, measured in (("int8", True), ("bf16", False)):
         for s in (Strategy(dp=16, compression=text), Strategy(dp=8, pp=2, compression=text)):
             plain, other = predict(spec, base, job, s), predict(spec, coded, job, s)
-            by = [t for t in terms(spec, job, s) if t.code]
+            by = [t for t in terms(Layout(spec, job, s).stage_view()) if t.code]
             assert [t.code for t in by] == [text]
             rates = base.rates("bfloat16", 2)
-            memory = by[0].coding.seconds(rates.backward) * rates.whole
+            memory = by[0].coding.seconds(rates.backward) * rates.pass_slowdown
             more = by[0].coding.traffic_bytes * 1e-9 - memory if measured else 0.0
             assert other.step_time_s - plain.step_time_s == pytest.approx(more, abs=1e-9), s
 
@@ -250,7 +250,7 @@ def test_nccl_tests_become_a_cluster_that_plans(tmp_path: Path) -> None:
 
 
 def test_what_is_drawn() -> None:
-    good, bad = fit("native", 1e-4, 1e-9), fit("p2p ring", 1e-4, 1e-9, residual=0.3)
+    good, bad = fit("native", 1e-4, 1e-9), fit("p2p ring", 1e-4, 1e-9, error=0.3)
     lines = plot(good)
     assert sum(line.count("o") for line in lines[:-1]) == len(good.points)
     assert "n* 97.7 KiB" in lines[-1]
@@ -279,7 +279,7 @@ def test_hosts_are_measured_together(hosts: Hosts, tmp_path: Path) -> None:
     assert "p2p hierarchical" in {f.way for f in spec.fits("all_reduce", 4, 2)}
     assert spec.device.gamma_s_per_byte is not None
     assert {f.name for f in spec.figures} >= {"gamma", "memory, read and written", "100 launches"}
-    assert set(spec.kernels[-1].coding) == {*BITS, "topk", "randk", "threshold", "powersgd"}
+    assert set(spec.kernels[-1].compression_per_byte) == set(COMPRESSORS)
     (tmp_path / "c.toml").write_text(to_toml(spec))
     assert cluster_from_toml(tmp_path / "c.toml") == spec
 

@@ -138,7 +138,7 @@ def test_a_rank_reads_its_own_experts_alone(ep: int, etp: int, theirs, monkeypat
         whole = weights.slice(p.fqn, 0, p.numel).view(p.shape)
         for place in range(ep * etp):
             split = Split(spec, ep=ep, etp=etp).at_experts(place)
-            held, first = split.held(p.fqn), of_rank(initial(spec, 0, weights), split)
+            held, first = split.box(p.fqn), of_rank(initial(spec, 0, weights), split)
             counted[0] = 0
             mine = first(p, 0, held.numel)
             assert counted[0] == 4 * held.numel * (etp if p.role == "expert_row" else 1)

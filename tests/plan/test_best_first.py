@@ -84,7 +84,7 @@ def test_nothing_that_fits_is_faster(model, batch, worlds, beside, tight, data):
     check(best.strategy, model, job, best.strategy.world)
     require_runnable(best.strategy, job)
     assert best.strategy.world in worlds
-    for c in [*found.candidates, *(others if found.settled else ())]:
+    for c in [*found.candidates, *(others if found.exhaustive else ())]:
         assert c.reason or c.seconds >= best.seconds, (c.as_requested, best.as_requested)
 
 
@@ -93,7 +93,7 @@ def test_a_large_space_is_chosen_from_by_the_vectorised_terms(monkeypatch):
     exact = search(model, clusters.dgx_h100(1), job, [4])
     monkeypatch.setattr(searching, "_LARGE", 0)
     found = search(model, clusters.dgx_h100(1), job, [4])
-    assert not found.settled
+    assert not found.exhaustive
     assert found.legal == exact.legal
     assert exact.best.seconds <= found.best.seconds
     assert all(c.reason or c.seconds >= found.best.seconds for c in found.candidates)
@@ -119,7 +119,7 @@ def test_where_memory_is_short_what_fits_is_found():
     found = search(model, _cluster(True, int(least.prediction.memory_bytes)), job, [1])
     assert len(every) > searching.SHOWN
     assert found.best.strategy == least.strategy
-    assert found.settled
+    assert found.exhaustive
 
 
 def test_what_does_not_fit_or_split_is_one_line():
@@ -140,7 +140,7 @@ def test_a_plan_of_a_job_is_the_job_with_its_strategy(here):
     code, out, err = phalanx(here, "plan", "job.toml", "--json")
     assert code == 0, err
     found = json.loads(out)
-    assert found["settled"]
+    assert found["exhaustive"]
     assert found["strategies_evaluated"] > found["strategies_priced_one_by_one"] > 1
     file = plans.job_of(here / "plan.json", ["train.steps=3"])
     assert str(replace(file.strategy, bucket="auto", layers="auto")) == found["best"]["strategy"]

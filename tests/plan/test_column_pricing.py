@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phalanx.cost.analytic import pipeline_formulas
-from phalanx.cost.analytic.rank_layout import layout
 from phalanx.cost.analytic.step import step
+from phalanx.cost.ledger import pipeline_formulas
+from phalanx.cost.ledger.rank_layout import layout
 from phalanx.plan.search import branch_and_bound, refine, space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.priced import price

@@ -103,14 +103,14 @@ def _subject(where, line: str, reduce=None) -> AnalyticSubject:
 def test_each_lint_speaks_and_is_silent_on_its_twin(name, where, line, mended, said):
     found = list(LINTS[name](_subject(where, line)))
     assert [f.name for f in found] == [name]
-    assert said in found[0].said
-    assert found[0].mend
+    assert said in found[0].problem
+    assert found[0].remedy
     assert list(LINTS[name](_subject(where, mended))) == []
 
 
 def test_gradients_reduced_in_fp32():
     wide = list(LINTS["wide-gradients"](_subject(_LLAMA8, "dp=64,zero=1", "float32")))
-    assert "float32: " in wide[0].said
+    assert "float32: " in wide[0].problem
     assert not list(LINTS["wide-gradients"](_subject(_LLAMA8, "dp=64,zero=1", "bfloat16")))
 
 

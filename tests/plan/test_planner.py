@@ -10,7 +10,7 @@ from support.in_process_cli import phalanx
 
 from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.question import cluster_named, model_named, pricing_by_gpus
-from phalanx.plan.search import refine, why_not
+from phalanx.plan.search import refine, space, why_not
 from phalanx.plan.search.neighbours import neighbours
 from phalanx.plan.search.planner import answer
 from phalanx.plan.search.priced import price
@@ -106,10 +106,17 @@ def test_memory_as_objective_takes_less_of_it_and_at_most_ten_percent_more_time(
 
 
 def test_a_stack_gets_the_schedules_that_it_has():
-    ours = answer(
-        pricing_by_gpus(model_named("llama3-8b")[0], cluster_named("dgx-h100"), 64, 8192, "torchtitan-compiled"), 16
-    )
-    assert ours.evaluated > _ask("llama3-8b", "dgx-h100", 16, 64, 8192).evaluated
+    """torchtitan has zb-v, Megatron the distributed optimizer and Ulysses; and neither what the other has."""
+    question = model_named("llama3-8b")[0], cluster_named("dgx-h100"), 64, 8192
+    titan, megatron = (pricing_by_gpus(*question, stack)(16) for stack in ("torchtitan-compiled", "megatron-core"))
+    for pricing, line, other in (
+        (titan, "dp=4,pp=4,schedule=zb-v", megatron),
+        (megatron, "dp=16,zero=1", titan),
+        (megatron, "dp=8,cp=2,ulysses=2", titan),
+    ):
+        s = Strategy(**parse(line))
+        assert s in space.everything(pricing.model, pricing.job, 16, pricing.options).strategies()
+        assert not other.options.allows(s)
 
 
 def test_the_fewest_gpu_hours(tmp_path):
@@ -158,7 +165,7 @@ def test_nothing_that_is_shown_beats_the_best():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"--gpus": "8"}, "48 of them would do"),
+        ({"--gpus": "8"}, "40 of them would do"),
         ({"--gpus": "1021"}, "no split of 1021 ranks divides global_batch = 1536 and the model's sizes; use 1020,"),
         ({"--model": "gpt4"}, "did you mean gpt2"),
         ({"--cluster": "dgx-a10"}, "did you mean dgx-a100"),

@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 
 from phalanx.cost.pipeline_time import Costs, price
-from phalanx.cost.step.predict import predict, predict_all
-from phalanx.cost.step.predict_pipeline import price_pipeline, programs
+from phalanx.cost.step.expand import expand
+from phalanx.cost.step.predict import predict
+from phalanx.cost.step.predict_pipeline import Pipelined, price_pipeline
+from phalanx.cost.step.terms import terms
 from phalanx.plan.auto import stage_split
 from phalanx.plan.search import best_first
+from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.schedules import build
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.files.job_file import build as make
@@ -32,6 +35,11 @@ def _strategy(line: str) -> Strategy:
     return found
 
 
+def _priced(s: Strategy) -> Pipelined:
+    views = Layout(LLAMA, JOB, s).stage_views()
+    return price_pipeline(views, [terms(view) for view in views], CLUSTER)
+
+
 @pytest.mark.parametrize("line", ["pp=4,tp=2", "pp=8", "pp=4,schedule=interleaved,virtual=2", "pp=4,schedule=zb-v"])
 def test_the_slowest_rank_is_as_fast_as_may_be(line: str) -> None:
     """No block moved from one chunk to a neighbour's makes it faster."""
@@ -39,13 +47,13 @@ def test_the_slowest_rank_is_as_fast_as_may_be(line: str) -> None:
     blocks = [int(n) for n in s.layers.split("/")]
     assert sum(blocks) == LLAMA.layers
     assert "slowest rank" in why
-    slowest = max(price_pipeline(LLAMA, CLUSTER, JOB, s).priced.work)
+    slowest = max(_priced(s).priced.work)
     for i in range(len(blocks)):
         for j in range(len(blocks)):
             moved = [n + (c == j) - (c == i) for c, n in enumerate(blocks)]
             if i != j and min(moved) >= 1:
                 other = replace(s, layers="/".join(map(str, moved)))
-                assert max(price_pipeline(LLAMA, CLUSTER, JOB, other).priced.work) >= slowest * (1 - 1e-9)
+                assert max(_priced(other).priced.work) >= slowest * (1 - 1e-9)
 
 
 def test_memory_limits_move_blocks_to_where_there_is_room() -> None:
@@ -62,7 +70,7 @@ def test_memory_limits_move_blocks_to_where_there_is_room() -> None:
 @pytest.mark.parametrize("line", ["pp=4,schedule=gpipe", "pp=2,tp=2,schedule=zb-h1", "pp=4,schedule=dualpipe-v,dp=2"])
 def test_the_step_is_the_schedules(line: str) -> None:
     s, _ = stage_split.resolve(LLAMA, CLUSTER, JOB, _strategy(line))
-    found = price_pipeline(LLAMA, CLUSTER, JOB, s)
+    found = _priced(s)
     schedule = build(s.schedule, s.pp, s.accumulation(JOB))
     assert price(schedule, found.costs).times == found.priced.times
     alike = price(schedule, Costs.equal(schedule.chunks)).bubble_fraction
@@ -70,10 +78,9 @@ def test_the_step_is_the_schedules(line: str) -> None:
     prediction = predict(LLAMA, CLUSTER, JOB, s)
     assert prediction.step_time_s > found.priced.makespan
     assert prediction.bubble_fraction == found.priced.bubble_fraction
-    assert prediction.memory_bytes == max(p.peak_bytes for p in programs(LLAMA, JOB, s))
-    columns = predict_all(LLAMA, CLUSTER, JOB, [s, Strategy(dp=2), s])
-    assert list(columns.step_time_s[[0, 2]]) == [prediction.step_time_s] * 2
-    assert columns.bubble_fraction[1] == 0
+    views = Layout(LLAMA, JOB, s).stage_views()
+    assert prediction.memory_bytes == max(expand(view).peak_bytes for view in views)
+    assert predict(LLAMA, CLUSTER, JOB, Strategy(dp=2)).bubble_fraction == 0
 
 
 def test_the_plan_says_what_each_chunk_costs() -> None:

@@ -143,7 +143,7 @@ def test_tables_are_drawn(tmp_path):
     assert phalanx(tmp_path, *words)[0] == 0
     drawn = ElementTree.parse(tmp_path / "memory.svg").getroot()
     lines = drawn.findall("{http://www.w3.org/2000/svg}polyline")
-    assert len(lines) == 4  # ZeRO stages, over 11 numbers of ranks
+    assert len(lines) == 4  # levels of ZeRO, over 11 numbers of ranks
     places = [tuple(map(float, point.split(","))) for point in lines[3].attrib["points"].split()]
     assert len(places) == 11
     # ZeRO-3 falls as 1/P: on two logarithmic axes the steps are equal.

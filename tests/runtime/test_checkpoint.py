@@ -20,7 +20,7 @@ from support.rank_pool import Pool
 
 from phalanx.runtime.checkpoint import container, store
 from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
-from phalanx.runtime.checkpoint.boxes import Part, boxes, pieces, share, whole
+from phalanx.runtime.checkpoint.boxes import Part, boxes, full_part, pieces, share
 from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.world import ALONE
@@ -39,13 +39,13 @@ COMM = Comm(ALONE, mesh(Strategy()))
 
 def save(folder: Path, step: int, tensors: dict[str, torch.Tensor], keep: int = 2) -> None:
     saver = Saver(folder, COMM, keep)
-    saver.save(step, [whole(name, t) for name, t in tensors.items()], {"seed": 0})
+    saver.save(step, [full_part(name, t) for name, t in tensors.items()], {"seed": 0})
     saver.wait()
 
 
 def load(folder: Path, step: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     tensor = torch.full(shape, -1.0)
-    store.load(folder, step, [whole(name, tensor)])
+    store.load(folder, step, [full_part(name, tensor)])
     return tensor
 
 
@@ -164,7 +164,7 @@ def test_any_cut_reads_what_any_other_wrote(
     for rank in range(writers):
         chunks = [
             Chunk(p.name, p.shape, offsets, lengths, view.dtype, view.clone)
-            for p in share([whole("a", tensor)], rank, writers)
+            for p in share([full_part("a", tensor)], rank, writers)
             for (offsets, lengths), view in pieces(p)
         ]
         part.mkdir(exist_ok=True)
@@ -229,7 +229,7 @@ def test_training_goes_on_while_its_past_is_written(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(store, "write", later)
     saver = Saver(tmp_path, COMM, keep=1)
-    saver.save(1, [whole("a", tensor)], {})
+    saver.save(1, [full_part("a", tensor)], {})
     tensor.zero_()
     assert store.steps(tmp_path) == []
     changed.set()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import lzma
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,18 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import rank_cases, tiny_training
 from support.rank_pool import Pool
-from support.strategies import COMPRESSORS, QUANTISERS, TRANSPORTS, cases
+from support.strategies import COMPRESSORS, TRANSPORTS, cases
 
 import phalanx
+from phalanx.runtime.data_parallel.compression import RUNTIME
 from phalanx.runtime.data_parallel.compression.codec import Code
+from phalanx.runtime.data_parallel.compression.quantized import Quantised
 from phalanx.schedule.gradients.buckets import Bucket
-from phalanx.schedule.gradients.compression import elements_sent, factors, max_elements
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec, Parameter
-from phalanx.spec.strategy.compression import BLOCK, parse
+from phalanx.spec.strategy import compressors
+from phalanx.spec.strategy.compression import parse
+from phalanx.spec.strategy.compressors import BLOCK, elements_sent, factors, max_elements
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.parity import BOUNDS
@@ -142,7 +147,7 @@ def test_matrices_too_small_for_factors_are_sent_as_they_are() -> None:
     assert c is not None
     shapes = {"big": (32, 64), "small": (8, 8), "vector": (100,), "stack": (16, 4, 8)}
     bucket = Bucket(0, tuple(Parameter(n, s, "norm", "embed") for n, s in shapes.items()))
-    found, rest = factors(c, bucket)
+    found, rest = factors(c, bucket.parameters)
     assert [(f.parameter.fqn, f.n, f.m, f.r) for f in found] == [("big", 32, 64, 4), ("stack", 16, 32, 4)]
     assert [p.fqn for p in rest] == ["small", "vector"]
 
@@ -165,7 +170,7 @@ def test_nothing_is_lost(pool: Pool, world: int) -> None:
 
 
 def test_one_step_is_within_its_bound(pool: Pool) -> None:
-    """A sum of p contributions, each coded once, and the sum again at stage 0; in units of the largest magnitudes."""
+    """A sum of p contributions, each coded once, and with zero=0 the sum again; in units of the largest magnitude."""
     job = Job(4, 8, Precision("float64"), clip=0.0)
     for name, step in (("fp16", 2**-11), ("bf16", 2**-8), ("int8", 0.5 / 127), ("int4", 0.5 / 7)):
         for zero in (0, 1, 2, 3):
@@ -229,9 +234,16 @@ def test_a_compressed_run_learns_as_well(
     assert low <= loss / uncompressed - 1 <= high
 
 
-def test_names_of_tests_are_all_compressors() -> None:
-    """Every kind is drawn."""
-    assert {parse(c).name for c in COMPRESSORS} == {  # type: ignore[union-attr]
-        "fp16", "bf16", "int8", "int4", "topk", "randk", "threshold", "powersgd",
-    }  # fmt: skip
-    assert all(parse(c).quantised for c in QUANTISERS)  # type: ignore[union-attr]
+def test_the_table_and_the_runtime_have_the_same_compressors() -> None:
+    assert set(RUNTIME) == set(compressors.COMPRESSORS) == {parse(c).name for c in COMPRESSORS}  # type: ignore[union-attr]
+    for name, row in compressors.COMPRESSORS.items():
+        assert (RUNTIME[name] is Quantised) == isinstance(row, compressors.Codes)
+
+
+@pytest.mark.parametrize("row", [compressors.COMPRESSORS[name] for name in ("int8", "topk", "powersgd")])
+def test_a_row_that_lacks_a_fact_cannot_be_made(row: Any) -> None:
+    facts = {f.name: getattr(row, f.name) for f in fields(row)}
+    assert type(row)(**facts) == row
+    for name in facts:
+        with pytest.raises(TypeError, match=f"missing 1 required .* '{name}'"):
+            type(row)(**{fact: value for fact, value in facts.items() if fact != name})

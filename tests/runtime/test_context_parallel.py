@@ -24,6 +24,7 @@ from phalanx.runtime.autograd import attention_core
 from phalanx.runtime.model_parallel.context import merge
 from phalanx.runtime.process.world import World
 from phalanx.schedule.layers.context import Context, keys_per_query
+from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
@@ -141,15 +142,15 @@ def test_blocks_travel_and_heads_go_apart() -> None:
     """Forward R - 1 hops, backward as many of keys and values and as many of their gradients; two all-to-alls a pass.
     Verified programs issue just these."""
     spec, job, strategy = model(), Job(2, 32), Strategy(cp=8, ulysses=2, micro_batch=2)
-    sent = Counter(
-        (e.phase, e.op, e.unit) for e in expand(spec, job, strategy).events if e.axis in ("ring", "ulysses")
-    )
+    layout = Layout(spec, job, strategy)
+    events = expand(layout.stage_view()).events
+    sent = Counter((e.phase, e.op, e.unit) for e in events if e.axis in ("ring", "ulysses"))
     wanted = {("F", "send"): 3, ("F", "recv"): 3, ("B", "send"): 6, ("B", "recv"): 6}
     wanted |= {(phase, "all_to_all"): 2 for phase in "FB"}
     assert sent == {(*key, f"blocks.{i}"): n for key, n in wanted.items() for i in range(2)}
     grid = mesh(strategy)
     for rank in range(8):
-        peers = {(e.op, e.peer) for e in expand(spec, job, strategy, rank).events if e.kind == "p2p"}
+        peers = {(e.op, e.peer) for e in expand(layout.rank_view(rank)).events if e.kind == "p2p"}
         group = grid.group_of(rank, "ring")
         at = group.index(rank)
         assert peers == {("send", group[(at + 1) % 4]), ("recv", group[at - 1])}
@@ -157,13 +158,15 @@ def test_blocks_travel_and_heads_go_apart() -> None:
 
 def test_classes_are_the_ends_of_the_ring_and_what_is_between() -> None:
     spec, job = model(), Job(4, 32)
-    assert [(c.rank, c.count, c.are) for c in classes(spec, job, Strategy(cp=8, ulysses=2, dp=2))] == [
+    assert [
+        (c.rank, c.count, c.description) for c in classes(Layout(spec, job, Strategy(cp=8, ulysses=2, dp=2)))
+    ] == [
         (0, 4, "first in the ring"),
         (2, 8, "within the ring"),
         (6, 4, "last in the ring"),
     ]
-    assert [c.count for c in classes(spec, job, Strategy(cp=2, ulysses=2))] == [2]
-    shards = classes(spec, job, Strategy(cp=4, zero=3, dp=4))
+    assert [c.count for c in classes(Layout(spec, job, Strategy(cp=2, ulysses=2)))] == [2]
+    shards = classes(Layout(spec, job, Strategy(cp=4, zero=3, dp=4)))
     assert sum(c.count for c in shards) == 16
 
 

@@ -110,7 +110,7 @@ def test_memory_is_free_gradient_by_gradient() -> None:
         def deliver(
             _: object, g: torch.Tensor | Product | None, rows: list[tuple[torch.Tensor, torch.Tensor]]
         ) -> None:
-            made = g.made() if isinstance(g, Product) else rows[0][0] if g is None else g
+            made = g.compute() if isinstance(g, Product) else rows[0][0] if g is None else g
             lives.append(tracker.live - made.nbytes)  # without what is made now: a product, or a copy of token ids
 
         for _, gradients in left:

@@ -19,9 +19,10 @@ from support.strategies import OPTIMIZERS, TRANSPORTS, cases, splits, with_exper
 
 from phalanx.cost.step.expand import expand
 from phalanx.nn.init import initial, of_rank
-from phalanx.runtime.data_parallel.bucket_buffers import Flat
+from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.gradients.buckets import Bucket, buckets, reduction_slots
+from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Optimizer, Precision
@@ -77,12 +78,12 @@ def test_ranks_hold_every_element_alike(spec: ModelSpec, degrees: tuple[int, int
         whole = first(p, 0, p.numel).view(p.shape)
         times = torch.zeros(p.shape)
         for split in splits_of(spec, s):
-            held = split.held(p.fqn)
-            place = tuple(slice(o, o + n) for o, n in zip(held.offsets, held.sizes, strict=True))
-            times[place] += 1 / held.copies
-            numel, cut = torch.Size(held.shape).numel(), held.numel // 3
+            box = split.box(p.fqn)
+            place = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
+            times[place] += 1 / box.copies
+            numel, cut = torch.Size(box.shape).numel(), box.numel // 3
             runs = [of_rank(first, split)(p, *run) for run in ((0, cut), (cut, numel))]
-            mine = torch.cat(runs).view(held.shape)[tuple(slice(n) for n in held.sizes)]
+            mine = torch.cat(runs).view(box.shape)[tuple(slice(n) for n in box.sizes)]
             assert mine.equal(whole[place])
         assert times.eq(s.edp if p.of_experts else s.dp).all(), p
 
@@ -128,8 +129,8 @@ def test_experts_have_buckets_of_their_own_where_others_hold_them(
     line: str, gradients: tuple[str, int, int], experts: tuple[str, int, int] | None
 ) -> None:
     spec, job, s = model(), Job(8, 8), strategy(line + ",bucket=0.001")
-    cut = buckets(spec, job, s)
-    held = parameters(local_model(spec, s))
+    local = local_model(spec, s)
+    cut, held = buckets(local, job, s), parameters(local)
     assert sorted(p.fqn for b in cut for p in b.parameters) == sorted(p.fqn for p in held)
     assert [b.index for b in cut] == list(range(len(cut)))
     for b in cut:
@@ -137,7 +138,7 @@ def test_experts_have_buckets_of_their_own_where_others_hold_them(
         assert (b.axis(s), b.parts(s), b.replicas(s)) == (experts if b.experts else gradients)
         assert not b.axis(s) or mesh(s).size(b.axis(s)) == b.ranks(s) // (b.replicas(s) if b.across(s) else 1)
         assert b.padded(s) % b.parts(s) == 0
-        pieces = [piece for i in range(b.parts(s)) for piece in Flat(b, s, i).pieces()]
+        pieces = [piece for i in range(b.parts(s)) for piece in FlatBucket(b, s, i).pieces()]
         assert sum(piece.stop - piece.start for piece in pieces) == b.numel
     assert any(b.experts for b in cut) == (experts is not None)
     if s.effective_zero == 3:
@@ -146,8 +147,9 @@ def test_experts_have_buckets_of_their_own_where_others_hold_them(
 
 def test_buckets_that_fill_at_once_have_memory_of_their_own() -> None:
     spec, s = model(), Strategy(dp=4, ep=2, zero=2, bucket=0.001)
-    cut = buckets(spec, Job(8, 8), s)
-    turns, sizes = reduction_slots(local_model(spec, s), cut, s)
+    local = local_model(spec, s)
+    cut = buckets(local, Job(8, 8), s)
+    turns, sizes = reduction_slots(local, cut, s)
 
     def of(experts: bool) -> list[tuple[Bucket, int]]:
         return [(b, slot) for b, slot in zip(cut, turns, strict=True) if b.experts == experts]
@@ -184,8 +186,10 @@ def test_what_goes_between_layers_is_what_was_predicted(line: str) -> None:
     def between(events: Any) -> list[Any]:
         return [e.identity for e in events if e.kind != "compute" and e.axis not in INSIDE]
 
-    for kind in classes(spec, job, s):
-        assert between(imagine(spec, job, s, kind.rank).events) == between(expand(spec, job, s, kind.rank).events)
+    layout = Layout(spec, job, s)
+    for kind in classes(layout):
+        program = expand(layout.rank_view(kind.rank))
+        assert between(imagine(spec, job, s, kind.rank).events) == between(program.events)
 
 
 @pytest.mark.parametrize("world", [2, 4, 6])

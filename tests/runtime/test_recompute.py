@@ -21,6 +21,7 @@ from phalanx.cost.step.program import instants
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.world import ALONE
+from phalanx.schedule.layout import Layout
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
@@ -80,7 +81,8 @@ def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: str, mode:
 def test_what_is_repeated_is_sent_again_but_for_the_last_sum(residual: str, mode: str) -> None:
     strategy = Strategy(tp=2, recompute=mode)
     spec, job = model(residual=residual), Job(2, 16)
-    sent = Counter((e.phase, e.unit) for e in expand(spec, job, strategy).events if e.axis == "tp")
+    events = expand(Layout(spec, job, strategy).stage_view()).events
+    sent = Counter((e.phase, e.unit) for e in events if e.axis == "tp")
     assert sent == Counter((e.phase, e.unit) for e in imagine(spec, job, strategy, 0).events if e.axis == "tp")
     for i in range(3):
         again = residual == "serial" and strategy.recompute_of(i) == "full"
@@ -90,8 +92,11 @@ def test_what_is_repeated_is_sent_again_but_for_the_last_sum(residual: str, mode
 def test_the_last_product_is_not_made_twice() -> None:
     """A third more work, less the product whose result nobody needs; attention's core; not both."""
     spec, job = model(), Job(1, 16)
-    flops = {m: expand(spec, job, Strategy(recompute=m)).flops_per_unit()["B", "blocks.1"] for m in ("none", *MODES)}
-    forward = expand(spec, job, Strategy()).flops_per_unit()["F", "blocks.1"]
+    flops = {
+        m: expand(Layout(spec, job, Strategy(recompute=m)).stage_view()).flops_per_unit()["B", "blocks.1"]
+        for m in ("none", *MODES)
+    }
+    forward = expand(Layout(spec, job, Strategy()).stage_view()).flops_per_unit()["F", "blocks.1"]
     assert flops["full"] - flops["none"] == forward - 2 * 16 * 40 * 16
     assert flops["selective"] - flops["none"] == 4 * 16 * 16 * 32
     assert flops["every:2"] == flops["none"]
@@ -104,9 +109,9 @@ def test_kept_is_a_block_s_input_and_its_inside_is_there_once() -> None:
     live: dict[str, list[int]] = {}
     for mode in ("none", "selective", "full", "every:3"):
         strategy = Strategy(recompute=mode, micro_batch=2)
-        program, found = expand(spec, job, strategy), imagine(spec, job, strategy, 0)
-        live[mode] = [i.live for i in instants(found.events, found.held.first) if i.event.phase == "F"]
-        assert abs(found.held.peak / program.peak_bytes - 1) < 0.001
+        program, found = expand(Layout(spec, job, strategy).stage_view()), imagine(spec, job, strategy, 0)
+        live[mode] = [i.live for i in instants(found.events, found.memory.first) if i.event.phase == "F"]
+        assert abs(found.memory.peak / program.peak_bytes - 1) < 0.001
     inside = live["none"][2] - live["none"][1]
     assert live["full"][6] - live["full"][1] == 5 * stream
     assert live["none"][6] - live["none"][1] == 5 * inside

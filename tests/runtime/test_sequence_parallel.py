@@ -21,7 +21,6 @@ from support.toy_model import model, order_of_gradients
 
 from phalanx.cost.memory import footprint
 from phalanx.cost.step.expand import expand
-from phalanx.cost.step.predict import predict, predict_all
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel import shared_gradients
@@ -29,7 +28,7 @@ from phalanx.runtime.model_parallel import sequence
 from phalanx.runtime.model_parallel.sequence import Rows
 from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.layers.tensor import chunks
-from phalanx.spec.cluster import presets as clusters
+from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
@@ -111,7 +110,7 @@ def test_textbook_bugs_are_caught(pool: Pool, how: str) -> None:
 def test_an_all_reduce_becomes_a_reduce_scatter_and_an_all_gather(residual: str) -> None:
     """Of the same bytes, in two chunks each; and the gathers of the backward pass, of what was not kept."""
     spec, job = model(residual=residual), Job(4, 8)
-    events = expand(spec, job, Strategy(tp=2, sp=True, micro_batch=2)).events
+    events = expand(Layout(spec, job, Strategy(tp=2, sp=True, micro_batch=2)).stage_view()).events
     tensor = [e for e in events if e.axis == "tp" and e.phase in "FB"]
     sent = Counter((e.op, e.phase, e.unit) for e in tensor if e.op != "all_reduce")
     serial = residual == "serial"
@@ -170,18 +169,6 @@ def test_a_step_is_proved_event_for_event_and_in_live_bytes(strategy: Strategy, 
         assert found.differences == ()
         assert found.deviation is not None
         assert found.deviation < SLACK_BYTES
-
-
-def test_prices_of_columns_are_those_of_their_rows() -> None:
-    """Among them micro-batches that fall into two chunks, and such that do not."""
-    spec, job, cluster = model(heads=8, kv_heads=4), Job(12, 12), clusters.dgx_a100(nodes=1)
-    rows = [Strategy(tp=4, sp=True, micro_batch=m) for m in (1, 2, 3, 6)]
-    together = predict_all(spec, cluster, job, rows)
-    for i, row in enumerate(rows):
-        alone = predict(spec, cluster, job, row)
-        assert float(together.step_time_s[i]) == float(alone.step_time_s)
-        assert int(together.memory_bytes[i]) == int(alone.memory_bytes)
-        assert int(together.bytes_per_axis["tp"][i]) == alone.bytes_per_axis["tp"]
 
 
 def test_tokens_that_do_not_fall_into_equal_parts_are_refused() -> None:

@@ -21,6 +21,7 @@ from phalanx.cost.step.expand import expand
 from phalanx.nn.init import initial, of_rank
 from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.process.world import World
+from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, parameters
@@ -42,13 +43,13 @@ def test_ranks_hold_every_element_as_often_as_they_say(spec: ModelSpec, tp: int)
         times = torch.zeros(p.shape)
         for index in range(tp):
             split = Split(spec, tp, index)
-            held = split.held(p.fqn)
-            place = tuple(slice(o, o + n) for o, n in zip(held.offsets, held.sizes, strict=True))
-            times[place] += 1 / held.copies
-            numel = torch.Size(held.shape).numel()
-            mine = of_rank(first, split)(p, 0, numel).view(held.shape)
-            assert mine[tuple(slice(n) for n in held.sizes)].equal(whole[place])
-            assert mine[held.sizes[0] :].count_nonzero() == 0
+            box = split.box(p.fqn)
+            place = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
+            times[place] += 1 / box.copies
+            numel = torch.Size(box.shape).numel()
+            mine = of_rank(first, split)(p, 0, numel).view(box.shape)
+            assert mine[tuple(slice(n) for n in box.sizes)].equal(whole[place])
+            assert mine[box.sizes[0] :].count_nonzero() == 0
             cut = numel // 3
             assert torch.cat([of_rank(first, split)(p, *run) for run in ((0, cut), (cut, numel))]).equal(
                 mine.flatten()
@@ -86,7 +87,7 @@ def test_what_cannot_be_combined_is_refused() -> None:
 @pytest.mark.parametrize("residual", ["serial", "parallel", "parallel_one_norm"])
 def test_each_sub_layer_has_one_all_reduce_a_pass(residual: str) -> None:
     """Where attention and MLP read one input, one for both forward. Verified programs issue just these."""
-    events = expand(model(residual=residual), Job(4, 8), Strategy(tp=2, micro_batch=2)).events
+    events = expand(Layout(model(residual=residual), Job(4, 8), Strategy(tp=2, micro_batch=2)).stage_view()).events
     assert {e.op for e in events if e.axis} == {"all_reduce"}
     sent = Counter((e.phase, e.unit) for e in events if e.axis == "tp")
     forward = 4 if residual == "serial" else 2

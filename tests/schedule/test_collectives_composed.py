@@ -23,7 +23,7 @@ def outcome(s: Schedule) -> np.ndarray:
     prove(s)
     symbolic = run(s)
     *_, (_, counts) = symbolic.states()
-    held = counts * symbolic.held(s.end)[:, :, None]
+    held = counts * symbolic.positions(s.end)[:, :, None]
     return np.repeat(held, np.diff(symbolic.edges), axis=1)
 
 

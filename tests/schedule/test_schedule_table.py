@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from phalanx.cost.analytic.pipeline_formulas import bubble, by_schedule, in_flight
+from phalanx.cost.ledger.pipeline_formulas import bubble, by_schedule, in_flight
 from phalanx.schedule.pipeline.schedules import SCHEDULES, ScheduleFacts, build, splits, table
 from phalanx.schedule.pipeline.stages import rank_of, splits_backward
 from phalanx.spec.strategy.spec import Schedule, Strategy

@@ -59,12 +59,16 @@ class Launcher:
         with importing_as_here():
             self._process.start()
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
     def running(self) -> bool:
         return self._process.is_alive()
 
     def signal(self, number: signal.Signals) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
     def finish(self, timeout_s: float = 180.0) -> tuple[int, str, str]:
         self._process.join(timeout_s)

@@ -23,7 +23,7 @@ from phalanx.infer.generate import Sampling, generate
 from phalanx.nn.weight_files import open_weights
 from phalanx.runtime.checkpoint import store
 from phalanx.runtime.checkpoint.async_saver import Saver
-from phalanx.runtime.checkpoint.boxes import share, whole
+from phalanx.runtime.checkpoint.boxes import full_part, share
 from phalanx.runtime.checkpoint.manifest import CheckpointError
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
@@ -37,10 +37,12 @@ from phalanx.runtime.observe.pass_times import passes
 from phalanx.runtime.process import status
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.launch import RankFailure, named
+from phalanx.runtime.process.objects import SECRET_VARIABLE, ForgedMessageError
 from phalanx.runtime.process.world import World
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.rank_program import program
 from phalanx.schedule.layers.context import context
+from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Train
@@ -54,6 +56,7 @@ from phalanx.train.training_step import Training
 from phalanx.verify import parity
 from phalanx.verify.compression_error import examine_compressed
 from phalanx.verify.diff import differences
+from support.sockets import Touch
 
 
 def instrumented_step(
@@ -77,7 +80,7 @@ def instrumented_step(
         training.step(batches, lr=1e-3)
     comm.timeline.end()
     comm.barrier()  # what is still under way would hold its memory into the next case
-    program = expand(spec, job, strategy, world.rank)
+    program = expand(Layout(spec, job, strategy).rank_view(world.rank))
     expected = [replace(e, routed=e.routed and not balanced) for e in program.events]
     return {
         "differences": list(map(str, differences(expected, tuple(comm.recorder.events)))),
@@ -755,6 +758,21 @@ def fails_waiting(world: World, late: int) -> str:
     raise AssertionError("unreachable")
 
 
+def gathers_with_secrets(world: World, secrets: list[str], folder: Path) -> str:
+    """Return the ranks' numbers, or this rank's error. With two secrets the second rank sends what makes a folder."""
+    foreign = world.rank == 1 and len(set(secrets)) > 1
+    os.environ[SECRET_VARIABLE] = secrets[world.rank]
+    try:
+        everyone = Comm(world, mesh(Strategy(dp=world.size))).gather_objects(
+            Touch(folder) if foreign else world.rank, "world"
+        )
+        return " ".join(map(str, everyone))
+    except ForgedMessageError as error:
+        return str(error)
+    finally:
+        del os.environ[SECRET_VARIABLE]
+
+
 def one_cannot_write(world: World, folder: Path, which: int) -> str:
     """Return this rank's message when one rank cannot write; all ranks continue together."""
     comm = Comm(world, mesh(Strategy(dp=world.size)))
@@ -767,7 +785,7 @@ def one_cannot_write(world: World, folder: Path, which: int) -> str:
 
     store.write = fails
     try:
-        saver.save(1, share([whole("a", torch.zeros(9))], world.rank, world.size), {})
+        saver.save(1, share([full_part("a", torch.zeros(9))], world.rank, world.size), {})
         saver.wait()
     except CheckpointError as error:
         return str(error)

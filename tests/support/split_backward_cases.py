@@ -27,7 +27,7 @@ from phalanx.spec.strategy.split import Split
 class Part:
     """One rank's part of a model, without an engine."""
 
-    put_off: DeferredGradients
+    deferred_gradients: DeferredGradients
 
     def __init__(self, spec: ModelSpec, job: Job, s: Strategy, comm: Comm) -> None:
         rank = comm.world.rank
@@ -49,7 +49,7 @@ class Part:
 
     def splits(self) -> None:
         """Allow weight gradients to be deferred from now on."""
-        self.put_off = DeferredGradients(self.model.units(), self.inner)
+        self.deferred_gradients = DeferredGradients(self.model.units(), self.inner)
 
     def forward(self, batch: Tensor, micro_batch: int = 0) -> Tensor:
         self.inner.micro_batch = micro_batch
@@ -73,11 +73,11 @@ class Part:
 
     def inputs(self, loss: Tensor, micro_batch: int = 0) -> Left:
         self.inner.micro_batch = micro_batch
-        self.put_off.active = True
+        self.deferred_gradients.active = True
         loss.backward()
-        self.put_off.active = False
+        self.deferred_gradients.active = False
         assert all(p.grad is None for p in self.model.parameters())
-        return self.put_off.take()
+        return self.deferred_gradients.take()
 
     def weights(self, left: Left, micro_batch: int = 0) -> list[str]:
         """Compute the deferred weight gradients; return the parameters in the order in which they came."""

@@ -14,6 +14,8 @@ from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Optimizer, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy import compressors
+from phalanx.spec.strategy.compression import parse
 from phalanx.spec.strategy.context import require_context
 from phalanx.spec.strategy.spec import Strategy, divisors
 from phalanx.spec.strategy.split import require_split
@@ -30,9 +32,13 @@ PRECISIONS = [
     Precision("float32", accumulate="float64"),
     Precision("float32", master="float64"),
 ]
-QUANTISERS = ["fp16", "bf16", "int8", "int4", "int8:stochastic", "int4:nofeedback"]
-SPARSE = ["topk:0.1", "topk:0.01:nofeedback", "randk:0.1", "randk:0.3:nofeedback", "threshold:1e-4"]
-COMPRESSORS = [*QUANTISERS, *SPARSE, "powersgd:2", "powersgd:4:nofeedback"]
+_VARIANTS = ["fp16", "bf16", "int8", "int4", "int8:stochastic", "int4:nofeedback"]
+_VARIANTS += ["topk:0.1", "topk:0.01:nofeedback", "randk:0.1", "randk:0.3:nofeedback", "threshold:1e-4"]
+_VARIANTS += ["powersgd:2", "powersgd:4:nofeedback"]
+_VARIED = {c.split(":")[0] for c in _VARIANTS}
+COMPRESSORS = [*_VARIANTS, *(compressors.example(name) for name in compressors.COMPRESSORS if name not in _VARIED)]
+"""Every row of the table, and variants of those that have them."""
+QUANTISERS = [c for c in COMPRESSORS if parse(c).quantised]  # type: ignore[union-attr]
 SCHEDULES: list[tuple[Any, int]] = [
     (name, facts.chunks if facts.takes_virtual else 1) for name, facts in schedules.SCHEDULES.items()
 ]

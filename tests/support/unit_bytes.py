@@ -15,7 +15,6 @@ from phalanx.cost.compute import unit_work
 from phalanx.cost.memory import footprint
 from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.split_backward import Pass
-from phalanx.cost.step.term import repeat_of
 from phalanx.runtime.autograd.deferred_weight_grads import Product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
@@ -23,6 +22,7 @@ from phalanx.runtime.observe.instrument import instrument
 from phalanx.schedule.event import Phase
 from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layers.context import Context, keys_per_query
+from phalanx.schedule.unit_classes import repeat_of
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.mesh import mesh

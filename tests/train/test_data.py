@@ -20,7 +20,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import from_tables
 from phalanx.spec.job import Train
 from phalanx.train.data import Batches, TokenSet, prepare, require_documents, take, validation_windows
-from phalanx.train.data.texts import find_texts, paragraphs, whole
+from phalanx.train.data.texts import find_texts, join_chunks, paragraphs
 from phalanx.train.data.tokens import HELD_OUT
 
 
@@ -199,7 +199,7 @@ def test_a_changed_file_is_other_tokens(tmp_path: Path) -> None:
 
 def test_a_large_document_is_cut_and_nothing_is_lost() -> None:
     text = ["ab\n\n" * 1_500_000, "c" * 12_000_000, "d" * 20_000_000, "\n\n", "e"]
-    pieces = list(whole(iter(text)))
+    pieces = list(join_chunks(iter(text)))
     assert "".join(pieces) == "".join(text)
     assert len(pieces) > 2
     assert pieces[0].endswith("b\n\n")

@@ -128,8 +128,56 @@ def test_a_row_that_contradicts_itself_is_left_out() -> None:
     assert "is not gpus=7" in skipped[0][1]
     found, skipped = cases([records.Row({**row.cells, "gpu": "TPUv4"})])
     assert "TPUv4 is not modelled" in skipped[0][1]
-    found, skipped = cases([records.Row({**row.cells, "framework": "Theano", "source_family": "other"})])
-    assert "Theano is not modelled" in skipped[0][1]
+
+
+def _as_of(framework: str, version: str = "", **cells: str) -> records.Row:
+    """A published row as if another framework had run it."""
+    row = next(
+        r for r in records.load(records.RUNS) if r.family == "nemo-megatron-bridge" and r["model"] == "llama3-8b"
+    )
+    return records.Row({**row.cells, "framework": framework, "framework_version": version, **cells})
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "name"),
+    [
+        ("NeMo", "24.07", "nemo-24.03"),
+        ("NeMo", "nemo-25.03", "nemo-25.02"),
+        ("NeMo", "27.01", "nemo-25.05"),
+        ("Megatron-Bridge", "NeMo 25.10", "megatron-bridge-25.09"),
+        ("Megatron-Bridge", "26.02.02-rc1", "megatron-bridge-26.02.01"),
+        ("Megatron-Bridge", "main", "megatron-bridge-26.08"),
+    ],
+)
+def test_the_nearest_release_stands_in_for_one_that_is_not_known(framework: str, version: str, name: str) -> None:
+    summary = scores(compare([_as_of(framework, version)]))
+    (line,) = summary["replaced_stacks"]
+    assert (line["priced_as"], line["generic"], line["rows"]) == (name, False, 1)
+    assert summary["time"]["n"] == 1
+    assert "generic_stacks" not in summary
+
+
+@pytest.mark.parametrize(
+    ("framework", "options", "name"), [("Theano", "", "eager"), ("Theano", "torch.compile", "compiled")]
+)
+def test_a_framework_that_is_not_known_is_scored_apart(framework: str, options: str, name: str) -> None:
+    known = next(r for r in records.load(records.RUNS) if r.family == "vtrain")
+    summary = scores(compare([known, _as_of(framework, options=options), _as_of("JAX of mine")]))
+    taken = {line["stated"]: (line["priced_as"], line["generic"]) for line in summary["replaced_stacks"]}
+    assert taken == {"Theano": (name, True), "JAX of mine": ("compiled", True)}
+    assert summary["time"]["n"] == 1
+    assert summary["generic_stacks"]["time"]["n"] == 2
+    assert set(summary["by_family"]) == {"vtrain"}
+    assert summary["predicted"] == 3
+
+
+def test_left_out_is_beside_fitted(told: dict) -> None:
+    """Constants fitted without a family err more on it, on the whole; rows on which nothing is fitted have none."""
+    blind = {name: family["time_left_out"] for name, family in told["by_family"].items()}
+    assert sum(e["n"] for e in blind.values()) > 2400
+    assert blind["megatron-ci-golden"]["n"] == 0
+    worse = [blind[n]["mape"] > e["time"]["mape"] for n, e in told["by_family"].items() if blind[n]["n"]]
+    assert sum(worse) > 0.8 * len(worse)
 
 
 def test_errors_by_hand() -> None:

@@ -13,7 +13,7 @@ from support.observed_programs import PROGRAMS, both
 
 from phalanx.schedule.observation import RankObservation, from_json, to_json
 
-SAMPLE = ["ddp, small buckets", "fsdp, mixed", "tp, sp and fsdp", "ScheduleInterleaved1F1B", "hsdp"]
+SAMPLE = ["ddp, small buckets", "ddp, no_sync", "fsdp", "fsdp, synchronised once", "hsdp", "tp"]
 
 
 def _equal(name: str, recorded: RankObservation | str, observed: RankObservation | str) -> None:
@@ -115,7 +115,10 @@ def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
         (["--ranks", "99", "--", "train.py"], "is no rank"),
         (["--mesh", "pp=3", "--", "train.py"], "has 3 ranks"),
         (["--", "torchrun", "train.py"], "starts many processes"),
-        (["--", "python", "train.py", "nine"], "ValueError: invalid literal for int() with base 10: 'nine', at train.py:"),
+        (
+            ["--", "python", "train.py", "nine"],
+            "ValueError: invalid literal for int() with base 10: 'nine', at train.py:",
+        ),
     ],
 )
 def test_what_cannot_be_observed_gets_one_line(script: Path, words: list[str], message: str) -> None:

@@ -10,7 +10,8 @@ from support.proving import prove
 from support.rank_pool import Pool
 from support.strategies import OPTIMIZERS, TRANSPORTS, cases
 
-from phalanx.cost.step.predict_pipeline import programs
+from phalanx.cost.step.expand import expand
+from phalanx.schedule.layout import Layout
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete
@@ -83,6 +84,6 @@ def test_an_embedding_that_is_tied_over_a_pipeline(pool: Pool, schedule: str, ze
         assert found.grad_rel_max <= BOUNDS["float64"], found
     over_replicas = replace(strategy, cp=2, shard=1) if zero else strategy
     prove(model, Job(8, 8), over_replicas)
-    for step in programs(model, Job(8, 8), over_replicas):
-        across = [e.unit for e in step.events if e.axis == "dp_replicate" and zero]
+    for view in Layout(model, Job(8, 8), over_replicas).stage_views():
+        across = [e.unit for e in expand(view).events if e.axis == "dp_replicate" and zero]
         assert len(across) == len(set(across))  # each shard goes over the replicas once

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import rank_cases
 from support.rank_pool import Pool
+from support.sizes import examples
 from support.strategies import TRANSPORTS, cases
 
 from phalanx.runtime.process.world import ALONE
@@ -29,12 +30,13 @@ def test_one_process(case) -> None:  # type: ignore[no-untyped-def]
     assert found["differences"] == []
     assert found["bytes"] == {}
     assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.01), case
-    assert imagine(*case, rank=0).held.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
+    assert imagine(*case, rank=0).memory.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
 
 
+@examples(6, 100)
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_several_ranks(pool: Pool, world: int) -> None:
-    @settings(max_examples=6)
+def test_several_ranks(pool: Pool, world: int, examples: int) -> None:
+    @settings(max_examples=examples)
     @given(cases(world, small=False, compressed=True), TRANSPORTS)
     def equal(case, transport) -> None:  # type: ignore[no-untyped-def]
         every = pool.run(world, rank_cases.instrumented_step, *case, transport)
@@ -45,7 +47,7 @@ def test_several_ranks(pool: Pool, world: int) -> None:
         alike = every if case[2].pp == 1 else every[:1]  # pipeline ranks hold unlike parts
         verified = imagine(*case, rank=0)
         for found in alike:
-            assert verified.held.peak == pytest.approx(found["measured_peak"], rel=0.02), case
+            assert verified.memory.peak == pytest.approx(found["measured_peak"], rel=0.02), case
 
     equal()
 
@@ -56,7 +58,7 @@ def test_one_process_with_experts(case) -> None:  # type: ignore[no-untyped-def]
     found = rank_cases.instrumented_step(ALONE, *case, balanced=True)
     assert found["differences"] == []
     assert found["predicted_peak"] == pytest.approx(found["measured_peak"], rel=0.01), case
-    assert imagine(*case, rank=0).held.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
+    assert imagine(*case, rank=0).memory.peak == pytest.approx(found["measured_peak"], abs=SLACK_BYTES), case
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -23,6 +23,7 @@ from phalanx.commands.plan import decide
 from phalanx.cost.step.expand import expand
 from phalanx.runtime.data_parallel import engine, zero3
 from phalanx.runtime.observe import host_values
+from phalanx.schedule.layout import Layout
 from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import build
@@ -80,8 +81,8 @@ def test_a_cut_accumulation_is_the_whole_one(strategy: str) -> None:
         assert a.identity == b.identity
         assert a.flops == b.flops
         assert abs(a.alloc - b.alloc) < 64
-    assert cut.held.state == whole.held.state
-    assert abs(cut.held.peak - whole.held.peak) < 256
+    assert cut.memory.state == whole.memory.state
+    assert abs(cut.memory.peak - whole.memory.peak) < 256
 
 
 @settings(max_examples=5)
@@ -102,7 +103,7 @@ def test_a_rank_of_padding_alone_takes_its_step() -> None:
     assert last.proved
     assert last.recorded is not None
     assert first.recorded is not None
-    assert last.recorded.held.state < first.recorded.held.state
+    assert last.recorded.memory.state < first.recorded.memory.state
 
 
 def _strategy(line: str) -> Strategy:
@@ -113,17 +114,17 @@ def _strategy(line: str) -> Strategy:
     return found
 
 
-def _broken(strategy: str, target: Any, name: str, mend: Callable[[Any], Any]) -> Verified:
-    """What a verification says when a method is replaced by what `mend` makes of it."""
+def _broken(strategy: str, target: Any, name: str, change: Callable[[Any], Any]) -> Verified:
+    """What a verification says when a method is replaced by what `change` makes of it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target, name, mend(getattr(target, name)))
+        patch.setattr(target, name, change(getattr(target, name)))
         found = verify(MODEL, JOB, _strategy(strategy))[0]
     assert not found.proved
     return found
 
 
 def test_a_bucket_too_many_is_named() -> None:
-    def mend(original: Any) -> Any:
+    def change(original: Any) -> Any:
         def finish(self: Any) -> None:
             b = self.buckets[0]
             self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
@@ -131,7 +132,7 @@ def test_a_bucket_too_many_is_named() -> None:
 
         return finish
 
-    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "finish", mend)
+    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "finish", change)
     (difference,) = found.differences
     assert difference.what == "collectives over dp_replicate"
     assert "one too many is issued" in difference.cause
@@ -140,7 +141,7 @@ def test_a_bucket_too_many_is_named() -> None:
 
 
 def test_a_unit_that_is_gathered_twice_is_named() -> None:
-    def mend(original: Any) -> Any:
+    def change(original: Any) -> Any:
         def start(self: Any, name: str, phase: Any) -> None:
             original(self, name, phase)
             unit = self.units[name]
@@ -151,7 +152,7 @@ def test_a_unit_that_is_gathered_twice_is_named() -> None:
 
         return start
 
-    found = _broken("dp=64,zero=3", zero3.Gathered, "start", mend)
+    found = _broken("dp=64,zero=3", zero3.Gathered, "start", change)
     (difference,) = found.differences
     assert difference.what == "collectives over dp_shard"
     assert "all_gather blocks.1 over dp_shard (64 ranks) micro-batch 1" in difference.recorded
@@ -159,7 +160,7 @@ def test_a_unit_that_is_gathered_twice_is_named() -> None:
 
 
 def test_a_bucket_that_is_forgotten_is_named() -> None:
-    def mend(original: Any) -> Any:
+    def change(original: Any) -> Any:
         def issue(self: Any) -> None:
             if self._next == 1:
                 self._next += 1
@@ -168,7 +169,7 @@ def test_a_bucket_that_is_forgotten_is_named() -> None:
 
         return issue
 
-    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "_issue", mend)
+    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "_issue", change)
     assert "bucket.1" in str(found.differences[0])
     assert "one is missing" in str(found.differences[0])
 
@@ -176,7 +177,7 @@ def test_a_bucket_that_is_forgotten_is_named() -> None:
 def test_memory_that_stays_is_named() -> None:
     kept: list[torch.Tensor] = []
 
-    def mend(original: Any) -> Any:
+    def change(original: Any) -> Any:
         def ends(self: Any, name: str, out: Any) -> None:
             original(self, name, out)
             if name == "blocks.1":
@@ -185,13 +186,13 @@ def test_memory_that_stays_is_named() -> None:
 
         return ends
 
-    found = _broken("dp=64,zero=3", zero3.Gathered, "forward_ends", mend)
+    found = _broken("dp=64,zero=3", zero3.Gathered, "forward_ends", change)
     kept.clear()
     assert [d.what for d in found.differences] == ["live bytes before forward blocks.2 of micro-batch 0"]
 
 
 def test_other_flops_are_named() -> None:
-    def mend(original: Any) -> Any:
+    def change(original: Any) -> Any:
         def passes(self: Any, batches: Any, seed: float) -> Any:
             torch.empty(8, 8) @ torch.empty(8, 8)
             result = original(self, batches, seed)
@@ -200,34 +201,34 @@ def test_other_flops_are_named() -> None:
 
         return passes
 
-    found = _broken("dp=64", training_step.Training, "_passes", mend)
+    found = _broken("dp=64", training_step.Training, "_passes", change)
     assert [d.what for d in found.differences] == ["FLOPs of B embed"]
     assert found.differences[0].recorded == f"{2 * 8**3:,}"
 
 
 def test_a_call_past_comm_fails_the_run_and_says_where() -> None:
-    def mend(original: Any) -> Any:
+    def change(original: Any) -> Any:
         def finish(self: Any) -> None:
             dist.all_reduce(self.buckets[0].shard)
             original(self)
 
         return finish
 
-    found = _broken("dp=64", engine.DataParallel, "finish", mend)
+    found = _broken("dp=64", engine.DataParallel, "finish", change)
     assert "c10d.allreduce_.default bypasses comm, at " in found.failed
     assert "test_verify.py" in found.failed
     assert "(finish)" in found.failed
 
 
 def test_a_look_at_what_a_tensor_holds_fails_the_run_and_says_where() -> None:
-    def mend(original: Any) -> Any:
+    def change(original: Any) -> Any:
         def square(self: Any) -> Any:
             found = original(self)
             return found * float(found)
 
         return square
 
-    found = _broken("dp=64", engine.DataParallel, "norm_square", mend)
+    found = _broken("dp=64", engine.DataParallel, "norm_square", change)
     assert "looks at what a tensor holds, at " in found.failed
     assert "(square)" in found.failed
 
@@ -245,8 +246,8 @@ def test_memory_of_a_step_is_compared_over_time() -> None:
     """Less than the slack passes, more does not, at whatever instant."""
     strategy = Strategy(dp=2, zero=3)
     recorded = imagine(MODEL, FEW, strategy, 0)
-    program = expand(MODEL, FEW, strategy, 0)
-    held = recorded.held
+    program = expand(Layout(MODEL, FEW, strategy).rank_view(0))
+    held = recorded.memory
     assert not list(memory_differences(program, recorded.events, held))
     for i, event in enumerate(recorded.events):
         if event.kind == "compute":
@@ -282,7 +283,7 @@ def test_the_command_proves_a_large_model_in_little_memory(tmp_path: Path) -> No
     assert found["proved"]
     assert found["world"] == 64
     (only,) = found["classes"]
-    assert only["stands_for"] == 64
+    assert only["rank_count"] == 64
     assert only["recorded"]["peak_bytes"] > 10 * 2**30
     assert abs(only["recorded"]["peak_bytes"] - only["predicted"]["peak_bytes"]) <= only["largest_deviation_bytes"]
     assert used.ru_maxrss < 2**20  # KiB
@@ -342,7 +343,7 @@ def test_precision_of_the_state_is_that_of_the_job() -> None:
 def test_memory_outside_of_the_passes_is_seen(strategy: str, name: str, what: str) -> None:
     kept: list[torch.Tensor] = []
 
-    def mend(original: Any) -> Any:
+    def change(original: Any) -> Any:
         def more(self: Any) -> None:
             original(self)
             (kept if name == "updated" else []).append(torch.empty(2**16))
@@ -354,7 +355,7 @@ def test_memory_outside_of_the_passes_is_seen(strategy: str, name: str, what: st
 
         def begin(self: Any, *args: Any, **more: Any) -> None:
             training(self, *args, **more)
-            patch.setattr(engine.DataParallel, name, mend(getattr(engine.DataParallel, name)))
+            patch.setattr(engine.DataParallel, name, change(getattr(engine.DataParallel, name)))
 
         patch.setattr(training_step.Training, "__init__", begin)
         found = verify(MODEL, JOB, _strategy(strategy))[0]
@@ -364,7 +365,7 @@ def test_memory_outside_of_the_passes_is_seen(strategy: str, name: str, what: st
 def test_the_order_over_all_axes_is_compared() -> None:
     """Replicas reduced before the bucket's own reduction: each axis for itself is in order."""
 
-    def mend(original: Any) -> Any:
+    def change(original: Any) -> Any:
         def issue(self: Any) -> None:
             original(self)
             if self._next == len(self.buckets) and self._last:
@@ -372,12 +373,12 @@ def test_the_order_over_all_axes_is_compared() -> None:
 
         return issue
 
-    found = _broken("dp=64,zero=2,shard=8,bucket=0.1", engine.DataParallel, "_issue", mend)
+    found = _broken("dp=64,zero=2,shard=8,bucket=0.1", engine.DataParallel, "_issue", change)
     assert [d.what for d in found.differences] == ["order"]
 
 
 def test_a_collective_that_nobody_waits_for_is_named() -> None:
-    def mend(original: Any) -> Any:
+    def change(original: Any) -> Any:
         def complete(self: Any, b: Any) -> None:
             if b.name == "bucket.1":
                 b.handle = None
@@ -386,7 +387,7 @@ def test_a_collective_that_nobody_waits_for_is_named() -> None:
 
         return complete
 
-    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "_complete", mend)
+    found = _broken("dp=64,bucket=0.1", engine.DataParallel, "_complete", change)
     assert [str(d) for d in found.differences] == [
         "waits: predicted for every collective, recorded none for all_reduce of bucket.1 over dp_replicate"
     ]
@@ -394,7 +395,7 @@ def test_a_collective_that_nobody_waits_for_is_named() -> None:
 
 @pytest.mark.parametrize("call", ["barrier", "broadcast", "gather_objects"])
 def test_what_is_not_recorded_is_no_part_of_a_step(call: str) -> None:
-    def mend(original: Any) -> Any:
+    def change(original: Any) -> Any:
         def finish(self: Any) -> None:
             arguments = {"barrier": (), "broadcast": (torch.empty(1), "world"), "gather_objects": (1, "world")}
             getattr(self.comm, call)(*arguments[call])
@@ -402,20 +403,20 @@ def test_what_is_not_recorded_is_no_part_of_a_step(call: str) -> None:
 
         return finish
 
-    found = _broken("dp=64", engine.DataParallel, "finish", mend)
+    found = _broken("dp=64", engine.DataParallel, "finish", change)
     assert call in found.failed
     assert "is issued inside a step but not recorded" in found.failed
 
 
 def test_an_error_in_the_step_is_said_with_its_place() -> None:
-    def mend(original: Any) -> Any:
+    def change(original: Any) -> Any:
         def finish(self: Any) -> None:
             torch.empty(2, 3) @ torch.empty(2, 3)
             original(self)
 
         return finish
 
-    found = _broken("dp=64", engine.DataParallel, "finish", mend)
+    found = _broken("dp=64", engine.DataParallel, "finish", change)
     assert "RuntimeError" in found.failed
     assert "(finish)" in found.failed
 

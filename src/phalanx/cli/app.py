@@ -19,6 +19,7 @@ from phalanx.cli.explain import explain, lint
 from phalanx.cli.generate import generate
 from phalanx.cli.lab import lab
 from phalanx.cli.measure import measure
+from phalanx.cli.mesh import mesh
 from phalanx.cli.models import models
 from phalanx.cli.observe import observe
 from phalanx.cli.parity import parity
@@ -45,6 +46,7 @@ app.add_typer(experts, name="experts")
 app.add_typer(lab, name="lab")
 app.command()(models)
 app.command()(clusters)
+app.command()(mesh)
 app.command()(predict)
 app.command()(validate)
 app.command()(explain)

@@ -88,13 +88,13 @@ def collectives_table(
         from phalanx.plan.tables.collectives import compare
         from phalanx.spec.byte_sizes import parse_bytes
         from phalanx.spec.cluster import presets as clusters
-        from phalanx.spec.files import job_file
+        from phalanx.spec.files.cluster_toml import cluster_from_toml
 
         if cluster == "local":
             _show_measured(op, int(parse_bytes(size)), ranks, as_json)
             return
         if cluster.endswith(".toml"):
-            spec = job_file.cluster_from_toml(Path(cluster))
+            spec = cluster_from_toml(Path(cluster))
         else:
             spec = clusters.preset(cluster, nodes=max(1, -(-ranks // clusters.preset(cluster, 1).ranks_per_node)))
         table = compare(op, parse_bytes(size), ranks, spec)

@@ -117,7 +117,7 @@ def lint(
             print_json({"strategy": str(x.strategy), "findings": [asdict(f) for f in findings]})
         else:
             for f in findings:
-                print(f"{f.name}: {f.said}; {f.mend}")
+                print(f"{f.name}: {f.problem}; {f.remedy}")
             count = f"{len(findings)} finding{'s' * (len(findings) > 1)}" if findings else "nothing found"
             print(f"{x.strategy}: {count}")
         if findings:

@@ -42,7 +42,7 @@ def measure(
 ) -> None:
     """Measure kernel rates, links and collectives of this machine, or under torchrun of all hosts.
 
-    `train` and `plan` use the result: on this machine without being told, elsewhere as cluster.file.
+    `train` and `plan` use the result: on this machine by itself, elsewhere as cluster.file.
     """
     from dataclasses import asdict
 
@@ -70,7 +70,7 @@ def measure(
                     return
                 cluster, out = measured, out or Path("cluster.toml")
         if out is not None:
-            from phalanx.spec.cluster.toml import to_toml
+            from phalanx.spec.files.cluster_toml import to_toml
 
             out.write_text(to_toml(cluster, f"{cluster.name}, as measured; [cluster] file = {str(out)!r} uses it"))
             announce(f"wrote {out}")

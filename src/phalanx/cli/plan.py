@@ -119,7 +119,7 @@ def _as_json(a: Answer, goal: Goal | None) -> dict[str, Any]:
         "seconds": a.seconds,
         "best": _one(a.ranked[0], a, goal),
         "alternatives": [_one(r, a, goal) for r in a.ranked[1:]],
-        "fewer": {"gpus": a.fewer.gpus, "strategy": str(a.fewer.strategy), "step_time_s": a.fewer.seconds}
+        "fewer_gpus": {"gpus": a.fewer.gpus, "strategy": str(a.fewer.strategy), "step_time_s": a.fewer.seconds}
         if a.fewer
         else None,
         "families": {r.family: _one(r, a, goal) for r in a.families},
@@ -152,7 +152,7 @@ def _one(r: RankedStrategy, a: Answer, goal: Goal | None) -> dict[str, Any]:
         "bubble_share": r.run.bubble / r.seconds,
         "imbalance": r.run.imbalance,
         "terms_s": r.priced.terms,
-        "memory_terms": r.priced.held,
+        "memory_terms": r.priced.memory_terms,
         "origin": "estimated: formulas with constants fitted on published runs",
     }
     if goal:
@@ -195,7 +195,7 @@ def _plan(a: Answer, cluster: str) -> Plan:
         "mfu": best.mfu,
         "bubble_fraction": best.run.bubble / best.seconds,
         "terms_s": best.priced.terms,
-        "memory_terms": best.priced.held,
+        "memory_terms": best.priced.memory_terms,
     }
     return Plan(p.model, p.cluster, p.job, best.strategy, Train(), choices, prediction)
 

@@ -93,7 +93,7 @@ def _as_json(e: Estimate, title: str) -> dict[str, Any]:
     tokens = e.layout.step_tokens
     memory = e.memory
     return {
-        "what": title,
+        "title": title,
         "step_time_s": float(e.seconds),
         "tokens_per_s_per_gpu": float(tokens / e.seconds / e.layout.world),
         "mfu": float(e.mfu),

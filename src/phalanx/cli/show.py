@@ -18,7 +18,7 @@ def decision_json(decision: Decision) -> dict[str, Any]:
     return {
         "strategies_evaluated": search.legal if search else 1,
         "strategies_priced_one_by_one": len(decision.candidates),
-        "settled": search.settled if search else True,
+        "exhaustive": search.exhaustive if search else True,
         "best": {"strategy": str(decision.chosen.as_requested), **decision.plan.prediction},
         "bucket": decision.plan.choices["bucket"],
         "chunks": decision.plan.choices["chunks"],

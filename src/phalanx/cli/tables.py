@@ -111,7 +111,7 @@ def memory(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """Tabulate the memory of a model's state by ZeRO stage, and of its activations by recomputation, tp and sp."""
+    """Tabulate the memory of a model's state by level of ZeRO, and of its activations by recomputation, tp and sp."""
     with exit_on_error():
         require_writable("--plot", plot)
         from phalanx.plan.tables import textbook

@@ -65,8 +65,8 @@ def require_writable(option: str, file: Path | None) -> None:
     if file.is_dir():
         raise InputError(option, str(file), "is a folder", "name a file in it")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        mend = "" if file.parent.is_dir() else "make its folder first"
-        raise InputError(option, str(file), "cannot be written", mend)
+        remedy = "" if file.parent.is_dir() else "make its folder first"
+        raise InputError(option, str(file), "cannot be written", remedy)
 
 
 def console() -> Console:

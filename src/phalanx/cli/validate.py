@@ -1,4 +1,4 @@
-"""`phalanx validate`: compare predictions with published measurements."""
+"""`phalanx validate`: compare predictions, and the choices that they lead to, with published measurements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.options import Json
-from phalanx.cli.terminal import console, exit_on_error, print_json
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.validate.records import Row
@@ -29,6 +29,14 @@ def validate(
             "--rows", metavar="FAMILY", help="Show this source family only, row by row, published beside predicted."
         ),
     ] = None,
+    choices: Annotated[
+        bool,
+        typer.Option(
+            "--choices",
+            help="Score choices instead of times: the order of strategies that were measured for one question, and "
+            "the best predicted strategy beside those that experts tuned. Searches every recipe: some minutes.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Predict every published run that is fully specified, and show how far off the predictions are."""
@@ -40,6 +48,9 @@ def validate(
         measured = load(runs) if runs is not None else load(RUNS) + load(SMALL_RUNS)
         if rows is not None:
             measured = _of_family(measured, rows)
+        if choices:
+            _score_choices(measured, rows is not None, as_json)
+            return
         compared = compare(measured)
         summary = scores(compared)
         if runs is None and rows is None:
@@ -48,14 +59,39 @@ def validate(
             print_json(summary)
             return
 
-        from phalanx.report.validate import families, overall, reasons, side_by_side
+        from phalanx.report.validate import families, overall, reasons, replaced_stacks, side_by_side
 
         out = console()
         if rows is not None:
             out.print(side_by_side(compared))
         out.print(families(summary))
         out.print(overall(summary), highlight=False)
+        if summary["replaced_stacks"]:
+            out.print(replaced_stacks(summary))
         out.print(reasons(summary))
+
+
+def _score_choices(measured: list[Row], each: bool, as_json: bool) -> None:
+    """Score the choices of some rows and print them; `each`: also recipe by recipe."""
+    from phalanx.commands.choices import score
+
+    summary = score(measured, announce)
+    if as_json:
+        print_json(summary)
+        return
+
+    from phalanx.report import choices
+
+    out = console()
+    if summary["sweeps"]["n"]:
+        out.print(choices.sweeps(summary))
+        out.print(choices.worst_sweeps(summary))
+    if any(kind["n"] for kind in summary["recipes"].values()):
+        if each:
+            out.print(choices.each_recipe(summary))
+        out.print(choices.recipes(summary))
+        out.print(choices.options(summary))
+    out.print(choices.left_out(summary))
 
 
 def _of_family(measured: list[Row], family: str) -> list[Row]:

@@ -76,9 +76,9 @@ def _show_class(v: Verification, verified: Verified) -> None:
     from phalanx.report.verify import memory, traffic
 
     out, ranks, world = console(), verified.ranks, v.target.strategy.world
-    stands = f"stands for all {world} ranks" if ranks.count == world else f"stands for {ranks.count}: {ranks.are}"
+    covered = f"all {world} ranks" if ranks.count == world else f"{ranks.count}: {ranks.description}"
     if world > 1:
-        print(f"\nrank {ranks.rank} {stands}")
+        print(f"\nrank {ranks.rank} stands for {covered}")
     if verified.failed:
         print(f"NOT proved: {verified.failed}")
         return
@@ -93,8 +93,8 @@ def _show_class(v: Verification, verified: Verified) -> None:
         out.print(traffic(traffic_here))
     measured = v.target.measured
     rows = [
-        ("before the step", program.state.total, recorded.held.state, None),
-        ("peak", program.peak_bytes, recorded.held.peak, measured),
+        ("before the step", program.state.total, recorded.memory.state, None),
+        ("peak", program.peak_bytes, recorded.memory.peak, measured),
     ]
     out.print(memory(rows, measured is not None))
     _show_verdict(verified)

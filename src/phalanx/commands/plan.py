@@ -17,6 +17,7 @@ from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
+from phalanx.spec.files.cluster_toml import cluster_from_toml
 from phalanx.spec.files.job_file import JobFile
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.model import spec as models
@@ -48,7 +49,7 @@ def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> C
     """
     choice = file.cluster
     if choice.file:
-        return job_file.cluster_from_toml(Path(choice.file))
+        return cluster_from_toml(Path(choice.file))
     if choice.preset == "local":
         if world is not None:  # measure with as many ranks on this host as will train there
             host = local_cluster(world.local_size, file.job.precision.compute, file.train.threads, announce=announce)

@@ -18,6 +18,7 @@ from phalanx.runs.initial_weights import companion_files, start_from_weights
 from phalanx.runs.resume import resume_point, was_started_by, with_world
 from phalanx.runtime.process.cache import cache_folder
 from phalanx.schedule.event import Event
+from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan
@@ -194,7 +195,7 @@ def outcome(folder: Path, unigram_entropy: float) -> Outcome:
         ),
         Comparison("peak memory", predicted["memory_bytes"], recorded["memory_bytes"], "memory"),
     ]
-    program = expand(saved.model, saved.job, saved.strategy)
+    program = expand(Layout(saved.model, saved.job, saved.strategy).stage_view())
     differing = tuple(map(str, differences(program.events, events)))
     return Outcome(folder, recorded, unigram_entropy, tuple(rows), differing, any(e.routed for e in program.events))
 

@@ -15,11 +15,12 @@ from typing import Any
 
 from phalanx.commands.plan import decide, with_strategy
 from phalanx.commands.this_machine import Announce
-from phalanx.cost.step.predict_pipeline import programs
+from phalanx.cost.step.expand import expand
 from phalanx.plan.auto.bucket_size import has_buckets
 from phalanx.plan.auto.transport import allowed
 from phalanx.plan.search.best_first import price
 from phalanx.schedule.event import Event
+from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.cluster import presets as clusters
@@ -27,6 +28,7 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans
+from phalanx.spec.files.cluster_toml import cluster_from_toml
 from phalanx.spec.files.job_file import ClusterChoice, JobFile
 from phalanx.spec.job import Job
 from phalanx.spec.model import spec as models
@@ -105,12 +107,11 @@ def _stale(target: Target) -> Iterator[Difference]:
     """Yield figures of a plan.json that differ from today's: it was edited, or another version wrote it."""
     if target.prediction is None or "stack" in target.prediction:  # of another stack, not of this program
         return
-    first, *others = programs(target.model, target.job, target.strategy)
-    steps = (first, *others)
+    steps = [expand(view) for view in Layout(target.model, target.job, target.strategy).stage_views()]
     flops = sum(e.flops for step in steps for e in step.events) // len(steps)
     figures: dict[str, tuple[Any, Any]] = {
         "flops": (flops, target.prediction.get("flops")),
-        "bytes_per_axis": (first.bytes_per_axis(), target.prediction.get("bytes_per_axis")),
+        "bytes_per_axis": (steps[0].bytes_per_axis(), target.prediction.get("bytes_per_axis")),
         "memory_bytes": (max(step.peak_bytes for step in steps), target.prediction.get("memory_bytes")),
     }
     for name, (now, then) in figures.items():
@@ -181,7 +182,7 @@ def _of_job(file: JobFile, strategy: Strategy) -> Target:
 def _large_enough(choice: ClusterChoice, strategy: Strategy) -> ClusterSpec:
     """Return a cluster with enough nodes for all ranks of a strategy. Raises InputError."""
     if choice.file:
-        cluster = job_file.cluster_from_toml(Path(choice.file))
+        cluster = cluster_from_toml(Path(choice.file))
         nodes = -(-strategy.world // cluster.ranks_per_node)
         return replace(cluster, nodes=max(cluster.nodes, nodes))
     nodes = -(-strategy.world // clusters.preset(str(choice.preset), 1).ranks_per_node)
@@ -208,15 +209,15 @@ def _class_json(checked: Verified) -> dict[str, Any]:
     recorded, program = checked.recorded, checked.program
     return {
         "rank": checked.ranks.rank,
-        "stands_for": checked.ranks.count,
-        "ranks_are": checked.ranks.are,
+        "rank_count": checked.ranks.count,
+        "ranks": checked.ranks.description,
         "proved": checked.proved,
         "failed": checked.failed or None,
         "predicted": _totals(program.events, program.state.total, program.peak_bytes),
-        "recorded": _totals(recorded.events, recorded.held.state, recorded.held.peak) if recorded else None,
+        "recorded": _totals(recorded.events, recorded.memory.state, recorded.memory.peak) if recorded else None,
         "micro_batches_run": recorded.ran if recorded else None,
         "largest_deviation_bytes": checked.deviation,
-        "differences": [asdict(d) | {"says": str(d)} for d in checked.differences],
+        "differences": [asdict(d) | {"message": str(d)} for d in checked.differences],
         "seconds": checked.seconds,
     }
 

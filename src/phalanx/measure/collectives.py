@@ -164,7 +164,7 @@ def _fit(op: str, ranks: int, way: Way, sizes: Sequence[int], seconds: list[floa
         group_size=ranks,
         alpha_s=line.alpha,
         beta_s_per_byte=line.beta,
-        residual=line.residual,
+        fit_error=line.fit_error,
         transport=way.transport,
         algorithm=way.algorithm,
         points=points,

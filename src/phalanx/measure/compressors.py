@@ -16,16 +16,15 @@ from phalanx.measure.kernels import synchronize
 from phalanx.measure.steal_time import Rounds, stolen_s, stolen_share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
-from phalanx.runtime.data_parallel.bucket_buffers import Flat
+from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression import compressor
 from phalanx.schedule.gradients.buckets import buckets
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.compressors import COMPRESSORS, example
 from phalanx.spec.strategy.spec import Strategy
 
-KINDS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "threshold:1e-9", "powersgd:4")
-"""The compressors that are timed; the threshold is below all gradients, as its bytes are priced at their most too."""
 _SIZES = {"family": "llama", "hidden": 256, "heads": 8, "layers": 4, "ffn": 512, "vocab": 4096, "max_seq": 64}
 _SPREAD = 0.01  # standard deviation of the gradients
 _ROUNDS = 5
@@ -38,11 +37,11 @@ def measure_coding(dtype: DType, comm: Comm) -> dict[str, float]:
     kind = job.precision.accumulate_dtype
     alone = Comm(comm.world, comm.mesh, null=True)
     prices: dict[str, float] = {}
-    for text in KINDS:
-        s = Strategy(dp=ranks, compression=text)
+    for name in COMPRESSORS:
+        s = Strategy(dp=ranks, compression=example(name, measured=True))
         assert s.compressor is not None
         cut = buckets(spec, job, s)
-        flats = [Flat(b, s, 0) for b in cut]
+        flats = [FlatBucket(b, s, 0) for b in cut]
         by = compressor(s.compressor, s, flats, alone, DTYPES[kind])
         gradients = [torch.empty(b.padded, dtype=DTYPES[kind], device=comm.world.device) for b in flats]
         timed = Rounds()

@@ -49,7 +49,7 @@ class Line:
 
     alpha: float
     beta: float
-    residual: float
+    fit_error: float
     alpha_range: tuple[float, float]
     beta_range: tuple[float, float]
 
@@ -76,5 +76,5 @@ def robust_line(sizes: npt.ArrayLike, seconds: npt.ArrayLike) -> Line:
     drawn = np.argmin(weights @ off.T, axis=1)
     ranges = [np.percentile(c[drawn], [5, 95]) for c in (alphas, betas)]
     (alpha_low, alpha_high), (beta_low, beta_high) = (map(float, r) for r in ranges)
-    alpha, beta, residual = float(alphas[best]), float(betas[best]), float(np.median(off[best]))
-    return Line(alpha, beta, residual, (alpha_low, alpha_high), (beta_low, beta_high))
+    alpha, beta, error = float(alphas[best]), float(betas[best]), float(np.median(off[best]))
+    return Line(alpha, beta, error, (alpha_low, alpha_high), (beta_low, beta_high))

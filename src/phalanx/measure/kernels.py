@@ -224,8 +224,8 @@ def fit(points: list[Point], phase: str) -> tuple[Rates, float]:
     features: npt.NDArray[np.float64] = np.array([_features(p.work) for p in chosen], dtype=np.float64)
     seconds = np.array([p.seconds for p in chosen])
     rates = nonnegative_fit(features, seconds)
-    residual = float(np.median(np.abs(features @ rates / seconds - 1)))
-    return Rates(*(float(r) for r in rates)), residual
+    error = float(np.median(np.abs(features @ rates / seconds - 1)))
+    return Rates(*(float(r) for r in rates)), error
 
 
 def _features(work: Work) -> tuple[Any, ...]:

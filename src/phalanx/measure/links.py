@@ -55,7 +55,7 @@ class TierLines:
         """Return the tier as a ClusterSpec has it; it connects `ranks` ranks."""
         line = self.alone
         low, high = line.beta_range
-        source = f"exchanges of 1 KiB to 16 MiB between pairs; median error {line.residual:.1%}"
+        source = f"exchanges of 1 KiB to 16 MiB between pairs; median error {line.fit_error:.1%}"
         if low:
             source += f"; 90 % range {1e-9 / high:.4g} to {1e-9 / low:.4g} GB/s"
         return Tier(
@@ -86,13 +86,13 @@ def _link_line(sizes: tuple[int, ...], seconds: list[float]) -> Line:
     long = robust_line(n[-_ENDS:], t[-_ENDS:])
     rest = np.maximum(t - long.beta * n, 0.0)[:_ENDS]
     alpha, (low, high) = float(np.median(rest)), np.percentile(rest, [5, 95])
-    residual = float(np.median(np.abs(alpha + long.beta * n - t) / t))
-    return Line(alpha, long.beta, residual, (float(low), float(high)), long.beta_range)
+    error = float(np.median(np.abs(alpha + long.beta * n - t) / t))
+    return Line(alpha, long.beta, error, (float(low), float(high)), long.beta_range)
 
 
 def measure_gamma(wire: Wire) -> Figure:
     """Measure γ, the seconds per byte of an addition; the intercept of its line is the time to start an operation."""
     line = robust_line(SIZES, [min(wire.add(n)) for n in SIZES])
     low, high = line.beta_range
-    note = f"adding 1 KiB to 16 MiB; {line.alpha * 1e6:.3g} µs to start; median error {line.residual:.1%}"
+    note = f"adding 1 KiB to 16 MiB; {line.alpha * 1e6:.3g} µs to start; median error {line.fit_error:.1%}"
     return Figure("gamma", line.beta, "s/B", low, high, note)

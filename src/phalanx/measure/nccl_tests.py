@@ -60,7 +60,7 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
         group_size=len(hosts),
         alpha_s=fit.alpha,
         beta_s_per_byte=fit.beta,
-        residual=fit.residual,
+        fit_error=fit.fit_error,
         transport="native",
         points=tuple(zip(sizes, seconds_, strict=True)),
         hosts=len(set(hosts.values())),

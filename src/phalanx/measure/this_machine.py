@@ -24,7 +24,7 @@ from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import DType
 
-VERSION = 10  # of what is measured and how; caches of other versions are ignored
+VERSION = 11  # of what is measured and how; caches of other versions are ignored
 
 
 def cores() -> int:

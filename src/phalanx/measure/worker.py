@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from phalanx.measure import collectives, kernels, microbenchmarks
 from phalanx.measure.compressors import measure_coding
@@ -23,6 +22,7 @@ from phalanx.plan.auto.transport import choose
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.launch import run_rank
+from phalanx.runtime.process.objects import broadcast_object
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import CollectiveFit, Figure, KernelRates
 from phalanx.spec.files.plan import write_json
@@ -84,11 +84,11 @@ def kernel_rates(
         forward=forward,
         backward=backward,
         optimizer_per_byte=kernels.optimizer_per_byte(dtype, device, together.barrier),
-        whole=full.over_parts(forward, backward, over),
+        pass_slowdown=full.over_parts(forward, backward, over),
         peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
-        residual=max(forward_error, backward_error),
+        fit_error=max(forward_error, backward_error),
         origin="measured",
-        coding=measure_coding(dtype, together) if together.world.size > 1 else {},
+        compression_per_byte=measure_coding(dtype, together) if together.world.size > 1 else {},
     )
 
 
@@ -108,9 +108,8 @@ def written(
 
 def agreed(fits: list[CollectiveFit], comm: Comm) -> tuple[Choice, ...]:
     """Return the collective choices that rank 0 derives from its fits, on every rank."""
-    box = [choose(fits)]
-    dist.broadcast_object_list(box, src=0, group=worlds.group(comm.ranks("world")))
-    return box[0]
+    choices: tuple[Choice, ...] = broadcast_object(choose(fits), worlds.group(comm.ranks("world")))
+    return choices
 
 
 def _all_reduce(fits: list[CollectiveFit], ranks: int) -> list[CollectiveFit]:

@@ -71,10 +71,10 @@ class Core(nn.Module):
         angles: Angles,
         mask: Tensor | None,
         cache: Cache | None,
-        made: bool = True,
+        needed: bool = True,
     ) -> Tensor | Factors:
         """Return what attention adds to the stream, (batch, new, hidden): with tp this rank's term, with sequence
-        parallelism the factors of it. `made`: whether the value is used (runtime/autograd/recompute.py)."""
+        parallelism the factors of it. `needed`: whether the value is used (runtime/autograd/recompute.py)."""
         q, k, v = self.heads(x, angles, cache)
         repeats = self.repeats if cache is None and recompute.pays(q) else None
         split = self.tp is not None and self.tp.rows is not None
@@ -84,15 +84,15 @@ class Core(nn.Module):
             return recompute.repeated(self._projected_core, repeats, q, k, v, mask)
         out = self._core(q, k, v, mask)
         del q, k, v  # the core may keep other tensors than these
-        return sequence.factors(out, self.o) if split else self._projected(out, made)
+        return sequence.factors(out, self.o) if split else self._projected(out, needed)
 
-    def _projected_core(self, made: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return self._projected(self._core(q, k, v, mask), made)
+    def _projected_core(self, needed: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self._projected(self._core(q, k, v, mask), needed)
 
-    def _projected(self, out: Tensor, made: bool) -> Tensor:
+    def _projected(self, out: Tensor, needed: bool) -> Tensor:
         if self.tp is None:
-            return recompute.linear(self.o, out, made)
-        return tensor.rows(out, self.o, made)
+            return recompute.linear(self.o, out, needed)
+        return tensor.rows(out, self.o, needed)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Compute softmax(scale q kᵀ) v, (batch, new, heads x v_dim), of what `heads` returns."""

@@ -76,8 +76,8 @@ class Block(nn.Module):
             return recompute.repeated(self._region, self.repeats, x, *(angles or (None, None)), mask)
         return self._pass(x, angles, mask, cache)
 
-    def _region(self, made: bool, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
-        return self._pass(x, None if cos is None or sin is None else (cos, sin), mask, None, made)
+    def _region(self, needed: bool, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
+        return self._pass(x, None if cos is None or sin is None else (cos, sin), mask, None, needed)
 
     def _pass(
         self,
@@ -85,17 +85,17 @@ class Block(nn.Module):
         angles: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
         cache: Cache | None,
-        made: bool = True,
+        needed: bool = True,
     ) -> Tensor:
         if self.tp is not None:
-            return self._over_ranks(self.tp, x, angles, mask, cache, made)
+            return self._over_ranks(self.tp, x, angles, mask, cache, needed)
         if self.residual == "serial":
             x = x + self.attention(self.norm1(x), angles, mask, cache)
-            return recompute.add(x, self.mlp(self.norm2(x), made), made)
+            return recompute.add(x, self.mlp(self.norm2(x), needed), needed)
         normed = self.norm1(x)
-        out = recompute.add(x, self.attention(normed, angles, mask, cache, made), made)
-        other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), made)
-        return recompute.add(out, other, made)
+        out = recompute.add(x, self.attention(normed, angles, mask, cache, needed), needed)
+        other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), needed)
+        return recompute.add(out, other, needed)
 
     def _over_ranks(
         self,
@@ -104,7 +104,7 @@ class Block(nn.Module):
         angles: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
         cache: Cache | None,
-        made: bool,
+        needed: bool,
     ) -> Tensor:
         """`_pass` with tp: each rank computes a term of what attention and MLP add to the stream."""
         o = self.attention.o
@@ -115,15 +115,15 @@ class Block(nn.Module):
             x = x + tensor.summed(tp, self.unit, (term,), (o,))
             del term
             if isinstance(self.mlp, MoE):  # adds up the ranks' terms itself
-                return recompute.add(x, self.mlp(self.norm2(x), made), made)
+                return recompute.add(x, self.mlp(self.norm2(x), needed), needed)
             down = self.mlp.down
-            other = tensor.summed(tp, self.unit, (self.mlp(self.norm2(x), made),), (down,), made)
-            return recompute.add(x, other, made)
-        term = self.attention(normed, angles, mask, cache, made)
-        other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), made)
+            other = tensor.summed(tp, self.unit, (self.mlp(self.norm2(x), needed),), (down,), needed)
+            return recompute.add(x, other, needed)
+        term = self.attention(normed, angles, mask, cache, needed)
+        other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), needed)
         assert isinstance(self.mlp, MLP)
         layers = (o, self.mlp.down)
-        return recompute.add(x, tensor.summed(tp, self.unit, (term, other), layers, made), made)
+        return recompute.add(x, tensor.summed(tp, self.unit, (term, other), layers, needed), needed)
 
 
 class Embed(nn.Module):
@@ -307,7 +307,7 @@ class Decoder(nn.Module):
         return {w: masks[hiding[w]] for w in windows}
 
     def _mask(self, x: Tensor, start: int, window: int | None, positions: Tensor | None) -> Tensor | None:
-        """Return the mask of one window. That of full sequences is made once: all blocks and steps use it."""
+        """Return the mask of one window. That of full sequences is built once: all blocks and steps use it."""
         new = x.shape[1]
         if positions is not None:
             return hidden_from(x, start, window, positions)

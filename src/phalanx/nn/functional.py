@@ -51,7 +51,7 @@ class _RMSNorm(torch.autograd.Function):
         if deferred is None:
             return d_x, d_weight, None
         (owner,) = ctx.owners
-        deferred.made(owner, d_weight)
+        deferred.deliver_later(owner, d_weight)
         return d_x, None, None
 
 
@@ -80,7 +80,7 @@ class _LayerNorm(torch.autograd.Function):
         if deferred is None:
             return d_x, d_parameters[0], d_parameters[1], None
         for owner, d in zip(ctx.owners, d_parameters[: len(ctx.owners)], strict=True):
-            deferred.made(owner, d)
+            deferred.deliver_later(owner, d)
         return d_x, None, None, None
 
 

@@ -17,11 +17,13 @@ from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Owners
 
 
-def product(x: Tensor, weights: Tensor, held: Sequence[int], out: Tensor | None = None, add: bool = False) -> Tensor:
-    """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has held[e] rows,
+def product(
+    x: Tensor, weights: Tensor, counts: Sequence[int], out: Tensor | None = None, add: bool = False
+) -> Tensor:
+    """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has counts[e] rows,
     and W (experts, m, n). Written to `out` if given, or with `add` added to it."""
     y = x.new_empty(len(x), weights.shape[-1]) if out is None else out
-    for here, into, weight in _each(held, x, y, weights):
+    for here, into, weight in _each(counts, x, y, weights):
         if add:
             torch.addmm(into, here, weight, out=into)
         else:
@@ -29,10 +31,10 @@ def product(x: Tensor, weights: Tensor, held: Sequence[int], out: Tensor | None 
     return y
 
 
-def _each(held: Sequence[int], x: Tensor, y: Tensor, weights: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _each(counts: Sequence[int], x: Tensor, y: Tensor, weights: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield (rows of x, rows of y, weights) of every expert that has rows."""
     begins = 0
-    for expert, rows in enumerate(held):
+    for expert, rows in enumerate(counts):
         if rows:
             here = slice(begins, begins + rows)
             yield x[here], y[here], weights[expert]
@@ -42,20 +44,20 @@ def _each(held: Sequence[int], x: Tensor, y: Tensor, weights: Tensor) -> Iterato
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, owners: Owners, held: tuple[int, ...], x: Tensor, gate: Tensor, up: Tensor, down: Tensor
+        ctx: Any, owners: Owners, counts: tuple[int, ...], x: Tensor, gate: Tensor, up: Tensor, down: Tensor
     ) -> Tensor:
-        ctx.owners, ctx.held = owners, held
-        g, u = product(x, gate.mT, held), product(x, up.mT, held)
+        ctx.owners, ctx.counts = owners, counts
+        g, u = product(x, gate.mT, counts), product(x, up.mT, counts)
         ctx.save_for_backward(x, g, u, gate, up, down)
-        return product(nn.functional.silu(g).mul_(u), down.mT, held)
+        return product(nn.functional.silu(g).mul_(u), down.mT, counts)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> Any:
         x, g, u, gate, up, down = ctx.saved_tensors
-        held, d_y = ctx.held, d_y.contiguous()
-        gradient = _WeightGradient(ctx.owners, held)
-        d_a = product(d_y, down, held)
+        counts, d_y = ctx.counts, d_y.contiguous()
+        gradient = _WeightGradient(ctx.owners, counts)
+        d_a = product(d_y, down, counts)
         a = nn.functional.silu(g)
         d_u = d_a * a
         d_a.mul_(u)
@@ -63,8 +65,8 @@ class _SwiGLU(torch.autograd.Function):
         del d_a
         d_down = gradient(2, d_y, a.mul_(u))
         del a
-        d_x = product(d_g, gate, held)
-        product(d_u, up, held, out=d_x, add=True)
+        d_x = product(d_g, gate, counts)
+        product(d_u, up, counts, out=d_x, add=True)
         d_up, d_gate = gradient(1, d_u, x), gradient(0, d_g, x)
         return None, None, d_x, d_gate, d_up, d_down
 
@@ -72,20 +74,24 @@ class _SwiGLU(torch.autograd.Function):
 class _WeightGradient:
     """Computes gradients of weights in the backward pass, or hands their factors to the engine or a deferred pass."""
 
-    def __init__(self, owners: Owners, held: tuple[int, ...]) -> None:
-        self._owners, self._held, self._deferred = owners, held, deferred_weight_grads.now(owners)
+    def __init__(self, owners: Owners, counts: tuple[int, ...]) -> None:
+        self._owners, self._counts, self._deferred = (
+            owners,
+            counts,
+            deferred_weight_grads.now(owners),
+        )
 
     def __call__(self, which: int, g: Tensor, x: Tensor) -> Tensor | None:
-        gradient = Grouped(g, x.detach(), self._held)
+        gradient = Grouped(g, x.detach(), self._counts)
         if self._deferred is not None:
-            self._deferred.made(self._owners[which], gradient)
+            self._deferred.deliver_later(self._owners[which], gradient)
             return None
         return deferred_weight_grads.taken(self._owners[which:], gradient)
 
 
-def swiglu(x: Tensor, held: Sequence[int], gate: nn.Parameter, up: nn.Parameter, down: nn.Parameter) -> Tensor:
+def swiglu(x: Tensor, counts: Sequence[int], gate: nn.Parameter, up: nn.Parameter, down: nn.Parameter) -> Tensor:
     """(silu(x gateᵀ) * (x upᵀ)) downᵀ of each expert, (rows, hidden). x: (rows, hidden), of which expert e has
-    held[e]; gate, up: (experts, ffn, hidden); down: (experts, hidden, ffn). Keeps x and two products of it."""
+    counts[e]; gate, up: (experts, ffn, hidden); down: (experts, hidden, ffn). Keeps x and two products of it."""
     # Views make gradients come in order, as in runtime/model_parallel/tensor.columns.
     views = [p.view_as(p) for p in (gate, up, down)]
-    return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(held), x, *views)  # type: ignore[no-any-return]
+    return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(counts), x, *views)  # type: ignore[no-any-return]

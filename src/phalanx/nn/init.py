@@ -24,7 +24,7 @@ from phalanx.runtime.model_parallel.expert import ExpertParallel
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.spec.model.spec import ModelSpec, Parameter, buffers
-from phalanx.spec.strategy.split import Held, Split
+from phalanx.spec.strategy.split import ParameterBox, Split
 
 BLOCK = 2**20
 STD = 0.02  # Radford et al. 2019
@@ -50,33 +50,33 @@ def fill_buffers(model: Decoder, weights: Weights) -> None:
 def of_rank(first: Initial, split: Split) -> Initial:
     """Restrict `first` to the tensors of one rank of tp, ep and etp, with zeros where they extend beyond the logical
     ones."""
-    if split.whole:
+    if split.unsplit:
         return first
-    return lambda p, start, stop: _held(first, split.held(p.fqn), start, stop)
+    return lambda p, start, stop: _held(first, split.box(p.fqn), start, stop)
 
 
-def _held(first: Initial, held: Held, start: int, stop: int) -> Tensor:
-    p, inside = held.parameter, min(stop, held.numel)
+def _held(first: Initial, box: ParameterBox, start: int, stop: int) -> Tensor:
+    p, inside = box.parameter, min(stop, box.numel)
     if start >= inside:
         return torch.zeros(stop - start)
-    if held.sizes[1:] == p.shape[1:]:  # full rows, contiguous in the logical tensor too
-        begins = held.offsets[0] * math.prod(p.shape[1:])
+    if box.sizes[1:] == p.shape[1:]:  # full rows, contiguous in the logical tensor too
+        begins = box.offsets[0] * math.prod(p.shape[1:])
         values = first(p, begins + start, begins + inside)
-    elif held.sizes[2:] == p.shape[2:] and len(p.shape) == 3:  # some rows of each expert
-        row, whole = math.prod(held.sizes[1:]), math.prod(p.shape[1:])
+    elif box.sizes[2:] == p.shape[2:] and len(p.shape) == 3:  # some rows of each expert
+        row, whole = math.prod(box.sizes[1:]), math.prod(p.shape[1:])
         parts = []
         for k in range(start // row, -(-inside // row)):
-            begins = (held.offsets[0] + k) * whole + held.offsets[1] * p.shape[2]
+            begins = (box.offsets[0] + k) * whole + box.offsets[1] * p.shape[2]
             low, high = max(start - k * row, 0), min(inside - k * row, row)
             parts.append(first(p, begins + low, begins + high))
         values = torch.cat(parts)
     else:
-        row, whole = math.prod(held.sizes[1:]), math.prod(p.shape[1:])
+        row, whole = math.prod(box.sizes[1:]), math.prod(p.shape[1:])
         low, high = start // row, -(-inside // row)
-        at = held.offsets[0] + low
+        at = box.offsets[0] + low
         drawn = first(p, at * whole, (at + high - low) * whole).view(high - low, *p.shape[1:])
         for dim in range(1, len(p.shape)):
-            drawn = drawn.narrow(dim, held.offsets[dim], held.sizes[dim])
+            drawn = drawn.narrow(dim, box.offsets[dim], box.sizes[dim])
         values = drawn.reshape(-1)[start - low * row : inside - low * row]
     return torch.cat([values, values.new_zeros(stop - inside)]) if inside < stop else values
 

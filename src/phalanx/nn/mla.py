@@ -20,8 +20,8 @@ star are kept for the backward pass, by the operation named behind them:
      q           (t, n head_dim)         until it is rotated
     *rotated q   (t, n w)                core
     *normed kv   (t, kv_rank)            kv_up
-     rope        (t, rope_dim)           rotated, until keys are made
-     up          (t, n (nope_dim + v_dim))  until keys and values are made
+     rope        (t, rope_dim)           rotated, until keys are computed
+     up          (t, n (nope_dim + v_dim))  until keys and values are computed
     *k, v        (t, n w) each           core
     *out         (t, n w)                core, with a number per token and head
     *result      (t, n v_dim)            o; it is `out` where values have the full width

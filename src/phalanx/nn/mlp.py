@@ -25,20 +25,20 @@ class MLP(nn.Module):
         self.up = nn.Linear(spec.hidden, width, bias=spec.mlp_bias)
         self.down = nn.Linear(width, spec.hidden, bias=spec.mlp_bias)
 
-    def forward(self, x: Tensor, made: bool = True) -> Tensor | Factors:
+    def forward(self, x: Tensor, needed: bool = True) -> Tensor | Factors:
         """Return what the MLP adds to the stream: with tp this rank's term, with sequence parallelism the factors of
-        it. `made`: whether the value is used (runtime/autograd/recompute.py)."""
+        it. `needed`: whether the value is used (runtime/autograd/recompute.py)."""
         x = self._activated(x, self.tp)
         if self.tp is None:
-            return recompute.linear(self.down, x, made)
+            return recompute.linear(self.down, x, needed)
         if self.tp.rows is not None:
             return sequence.factors(x, self.down)
-        return tensor.rows(x, self.down, made)
+        return tensor.rows(x, self.down, needed)
 
-    def term(self, x: Tensor, made: bool = True) -> Tensor:
+    def term(self, x: Tensor, needed: bool = True) -> Tensor:
         """Return this rank's term without sequence parallelism, from an x whose gradient the caller sums over tp."""
         x = self._activated(x, None)
-        return recompute.linear(self.down, x, made) if self.tp is None else tensor.rows(x, self.down, made)
+        return recompute.linear(self.down, x, needed) if self.tp is None else tensor.rows(x, self.down, needed)
 
     def _activated(self, x: Tensor, tp: TensorParallel | None) -> Tensor:
         layers = (self.gate, self.up) if self.gated else (self.up,)

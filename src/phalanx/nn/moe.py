@@ -80,40 +80,42 @@ class MoE(nn.Module):
         balance = None if x.balance_bias is None else torch.zeros(x.count)
         self.register_buffer("balance", balance)
 
-    def forward(self, x: Tensor, made: bool = True) -> Tensor:
+    def forward(self, x: Tensor, needed: bool = True) -> Tensor:
         """Return what experts add to the stream, in the shape of x: (batch, seq, hidden), or with sequence
-        parallelism own rows (own, hidden). `made`: whether the value is used (runtime/autograd/recompute.py)."""
+        parallelism own rows (own, hidden). `needed`: whether the value is used (runtime/autograd/recompute.py)."""
         tp = self.tp
         if tp is not None and tp.rows is not None:
-            return self._own_rows(tp, x, made)
+            return self._own_rows(tp, x, needed)
         batch, seq, hidden = x.shape
         if tp is None:
-            routed, shared = self._routed(x.view(-1, hidden), (batch, seq), self._shared(x, made), made)
+            routed, shared = self._routed(x.view(-1, hidden), (batch, seq), self._shared(x, needed), needed)
             routed = routed.view(x.shape)
-            return routed if shared is None else recompute.add(routed, shared, made)
+            return routed if shared is None else recompute.add(routed, shared, needed)
         # All tp ranks have all tokens: each routes a part of them, and has a part of the shared experts' width.
         x = tensor.copied(tp, self.unit, x)
         own = self.tokens.part(x.view(-1, hidden), tp)
-        routed, term = self._routed(own, (batch, seq), self._shared(x, made), made)
-        placed = self.tokens.placed(routed, (batch, seq), tp, made)
+        routed, term = self._routed(own, (batch, seq), self._shared(x, needed), needed)
+        placed = self.tokens.placed(routed, (batch, seq), tp, needed)
         del routed
-        term = placed if term is None else recompute.add(placed, term, made)
+        term = placed if term is None else recompute.add(placed, term, needed)
         del placed
         layers = (self.shared.down,) if hasattr(self, "shared") else ()
-        return tensor.summed(tp, self.unit, (term,), layers, made)
+        return tensor.summed(tp, self.unit, (term,), layers, needed)
 
-    def _own_rows(self, tp: TensorParallel, x: Tensor, made: bool) -> Tensor:
+    def _own_rows(self, tp: TensorParallel, x: Tensor, needed: bool) -> Tensor:
         assert tp.rows is not None
-        shared = (lambda: self.shared(x, made)) if hasattr(self, "shared") else None
-        routed, factors = self._routed(x, (tp.rows.batch, tp.rows.seq), shared, made)
+        shared = (lambda: self.shared(x, needed)) if hasattr(self, "shared") else None
+        routed, factors = self._routed(x, (tp.rows.batch, tp.rows.seq), shared, needed)
         if factors is None:
             return routed
-        return recompute.add(routed, sequence.summed(tp.rows, self.unit, (factors,), made), made)
+        return recompute.add(routed, sequence.summed(tp.rows, self.unit, (factors,), needed), needed)
 
-    def _shared(self, x: Tensor, made: bool = True) -> Callable[[], Tensor] | None:
-        return (lambda: self.shared.term(x, made)) if hasattr(self, "shared") else None
+    def _shared(self, x: Tensor, needed: bool = True) -> Callable[[], Tensor] | None:
+        return (lambda: self.shared.term(x, needed)) if hasattr(self, "shared") else None
 
-    def _routed(self, x: Tensor, shape: Shape, shared: Callable[[], T] | None, made: bool) -> tuple[Tensor, T | None]:
+    def _routed(
+        self, x: Tensor, shape: Shape, shared: Callable[[], T] | None, needed: bool
+    ) -> tuple[Tensor, T | None]:
         """Return (the routed experts' output for own tokens, x (tokens, hidden); the result of `shared`, which runs
         while rows travel). `shape`: (batch, seq) of the part that the ranks of tp divide."""
         weights, route = self._chosen(recompute.linear(self.router, x), shape)
@@ -121,9 +123,9 @@ class MoE(nn.Module):
         beside = None if shared is None else shared()
         rows = expert.come(self.ep, self.unit, route, rows)
         bank = self.experts
-        rows = grouped_mlp.swiglu(rows, route.held, bank.gate.weight, bank.up.weight, bank.down.weight)
+        rows = grouped_mlp.swiglu(rows, route.rows_per_expert, bank.gate.weight, bank.up.weight, bank.down.weight)
         rows = expert.give_back(self.ep, self.unit, route, rows)
-        return expert.combine(route, rows, weights, made), beside
+        return expert.combine(route, rows, weights, needed), beside
 
     def _chosen(self, logits: Tensor, shape: Shape) -> tuple[Tensor, Route]:
         """Choose experts for own tokens by logits (tokens, count). Returns (weights, the route of their rows)."""

@@ -61,7 +61,7 @@ def said_of(field: str) -> Iterator[None]:
     except InputError as error:
         if error.field not in (FIELD, RUN):
             raise
-        raise InputError(field, error.value, error.reason, error.mend) from None
+        raise InputError(field, error.value, error.reason, error.remedy) from None
 
 
 def open_weights(path: Path, spec: ModelSpec, step: int | None = None) -> Weights:

@@ -14,7 +14,8 @@ from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
-from phalanx.spec.files.job_file import cluster_from_toml, make_model
+from phalanx.spec.files.cluster_toml import cluster_from_toml
+from phalanx.spec.files.job_file import make_model
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
@@ -99,8 +100,8 @@ def require_plausible(cluster: ClusterSpec) -> None:
         if rate > 1.01 * most:
             field = f"cluster.tiers.{tier.name}.bandwidth_bytes_per_s_per_gpu_per_direction"
             reason = f"{what} carries {most / 1e9:g} GB/s in one direction"
-            mend = "is it in bits? divide by 8" if rate > 3 * most else "does it count both directions? halve it"
-            raise InputError(field, f"{rate:g}", reason, mend)
+            remedy = "is it in bits? divide by 8" if rate > 3 * most else "does it count both directions? halve it"
+            raise InputError(field, f"{rate:g}", reason, remedy)
 
 
 def pricing_of_plan(plan: Plan, stack: str) -> Callable[[int], Pricing]:

@@ -73,7 +73,7 @@ def _blocks(symbolic: Run, counts: Counts) -> Table:
 def _ends(symbolic: Run, chunks: Ints) -> tuple[Ints, Ints]:
     """For chunks of an all-to-all: the sender and the receiver of each."""
     s = symbolic.schedule
-    return symbolic.held(s.start).argmax(axis=0)[chunks], symbolic.held(s.end).argmax(axis=0)[chunks]
+    return symbolic.positions(s.start).argmax(axis=0)[chunks], symbolic.positions(s.end).argmax(axis=0)[chunks]
 
 
 def _grid(column: str, columns: int) -> Table:
@@ -127,7 +127,7 @@ def measured(fits: Sequence[CollectiveFit], size: float, title: str) -> Table:
     for fit in sorted(fits, key=lambda f: float(f.seconds(size))):
         time = float(fit.seconds(size))
         crossover = _binary(round(fit.alpha_s / fit.beta_s_per_byte)) if fit.beta_s_per_byte else "-"
-        line = (seconds(fit.alpha_s), f"{fit.beta_s_per_byte * 1e9:.3f}", crossover, f"{fit.residual:.0%}")
+        line = (seconds(fit.alpha_s), f"{fit.beta_s_per_byte * 1e9:.3f}", crossover, f"{fit.fit_error:.0%}")
         table.add_row(fit.way, seconds(time), f"{size / time / 1e9:.2f} GB/s", *line)
     table.caption = "alpha, ns/B, n* = alpha/beta: of the fitted line, with its median error"
     table.caption_justify = "left"

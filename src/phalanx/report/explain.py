@@ -19,7 +19,7 @@ def tables(x: AnalyticSubject) -> Iterable[Table]:
     yield _shares(
         f"where the memory goes: {size(x.priced.bytes_)} of {size(x.priced.usable)}, the fullest rank",
         "of the peak",
-        x.priced.held,
+        x.priced.memory_terms,
         size,
         {},
     )
@@ -36,7 +36,7 @@ def exact_tables(x: ExactExplanation) -> Iterable[Table]:
     """Yield the tables of a job's plan on a measured machine, priced exactly."""
     yield _shares("where the time goes", "of the step", x.terms, seconds, {})
     need = float(x.chosen.prediction.memory_bytes)
-    yield _shares(f"where the memory goes: {size(need)} of {size(x.usable)}", "of the peak", x.held, size, {})
+    yield _shares(f"where the memory goes: {size(need)} of {size(x.usable)}", "of the peak", x.memory_terms, size, {})
     grid = table("its neighbours", "change", "strategy", "step", "", "memory", left=("change", "strategy"))
     for what, c in x.neighbours:
         change = c.reason or f"{c.seconds / x.chosen.seconds - 1:+.1%}"
@@ -128,7 +128,7 @@ def _levers(x: AnalyticSubject) -> Table:
     )
     for lever in explanation.levers(x):
         grid.add_row(
-            lever.what,
+            lever.name,
             seconds(lever.seconds),
             f"{lever.at_most:.1%}",
             lever.change or "none that fits is faster",

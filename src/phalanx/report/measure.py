@@ -62,7 +62,7 @@ def title(fit: CollectiveFit) -> str:
     crossover = f", n* = {size(fit.alpha_s / fit.beta_s_per_byte)}" if fit.beta_s_per_byte and fit.alpha_s else ""
     trust = "" if fit.trusted else ": NOT TO BE TRUSTED"
     what = f"{fit.op} of {fit.group_size} ranks{hosts} over {fit.way}"
-    return f"{what}: {line}{crossover}, error {fit.residual:.0%}{trust}"
+    return f"{what}: {line}{crossover}, error {fit.fit_error:.0%}{trust}"
 
 
 def plot(fit: CollectiveFit) -> list[str]:
@@ -183,8 +183,8 @@ def rates(cluster: ClusterSpec) -> list[Table]:
             _tera(1 / k.backward.per_gemm_flop) if k.backward.per_gemm_flop else "-",
             f"{1e-9 / k.backward.per_byte:.1f} GB/s" if k.backward.per_byte else "-",
             seconds(k.forward.per_kernel),
-            f"x {k.whole:.2f}",
-            f"{k.residual:.0%}" + (" (not to be trusted)" if k.residual > 0.2 else ""),
+            f"x {k.pass_slowdown:.2f}",
+            f"{k.fit_error:.0%}" + (" (not to be trusted)" if k.fit_error > 0.2 else ""),
         )
     links = empty_table("collectives: time of n bytes as alpha + n beta, crossover n* = alpha / beta")
     for name in ("operation", "ranks", "over", "alpha", "ns/B", "n*", "16 MiB", "error"):
@@ -198,9 +198,9 @@ def rates(cluster: ClusterSpec) -> list[Table]:
             f"{fit.beta_s_per_byte * 1e9:.3f}",
             size(fit.alpha_s / fit.beta_s_per_byte) if fit.beta_s_per_byte else "-",
             seconds(fit.seconds(2**24)),
-            f"{fit.residual:.0%}" + ("!" if fit.residual > 0.2 else ""),
+            f"{fit.fit_error:.0%}" + ("!" if fit.fit_error > 0.2 else ""),
         )
-    if any(fit.residual > 0.2 for fit in cluster.collectives):
+    if any(fit.fit_error > 0.2 for fit in cluster.collectives):
         links.caption = "!: the line is not to be trusted; times between the measured sizes are"
         links.caption_justify = "left"
     return [kernels, links] if cluster.collectives else [kernels]

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from phalanx.cost.pipeline_time import PricedSchedule
 from phalanx.cost.step.predict_pipeline import price_pipeline
+from phalanx.cost.step.terms import terms
 from phalanx.report.style import seconds, size
-from phalanx.schedule.pipeline import stages
+from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.sends import strip_sends
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
@@ -141,8 +142,10 @@ def of_run(folder: Path) -> tuple[PricedSchedule, PricedSchedule]:
                 start,
                 start + event["dur"] / 1e6,
             )
-    predicted = price_pipeline(plan.model, plan.cluster, plan.job, s).priced
-    schedule = strip_sends(stages.schedule(s, s.accumulation(plan.job)))
+    layout = Layout(plan.model, plan.job, s)
+    views = layout.stage_views()
+    predicted = price_pipeline(views, [terms(view) for view in views], plan.cluster).priced
+    schedule = strip_sends(layout.schedule)
     try:
         times = [
             [spans[rank][a.kind, a.chunk, a.micro_batch] for a in own]

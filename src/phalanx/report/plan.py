@@ -112,6 +112,6 @@ def searched(result: SearchResult) -> str:
         " rank" if largest == 1 else " ranks"
     )
     others = (
-        "no other promises to be faster" if result.settled else "the others are slower, or do not fit, by estimate"
+        "no other promises to be faster" if result.exhaustive else "the others are slower, or do not fit, by estimate"
     )
     return f"{result.legal:,} legal strategies over {over}: {len(result.candidates)} priced one by one, {others}"

@@ -23,6 +23,11 @@ def size(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def counted(n: int, noun: str) -> str:
+    """Write a number with its noun in the singular or with an s: 1 rank, 2,048 ranks."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
 def empty_table(title: str) -> Table:
     """Return a table with a title and no columns, in the style of all tables."""
     return Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -23,9 +23,11 @@ def _percent(value: float | None, sign: bool = False) -> str:
 
 
 def families(scores: Mapping[str, Any]) -> Table:
-    """Tabulate the error by source family and quantity."""
+    """Tabulate the error by source family and quantity; "left out": by constants that were fitted without the family.
+    Rows priced by a generic stack are in a line of their own, not in `all`."""
     table = empty_table("predicted against published runs: error in percent")
-    for name in ("family", "of", "runs", "mean", "median", "p90", "bias", "rank corr."):
+    columns = ("family", "of", "runs", "mean", "median", "p90", "bias", "rank corr.")
+    for name in (*columns, "left out: mean", "median"):
         table.add_column(name, justify="left" if name in ("family", "of") else "right", no_wrap=True)
     parts = dict(scores["by_family"])
     kinds = [name.split("/")[0] for name in scores["by_kind"]]
@@ -33,13 +35,17 @@ def families(scores: Mapping[str, Any]) -> Table:
     lines = [(name, of, _PLACES) for name, of in parts.items()]
     lines += [(name, of, {"time": _PLACES["time"]}) for name, of in several.items()]
     lines.sort(key=lambda line: line[0].split("/")[0])
-    for family, scored, places in [*lines, ("all", scores, _PLACES)]:
+    generic = [("generic stacks", scores["generic_stacks"], _PLACES)] if "generic_stacks" in scores else []
+    for family, scored, places in [*lines, ("all", scores, _PLACES), *generic]:
         for key, shown in places.items():
             e = scored[key]
             if e["n"]:
                 rho = "" if e["spearman"] is None else f"{e['spearman']:.3f}"
                 numbers = (_percent(e["mape"]), _percent(e["median"]), _percent(e["p90"]), _percent(e["bias"], True))
-                table.add_row(family, shown, str(e["n"]), *numbers, rho)
+                blind = scored["time_left_out"] if key == "time" else {"mape": None, "median": None}
+                table.add_row(
+                    family, shown, str(e["n"]), *numbers, rho, _percent(blind["mape"]), _percent(blind["median"])
+                )
     return table
 
 
@@ -85,6 +91,17 @@ def overall(scores: Mapping[str, Any]) -> str:
                     f"{what}: time off by {e['median']:.1f} % in the median, {e['mape']:.1f} % on average ({e['n']})"
                 )
     return "\n".join(lines)
+
+
+def replaced_stacks(scores: Mapping[str, Any]) -> Table:
+    """Tabulate the stacks that are not known, and what stands in for each."""
+    table = empty_table("stacks that are not known")
+    for name in ("stated", "priced as", "", "rows"):
+        table.add_column(name, justify="right" if name == "rows" else "left")
+    for line in scores["replaced_stacks"]:
+        how = "a generic stack, scored apart" if line["generic"] else "the nearest release"
+        table.add_row(line["stated"], line["priced_as"], how, str(line["rows"]))
+    return table
 
 
 def reasons(scores: Mapping[str, Any]) -> Table:

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Input that cannot be used: `field = value: reason; mend`. The command line prints that and exits with code 2.
+    """Input that cannot be used: `field = value: reason; remedy`. The command line prints that and exits with code 2.
 
-    A value of None is not shown, nor an empty `mend`, which says what would be right.
+    A value of None is not shown, nor an empty `remedy`, which says what would be right.
     """
 
-    def __init__(self, field: str, value: object, reason: str, mend: str = "") -> None:
-        self.field, self.value, self.reason, self.mend = field, value, reason, mend
+    def __init__(self, field: str, value: object, reason: str, remedy: str = "") -> None:
+        self.field, self.value, self.reason, self.remedy = field, value, reason, remedy
         shown = "" if value is None else f" = {_short(value)}"
-        super().__init__(f"{field}{shown}: {reason}" + (f"; {mend}" if mend else ""))
+        super().__init__(f"{field}{shown}: {reason}" + (f"; {remedy}" if remedy else ""))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
     split      pipeline stage, then tensor, context and expert parallelism: which part of every layer this rank has
     place      that part on the device, with its buffers; the initial weights of ZeRO-0
     recompute  blocks whose activations the backward pass computes again
-    shard      the data-parallel engine: gradients in buckets, sharded as the ZeRO stage says; the initial weights of
+    shard      the data-parallel engine: gradients in buckets, sharded as `zero` says; the initial weights of
                ZeRO-1 to 3
     pipeline   the executor of the schedule, over the rank's chunks
     optimizer  over the masters that this rank updates
@@ -35,15 +35,13 @@ from phalanx.runtime.model_parallel.expert import ExpertParallel
 from phalanx.runtime.model_parallel.pipeline import Pipeline, RunChunk
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
-from phalanx.schedule.gradients.buckets import buckets, of_chunks, reduction_slots
-from phalanx.schedule.layers.context import Context, context
+from phalanx.schedule.gradients.buckets import of_chunks, reduction_slots
 from phalanx.schedule.layers.routing import depends_on_other_tokens
-from phalanx.schedule.pipeline import stages
+from phalanx.schedule.layout import Layout, RankView
 from phalanx.schedule.pipeline.schedules import PipelineSchedule, last_weight_grad_at, splits
 from phalanx.spec.job import Job, Optimizer
 from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import Split
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,8 @@ class Layers:
     """This rank's part of every layer. `tp`, `cp`, `ep`: the parallelisms inside layers, None where a strategy (or a
     dense model) has none; `tokens`: which tokens of a micro-batch this rank routes."""
 
+    view: RankView
     inner: LayerComm
-    split: Split
-    context: Context
     tp: TensorParallel | None
     cp: ContextParallel | None
     ep: ExpertParallel | None
@@ -95,52 +92,48 @@ def parallelize_decoder(
     It starts from `weights`, or from those that `seed` draws. `run`: the forward pass of a micro-batch through one
     chunk; `schedule`: of the pipeline, in place of the strategy's; `balanced`: experts are chosen in turn.
     """
+    view = Layout(spec, job, strategy).rank_view(comm.world.rank)
+    schedule = schedule or view.layout.schedule
+
     # Split: this rank's stage of the model, and its part of every layer.
-    layers = split_layers(spec, job, strategy, comm, balanced)
-    initial_values = of_rank(initial(spec, seed, weights), layers.split)
+    layers = split_layers(view, comm, balanced)
+    initial_values = of_rank(initial(spec, seed, weights), view.split)
 
     # Place it on the device; at ZeRO-0 with its weights.
-    model = place(layers, job, strategy, weights)
-    unsharded, masters = (
-        place_weights(model, layers, job, initial_values) if strategy.effective_zero == 0 else ({}, {})
-    )
+    model = place(layers, weights)
+    unsharded, masters = place_weights(model, view, initial_values) if strategy.effective_zero == 0 else ({}, {})
 
     model.recompute(strategy.recompute_of, layers.inner)
 
     # Shard gradients, and from ZeRO-1 on masters and weights, over buckets.
-    schedule = schedule or stages.schedule(strategy, strategy.accumulation(job))
-    engine = shard(model, layers, job, strategy, schedule, initial_values)
+    engine = shard(model, view, comm, schedule, initial_values)
     gradients = dict(engine.gradients()) if strategy.effective_zero == 0 else {}
     for piece, master, gradient in engine.pieces() if strategy.effective_zero else ():
         masters[piece.parameter.fqn], gradients[piece.parameter.fqn] = master, gradient
-    copies = SharedGradients(engine, layers.split) if strategy.pp > 1 or not layers.split.whole else None
+    copies = SharedGradients(engine, view.split) if strategy.pp > 1 or not view.split.unsplit else None
 
-    pipeline = make_pipeline(model, layers, job, strategy, schedule, engine, run)
+    pipeline = make_pipeline(model, layers, schedule, engine, run)
 
-    matrices = {p.fqn for p in parameters(layers.split.local) if len(p.shape) > 1}
+    matrices = {p.fqn for p in parameters(view.local) if len(p.shape) > 1}
     optimizer = make_optimizer(job.optimizer, masters, matrices)
     return ParallelDecoder(layers, model, unsharded, masters, gradients, engine, copies, pipeline, optimizer)
 
 
-def split_layers(spec: ModelSpec, job: Job, strategy: Strategy, comm: Comm, balanced: bool) -> Layers:
+def split_layers(view: RankView, comm: Comm, balanced: bool) -> Layers:
     """This rank's pipeline stage of a model, split over tp, cp, ep and etp."""
-    axes = comm.mesh.place(comm.world.rank)
-    stage = stages.stage(spec, strategy, axes["pp"])
-    inner = LayerComm(comm)
-    split = Split.of(stage, strategy, axes["tp"], comm.index("ep"), comm.index("etp"))
-    part = context(strategy, comm.mesh, comm.world.rank, job.seq)
-    experts = split.local.experts
-    tp = TensorParallel(inner, split) if strategy.tp > 1 else None
-    cp = ContextParallel(inner, part, job.documents == "packed") if strategy.cp > 1 else None
+    inner, strategy, experts = LayerComm(comm), view.strategy, view.local.experts
+    tp = TensorParallel(inner, view.split) if strategy.tp > 1 else None
+    cp = ContextParallel(inner, view.context, view.job.documents == "packed") if strategy.cp > 1 else None
     ep = ExpertParallel(inner, experts, strategy.ep, strategy.etp, balanced) if experts else None
-    return Layers(inner, split, part, tp, cp, ep, SequenceTokens(inner, tp, part))
+    return Layers(view, inner, tp, cp, ep, SequenceTokens(inner, tp, view.context))
 
 
-def place(layers: Layers, job: Job, strategy: Strategy, weights: Weights | None) -> Decoder:
+def place(layers: Layers, weights: Weights | None) -> Decoder:
     """Create the model on the device: parameters allocated (at ZeRO-3 they get memory while they are gathered) and
     not yet filled, buffers filled, from `weights` where it has them. What a first forward pass would make and keep is
     made now, so that every step has the same memory."""
-    local, device = layers.split.local, layers.inner.comm.world.device
+    view, device = layers.view, layers.inner.comm.world.device
+    local, job, strategy = view.local, view.job, view.strategy
     model = create(
         local,
         DTYPES[job.precision.compute],
@@ -154,7 +147,7 @@ def place(layers: Layers, job: Job, strategy: Strategy, weights: Weights | None)
     if job.documents == "packed":
         model.prepare(job.seq)
     if local.experts and depends_on_other_tokens(local.experts, strategy):
-        layers.tokens.prepare((strategy.micro_batch, layers.context.tokens), device)
+        layers.tokens.prepare((strategy.micro_batch, view.context.tokens), device)
     if weights is not None:
         fill_buffers(model, weights)
     return model
@@ -162,66 +155,57 @@ def place(layers: Layers, job: Job, strategy: Strategy, weights: Weights | None)
 
 @torch.no_grad()
 def place_weights(
-    model: Decoder, layers: Layers, job: Job, initial_values: Initial
+    model: Decoder, view: RankView, initial_values: Initial
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Fill the parameters of an unsharded model (ZeRO-0). Returns (weights, masters) by name: a master is the weight
     itself where it has the compute type."""
     weights: dict[str, Tensor] = dict(model.named_parameters())
     masters = {}
-    device, master_dtype = layers.inner.comm.world.device, DTYPES[job.precision.master_dtype]
-    separate = job.precision.master_dtype != job.precision.compute
-    for p in parameters(layers.split.local):
-        values = initial_values(p, 0, p.numel).view(p.shape)
-        weights[p.fqn].copy_(values)
-        masters[p.fqn] = values.to(device, master_dtype, copy=True) if separate else weights[p.fqn]
+    precision = view.job.precision
+    master_dtype, separate = DTYPES[precision.master_dtype], precision.master_dtype != precision.compute
+    for p in parameters(view.local):
+        weight, values = weights[p.fqn], initial_values(p, 0, p.numel).view(p.shape)
+        weight.copy_(values)
+        masters[p.fqn] = values.to(weight.device, master_dtype, copy=True) if separate else weight
     return weights, masters
 
 
 def shard(
-    model: Decoder, layers: Layers, job: Job, strategy: Strategy, schedule: PipelineSchedule, initial_values: Initial
+    model: Decoder, view: RankView, comm: Comm, schedule: PipelineSchedule, initial_values: Initial
 ) -> DataParallel:
     """The data-parallel engine over the rank's buckets, its parameters set: at ZeRO-1 to 3 each rank fills its own
     shards from `initial_values`; at ZeRO-0 the first rank's weights are broadcast."""
-    comm, stage = layers.inner.comm, layers.split.spec
-    index = comm.mesh.place(comm.world.rank)["pp"]
-    chunks = stages.held_chunks(strategy, index)
+    strategy, cut = view.strategy, view.buckets
     # This rank's chunks by their place on it, in the order in which their gradients become complete.
-    completed = [chunks.index(chunk) for chunk in last_weight_grad_at(schedule.actions[index])]
-    cut = buckets(stage, job, strategy)
+    completed = [view.chunk_indices.index(chunk) for chunk in last_weight_grad_at(schedule.actions[view.place])]
     engine = DataParallel(
         model,
         cut,
-        job.precision,
+        view.job.precision,
         comm,
         strategy,
         model.units(),
-        of_chunks(cut, stage, completed, strategy.effective_zero >= 2),
-        reduction_slots(stage, cut, strategy),
+        of_chunks(cut, view.stage, completed, strategy.effective_zero >= 2),
+        reduction_slots(view.stage, cut, strategy),
     )
     engine.start(lambda piece: initial_values(piece.parameter, piece.start, piece.stop))
     return engine
 
 
 def make_pipeline(
-    model: Decoder,
-    layers: Layers,
-    job: Job,
-    strategy: Strategy,
-    schedule: PipelineSchedule,
-    engine: DataParallel,
-    run: RunChunk,
+    model: Decoder, layers: Layers, schedule: PipelineSchedule, engine: DataParallel, run: RunChunk
 ) -> Pipeline:
     """The executor of this rank's actions; a single stage runs its micro-batches in sequence through the same one.
     Its layers can defer weight gradients in a pipeline, and wherever `schedule` splits backward passes."""
-    comm = layers.inner.comm
-    defers = strategy.pp > 1 or splits(schedule)
+    view = layers.view
+    defers = view.strategy.pp > 1 or splits(schedule)
     return Pipeline(
-        comm,
+        layers.inner.comm,
         layers.inner,
         schedule,
-        comm.mesh.place(comm.world.rank)["pp"],
-        stages.stream(layers.split.spec, job, strategy),
-        DTYPES[job.precision.compute],
+        view.place,
+        view.stream_shape,
+        DTYPES[view.job.precision.compute],
         engine,
         run,
         DeferredGradients(model.units(), layers.inner) if defers else None,

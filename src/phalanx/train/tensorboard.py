@@ -16,8 +16,8 @@ SHOWN = ("loss", "eval_loss", "grad_norm", "lr", "step_time_s", "tokens_per_s", 
 def require() -> None:
     """Require that tensorboard is installed. Raises InputError."""
     if importlib.util.find_spec("tensorboard") is None:
-        mend = "pip install 'phalanx[tensorboard]'; metrics.jsonl is always written"
-        raise InputError("train.tensorboard", True, "tensorboard is not installed", mend)
+        remedy = "pip install 'phalanx[tensorboard]'; metrics.jsonl is always written"
+        raise InputError("train.tensorboard", True, "tensorboard is not installed", remedy)
 
 
 @contextmanager

@@ -82,7 +82,8 @@ class Training:
     ) -> None:
         self.spec, self.job, self.strategy, self.comm, self.nonfinite = spec, job, strategy, comm, nonfinite
         own = parallelize_decoder(spec, job, strategy, comm, self._run, seed, weights, schedule, balanced)
-        self.inner, self.split, self.context = own.layers.inner, own.layers.split, own.layers.context
+        self.view, self.inner = own.layers.view, own.layers.inner
+        self.split, self.context = self.view.split, self.view.context
         self.tp, self.cp = own.layers.tp, own.layers.cp
         self.model, self.engine, self.copies, self.pipeline = own.model, own.engine, own.copies, own.pipeline
         self.weights, self.masters, self._gradients = own.weights, own.masters, own.gradients

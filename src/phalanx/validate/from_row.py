@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from phalanx.cost.analytic.model_shape import Shape, shape
-from phalanx.cost.analytic.rank_layout import Layout, layout
 from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.model_shape import Shape, shape
+from phalanx.cost.ledger.rank_layout import Layout, layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
@@ -14,6 +14,7 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.validate import stacks, systems
 from phalanx.validate.models import Unspecified, model_of
 from phalanx.validate.records import Row
+from phalanx.validate.stacks import Stack
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,22 @@ class Case:
     layout: Layout
     """Strategy and job, as the analytic engine counts them."""
     system: System
-    profile: str
-    """Name of the software stack."""
+    stack: Stack
+    """The software stack whose constants price the row."""
     measured_s: float | None
     """Seconds of a step; None if the row has only memory, or did not fit."""
+    timed: bool
+    """Whether the time of such a run means anything: neither that of a small test, nor from before a fix."""
+
+    @property
+    def profile(self) -> str:
+        """Name of the stack that prices the row."""
+        return self.stack.name
+
+    @property
+    def generic(self) -> bool:
+        """Whether a generic stack stands in for a framework that is not known."""
+        return self.stack.generic
 
 
 _CI_GPUS = 8
@@ -49,10 +62,18 @@ _SHAPES: dict[ModelSpec, Shape] = {}
 """Shapes already computed, by model."""
 
 
+def _unstated_zero(row: Row) -> str:
+    """ZeRO's level where a source leaves it out. NeMo's recipes shard the optimizer's state: mcore_distributed_optim
+    (NeMo-Framework-Launcher 26e42fa, launcher_scripts/conf/training/llama/llama2_7b.yaml:150)."""
+    if row["framework"] in ("MaxText", "PAX") or "FSDP" in row["sharding"]:
+        return "3"
+    return "1" if row["framework"].startswith(("NeMo", "Megatron-Bridge")) else "0"
+
+
 def case(row: Row) -> Case:
     """Turn a row into a Case. Raises Unspecified with the reason if the row is incomplete or contradicts itself."""
     model = model_of(row)
-    profile = stacks.profile_name(row)
+    stack = stacks.stack_of(row)
     gpus = row.count("gpus")
     if row.group == "megatron-ci-golden/small":
         gpus = gpus or _CI_GPUS
@@ -71,6 +92,8 @@ def case(row: Row) -> Case:
     batch, seq, micro = row.count("gbs"), row.count("seq_len"), row.count("mbs")
     if not batch or not seq:
         raise Unspecified("the global batch or the sequence length is not stated")
+    if not micro and dp and row.count("grad_accum"):
+        micro = batch // (dp * (row.count("grad_accum") or 1))
     if not micro:
         raise Unspecified("the micro-batch is not stated")
     if row.family == "torchtitan" and pp > 1:
@@ -78,9 +101,7 @@ def case(row: Row) -> Case:
     accumulation = row.count("grad_accum") or batch // (micro * dp)
     if micro * accumulation * dp != batch:
         raise Unspecified(f"mbs={micro} x grad_accum={accumulation} x dp={dp} is not gbs={batch}")
-    zero = row["zero_stage"]
-    if not zero:
-        zero = "3" if row["framework"] in ("MaxText", "PAX") or "FSDP" in row["sharding"] else "0"
+    zero = row["zero_stage"] or _unstated_zero(row)
     if zero not in ("0", "1", "2", "3"):
         zero = "3"
     shard = row.count("fsdp_shard")
@@ -94,7 +115,7 @@ def case(row: Row) -> Case:
             zero=int(zero) if dp > 1 or cp > 1 else 0,  # type: ignore[arg-type]
             shard=shard if shard and dp % shard == 0 and dp > 1 and zero != "0" else None,
             tp=tp,
-            sp=tp > 1 and (row["sp"] in ("1", "on") or (row["sp"] == "" and "nemo" in profile)),
+            sp=tp > 1 and (row["sp"] in ("1", "on") or (row["sp"] == "" and "nemo" in stack.name)),
             cp=cp,
             ep=ep,
             etp=row.count("etp", tp if row.family == "megatron-ci-golden" else 1) or 1,
@@ -114,11 +135,12 @@ def case(row: Row) -> Case:
     if row["task"] == "lora":
         placed = replace(placed, frozen=1.0)
     # Tests too small for their time to mean anything, and pipelines run before a fix, count for memory only.
-    untimed = "MEMORY only" in row["notes"] or (pp > 1 and "after_pp_fix=False" in row["notes"])
-    measured_s = None if untimed else row.step_s(gpus)
+    timed = "MEMORY only" not in row["notes"] and (pp == 1 or "after_pp_fix=False" not in row["notes"])
+    measured_s = row.step_s(gpus) if timed else None
     if model not in _SHAPES:
         _SHAPES[model] = shape(model)
-    return Case(row, model, job, strategy, _SHAPES[model], placed, systems.system_of_row(row), profile, measured_s)
+    system = systems.system_of_row(row)
+    return Case(row, model, job, strategy, _SHAPES[model], placed, system, stack, measured_s, timed)
 
 
 def cases(rows: list[Row]) -> tuple[list[Case], list[tuple[Row, str]]]:

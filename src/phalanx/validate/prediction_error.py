@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,11 @@ from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import Column, gather, take
+from phalanx.validate import left_out
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.records import GIB, Row
 from phalanx.validate.scores import errors, fit
-from phalanx.validate.systems import benched, description, measured
+from phalanx.validate.systems import Benched, benched, description, measured
 
 Kind = str
 """What a published memory figure means: allocated at its peak (`peak`), or that on the last rank (`last`); reserved
@@ -52,10 +53,19 @@ class Comparison:
     """Rows that could not be predicted, with the reason."""
     predicted: int
     """Rows that were predicted."""
+    blind: dict[int, float]
+    """Seconds of a step as predicted by constants that were fitted without the row's family, by `id` of the row."""
+    replaced: Counter[tuple[str, str, bool]]
+    """Rows by (the stack that they name, the one that stands in for it, whether that is a generic one)."""
+    generic: Comparison | None = None
+    """The pairs of rows that a generic stack prices; they are in no other field."""
 
 
-def priced(cases: Sequence[Case], constants: Mapping[str, float] = CONSTANTS) -> tuple[Column, Any]:
-    """Predict all cases at once, in columns of one entry per case.
+def priced(
+    cases: Sequence[Case], constants: Mapping[str, float] = CONSTANTS, beside: Sequence[Benched] | None = None
+) -> tuple[Column, Any]:
+    """Predict all cases at once, in columns of one entry per case. `beside`: what was measured beside each run; by
+    default what its row says.
 
     Returns (seconds of a step, (Memory, bytes of the card, bytes of the card less the stack's context)).
     """
@@ -64,7 +74,7 @@ def priced(cases: Sequence[Case], constants: Mapping[str, float] = CONSTANTS) ->
     kinds = sorted({description(c.row) for c in cases})
     which = np.array([kinds.index(description(c.row)) for c in cases])
     systems = take([system(*kind, constants=constants) for kind in kinds], which)
-    systems = measured(systems, gather([benched(c.row) for c in cases]))
+    systems = measured(systems, gather(beside or [benched(c.row) for c in cases]))
     shapes, layouts = gather([c.shape for c in cases]), gather([c.layout for c in cases])
     predicted_step = step(shapes, layouts, systems, stacks)
     room = np.asarray(systems.memory_bytes - stacks.context_bytes)
@@ -73,10 +83,19 @@ def priced(cases: Sequence[Case], constants: Mapping[str, float] = CONSTANTS) ->
 
 
 def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> Comparison:
-    """Predict every row that is specified well enough, and pair the predictions with what was measured."""
+    """Predict every row that is specified well enough, and pair the predictions with what was measured. Rows whose
+    framework is not known are compared apart."""
     usable, skipped = cases(list(rows))
+    known = _compared([c for c in usable if not c.generic], constants)
+    generic = [c for c in usable if c.generic]
+    replaced = Counter((c.stack.stated, c.stack.name, c.generic) for c in usable if c.stack.stated)
+    apart = _compared(generic, constants) if generic else None
+    return replace(known, skipped=skipped, predicted=len(usable), replaced=replaced, generic=apart)
+
+
+def _compared(usable: Sequence[Case], constants: Mapping[str, float]) -> Comparison:
     if not usable:
-        return Comparison([], [], [], [], [], skipped, 0)
+        return Comparison([], [], [], [], [], [], 0, {}, Counter())
     seconds, (memory_of, card, room) = priced(usable, constants)
     time: list[Pair] = []
     allocated: list[Pair] = []
@@ -85,7 +104,7 @@ def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> 
     fits = []
     for i, c in enumerate(usable):
         row = c.row
-        ran = row["status"] in ("", "ok")
+        ran = row.completed
         if c.measured_s and ran:
             time.append(Pair(row, float(seconds[i]), c.measured_s))
         steady, peak = row.number("mem_allocated_gb"), row.number("peak_mem_gb")
@@ -98,7 +117,17 @@ def compare(rows: Sequence[Row], constants: Mapping[str, float] = CONSTANTS) -> 
             into.append(Pair(row, float(predicted), peak * GIB))
         if not ran or peak:
             fits.append((row, bool(memory_of.reserved[i] <= room[i]), ran, float(memory_of.reserved[i] / card[i])))
-    return Comparison(time, allocated, reserved, shown, fits, skipped, len(usable))
+    return Comparison(time, allocated, reserved, shown, fits, [], len(usable), _blind(usable), Counter())
+
+
+def _blind(usable: Sequence[Case]) -> dict[int, float]:
+    """Predict each case by constants that were fitted without its family, where there are such constants."""
+    seconds: dict[int, float] = {}
+    for kinds, constants in left_out.constants():
+        members = [c for c in usable if kinds_of(c.row) in kinds and c.measured_s and c.row.completed]
+        if members:
+            seconds |= {id(c.row): float(s) for c, s in zip(members, priced(members, constants)[0], strict=True)}
+    return seconds
 
 
 def memory_kind(row: Row) -> Kind:
@@ -124,18 +153,25 @@ def scores(c: Comparison) -> dict[str, Any]:
     reasons: dict[str, Counter[str]] = {}
     for row, why in c.skipped:
         reasons.setdefault(row.family or row["hardware"], Counter())[why] += 1
-    return {
+    summary = {
         **_scored(c, lambda row: True),
-        "by_family": {name: _scored(c, lambda row, name=name: row.family == name) for name in families},
-        "by_group": {name: _scored(c, lambda row, name=name: row.group == name) for name in groups},
-        "by_kind": {name: _scored(c, lambda row, name=name: kinds_of(row) == name) for name in kinds},
+        "by_family": {name: _scored(c, _one_of(name, lambda row: row.family)) for name in families},
+        "by_group": {name: _scored(c, _one_of(name, lambda row: row.group)) for name in groups},
+        "by_kind": {name: _scored(c, _one_of(name, kinds_of)) for name in kinds},
         "predicted": c.predicted,
         "skipped": {
             "n": len(c.skipped),
             "reasons": {family: dict(counts.most_common()) for family, counts in sorted(reasons.items())},
             "rows": {row.name: why for row, why in c.skipped},
         },
+        "replaced_stacks": [
+            {"stated": stated, "priced_as": name, "generic": generic, "rows": n}
+            for (stated, name, generic), n in sorted(c.replaced.items())
+        ],
     }
+    if c.generic:
+        summary["generic_stacks"] = _scored(c.generic, lambda row: True)
+    return summary
 
 
 def kinds_of(row: Row) -> str:
@@ -149,7 +185,12 @@ def kinds_of(row: Row) -> str:
     return f"{row.family}/{'MoE' if row.moe else 'dense'}"
 
 
-def _scored(c: Comparison, wanted: Any) -> dict[str, Any]:
+def _one_of(name: str, group: Callable[[Row], str]) -> Callable[[Row], bool]:
+    """Return whether a row's group has this name."""
+    return lambda row: group(row) == name
+
+
+def _scored(c: Comparison, wanted: Callable[[Row], bool]) -> dict[str, Any]:
     out = {}
     for name, pairs in (
         ("time", c.time),
@@ -159,6 +200,8 @@ def _scored(c: Comparison, wanted: Any) -> dict[str, Any]:
     ):
         selected = [p for p in pairs if wanted(p.row)]
         out[name] = errors([p.predicted for p in selected], [p.measured for p in selected])
+    blind = [p for p in c.time if wanted(p.row) and id(p.row) in c.blind]
+    out["time_left_out"] = errors([c.blind[id(p.row)] for p in blind], [p.measured for p in blind])
     fits = [f for f in c.fits if wanted(f[0])]
     near = [f for f in fits if 0.5 <= f[3] <= 2]
     for name, verdicts in (("fit", fits), ("fit_near", near)):

@@ -26,9 +26,9 @@ class Row:
         return (self.cells.get(column) or "").strip()
 
     def number(self, column: str) -> float | None:
-        """The cell as a finite number, or None."""
+        """The cell as a finite number, or None; 4,096 is read as 4096."""
         try:
-            value = float(self[column])
+            value = float(self[column].replace(",", ""))
         except ValueError:
             return None
         return value if value == value and abs(value) != float("inf") else None
@@ -57,6 +57,11 @@ class Row:
     def moe(self) -> bool:
         """Whether the model has experts."""
         return bool(self.count("experts")) or self["arch"].startswith("moe")
+
+    @property
+    def completed(self) -> bool:
+        """Whether the run went through: whatever did not, did not fit."""
+        return self["status"].lower() in ("", "ok")
 
     def step_s(self, ranks: int) -> float | None:
         """Seconds of the measured step on `ranks` GPUs: published, else from published tokens/s, else as derived by

@@ -27,16 +27,16 @@ def errors(predicted: Sequence[float] | Floats, measured: Sequence[float] | Floa
         "median": float(np.median(off)),
         "p90": float(np.percentile(off, 90)),
         "bias": float(signed.mean()),
-        "spearman": _spearman(p, m),
+        "spearman": spearman(p, m),
         "n": len(p),
     }
 
 
-def _spearman(a: Floats, b: Floats) -> float | None:
+def spearman(a: Sequence[float] | Floats, b: Sequence[float] | Floats) -> float | None:
     """Spearman's rank correlation; None if either side is constant."""
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
-    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
+    return float(np.corrcoef(_ranks(np.asarray(a)), _ranks(np.asarray(b)))[0, 1])
 
 
 def _ranks(values: Floats) -> Floats:

@@ -1,15 +1,64 @@
-"""The software stack of a row by framework and release, its number format and its recomputation."""
+"""The software stack of a row by framework and release, its number format and its recomputation.
+
+A release that is not known is priced as the nearest one of its stack, and a framework that is not known as a generic
+stack, compiled or eager.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
+from phalanx.cost.analytic.stacks import STACKS
 from phalanx.validate.models import Unspecified
 from phalanx.validate.records import Row
 
+_COMPILERS = ("compile", "jax", "xla", "inductor", "maxtext")
+"""Words in a row's framework and options that say that a compiler fuses its kernels."""
 
-def profile_name(row: Row) -> str:
-    """Name the stack whose constants price a row. Raises Unspecified if its framework is not modelled."""
+
+@dataclass(frozen=True)
+class Stack:
+    """The stack that prices a row. `stated`: what the row names, where that is not known and `name` stands in for it;
+    `generic`: whether `name` is no release of the row's framework at all."""
+
+    name: str
+    stated: str = ""
+    generic: bool = False
+
+
+def stack_of(row: Row) -> Stack:
+    """Return the stack whose constants price a row: its own, the nearest release of its own, or a generic one."""
+    name = _profile_name(row)
+    if name is None:
+        words = f"{row['framework']} {row['framework_version']} {row['options']}".lower()
+        generic = "compiled" if any(word in words for word in _COMPILERS) else "eager"
+        return Stack(generic, row["framework"] or "not stated", generic=True)
+    return Stack(name) if name in STACKS else Stack(_nearest_release(name), name)
+
+
+def _nearest_release(name: str) -> str:
+    """Return the known release of the same stack that is nearest in time; of two as near, the earlier. A name without
+    a release gets the newest."""
+    known = [(stack, months) for stack in STACKS if (months := _months(stack)) is not None]
+    releases = {stack: months for stack, months in known if name.startswith(re.split(r"\d", stack)[0])}
+    wanted = _months(name)
+    if wanted is None:
+        return max(releases, key=lambda stack: releases[stack])
+    return min(releases, key=lambda stack: (abs(releases[stack] - wanted), releases[stack]))
+
+
+def _months(name: str) -> float | None:
+    """Return the months of a release such as 25.09 or 25.09.01 since 2000; None if a name has no release."""
+    release = re.search(r"(\d\d)\.(\d\d)(?:\.(\d+))?", name)
+    if not release:
+        return None
+    year, month, patch = (int(part or 0) for part in release.groups())
+    return 12.0 * year + month + patch / 100
+
+
+def _profile_name(row: Row) -> str | None:
+    """Name a row's stack and release, whether known or not; None for a framework that is not known."""
     framework, version, options = row["framework"], row["framework_version"], row["options"]
     if row.family == "vtrain":
         return "megatron-2022"
@@ -36,7 +85,8 @@ def profile_name(row: Row) -> str:
     if framework in ("MaxText", "PAX"):
         return framework.lower()
     if framework == "Megatron-Bridge":
-        return "megatron-bridge-" + version.removeprefix("NeMo ")
+        release = re.search(r"\d\d\.\d\d(?:\.\d+)?", version)
+        return f"megatron-bridge-{release.group() if release else version}"
     if framework == "NeMo Megatron":
         return "nemo-23.05"
     if framework == "NeMo":
@@ -53,7 +103,7 @@ def profile_name(row: Row) -> str:
         return "megatron-core-unfused" if unfused and (row.count("cp") or 1) == 1 else "megatron-core"
     if framework.startswith(("Megatron-LM", "Megatron-Core")):
         return "megatron-core"
-    raise Unspecified(f"framework {framework or 'not stated'} is not modelled")
+    return None
 
 
 def number_format(row: Row) -> str:

@@ -95,7 +95,7 @@ def _passes(events: Sequence[Event]) -> list[Event]:
 
 
 @dataclass(frozen=True)
-class Held:
+class RecordedMemory:
     """Live bytes of a recorded step: `state` when it begins; `first` when its first pass begins, and `before` the
     peak until then; `end` when it is over; `peak` of the step."""
 
@@ -111,19 +111,21 @@ def slack(program: StepProgram) -> int:
     return SLACK_BYTES + program.state.scratch + int(SLACK * program.peak_bytes)
 
 
-def memory_differences(program: StepProgram, recorded: Sequence[Event], held: Held) -> Iterator[Difference]:
+def memory_differences(
+    program: StepProgram, recorded: Sequence[Event], memory: RecordedMemory
+) -> Iterator[Difference]:
     """Yield the first place where live bytes differ by more than the slack, if any; the recorded passes must be the
     predicted ones."""
     most, state = slack(program), program.state.total
     for what, predicted, actual in (
-        ("live bytes when the step begins", state, held.state),
-        ("live bytes when the first pass begins", state + program.first, held.first),
-        ("the most live bytes before the first pass", state + program.before, held.before),
+        ("live bytes when the step begins", state, memory.state),
+        ("live bytes when the first pass begins", state + program.first, memory.first),
+        ("the most live bytes before the first pass", state + program.before, memory.before),
     ):
         if abs(actual - predicted) > most:
             yield Difference(what, f"{predicted:,}", f"{actual:,}")
             return
-    ours, theirs = program.instants(), instants(recorded, held.first)
+    ours, theirs = program.instants(), instants(recorded, memory.first)
     for name, value in _LIVE.items():
         pairs = enumerate(zip(ours, theirs, strict=True))
         wrong = next((i for i, (a, b) in pairs if abs(value(a) - value(b)) > most), None)
@@ -133,8 +135,8 @@ def memory_differences(program: StepProgram, recorded: Sequence[Event], held: He
             yield Difference(what, a, b, "", wrong, _around(wrong, ours, theirs, _held))
             return
     for what, predicted, actual in (
-        ("live bytes when the step is over", state, held.end),
-        ("the most live bytes", program.peak_bytes, held.peak),
+        ("live bytes when the step is over", state, memory.end),
+        ("the most live bytes", program.peak_bytes, memory.peak),
     ):
         if abs(actual - predicted) > most:
             yield Difference(what, f"{predicted:,}", f"{actual:,}")
@@ -143,9 +145,9 @@ def memory_differences(program: StepProgram, recorded: Sequence[Event], held: He
 _LIVE: dict[str, Callable[[Instant], int]] = {"before": lambda i: i.live, "in": lambda i: i.highest}
 
 
-def largest_deviation(program: StepProgram, recorded: Sequence[Event], held: Held) -> int:
+def largest_deviation(program: StepProgram, recorded: Sequence[Event], memory: RecordedMemory) -> int:
     """Return the largest difference of predicted and recorded live bytes over the passes of a step."""
-    pairs = zip(program.instants(), instants(recorded, held.first), strict=True)
+    pairs = zip(program.instants(), instants(recorded, memory.first), strict=True)
     return max(max(abs(a.live - b.live), abs(a.highest - b.highest)) for a, b in pairs)
 
 

@@ -46,7 +46,7 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.train import parallelize
 from phalanx.train.training_step import Training
 from phalanx.verify import meta_ops
-from phalanx.verify.diff import Held
+from phalanx.verify.diff import RecordedMemory
 from phalanx.verify.steady_state import Steady, Unsteady
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Recorded:
 
     rank: int
     events: tuple[Event, ...]
-    held: Held
+    memory: RecordedMemory
     ran: int
     unawaited: tuple[str, ...]
 
@@ -161,9 +161,9 @@ def _imagine(spec: ModelSpec, job: Job, strategy: Strategy, rank: int, first: in
             training.engine.wait_parameters(list(training.engine.parameters))  # as the next step would
             end = follows.live
         unawaited = tuple(dict.fromkeys(handle.name for handle in comm.unawaited.values()))
-        held = Held(follows.start, *comm.recorder.before, end, follows.peak)
+        memory = RecordedMemory(follows.start, *comm.recorder.before, end, follows.peak)
         assert isinstance(training.pipeline, Steady)
-        return Recorded(rank, tuple(comm.recorder.events), held, training.pipeline.ran, unawaited)
+        return Recorded(rank, tuple(comm.recorder.events), memory, training.pipeline.ran, unawaited)
 
 
 @contextmanager

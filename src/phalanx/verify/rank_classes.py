@@ -16,31 +16,26 @@ from itertools import product
 
 import numpy as np
 
-from phalanx.schedule.gradients.buckets import buckets
-from phalanx.schedule.pipeline.stages import stage
-from phalanx.spec.job import Job
-from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.mesh import mesh
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.schedule.layout import Layout, RankView
 
 
 @dataclass(frozen=True)
 class RankClass:
-    """A class of `count` ranks, of which `rank` is examined; `are` describes them."""
+    """A class of `count` ranks, of which `rank` is examined; `description` says which they are."""
 
     rank: int
     count: int
-    are: str
+    description: str
 
 
-def classes(spec: ModelSpec, job: Job, s: Strategy) -> tuple[RankClass, ...]:
-    """Return the classes of a strategy's ranks, each with the rank that stands for it."""
-    grid = mesh(s)
+def classes(layout: Layout) -> tuple[RankClass, ...]:
+    """Return the classes of a layout's ranks, each with the rank that stands for it."""
+    s, grid = layout.strategy, layout.mesh
     shard, of_experts, at_pp = grid.along(grid.shard_axis), grid.along("edp"), grid.along("pp")
     in_ring = np.sign(grid.along("ring")) + (grid.along("ring") == s.ring - 1) * (s.ring > 1)
     result = []
     for place in range(s.pp):
-        full, full_experts = _full(spec, job, s, place)
+        full, full_experts = _full(layout.stage_view(place))
         for pads, experts_pad, at in product((False, True), (False, True), range(3)):
             alike = ((shard >= full) == pads) & ((of_experts >= full_experts) == experts_pad)
             ranks = np.flatnonzero((at_pp == place) & alike & (in_ring == at))
@@ -54,11 +49,11 @@ def classes(spec: ModelSpec, job: Job, s: Strategy) -> tuple[RankClass, ...]:
     return tuple(result)
 
 
-def _full(spec: ModelSpec, job: Job, s: Strategy, place: int) -> tuple[int, int]:
+def _full(view: RankView) -> tuple[int, int]:
     """Return how many shards of a pipeline stage have no padding: (those of ordinary buckets, those of experts)."""
-    held = buckets(stage(spec, s, place), job, s) if s.effective_zero else ()
+    s = view.strategy
     full = [s.world, s.world]
-    for b in held:
+    for b in view.buckets if s.effective_zero else ():
         full[b.experts] = min(full[b.experts], b.numel // (b.padded(s) // b.parts(s)))
     return full[0], full[1]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.program import StepProgram
+from phalanx.schedule.layout import Layout, RankView
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
@@ -41,17 +42,18 @@ def verify(
 ) -> tuple[Verified, ...]:
     """Verify every class of a strategy's ranks in turn; `begins` is called before each."""
     results = []
-    for ranks in classes(spec, job, strategy):
+    layout = Layout(spec, job, strategy)
+    for ranks in classes(layout):
         begins(ranks)
-        results.append(_verified(spec, job, strategy, ranks))
+        results.append(_verified(layout.rank_view(ranks.rank), ranks))
     return tuple(results)
 
 
-def _verified(spec: ModelSpec, job: Job, strategy: Strategy, ranks: RankClass) -> Verified:
+def _verified(view: RankView, ranks: RankClass) -> Verified:
     start = time.perf_counter()
-    program = expand(spec, job, strategy, ranks.rank)
+    program = expand(view)
     try:
-        recorded = imagine(spec, job, strategy, ranks.rank)
+        recorded = imagine(view.model, view.job, view.strategy, ranks.rank)
     except Unverifiable as error:
         return Verified(ranks, program, None, (), None, time.perf_counter() - start, str(error))
     except Exception as error:  # a real run would end with it too
@@ -65,6 +67,6 @@ def _verified(spec: ModelSpec, job: Job, strategy: Strategy, ranks: RankClass) -
         results.append(Difference("waits", "for every collective", f"none for {first}{others}"))
     deviation = None
     if not any(d.what == PASSES for d in results):
-        results += memory_differences(program, recorded.events, recorded.held)
-        deviation = largest_deviation(program, recorded.events, recorded.held)
+        results += memory_differences(program, recorded.events, recorded.memory)
+        deviation = largest_deviation(program, recorded.events, recorded.memory)
     return Verified(ranks, program, recorded, tuple(results), deviation, time.perf_counter() - start)

@@ -20,93 +20,19 @@ import numpy as np
 
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.collectives.nccl_model import collective_s
-from phalanx.cost.compute.compression import passes
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
-from phalanx.schedule.gradients.buckets import unit_buckets
-from phalanx.schedule.gradients.compression import PLACE_BYTES, SCALE_BYTES, factors
-from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.compression import BLOCK, Compression
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.cost.ledger.compressed import CODES, Compressed
 
-DENSE, CODES, SPARSE, SMALLER = range(4)
 MOST = 4096
 """The largest group for which `payment` asks whether compression pays."""
 
 
-@dataclass(frozen=True)
-class Compressed:
-    """How gradients travel, per element, as numbers or columns. `kind`: DENSE, CODES, SPARSE or SMALLER. `values`,
-    `beside`: v and x above. `passes`: passes over the gradients to code and decode them. `kept`: elements of residual
-    (error feedback)."""
-
-    kind: Column = DENSE
-    values: Column = 1.0
-    beside: Column = 0.0
-    passes: Column = 0.0
-    kept: Column = 0.0
-    bound: Column = 0.0
-    """1: what is sent depends on the gradients; `values` is an upper bound."""
-
-    @property
-    def sparse(self) -> Column:
-        """Whether elements and their indices are sent."""
-        return np.asarray(self.kind) == SPARSE
-
-    def sent(self, g: Column) -> Column:
-        """Return the bytes that a rank sends per gradient element of g bytes."""
-        return self.values * g + self.beside
-
-    def coding_s(self, n: Column, g: Column, p: Column, system: System) -> Column:
-        """Return seconds of coding n elements and decoding what arrives; if sparse, the elements of all p ranks are
-        added one by one."""
-        received = np.where(self.sparse, p * (self.sent(g) + 2 * self.values * g), 0.0)
-        return n * (self.passes * g + received) / (system.memory_bytes_per_s * system.memory)
-
-    def held_bytes(self, n: Column, g: Column, p: Column, bucket: Column) -> Column:
-        """Return bytes of the residual of n gradients and of the messages of two neighbouring buckets."""
-        messages = np.where(self.sparse, p, 2) * self.sent(g) * np.minimum(n, bucket / g)
-        return np.where(np.asarray(self.kind) != DENSE, self.kept * n * g + 2 * messages, 0.0)
-
-    def pays_by_bytes(self, g: Column) -> Column:
-        """Return the number of ranks up to which sparse sends less than a dense all-reduce: 2 g / (v g + x)."""
-        return 2 * g / self.sent(g)
-
-
-DENSELY = Compressed()
-
-
-def compressed_gradients(spec: ModelSpec, s: Strategy) -> Compressed:
-    """Return how the gradients of a strategy travel."""
-    c = s.compressor
-    if c is None:
-        return DENSELY
-    work = passes(c, s)
-    if c.quantised:
-        parts = s.shards if s.effective_zero else s.gradient_ranks
-        sums = (
-            1 / parts if s.effective_zero == 0 or s.dp_replicate > 1 else 0.0
-        )  # share of the sums, which are coded again
-        beside = c.bits / 8 + c.scaled * SCALE_BYTES / BLOCK
-        return Compressed(CODES, 0.0, beside, work, c.feedback * (1 + sums))
-    residual = float(c.feedback)
-    if c.name == "powersgd":
-        return Compressed(SMALLER, _factored(spec, c), 0.0, work, residual)
-    if c.name == "randk":
-        return Compressed(SMALLER, c.value, 0.0, work, residual)
-    # threshold never sends more than one in p elements (schedule/gradients/compression.py).
-    share = c.value if c.name == "topk" else 1 / s.gradient_ranks
-    return Compressed(SPARSE, share, share * PLACE_BYTES, work, residual, float(c.name == "threshold"))
-
-
-def _factored(spec: ModelSpec, c: Compression) -> float:
-    """Return the share of elements that PowerSGD sends: those of P and Q, and of parameters that are no matrix."""
-    sent, total = 0, 0
-    for bucket in unit_buckets(spec):
-        matrices, rest = factors(c, bucket)
-        sent += sum((f.n + f.m) * f.r for f in matrices) + sum(p.numel for p in rest)
-        total += sum(p.numel for p in bucket.parameters)
-    return sent / total
+def coding_s(c: Compressed, n: Column, g: Column, p: Column, system: System) -> Column:
+    """Return seconds of coding n elements of g bytes and decoding what arrives; if sparse, the elements of all p
+    ranks are added one by one."""
+    received = np.where(c.sparse, p * (c.sent(g) + 2 * c.values * g), 0.0)
+    return n * (c.passes * g + received) / (system.memory_bytes_per_s * system.memory)
 
 
 Over = Callable[[str, Column, Column, Column, Column], Column]
@@ -162,11 +88,11 @@ def payment(c: Compressed, n: float, p: int, stride: float, system: System, prof
     def all_of(ranks: Column) -> tuple[Column, Column, Column]:
         group = (ranks, stride)
         _, sent = reduced(c, over, g, 0, group, group, group)
-        return over("all_reduce", g, *group, g), sent, c.coding_s(n, g, ranks, system)
+        return over("all_reduce", g, *group, g), sent, coding_s(c, n, g, ranks, system)
 
     many = np.arange(2, MOST + 1)
     dense, sent, coding = all_of(many)
     pays = many[sent + coding < dense]
     ranks = (int(pays[0]), int(pays[-1])) if len(pays) else None
-    dense_s, sent_s, coding_s = (float(part) for part in all_of(p))
-    return Payment(dense_s, sent_s, coding_s, ranks, float(c.pays_by_bytes(g)) if c.sparse else None)
+    dense_s, sent_s, code_s = (float(part) for part in all_of(p))
+    return Payment(dense_s, sent_s, code_s, ranks, float(c.pays_by_bytes(g)) if c.sparse else None)

@@ -12,16 +12,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.cost.analytic.chips import system_of
-from phalanx.cost.analytic.compression import Payment, compressed_gradients, payment
-from phalanx.cost.analytic.flops import active_params, hardware_flops, model_flops
+from phalanx.cost.analytic.compression import Payment, payment
 from phalanx.cost.analytic.memory import Memory, memory
-from phalanx.cost.analytic.model_shape import Shape, shape
-from phalanx.cost.analytic.pipeline_formulas import makespan
-from phalanx.cost.analytic.rank_layout import Layout, layout
-from phalanx.cost.analytic.stacks import Profile, profile
+from phalanx.cost.analytic.stacks import Profile, profile, require_runnable
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather
 from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.compressed import compressed_gradients
+from phalanx.cost.ledger.flops import active_params, hardware_flops, model_flops
+from phalanx.cost.ledger.model_shape import Shape, shape
+from phalanx.cost.ledger.pipeline_formulas import makespan
+from phalanx.cost.ledger.rank_layout import Layout, layout
 from phalanx.cost.pipeline_time import Costs
 from phalanx.schedule.pipeline.stages import rank_of, splits_backward
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -31,7 +32,9 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import require_compressible
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 
-_AS_DEFAULT = ("layers", "grad_sync", "reshard", "bucket", "prefetch")
+_BY_POLICY = ("grad_sync", "reshard")
+"""Fields that a stack's policy decides (cost/ledger/policy.py)."""
+_AS_DEFAULT = ("layers", *_BY_POLICY, "bucket", "prefetch")
 """Fields of a strategy that have no term here; only their defaults are priced."""
 
 
@@ -70,9 +73,23 @@ class Estimate:
         return self.memory.reserved <= self.system.memory_bytes
 
 
-def require_modelled(s: Strategy) -> None:
-    """Require that every field of a strategy has a term here. Raises InputError naming one that has none."""
-    for name in _AS_DEFAULT:
+def require_modelled(s: Strategy, stack: str) -> None:
+    """Require that every field of a strategy has a term here, and that the stack can run it. Raises InputError naming
+    a field that has none or that it cannot."""
+    _require_default(s, _AS_DEFAULT)
+    require_compressible(s, "float32")
+    require_runnable(stack, s)
+
+
+def require_policy(s: Strategy, stack: str) -> None:
+    """Require that the stack can run a strategy, and that the strategy leaves to the stack what its policy decides.
+    Raises InputError naming a field."""
+    _require_default(s, _BY_POLICY)
+    require_runnable(stack, s)
+
+
+def _require_default(s: Strategy, names: Sequence[str]) -> None:
+    for name in names:
         if getattr(s, name) != FIELDS[name].default:
             reason = "is not modelled for published stacks"
             raise InputError(
@@ -81,14 +98,13 @@ def require_modelled(s: Strategy) -> None:
                 reason,
                 "leave it out; `phalanx plan JOB.toml` prices it for our own runtime",
             )
-    require_compressible(s, "float32")
 
 
 def estimate(
     model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, stack: str, number_format: str = "bfloat16"
 ) -> Estimate:
     """Price one strategy. Raises InputError for a strategy, chip or stack that is not modelled."""
-    require_modelled(s)
+    require_modelled(s, stack)
     how = replace(layout(s, job, model.layers, number_format), compressed=compressed_gradients(model, s))
     result = priced(shape(model), how, system_of(cluster), profile(stack))
     if splits_backward(s):
@@ -129,7 +145,7 @@ def estimate_all(
     """Price many strategies as columns; every schedule's bubble follows the formula for equal chunks. Raises
     InputError as `estimate` does."""
     for s in strategies:
-        require_modelled(s)
+        require_modelled(s, stack)
     columns = gather(
         [replace(layout(s, job, model.layers), compressed=compressed_gradients(model, s)) for s in strategies]
     )

@@ -106,6 +106,7 @@ CONSTANTS: dict[str, float] = {
     "megatron-core.cast_bytes": 7.542,
     "megatron-core.gemm8": 1.003,
     "megatron-core.kept_logit": 5.941,
+    "megatron-core.contention": 1.14,
     "megatron-core.constant_bytes": 1.143e08,
     # megatron-2020: vtrain, megatron-sc21, megatron-2020-tp, bigscience-bloom
     "megatron-2020.hidden_bytes": 15.09,
@@ -196,7 +197,6 @@ CONSTANTS: dict[str, float] = {
     "megatron-bridge-25.09.dp_overlap": 0.8966,
     "megatron-bridge-25.09.cast_bytes": 6.683,
     "megatron-bridge-25.09.gemm8": 1.015,
-    "megatron-bridge-25.09.contention": 1.14,
     # simumax-b200: simumax-b200
     "simumax-b200.gemm": 0.9018,
     "simumax-b200.hidden_bytes": 16.51,

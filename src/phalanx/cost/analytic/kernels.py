@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.analytic.model_shape import Shape
-from phalanx.cost.analytic.rank_layout import Layout
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.model_shape import Shape
+from phalanx.cost.ledger.rank_layout import Layout
 
 # Tiles of cuBLAS's kernels for 2-byte types, and the share of the best that each reaches on a large product.
 _TILES = ((256, 128, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.60))

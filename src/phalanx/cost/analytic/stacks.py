@@ -1,4 +1,5 @@
-"""Software stacks by name: what they fuse, hide, launch and allocate, as physical constants.
+"""Software stacks by name: what they fuse, hide, launch and allocate, as physical constants; what they can do; and
+their policy (cost/ledger/policy.py).
 
 A Profile says nothing about hardware (cost/hardware/system.py) or about a model. `STACKS` holds one entry per stack
 and release: the stack it derives from, and what is known of its code. Fitted numbers are in fitted_constants.py; a
@@ -9,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from phalanx.cost.analytic.fitted_constants import CONSTANTS, resolve
 from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.policy import DEEPSPEED, FSDP, JAX, MEGATRON, PHALANX, Policy
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,8 @@ class Profile:
     """More of them, where gradients are reduced in separate buckets."""
     kept_bytes: Column = 6.0
     """Bytes of state per parameter that ZeRO-1 leaves unsharded."""
+    accumulated_bytes: Column = 4.0
+    """Bytes of an accumulated gradient element, which ZeRO-2 shards."""
     shard_bytes: Column = 12.0
     """Bytes of state per parameter that ZeRO-1 shards."""
     idle_bytes: Column = 0.0
@@ -120,6 +127,14 @@ class Profile:
     """Copies that it keeps of what is inside the MLP."""
     kept_score: Column = 5.0
     """Bytes per score where attention writes them: before and after the softmax, and a mask of dropout."""
+    kept_cast: Column = 0.0
+    """1: products in 8 bits or less keep their operands for the backward pass as cast, not in 16 bits."""
+    cast_parameters: Column = 0.0
+    """1: parameters of products in 8 bits are 8-bit values themselves (both ways round); else these are kept
+    beside."""
+    kept_routed: Column = 4.0
+    """Bytes per routed token and hidden element: the experts' input, and their result where the router's
+    probabilities multiply it."""
     kept_logit: Column = 8.0
     """Bytes per logit at the loss."""
     buffers: Column = 0.0
@@ -142,37 +157,104 @@ class Profile:
     """Bytes that the driver shows beyond those reserved by the allocator: context, NCCL, libraries."""
     jitter: Column = 0.0
     """Relative slowdown per doubling of ranks beyond 8: the slowest rank sets the pace."""
+    policy: Policy = MEGATRON
+    """When it reduces and gathers."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack or release: `parent`, the stack it derives from, and `built`, the fields known from its code."""
+    """A stack or release: `parent`, the stack it derives from, and `built`, the fields known from its code. What is
+    None is as the parent has it."""
 
     parent: str = ""
     built: Mapping[str, float] = field(default_factory=dict)
+    policy: Policy | None = None
+    zero: tuple[int, ...] | None = None
+    """ZeRO levels that it has."""
+    zero_in_pipeline: tuple[int, ...] | None = None
+    """ZeRO levels that it combines with a pipeline."""
+    schedules: tuple[str, ...] | None = None
+    """Pipeline schedules that it runs; none: it has no pipeline."""
+    ulysses: bool | None = None
+    """Whether context parallelism may exchange tokens for heads."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a stack can run: fields as in Stack, resolved."""
+
+    zero: tuple[int, ...]
+    zero_in_pipeline: tuple[int, ...]
+    schedules: tuple[str, ...]
+    ulysses: bool
+
+    def refusal(self, s: Strategy) -> tuple[str, object, str, str] | None:
+        """Return (field, value, reason, mend) if the stack does not run a strategy, else None."""
+        if s.pp > 1 and s.schedule not in self.schedules:
+            has = f"has {', '.join(self.schedules)}" if self.schedules else "has no pipeline"
+            return "schedule", s.schedule, f"is not in the stack, which {has}", "use one of these, or pp=1"
+        if s.ulysses > 1 and not self.ulysses:
+            return "ulysses", s.ulysses, "is not in the stack, whose context parallelism is a ring", "leave it out"
+        levels = self.zero if s.pp == 1 else self.zero_in_pipeline
+        if s.shards > 1 and s.zero not in levels:
+            where = "with a pipeline" if s.pp > 1 and s.zero in self.zero else "at all"
+            has = " or ".join(f"zero={level}" for level in levels)
+            return "zero", s.zero, f"is not in the stack {where}", f"use {has}"
+        return None
 
 
 _SCORES = {"flash": 0.0}
 _FP16_GRADIENTS = {"gradient_bytes": 2.0}
 _LATE = {"dp_overlap": 0.0, "gather_overlap": 0.0, "tp_overlap": 0.0, "pp_overlap": 0.0}
-# NVIDIA's performance recipes: userbuffers for tensor parallelism.
-_RECIPE = {"tp_split": 1.0}
+# NVIDIA's performance recipes: userbuffers for tensor parallelism; parameters in 8 bits (NeMo v2.1.0,
+# nemo/collections/llm/recipes/precision/mixed_precision.py:53; Megatron-Bridge v0.4.0,
+# src/megatron/bridge/training/mixed_precision.py:223, 256, 294); models without dropout, so without its masks
+# (NeMo-Framework-Launcher 26e42fa, launcher_scripts/conf/training/llama/llama3_70b.yaml:73).
+_RECIPE = {"tp_split": 1.0, "cast_parameters": 1.0, "kept_hidden": 8.0}
+# Gradients accumulated and reduced in the type of parameters, bf16 (Megatron-LM core_v0.14.0,
+# megatron/core/distributed/param_and_grad_buffer.py, where grad_reduce_in_fp32 is off): off in NeMo from v2.2 on
+# (nemo/collections/llm/recipes/llama3_70b.py:246) and in all of Megatron-Bridge's performance recipes (v0.4.0,
+# scripts/performance/configs/llama/llama3_llm_pretrain.py:43).
+_BF16_GRADIENTS = {"gradient_bytes": 2.0, "accumulated_bytes": 2.0, "kept_bytes": 4.0, "whole_bytes": 16.0}
+# Probabilities multiply inside the experts from core_v0.13 on (megatron/core/transformer/moe/experts.py:246), so that
+# their result is not kept.
+_PROBABILITIES_INSIDE = {"kept_routed": 2.0}
 _APART = {"tp_overlap": 0.0, "dp_overlap": 0.0, "gather_overlap": 0.0}
 _PER_OP = {"per_op": 1.0, "kept_logit": 14.0}
+_MEGATRON_SCHEDULES = tuple(name for name, facts in SCHEDULES.items() if facts.in_megatron)
+# torch.distributed.pipelining's: no idle ranks on purpose, and of zero-bubble ones those in a V.
+_TORCH_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-v", "dualpipe-v")
 
 STACKS: dict[str, Stack] = {
-    "any": Stack(),
+    "any": Stack(
+        policy=MEGATRON,
+        zero=(0, 1, 2, 3),
+        zero_in_pipeline=(0, 1, 2, 3),
+        schedules=_MEGATRON_SCHEDULES,
+        ulysses=True,
+    ),
     # Megatron-LM before flash attention and before overlap of gradients (Narayanan et al. 2021): fused softmax and
     # bias+GELU, gradients of fp16 reduced in fp16 after the last backward pass.
-    "megatron-2020": Stack("any", _SCORES | _FP16_GRADIENTS | _LATE | {"launches": 30.0}),
+    # Its distributed optimizer (level 1) is of March 2022 (megatron/optimizer/distrib_optimizer.py, 28b63ec).
+    "megatron-2020": Stack(
+        "any",
+        _SCORES | _FP16_GRADIENTS | _LATE | {"launches": 30.0},
+        zero=(0,),
+        zero_in_pipeline=(0,),
+        ulysses=False,
+    ),
     "megatron-2021": Stack("megatron-2020"),
-    "megatron-2022": Stack("megatron-2021"),
-    "megatron-deepspeed-2022": Stack("megatron-2021"),
+    "megatron-2022": Stack("megatron-2021", zero=(0, 1), zero_in_pipeline=(0, 1)),
+    "megatron-deepspeed-2022": Stack(
+        "megatron-2021", policy=DEEPSPEED, zero=(0, 1, 2, 3), zero_in_pipeline=(0, 1), schedules=("1f1b",)
+    ),
     "megatron-deepspeed-2021": Stack("megatron-deepspeed-2022"),
     # Its bf16 optimizer accumulates gradients in fp32 besides those of the backward pass.
     "megatron-deepspeed-2022-bf16": Stack("megatron-deepspeed-2022"),
     # Megatron-Core on Transformer Engine; NeMo and Megatron-Bridge are recipes over it.
-    "megatron-core": Stack("any"),
+    # Transformer Engine keeps a product's input as it was quantised: transformer_engine/pytorch/module/linear.py:616,
+    # layernorm_linear.py:469 (d0067d0).
+    "megatron-core": Stack("any", {"kept_cast": 1.0}),
     # With FlashAttention 2, the fastest until cuDNN 9 (2024).
     "megatron-core-flash2": Stack("megatron-core", {"portable": 1.0}),
     # Without flash attention.
@@ -180,10 +262,10 @@ STACKS: dict[str, Stack] = {
     "nemo-23.05": Stack("megatron-core"),
     "nemo-24.03": Stack("nemo-24.11"),
     "nemo-24.11": Stack("megatron-core", _RECIPE),
-    "nemo-25.02": Stack("nemo-24.11"),
+    "nemo-25.02": Stack("nemo-24.11", _BF16_GRADIENTS),
     "nemo-25.04": Stack("nemo-25.02"),
     "nemo-25.05": Stack("nemo-25.04"),
-    "megatron-bridge-25.09": Stack("megatron-core", _RECIPE),
+    "megatron-bridge-25.09": Stack("megatron-core", _RECIPE | _BF16_GRADIENTS | _PROBABILITIES_INSIDE),
     "megatron-bridge-25.11": Stack("megatron-bridge-25.09"),
     "megatron-bridge-26.02": Stack("megatron-bridge-25.11"),
     "megatron-bridge-26.02.01": Stack("megatron-bridge-26.02"),
@@ -195,7 +277,15 @@ STACKS: dict[str, Stack] = {
     # Run without overlap (SimuMax, docs/b200/b200_real_repro_guide.md, section 3.3).
     "simumax-b200": Stack("megatron-core", _APART | {"stand_in": 1.0, "kept_hidden": 8.0}),
     # PyTorch FSDP around eager modules, one kernel per operation.
-    "eager": Stack("any", {"portable": 1.0, "plain": 1.0, "launches": 40.0, "pp_overlap": 0.0}),
+    # At level 2 with a pipeline fully_shard does what it does at 3: parameters stay, and are sharded between steps.
+    "eager": Stack(
+        "any",
+        {"portable": 1.0, "plain": 1.0, "launches": 40.0, "pp_overlap": 0.0},
+        policy=FSDP,
+        zero_in_pipeline=(0, 1, 3),
+        schedules=_TORCH_SCHEDULES,
+        ulysses=False,
+    ),
     "nanotron": Stack(
         "eager",
         # Gradients are accumulated in fp32 besides those of the backward pass; collectives take lists of tensors.
@@ -212,19 +302,36 @@ STACKS: dict[str, Stack] = {
             # NCCL's buffers of groups over three axes: of 79.6 GiB, runs that need more than 76 failed.
             "context_bytes": 3.9e9,
         },
+        # Levels: nanotron 2411b02, src/nanotron/helpers.py:409; schedules: parallel/pipeline_parallel/engine.py:175,
+        # 235.
+        zero=(0, 1),
+        zero_in_pipeline=(0, 1),
+        schedules=("gpipe", "1f1b"),
     ),
     # Before its pipeline was fixed: runs that need more than 70 GiB failed.
-    "nanotron-early": Stack("nanotron", {"waits": 1.0, "context_bytes": 10e9}),
-    "llm-foundry": Stack("eager", {"launches": 24.0}),
+    "nanotron-early": Stack("nanotron", {"waits": 1.0, "context_bytes": 10.4e9}),
+    "llm-foundry": Stack("eager", {"launches": 24.0}, zero=(0, 2, 3), zero_in_pipeline=(), schedules=()),
     "llm-foundry-pure": Stack("llm-foundry", {"gradient_bytes": 2.0}),
     # Logits in 2 bytes and in 4, their softmax and its gradient. Norms and rotations operation by operation in fp32,
     # where nanotron and llm-foundry call fused kernels: 36 bytes of a norm, 6 of a residual, 20 of a rotation.
     "torchtitan-eager": Stack(
-        "eager", {"launches": 55.0, "hidden_bytes": 2 * 36.0 + 2 * 6.0 + 1.25 * 20.0, "kept_ffn": 4 / 3} | _PER_OP
+        "eager",
+        {"launches": 55.0, "hidden_bytes": 2 * 36.0 + 2 * 6.0 + 1.25 * 20.0, "kept_ffn": 4 / 3} | _PER_OP,
+        zero=(0, 2, 3),
+        zero_in_pipeline=(0, 3),
     ),
     # Compilers that fuse memory-bound operations.
-    "compiled": Stack("any", {"plain": 1.0, "launches": 15.0}),
-    "torchtitan-compiled": Stack("compiled", {"portable": 1.0, "tp_narrow": 1.0} | _PER_OP),
+    "compiled": Stack(
+        "any", {"plain": 1.0, "launches": 15.0}, policy=JAX, zero=(0, 1, 3), zero_in_pipeline=(0, 1, 3), ulysses=False
+    ),
+    "torchtitan-compiled": Stack(
+        "compiled",
+        {"portable": 1.0, "tp_narrow": 1.0} | _PER_OP,
+        policy=FSDP,
+        zero=(0, 2, 3),
+        zero_in_pipeline=(0, 3),
+        schedules=_TORCH_SCHEDULES,
+    ),
     # With the loss compiled too: logits and their gradient in 2 bytes.
     "torchtitan-2025-06": Stack("torchtitan-compiled", {"kept_logit": 4.0}),
     # Parameters are gathered in 8 bits.
@@ -234,21 +341,47 @@ STACKS: dict[str, Stack] = {
     "maxtext": Stack("compiled", {"launches": 0.0}),
     "pax": Stack("compiled", {"launches": 0.0}),
     # Our own runtime: eager PyTorch, buckets overlapped.
-    "phalanx": Stack("eager"),
+    "phalanx": Stack(
+        "eager", policy=PHALANX, zero_in_pipeline=(0, 1, 2, 3), schedules=tuple(SCHEDULES), ulysses=True
+    ),
 }
 
 
 def profile(name: str, constants: Mapping[str, float] = CONSTANTS) -> Profile:
     """Return the Profile of a stack by name. Raises InputError for an unknown stack."""
+    chain = lineage(name)
+    built: dict[str, float] = {}
+    for link in reversed(chain):
+        built |= STACKS[link].built
+    return Profile(name, policy=_inherited(name, "policy"), **(resolve(FIELDS, chain, constants) | built))
+
+
+def lineage(name: str) -> list[str]:
+    """Return a stack and its ancestors, nearest first. Raises InputError for an unknown stack."""
     if name not in STACKS:
         raise InputError("profile", name, "is not a software stack that Phalanx knows", nearest(name, STACKS))
     chain = [name]
     while STACKS[chain[-1]].parent:
         chain.append(STACKS[chain[-1]].parent)
-    built: dict[str, float] = {}
-    for link in reversed(chain):
-        built |= STACKS[link].built
-    return Profile(name, **(resolve(FIELDS, chain, constants) | built))
+    return chain
 
 
-FIELDS = {f.name: float(f.default) for f in fields(Profile) if f.name != "name"}  # type: ignore[arg-type]
+def _inherited(name: str, what: str) -> Any:
+    """Return a field of a stack's row, or of its nearest ancestor that has it."""
+    return next(value for link in lineage(name) if (value := getattr(STACKS[link], what)) is not None)
+
+
+def capabilities(name: str) -> Capabilities:
+    """Return what a stack can run. Raises InputError for an unknown stack."""
+    return Capabilities(**{f.name: _inherited(name, f.name) for f in fields(Capabilities)})
+
+
+def require_runnable(name: str, s: Strategy) -> None:
+    """Require that a stack can run a strategy. Raises InputError naming the field that it cannot."""
+    wrong = capabilities(name).refusal(s)
+    if wrong:
+        field_name, value, reason, mend = wrong
+        raise InputError(f"strategy.{field_name}", value, reason.replace("the stack", name), mend)
+
+
+FIELDS = {f.name: float(f.default) for f in fields(Profile) if f.name not in ("name", "policy")}  # type: ignore[arg-type]

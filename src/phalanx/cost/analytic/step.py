@@ -14,12 +14,13 @@ import numpy as np
 
 from phalanx.cost.analytic import compression, kernels
 from phalanx.cost.analytic.kernels import Passes
-from phalanx.cost.analytic.model_shape import Shape
-from phalanx.cost.analytic.rank_layout import Layout, stages
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.model_shape import Shape
+from phalanx.cost.ledger.rank_layout import Layout, stages
+from phalanx.cost.ledger.sharding import sharding
 
 
 @dataclass
@@ -56,7 +57,8 @@ FORMULAS = {
     "bubble": "share x (through_s - slowest_s) / virtual: one micro-batch through the other ranks, times the "
     "schedule's share of it; zero-bubble: makespan_s of its actions - micro_batches x slowest_s",
     "transfers": "(messages x (1 - overlap) + 2 (pp - 1)) x (message_s + gathered_s)",
-    "dp": "scatter_s + again_s + gather_s - hidden_s; ZeRO-3: micro_batches x what compute does not overlap",
+    "dp": "scatter_s + again_s + gather_s - hidden_s; where every micro-batch reduces: micro_batches x what of them "
+    "compute does not overlap",
     "coding": "times x gradients x passes x gradient_bytes / memory bandwidth; if sparse, also what all ranks sent",
     "optimizer": "bytes x parameters / memory bandwidth",
     "other": "fixed seconds per step, and the jitter of the slowest rank",
@@ -277,26 +279,24 @@ def _data_parallel(
     expert_params = blocks * moe_share * shape.expert_params / (layout.ep * layout.etp)
     expert_ranks = np.maximum(ranks * layout.tp / (layout.ep * layout.etp), 1)
     expert_stride = layout.ep * layout.expert_stride
-    # ZeRO-3 gathers for both passes of every micro-batch and reduce-scatters in the backward pass, unless it keeps
-    # gathered parameters for the whole step.
-    every_pass = (np.asarray(layout.zero) >= 3) & (np.asarray(layout.gathers_once) == 0)
+    how = sharding(layout, profile.policy)
+    by_unit = how.parameters > 0  # gathered and reduced block by block, not in buckets
 
     def over(op: str, bytes_: Column, group: Column, distance: Column, cut: Column = 0.0) -> Column:
         """Return seconds of `op` on all gradients or parameters, `bytes_` per element, over `group` ranks at distance
         `distance`: in buckets, or block by block where every pass gathers. Experts go over their own ranks. `cut`:
         bytes per element by which buckets are filled, where it differs from what is sent."""
         filled = np.where(np.asarray(cut) > 0, cut, bytes_)
-        buckets = np.where(every_pass, blocks, np.maximum(np.ceil(dense_params * filled / profile.bucket_bytes), 1))
+        buckets = np.where(by_unit, blocks, np.maximum(np.ceil(dense_params * filled / profile.bucket_bytes), 1))
         first = buckets * collective_s(op, dense_params * bytes_ / buckets, group, distance, system)
         if not np.any(expert_params):
             return first
-        buckets = np.where(every_pass, blocks, np.maximum(np.ceil(expert_params * filled / profile.bucket_bytes), 1))
+        buckets = np.where(by_unit, blocks, np.maximum(np.ceil(expert_params * filled / profile.bucket_bytes), 1))
         return first + buckets * collective_s(
             op, expert_params * bytes_ / buckets, expert_ranks, expert_stride, system
         )
 
-    shards = np.where(layout.zero >= 1, np.minimum(np.maximum(layout.shards, 1), ranks), 1)
-    replicas = ranks / shards
+    shards, replicas = how.shards, how.replicas
     grad, param = profile.gradient_bytes, profile.parameter_bytes
     # With several replicas of the sharded model, each shard is summed over them.
     replica_distance = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
@@ -316,9 +316,15 @@ def _data_parallel(
     hidden = np.minimum(profile.dp_overlap * (scatter + replicate), backward_room)
     hidden = hidden + np.minimum(profile.gather_overlap * gather, forward)
     once = scatter + replicate + gather - hidden
-    slowed = (profile.contention - 1) * np.minimum(forward + backward, 2 * gather + scatter)
-    each = np.maximum(gather - forward_room, 0) + np.maximum(gather + scatter - backward_room, 0) + slowed
+    # For every micro-batch: parameters in the forward pass, and again in the backward pass, and gradients in the
+    # latter; of what is done once a step the same share is hidden as above.
+    again = how.regathers * gather
+    slowed = (profile.contention - 1) * np.minimum(forward + backward, gather + again + scatter)
+    both_passes = np.maximum(gather - forward_room, 0) + np.maximum(again + scatter - backward_room, 0) + slowed
+    reduced_each = scatter - np.minimum(profile.dp_overlap * scatter, backward_room)
+    gathered_once = gather - np.minimum(profile.gather_overlap * gather, forward)
     last_replicate = np.maximum(replicate - backward_room, 0)
+    each = np.where(how.gathers_each > 0, m * both_passes, m * reduced_each + gathered_once) + last_replicate
     out.of["dp"] = {
         "ranks": ranks,
         "shards": shards,
@@ -330,12 +336,10 @@ def _data_parallel(
         "hidden_s": hidden,
     }
     out.of["optimizer"] = {"parameters": dense_params / shards, "bytes": profile.optimizer_bytes}
-    out.terms["dp"] = np.where(ranks > 1, np.where(every_pass, m * each + last_replicate, once), 0.0) * (
-        1 - layout.frozen
-    )
+    out.terms["dp"] = np.where(ranks > 1, np.where(how.reduces_each > 0, each, once), 0.0) * (1 - layout.frozen)
     if np.any(c.kind):
-        times = np.where(every_pass, m, 1)
-        coding = c.coding_s(dense_params + expert_params, grad, ranks, system)
+        times = np.where(how.reduces_each > 0, m, 1)
+        coding = compression.coding_s(c, dense_params + expert_params, grad, ranks, system)
         out.of["coding"] = {
             "gradients": dense_params + expert_params,
             "passes": c.passes,

@@ -230,10 +230,10 @@ def optimizer(n: int, job: Job) -> Work:
 def around_collective_seconds(work: Work, coding: Work, code: str, rates: KernelRates) -> Column:
     """Return seconds of the compute around a collective: copies, and coding at the compressor's measured rate, if
     any."""
-    copies = work.seconds(rates.backward) * rates.whole
-    if code in rates.coding:
-        return copies + coding.traffic_bytes * rates.coding[code]
-    return copies + coding.seconds(rates.backward) * rates.whole
+    copies = work.seconds(rates.backward) * rates.pass_slowdown
+    if code in rates.compression_per_byte:
+        return copies + coding.traffic_bytes * rates.compression_per_byte[code]
+    return copies + coding.seconds(rates.backward) * rates.pass_slowdown
 
 
 def optimizer_seconds(work: Work, rates: KernelRates) -> float:

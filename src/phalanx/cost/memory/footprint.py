@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -171,7 +170,7 @@ def footprint(
     kwargs: dict[str, Any] = {} if routed is None or spec.experts is None else {"rows": routed}
     if in_parts:
         kwargs["in_place"] = in_place
-    block: Block = _kind(spec.latent is not None, "rows" in kwargs, in_parts)(
+    block: Block = _BLOCKS[spec.latent is not None, "rows" in kwargs, in_parts](
         spec, t, e, tp, sp, repeat, core, **kwargs
     )
     forward, backward = block.passes()
@@ -185,14 +184,25 @@ def footprint(
     )
 
 
-@cache
-def _kind(latent: bool, experts: bool, in_parts: bool) -> type[Block]:
-    """Return the class of a block with latent attention, experts, or both."""
-    of_mlp = (SplitExpertsBlock if in_parts else ExpertsBlock) if experts else (SplitBlock if in_parts else Block)
-    if not latent:
-        return of_mlp
-    of_attention = SplitLatentBlock if in_parts else LatentBlock
-    return type("LatentExpertsBlock", (of_attention, of_mlp), {}) if experts else of_attention
+class LatentExpertsBlock(LatentBlock, ExpertsBlock):
+    """A block with latent attention and experts."""
+
+
+class SplitLatentExpertsBlock(SplitLatentBlock, SplitExpertsBlock):
+    """The same, with its backward pass split in two."""
+
+
+_BLOCKS: dict[tuple[bool, bool, bool], type[Block]] = {
+    (False, False, False): Block,
+    (False, False, True): SplitBlock,
+    (False, True, False): ExpertsBlock,
+    (False, True, True): SplitExpertsBlock,
+    (True, False, False): LatentBlock,
+    (True, False, True): SplitLatentBlock,
+    (True, True, False): LatentExpertsBlock,
+    (True, True, True): SplitLatentExpertsBlock,
+}
+"""The class of a block, by: latent attention, experts, backward pass split in two."""
 
 
 def _lookup_bytes(t: Column) -> Column:

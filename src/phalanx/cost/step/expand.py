@@ -7,16 +7,13 @@ ZeRO-3 ahead of their units, and buckets as they fill (bucket_order.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Literal
 
-from phalanx.cost.compute.unit_work import Column
-from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.footprint import documents
 from phalanx.cost.memory.state import (
-    Shard,
     cast_gradients,
     model_state,
     owned_elements,
@@ -24,32 +21,25 @@ from phalanx.cost.memory.state import (
     tied_gradient_bytes,
 )
 from phalanx.cost.step.bucket_order import BucketOrder
+from phalanx.cost.step.pass_terms import attention_core, boolean_mask_bytes
 from phalanx.cost.step.program import StepProgram
-from phalanx.cost.step.term import Term, highest, repeat_of, unit_class
+from phalanx.cost.step.term import Term, highest
 from phalanx.cost.step.terms import metrics, terms
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
-from phalanx.schedule.gradients.buckets import Bucket, buckets, of_chunks
+from phalanx.schedule.gradients.buckets import Bucket, of_chunks
 from phalanx.schedule.gradients.compression import Sent, bucket_collectives, replica_collectives
 from phalanx.schedule.layers import collectives, context
-from phalanx.schedule.layers.collectives import Way
-from phalanx.schedule.layers.context import Context
-from phalanx.schedule.layers.routing import routed
-from phalanx.schedule.pipeline import stages
+from phalanx.schedule.layout import RankView
 from phalanx.schedule.pipeline.schedules import last_weight_grad_at
-from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.model.spec import ModelSpec, as_seen_by, blocks_among, chunks
-from phalanx.spec.strategy.mesh import mesh
-from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local_model
+from phalanx.schedule.unit_classes import repeat_of
+from phalanx.spec.job import DTYPE_BYTES
+from phalanx.spec.model.spec import as_seen_by, blocks_among
 
 
-def expand(spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None = None, place: int = 0) -> StepProgram:
-    """Return the ordered events of one step and the model state around them.
-
-    `rank`: expand for this rank exactly, whose shard may hold padding. Without it, expand for pipeline rank `place`:
-    no rank there holds more memory, and peers are those of the first rank there.
-    """
-    return _Expansion(spec, job, strategy, rank, place).program()
+def expand(view: RankView, step_terms: Sequence[Term] | None = None) -> StepProgram:
+    """Return the ordered events of one step of a rank and the model state around them. The view of a pipeline rank
+    has the peers of the first rank there. `step_terms`: the rank's terms, if the caller has them."""
+    return _Expansion(view, terms(view) if step_terms is None else step_terms).program()
 
 
 _BACKWARD = {"B": "backward", "I": "input_grad", "W": "weight_grad"}
@@ -58,46 +48,38 @@ _BACKWARD = {"B": "backward", "I": "input_grad", "W": "weight_grad"}
 class _Expansion:
     """Builds the step of one rank, action by action of its pipeline schedule."""
 
-    def __init__(self, spec: ModelSpec, job: Job, strategy: Strategy, rank: int | None, place: int) -> None:
-        self.job, self.strategy = job, strategy
-        self.grid = mesh(strategy)
-        self.place = place if rank is None else self.grid.place(rank)["pp"]
-        self.rank = self.grid.group_of(0, "pp")[place] if rank is None else rank
-        self.shard = None if rank is None else (self.grid.shard(rank), int(self.grid.along("edp")[rank]))
-        self.full_spec, self.spec = spec, stages.stage(spec, strategy, self.place)
-        ring_index = None if rank is None else int(self.grid.along("ring")[rank])
-        step_terms = terms(spec, job, strategy, rank, self.place)
+    def __init__(self, view: RankView, step_terms: Sequence[Term]) -> None:
+        self.view, self.job, self.strategy = view, view.job, view.strategy
         self.terms = {(t.event.op, t.event.unit): t for t in step_terms if t.event.axis not in (*INSIDE, "pp")}
-        self.cut = buckets(self.spec, job, strategy)
-        self.schedule = stages.schedule(strategy, strategy.accumulation(job))
-        self.actions = self.schedule.actions[self.place]
-        self.chunks = stages.held_chunks(strategy, self.place)
-        self.finished = last_weight_grad_at(self.actions)
-        order = [self.chunks.index(chunk) for chunk in self.finished]
-        early = strategy.effective_zero >= 2
-        sets = of_chunks(self.cut, self.spec, order, early)
+        self.finished = last_weight_grad_at(view.actions)
+        order = [view.chunk_indices.index(chunk) for chunk in self.finished]
+        early = self.strategy.effective_zero >= 2
+        sets = of_chunks(view.buckets, view.stage, order, early)
         self.ready = [
-            _completed([self.cut[i] for i in indices], units)
-            for indices, units in zip(sets, chunks(self.spec), strict=True)
+            _completed([view.buckets[i] for i in indices], units)
+            for indices, units in zip(sets, view.chunks, strict=True)
         ]
         self.bucket_order = BucketOrder(early)
-        self.reductions_left = Counter(self.cut[i].name for indices in sets for i in indices)  # in this step
+        self.reductions_left = Counter(view.buckets[i].name for indices in sets for i in indices)  # in this step
+        # What ZeRO-3 gathers, in the order of the forward pass.
+        self.gathers = [b.unit for b in reversed(view.buckets) if b.unit not in ("", "model") and not b.experts]
         self.gathered_units: set[str] = set()
         self.outgoing: set[tuple[str, int]] = set()
-        self.part = Context(job.seq, strategy.ring, strategy.ulysses)
-        self.tokens = strategy.micro_batch * self.part.tokens
-        self.stream = prod(stages.stream(spec, job, strategy)) * DTYPE_BYTES[job.precision.compute]
-        self.core = (
-            Core(local_model(self.spec, strategy), job, self.tokens, self.part, ring_index)
-            if self.part.parallel
-            else None
-        )
+        self.stream = prod(view.stream_shape) * DTYPE_BYTES[self.job.precision.compute]
+        self.peers = view.mesh.group_of(view.representative, "pp")
+        core = attention_core(view)
+        self.boolean_masks = boolean_mask_bytes(view, core)
+        self.masks = [
+            documents(view.stage, self.job, view.tokens, view.context, blocks_among(u)) for u in view.chunks
+        ]
+        # Communication inside layers, by unit class and phase; unit and micro-batch are filled in.
+        self.inside: dict[tuple[str, Phase], tuple[Event, ...]] = {}
         self.log = EventLog()
 
     def program(self) -> StepProgram:
         """Expand all actions, then what follows the last backward pass: reductions, metrics, optimizer, gathers."""
-        job, strategy, log = self.job, self.strategy, self.log
-        for at, action in enumerate(self.actions):
+        view, job, strategy, log = self.view, self.job, self.strategy, self.log
+        for at, action in enumerate(view.actions):
             kind, chunk, m = action
             if kind == "F":
                 self._forward(chunk, m)
@@ -108,46 +90,45 @@ class _Expansion:
         log.add(self.bucket_order.finish())
         log.hold(-self.stream * len(self.outgoing))
         accumulate = job.precision.accumulate_dtype
-        if size := tied_gradient_bytes(self.spec, job, strategy):
+        if size := tied_gradient_bytes(view):
             log.add([Event("collective", "all_reduce", "opt", "embedding", "embed", 2, dtype=accumulate, bytes=size)])
-        if size := partial_gradient_bytes(self.spec, job, strategy):
+        if size := partial_gradient_bytes(view):
             log.add(
                 [Event("collective", "all_reduce", "opt", "copies", "tp", strategy.tp, dtype=accumulate, bytes=size)]
             )
         if strategy.world > 1:
             event = self.terms["all_reduce", "metrics"].event
-            log.add([replace(event, group_size=strategy.world, bytes=metrics(self.full_spec, strategy) * 8)])
-        shard = self.shard
-        log.compute(_update(self.terms["optimizer", ""], self.spec, job, strategy, shard))
+            log.add([replace(event, group_size=strategy.world, bytes=metrics(view.model, strategy) * 8)])
+        log.compute(_update(self.terms["optimizer", ""], view))
         if strategy.effective_zero in (1, 2):
-            for b in reversed(self.cut):
+            for b in reversed(view.buckets):
                 log.add(self._sent("all_gather", "parameters", b, None))
-        return StepProgram(log.events(), model_state(self.spec, job, strategy, shard), *log.before)
+        return StepProgram(log.events(), model_state(view), *log.before)
 
     def _forward(self, chunk: int, m: int) -> None:
         """Log the forward pass of a chunk for micro-batch m."""
-        units = chunks(self.spec)[self.chunks.index(chunk)]
-        if self.cut[-1].unit == "model":
+        index = self.view.chunk_indices.index(chunk)
+        units = self.view.chunks[index]
+        if self.view.buckets[-1].unit == "model":
             self.log.add(self._gathered(["model"], "F", m))
-        if units[0] != "embed" and (masks := self._documents(chunk)):  # the embedding's own term includes them
-            temporary = self.tokens * self.job.seq if self.core is None else int(self.core.first_visible_temporary())
-            self.log.hold(sum(masks.values()) + temporary)
-            self.log.hold(-temporary)
+        if units[0] != "embed" and (masks := self.masks[index]):  # the embedding's own term includes them
+            self.log.hold(sum(masks.values()) + self.boolean_masks)
+            self.log.hold(-self.boolean_masks)
         for unit in units:
             self.log.add(self._gathered(self._needed(unit, "F"), "F", m))
-            self.log.compute(_compute(self.terms["forward", unit_class(self.spec, self.strategy, unit)], unit, m))
+            self.log.compute(_compute(self.terms["forward", self.view.class_of[unit]], unit, m))
             self.log.add(self._inside(unit, "F", m))
 
     def _backward(self, phase: Literal["B", "I", "W"], chunk: int, m: int, last: bool) -> None:
         """Log a backward pass (B, I or W) of a chunk for micro-batch m, with the buckets that it fills. `last`: the
         chunk's last one of the step."""
-        index, s = self.chunks.index(chunk), self.strategy
-        last_use = {f"blocks.{i}": size for i, size in self._documents(chunk).items()} if phase != "W" else {}
+        index, s = self.view.chunk_indices.index(chunk), self.strategy
+        last_use = {f"blocks.{i}": size for i, size in self.masks[index].items()} if phase != "W" else {}
         reduced = phase != "I" and (last or s.effective_zero >= 2)
-        for unit in reversed(chunks(self.spec)[index]):
+        for unit in reversed(self.view.chunks[index]):
             if phase == "B":
                 self.log.add(self._gathered(self._needed(unit, "B"), "B", m))
-            term = self.terms[_BACKWARD[phase], unit_class(self.spec, s, unit)]
+            term = self.terms[_BACKWARD[phase], self.view.class_of[unit]]
             self.log.compute(_compute(term, unit, m, last_use.get(unit, 0)))
             self.log.add(self._inside(unit, phase, m))
             for bucket in self.ready[index][unit] if reduced else ():
@@ -168,50 +149,47 @@ class _Expansion:
         else:
             self.outgoing.add((way, chunk))
         onward = (1 if way == "F" else -1) * (1 if op == "SEND" else -1)
-        peer = self.grid.group_of(self.rank, "pp")[self.schedule.rank_of[chunk + onward]]
+        peer = self.peers[self.view.layout.rank_of[chunk + onward]]
         event = Event("p2p", op.lower(), way, f"chunk.{chunk}", "pp", self.strategy.pp, peer)  # type: ignore[arg-type]
         dtype = self.job.precision.compute
         self.log.add([replace(event, dtype=dtype, chunk=chunk, micro_batch=m, bytes=self.stream)])
 
-    def _documents(self, chunk: int) -> dict[int, Column]:
-        """Return bytes of the masks that keep documents apart in a chunk, by the last block whose backward pass needs
-        them."""
-        blocks = blocks_among(chunks(self.spec)[self.chunks.index(chunk)])
-        return documents(self.spec, self.job, self.tokens, self.part, blocks)
-
-    def _inside(self, unit: str, phase: Phase, m: int) -> Iterable[Event]:
-        return _inside(self.full_spec, self.job, self.strategy, self.rank, unit, phase, m)
+    def _inside(self, unit: str, phase: Phase, m: int) -> Iterator[Event]:
+        """Yield the communication in the middle of a pass of a unit."""
+        key = self.view.class_of[unit], phase
+        if key not in self.inside:
+            self.inside[key] = tuple(_communication(self.view, unit, phase))
+        for event in self.inside[key]:
+            yield replace(event, unit=unit, micro_batch=m)
 
     def _needed(self, unit: str, phase: Phase) -> list[str]:
         """Return the units whose gather must have started when a pass of `unit` begins (ZeRO-3)."""
-        s = self.strategy
-        order = [b.unit for b in reversed(self.cut) if b.unit not in ("", "model") and not b.experts]  # forward
+        s, order = self.strategy, self.gathers
         if not s.gathers_once or unit not in order:
             return _ahead(order, unit, 1 if phase == "F" else -1, s.prefetch)
         after = order.index(unit) + 1
         return [unit, *order[after : after + s.prefetch]] if phase == "F" else []
 
-    def _gathered(self, names: Iterable[str], phase: Phase, m: int) -> Iterable[Event]:
+    def _gathered(self, names: Iterable[str], phase: Phase, m: int) -> Iterator[Event]:
         """Yield the gathers of units that are not gathered yet (ZeRO-3)."""
         for name in names:
             if name not in self.gathered_units or not self.strategy.gathers_once:
                 self.gathered_units.add(name)
-                for bucket in sorted((b for b in self.cut if b.unit == name), key=lambda b: b.experts):
+                for bucket in sorted((b for b in self.view.buckets if b.unit == name), key=lambda b: b.experts):
                     yield from self._sent("all_gather", "parameters", bucket, m, phase)
 
     def _sent(self, op: str, what: str, bucket: Bucket, m: int | None, phase: Phase | None = None) -> list[Event]:
         """Return one collective of a bucket; none over one rank."""
         if bucket.ranks(self.strategy) == 1:
             return []
-        return [_bucket(self.terms[op, bucket.kind(what)], bucket, self.strategy, m, phase)]
+        return [_bucket(self.terms[op, bucket.kind(what)], bucket, self.view, m, phase)]
 
     def _reduction(self, bucket: Bucket, m: int) -> list[Event]:
         """Return the collectives that reduce a bucket of gradients."""
         s, c = self.strategy, self.strategy.compressor
         if c is not None:
-            return [
-                _sent(x, bucket, s, m) for x in bucket_collectives(c, bucket, s, self.job.precision.accumulate_dtype)
-            ]
+            sends = bucket_collectives(c, bucket, s, self.job.precision.accumulate_dtype)
+            return [_compressed(x, bucket, self.view, m) for x in sends]
         op = "reduce_scatter" if s.effective_zero else "all_reduce"
         return self._sent(op, "gradients", bucket, m)
 
@@ -219,7 +197,7 @@ class _Expansion:
         """Return the collectives that reduce a bucket's shard over the replicas (HSDP)."""
         s, c = self.strategy, self.strategy.compressor
         if c is not None:
-            return [_sent(x, bucket, s, m) for x in replica_collectives(c, bucket, s)]
+            return [_compressed(x, bucket, self.view, m) for x in replica_collectives(c, bucket, s)]
         return self._sent("all_reduce", "shards", bucket, m) if bucket.across(s) else []
 
 
@@ -264,11 +242,11 @@ class EventLog:
         return tuple(self._events)
 
 
-def _update(term: Term, spec: ModelSpec, job: Job, strategy: Strategy, shard: Shard | None) -> Event:
-    """Return the optimizer's event, with the cast gradients of a certain shard where one is given."""
+def _update(term: Term, view: RankView) -> Event:
+    """Return the optimizer's event, with the cast gradients of a certain rank's shard."""
     cast = term.alloc
-    if strategy.effective_zero and shard is not None:
-        cast = cast_gradients(owned_elements(spec, job, strategy, shard)[0], job)
+    if view.strategy.effective_zero and view.shard is not None:
+        cast = cast_gradients(owned_elements(view, view.shard)[0], view.job)
     return replace(term.event, alloc=cast, free=cast)
 
 
@@ -299,64 +277,56 @@ def _completed(cut: Sequence[Bucket], units: tuple[str, ...]) -> dict[str, list[
 
 def _compute(term: Term, unit: str, micro_batch: int, masks: int = 0) -> Event:
     """Return one pass of a unit. `masks`: bytes of the masks that this pass is the last to need."""
-    alloc = int(highest(term, masks))
+    alloc = highest(term, masks)
     return replace(
         term.event,
         unit=unit,
         micro_batch=micro_batch,
         flops=term.work.flops // term.count,
         alloc=alloc,
-        free=int(term.free) + masks - (int(term.alloc) - alloc),
+        free=term.free + masks - (term.alloc - alloc),
     )
 
 
-def _bucket(
-    term: Term, bucket: Bucket, strategy: Strategy, micro_batch: int | None, phase: Phase | None = None
-) -> Event:
+def _bucket(term: Term, bucket: Bucket, view: RankView, micro_batch: int | None, phase: Phase | None = None) -> Event:
     """Return the collective of one bucket; of its shard only, where the term reduces shards over replicas."""
-    numel = bucket.padded(strategy) // (strategy.shards if term.event.unit == "shards" else 1)
+    numel = bucket.padded(view.strategy) // (view.strategy.shards if term.event.unit == "shards" else 1)
     return replace(
         term.event,
         unit=bucket.name,
         phase=phase or term.event.phase,
-        group_size=mesh(strategy).size(term.event.axis),
+        group_size=view.mesh.size(term.event.axis),
         micro_batch=micro_batch,
         bytes=numel * DTYPE_BYTES[term.event.dtype],
     )
 
 
-def _inside(
-    spec: ModelSpec, job: Job, strategy: Strategy, rank: int, unit: str, phase: Phase, micro_batch: int
-) -> Iterable[Event]:
-    """Yield the communication in the middle of a pass of a unit."""
-    tokens = strategy.micro_batch * job.seq // strategy.cp
-    kind, repeat, unit_spec = unit.split(".")[0], repeat_of(strategy, unit), as_seen_by(spec, unit)
-    rows = routed(spec.experts, strategy, tokens, rank) if spec.experts is not None else None
-    for x in collectives.communication(unit_spec, job, strategy, kind, phase, tokens, repeat, rows):
+def _communication(view: RankView, unit: str, phase: Phase) -> Iterator[Event]:
+    """Yield the communication in the middle of a pass of a unit, of any micro-batch."""
+    job, s, unit_spec = view.job, view.strategy, as_seen_by(view.stage, unit)
+    kind, repeat = unit.split(".")[0], repeat_of(s, unit)
+    for x in collectives.communication(unit_spec, job, s, kind, phase, view.tokens, repeat, view.routed):
         if isinstance(x, collectives.Core):
-            yield from _core(spec, job, strategy, rank, unit, phase, micro_batch, x.way)
+            yield from _core(view, unit, phase, x.way)
             continue
-        size = mesh(strategy).size(x.axis)
+        size = view.mesh.size(x.axis)
         event = Event("collective", x.op, phase, unit, x.axis, size, dtype=x.dtype, routed=x.routed)
         for _ in range(x.count):
-            yield replace(event, micro_batch=micro_batch, bytes=x.bytes // x.count)
+            yield replace(event, bytes=x.bytes // x.count)
 
 
-def _core(
-    spec: ModelSpec, job: Job, s: Strategy, rank: int, unit: str, phase: Phase, micro_batch: int, way: Way
-) -> Iterable[Event]:
+def _core(view: RankView, unit: str, phase: Phase, way: collectives.Way) -> Iterator[Event]:
     """Yield what the attention core communicates in a pass of a block: hops of the ring, all-to-alls of Ulysses."""
-    grid, dtype, tokens = mesh(s), job.precision.compute, s.micro_batch * job.seq // s.cp
-    for x in context.communication(local_model(spec, s), s, dtype, way, tokens):
-        group = grid.group_of(rank, x.axis)
+    dtype, rank = view.job.precision.compute, view.representative
+    for x in context.communication(view.local, view.strategy, dtype, way, view.tokens):
+        group = view.mesh.group_of(rank, x.axis)
         step = {"send": 1, "recv": -1}.get(x.op)
         peer = None if step is None else group[(group.index(rank) + step) % len(group)]
         kind: Kind = "collective" if peer is None else "p2p"
-        event = Event(kind, x.op, phase, unit, x.axis, len(group), peer, dtype)
-        yield replace(event, micro_batch=micro_batch, bytes=x.bytes)
+        yield Event(kind, x.op, phase, unit, x.axis, len(group), peer, dtype, bytes=x.bytes)
 
 
-def _sent(x: Sent, bucket: Bucket, strategy: Strategy, micro_batch: int) -> Event:
+def _compressed(x: Sent, bucket: Bucket, view: RankView, micro_batch: int) -> Event:
     """Return one collective of a compressed bucket."""
-    event = Event("collective", x.op, "B", bucket.name, x.axis, mesh(strategy).size(x.axis), dtype=x.dtype)
+    event = Event("collective", x.op, "B", bucket.name, x.axis, view.mesh.size(x.axis), dtype=x.dtype)
     return replace(event, micro_batch=micro_batch, bytes=x.bytes, at_most=x.at_most)

@@ -145,15 +145,15 @@ def _fitting(by_name: Mapping[str, Stored], path: Path, source: Source, fqn: str
     type."""
     stored = by_name.get(plain(spec.family, source.tensor))
     if stored is None:
-        mend = "set model.tied = true if the head is the embedding" if fqn == "head.linear.weight" else ""
-        raise InputError(FIELD, str(path), f"lacks {source.tensor} {list(source.shape)}", mend)
+        remedy = "set model.tied = true if the head is the embedding" if fqn == "head.linear.weight" else ""
+        raise InputError(FIELD, str(path), f"lacks {source.tensor} {list(source.shape)}", remedy)
     if stored.shape != source.shape:
         reason = f"{stored.name} has shape {list(stored.shape)}, the model needs {list(source.shape)}"
-        mend = "do the weights belong to this config.json?"
+        remedy = "do the weights belong to this config.json?"
         if fqn in ("embed.token.weight", "head.linear.weight") and stored.shape[1:] == source.shape[1:]:
             reason = f"{stored.name} has {stored.shape[0]} rows, model.vocab is {spec.vocab}"
-            mend = f"a padded vocabulary: set model.vocab = {stored.shape[0]}, or cut the rows"
-        raise InputError(FIELD, str(stored.file), reason, mend)
+            remedy = f"a padded vocabulary: set model.vocab = {stored.shape[0]}, or cut the rows"
+        raise InputError(FIELD, str(stored.file), reason, remedy)
     _ = stored.dtype
     return stored
 
@@ -201,7 +201,7 @@ def write(
 
 
 def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> Iterator[Outgoing]:
-    """Yield the Hugging Face tensors in forward order, each made of our parameters that it holds."""
+    """Yield the Hugging Face tensors in forward order, each composed of our parameters that it holds."""
     fixed = {b.fqn for b in buffers(spec)}  # sums of small steps: they keep their type
     ours: dict[str, list[tuple[str, int, Source]]] = {}  # by their name: (our name, part of it, source)
     for fqn, parts in sources(spec).items():

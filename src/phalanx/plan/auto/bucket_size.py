@@ -27,14 +27,13 @@ from dataclasses import dataclass, replace
 
 from phalanx.cost.collectives.link import link
 from phalanx.cost.collectives.measured import measured, ring_seconds
-from phalanx.schedule.pipeline import stages
+from phalanx.schedule.layout import Layout
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.mesh import Mesh, mesh
+from phalanx.spec.strategy.mesh import Mesh
 from phalanx.spec.strategy.spec import DEFAULT_BUCKET_MIB, Strategy
-from phalanx.spec.strategy.split import local_model
 
 GIVEN = "given"  # the reason recorded for a bucket that the user chose
 _LEAST = 2**16  # bytes: the host's time per bucket is in no link's α
@@ -71,10 +70,10 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy
     Returns the strategy unchanged and "" if the bucket is set or has no effect."""
     if strategy.bucket != "auto" or not has_buckets(strategy):
         return strategy, ""
-    grid = mesh(strategy)
+    view = Layout(model, job, strategy).stage_view(0)  # the first of a pipeline; the others hold about as much
+    grid = view.mesh
     op, axis = ("reduce_scatter", grid.shard_axis) if strategy.effective_zero else ("all_reduce", grid.gradient_axis)
-    stage = stages.stage(model, strategy, 0)  # the first of a pipeline; the others hold about as much
-    total = local_model(stage, strategy).parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
+    total = view.local.parameter_count * DTYPE_BYTES[job.precision.reduce_dtype]
     line = _line(cluster, grid, op, axis, total)
     overlaps = cluster.device.own_communication_engine
     default = DEFAULT_BUCKET_MIB * 2**20

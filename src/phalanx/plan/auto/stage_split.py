@@ -11,16 +11,16 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from phalanx.cost.memory.state import model_state
+from phalanx.cost.step.pass_terms import pass_terms
 from phalanx.cost.step.predict_pipeline import unit_seconds
-from phalanx.cost.step.term import unit_class
-from phalanx.cost.step.terms import terms
+from phalanx.schedule.layout import Layout, RankView
 from phalanx.schedule.partition.balance import Limits, Units, explain, partition
-from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.schedules import live_activations
+from phalanx.schedule.unit_classes import unit_class
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.model.spec import ModelSpec, StageSpec, units
+from phalanx.spec.model.spec import ModelSpec, blocks_among, units
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -31,11 +31,12 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tu
     is ignored: the price of the strategy then says what it lacks."""
     if s.pp == 1 or s.layers != "auto":
         return s, ""
-    seconds, limits = costs(model, cluster, job, s)
+    layout = Layout(model, job, s)
+    seconds, limits = costs(layout, cluster)
     try:
-        split = partition(seconds, stages.rank_of(s), limits)
+        split = partition(seconds, layout.rank_of, limits)
     except InputError:  # nothing fits: the strategy's price says what it needs
-        split = partition(seconds, stages.rank_of(s))
+        split = partition(seconds, layout.rank_of)
     best = "" if split.optimal else f"; no partition is faster by more than {split.slowest / split.bound - 1:.1%}"
     reason = f"the slowest rank computes {split.slowest * 1e3:.3g} ms per micro-batch{best}"
     return replace(s, layers="/".join(map(str, split.blocks))), reason
@@ -45,36 +46,37 @@ def explained(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, rea
     """Return what each chunk holds and costs for a micro-batch, with the reason; None without a pipeline."""
     if s.pp == 1:
         return None
-    seconds, limits = costs(model, cluster, job, s)
-    shares = explain(seconds, stages.rank_of(s), stages.blocks_of(model, s), limits)
+    layout = Layout(model, job, s)
+    seconds, limits = costs(layout, cluster)
+    blocks = tuple(len(blocks_among(units)) for units in layout.chunks)
+    shares = explain(seconds, layout.rank_of, blocks, limits)
     return {"reason": reason, "imbalance": shares.imbalance, "chunks": [asdict(chunk) for chunk in shares.chunks]}
 
 
-def costs(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tuple[Units, Limits]:
+def costs(layout: Layout, cluster: ClusterSpec) -> tuple[Units, Limits]:
     """Return every unit's seconds for a micro-batch, and its bytes and the limit on every pipeline rank."""
     passes: dict[str, float] = {}
     activations: dict[str, float] = {}
-    for place in range(s.pp):
-        passes |= unit_seconds(model, cluster, job, s, place)
-        for t in terms(model, job, s, place=place):
+    live = []
+    for view in layout.stage_views():
+        passes |= unit_seconds(view, cluster)
+        for t in pass_terms(view):
             if t.event.op == "forward":
                 activations[t.event.unit] = float(t.alloc - t.free)
-    actions = stages.schedule(s, s.accumulation(job)).actions
-    # Live activations are counted over all chunks of a rank; a unit is charged for the mean chunk.
-    live = [max(live_activations(own)) / len(stages.held_chunks(s, place)) for place, own in enumerate(actions)]
-    names = units(model)
-    state = {kind: _state(model, job, s, unit) for kind, unit in {unit_class(model, s, u): u for u in names}.items()}
-    fixed = model_state(StageSpec.of(model, (("blocks.0",),)), job, s)
-    usable = [float(cluster.device.usable_bytes - fixed.tables - fixed.batch)] * s.pp
-    by_rank = tuple(
-        _units([state[unit_class(model, s, u)] + n * activations[unit_class(model, s, u)] for u in names])
-        for n in live
-    )
-    return _units([passes[unit_class(model, s, u)] for u in names]), Limits(by_rank, tuple(usable))
+        # Live activations are counted over all chunks of a rank; a unit is charged for the mean chunk.
+        live.append(max(live_activations(view.actions)) / len(view.chunks))
+    classes = [unit_class(layout.model, layout.strategy, unit) for unit in units(layout.model)]
+    members = dict(zip(classes, units(layout.model), strict=True))  # one unit of each class
+    state = {name: _state(layout, unit) for name, unit in members.items()}
+    fixed = model_state(RankView(layout, units=(("blocks.0",),)))
+    usable = [float(cluster.device.usable_bytes - fixed.tables - fixed.batch)] * layout.strategy.pp
+    by_rank = tuple(_units([state[name] + n * activations[name] for name in classes]) for n in live)
+    return _units([passes[name] for name in classes]), Limits(by_rank, tuple(usable))
 
 
-def _state(model: ModelSpec, job: Job, s: Strategy, unit: str) -> float:
-    state = model_state(StageSpec.of(model, ((unit,),)), job, s)
+def _state(layout: Layout, unit: str) -> float:
+    """Return the bytes of a unit's state on a rank that holds nothing else."""
+    state = model_state(RankView(layout, units=((unit,),)))
     return float(state.total - state.tables - state.batch)
 
 

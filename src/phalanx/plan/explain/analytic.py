@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from phalanx.cost.analytic.flops import hardware_flops, model_flops
+from phalanx.cost.analytic.estimate import require_policy
+from phalanx.cost.ledger.flops import hardware_flops, model_flops
+from phalanx.cost.ledger.sharding import sharding
 from phalanx.plan.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.plan.explain.traffic import Flow, flows
 from phalanx.plan.search import neighbours, priced, refine, space
@@ -35,6 +37,7 @@ class AnalyticSubject:
 
     def __post_init__(self) -> None:
         check(self.strategy, self.pricing.model, self.pricing.job, None)
+        require_policy(self.strategy, self.pricing.stack)
 
     @cached_property
     def pricing(self) -> Pricing:
@@ -74,6 +77,12 @@ class AnalyticSubject:
     def flows(self) -> list[Flow]:
         """What a rank sends in a step, by axis and operation."""
         return flows(self.pricing, self.strategy)
+
+    @property
+    def reduces_each(self) -> bool:
+        """Whether every micro-batch reduces its gradients."""
+        how = sharding(self.pricing.layout(space.of([self.strategy])), self.pricing.profile.policy)
+        return bool(how.reduces_each[0] > 0)
 
     @property
     def comparable_seconds(self) -> float:

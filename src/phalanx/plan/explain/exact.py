@@ -13,6 +13,7 @@ from phalanx.plan.search import neighbours
 from phalanx.plan.search.best_first import STACK, Candidate, price
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.schedule.event import INSIDE, Event
+from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -49,7 +50,7 @@ class ExactExplanation:
         return {name: seconds for name, seconds in terms.items() if seconds}
 
     @property
-    def held(self) -> dict[str, float]:
+    def memory_terms(self) -> dict[str, float]:
         """Bytes by what occupies them."""
         p = self.chosen.prediction
         return {"model state": float(p.state_bytes), "activations": float(p.activation_bytes)}
@@ -117,7 +118,7 @@ class ExactSubject:
 
     @property
     def _events(self) -> list[Event]:
-        events = expand(self.model, self.job, self.chosen.strategy, 0).events
+        events = expand(Layout(self.model, self.job, self.chosen.strategy).rank_view(0)).events
         return [e for e in events if e.kind == "collective"]
 
     def alternative(self, s: Strategy) -> ExactPrice | None:
@@ -168,7 +169,7 @@ def as_json(x: ExactExplanation) -> dict[str, Any]:
         "memory_bytes": int(c.prediction.memory_bytes),
         "usable_bytes": x.usable,
         "terms_s": x.terms,
-        "memory_terms": x.held,
+        "memory_terms": x.memory_terms,
         "bytes_per_axis": {axis: int(n) for axis, n in c.prediction.bytes_per_axis.items()},
         "neighbours": [
             {

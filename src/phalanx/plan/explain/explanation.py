@@ -38,7 +38,7 @@ class Axis:
 class Lever:
     """A loss of time in the step, and the single change that reduces it best."""
 
-    what: str
+    name: str
     seconds: float
     at_most: float
     """Speed-up without the loss, as a share: the most that can be gained."""
@@ -64,7 +64,7 @@ def axes(x: AnalyticSubject) -> list[Axis]:
     rows = []
     for axis, (sent, tier) in totals.items():
         intensity, top = flops / sent, float(system.peak_bf16) / rates[tier]
-        once = axis in ("dp", "edp") and (s.zero < 3 or s.gathers_once)
+        once = axis in ("dp", "edp") and not x.reduces_each
         critical = batch * top / intensity if once else None
         rows.append(Axis(axis, tier, sent, intensity, top, x.priced.terms.get(term_of(axis), 0.0), critical))
     return rows
@@ -118,7 +118,7 @@ def as_json(x: AnalyticSubject) -> dict[str, object]:
         "memory_bytes": int(x.priced.bytes_),
         "usable_bytes": x.priced.usable,
         "terms_s": x.priced.terms,
-        "memory_terms": x.priced.held,
+        "memory_terms": x.priced.memory_terms,
         "targets": [
             {
                 "name": t.name,
@@ -150,7 +150,7 @@ def as_json(x: AnalyticSubject) -> dict[str, object]:
         "ridge": operators.ridge(x.pricing),
         "levers": [
             {
-                "what": lever.what,
+                "name": lever.name,
                 "seconds": lever.seconds,
                 "at_most": lever.at_most,
                 "change": lever.change,

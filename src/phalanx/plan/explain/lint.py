@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from phalanx.plan.explain.targets import IMBALANCE, MICRO_BATCHES, TOKENS
-from phalanx.schedule.gradients.compression import PLACE_BYTES
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy import compression
+from phalanx.spec.strategy.compressors import PLACE_BYTES, Gathered
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
@@ -26,9 +25,9 @@ class Finding:
 
     name: str
     """Key in LINTS."""
-    said: str
+    problem: str
     """What is wrong, with numbers."""
-    mend: str
+    remedy: str
     """What to do instead."""
 
 
@@ -161,8 +160,10 @@ def _small_micro_batch(x: LintSubject) -> Iterator[Finding]:
         p = _larger_micro_batch(x)
         saved = 1 - p.seconds / x.comparable_seconds if p else 0.0
         gain = f", saves {saved:.0%}" if saved >= _WORTH else ""
-        mend = f"micro_batch={p.strategy.micro_batch}{gain}" if p else "fewer ranks of cp or dp, or a larger batch"
-        yield Finding("small-micro-batch", f"a rank multiplies {tokens} tokens at a time, fewer than {TOKENS}", mend)
+        remedy = f"micro_batch={p.strategy.micro_batch}{gain}" if p else "fewer ranks of cp or dp, or a larger batch"
+        yield Finding(
+            "small-micro-batch", f"a rank multiplies {tokens} tokens at a time, fewer than {TOKENS}", remedy
+        )
 
 
 def _needless_accumulation(x: LintSubject) -> Iterator[Finding]:
@@ -264,16 +265,13 @@ def _wide_gradients(x: LintSubject) -> Iterator[Finding]:
 
 
 def _losing_compressor(x: LintSubject) -> Iterator[Finding]:
-    """A sparse compressor that sends more than the dense all-reduce."""
+    """A compressor of gathered elements that sends more than the dense all-reduce."""
     s = x.strategy
-    compressor = compression.parse(s.compression)
-    if compressor is None or compressor.name not in ("topk", "randk") or s.gradient_ranks == 1:
+    c, p = s.compressor, s.gradient_ranks
+    if c is None or not isinstance(c.row, Gathered) or c.row.counted:
         return
-    e, p = DTYPE_BYTES[x.job.precision.accumulate_dtype], s.gradient_ranks
-    share = float(s.compression.partition(":")[2])
-    element = e + (PLACE_BYTES if compressor.name == "topk" else 0)
-    if compressor.name == "randk":
-        return  # all ranks draw the same elements, so they reduce them
+    e, share = DTYPE_BYTES[x.job.precision.accumulate_dtype], c.row.share(c, p)
+    element = e + PLACE_BYTES
     sparse, dense = (p - 1) * share * element, 2 * (p - 1) / p * e
     if sparse >= dense:
         most = 2 * e / element / share

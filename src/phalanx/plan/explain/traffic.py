@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.analytic.rank_layout import Layout
 from phalanx.cost.collectives.nccl_model import collective_s, message_s, together
+from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.sharding import sharding
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.space import of
 from phalanx.spec.strategy.mesh import mesh
@@ -59,7 +60,7 @@ def _all(pricing: Pricing, s: Strategy) -> Iterator[Flow]:
     m = s.accumulation(pricing.job)
     blocks = shape.layers / s.pp
     forwards = 1 + float(layout.full[0])  # forward passes of a block, recomputation included
-    moe = shape.moe_layers / shape.layers
+    moe, how = shape.moe_layers / shape.layers, sharding(layout, profile.policy)
     tokens = float(layout.tokens[0])
     e = layout.activation_bytes
     hidden = tokens * shape.hidden * e
@@ -108,14 +109,14 @@ def _all(pricing: Pricing, s: Strategy) -> Iterator[Flow]:
     for axis, params, ranks, between in parts:
         shards = min(s.shards, ranks)
         grad, parameters = profile.gradient_bytes * params, profile.parameter_bytes * params
-        passes = s.zero == 3 and not s.gathers_once
-        times = m if passes else 1
+        reductions = m if how.reduces_each > 0 else 1
+        gathers = m * (1 + float(how.regathers[0])) if how.gathers_each > 0 else 1
         for op, what, among, distance, often, n in (
-            ("reduce_scatter", "gradients", shards, between, times, grad),
-            ("all_gather", "parameters", shards, between, 2 * times if passes else 1, parameters),
+            ("reduce_scatter", "gradients", shards, between, reductions, grad),
+            ("all_gather", "parameters", shards, between, gathers, parameters),
             ("all_reduce", "gradients", ranks // shards, between * shards, 1, grad / shards),
         ):
-            buckets = blocks if passes else max(math.ceil(n / profile.bucket_bytes), 1)
+            buckets = blocks if how.parameters > 0 else max(math.ceil(n / profile.bucket_bytes), 1)
             yield flow(axis, op, what, among, distance, often * buckets, n / buckets)
     stages = int(layout.pp_stride[0])
     yield flow("pp", "send", "activations and their gradients", s.pp, stages, 2 * m * s.virtual, hidden / s.tp)

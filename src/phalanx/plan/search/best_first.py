@@ -84,7 +84,7 @@ class SearchResult:
     """Number of legal strategies over all `worlds`."""
     worlds: tuple[int, ...]
     """World sizes that were searched."""
-    settled: bool
+    exhaustive: bool
     """Whether the bounds prove that no unpriced strategy is faster; if False, estimates ruled out the others."""
 
     @property
@@ -106,11 +106,11 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[in
         )
         raise InputError("strategy", "auto", reason, f"use {fewer} ranks, or another batch")
     legal = int(space.size(cores, model, job, OPTIONS).sum())
-    settled = legal <= _LARGE or not published(cluster)
-    if settled:
+    exhaustive = legal <= _LARGE or not published(cluster)
+    if exhaustive:
         rows = space.pipelines(space.experts(cores, model), model, job, OPTIONS)
         rows = space.sharding(space.recomputing(rows, model, OPTIONS), OPTIONS)
-        candidates, settled = _best_first(model, cluster, job, rows)
+        candidates, exhaustive = _best_first(model, cluster, job, rows)
     else:
         candidates = [price(model, cluster, job, s) for s in _first_pass(model, cluster, job, worlds)]
     candidates.sort(key=lambda c: (bool(c.reason), c.seconds))
@@ -124,7 +124,7 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[in
             f"nothing fits: {least.as_requested} {least.reason}",
             "use a smaller model, seq or batch",
         )
-    return SearchResult(tuple(candidates), legal, tuple(worlds), settled)
+    return SearchResult(tuple(candidates), legal, tuple(worlds), exhaustive)
 
 
 def price(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> Candidate:

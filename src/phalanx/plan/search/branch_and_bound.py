@@ -74,7 +74,7 @@ def explore(
     """
     options = options or Options()
     model, job = pricing.model, pricing.job
-    cores = space.cores(model, job, ranks)
+    cores = space.cores(model, job, ranks, options.ulysses)
     legal = int(space.size(cores, model, job, options).sum())
     incumbents = _Incumbents(pricing, keep, slack, front)
 

@@ -10,15 +10,14 @@ import numpy.typing as npt
 
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, memory
-from phalanx.cost.analytic.model_shape import Shape, shape
-from phalanx.cost.analytic.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
-from phalanx.cost.analytic.rank_layout import FORMATS, Layout
-from phalanx.cost.analytic.stacks import Profile, profile
+from phalanx.cost.analytic.stacks import Profile, capabilities, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.model_shape import Shape, shape
+from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
+from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 from phalanx.plan.search.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
-from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -42,6 +41,10 @@ class Pricing:
     job: Job
     stack: str
     """Name of a profile (cost/analytic/stacks.py)."""
+    number_format: str = "bfloat16"
+    """Of matrix products, one of FORMATS."""
+    rates: System | None = None
+    """Rates of chips and links that are better known than those of the cluster's datasheets; None: take those."""
 
     @cached_property
     def shape(self) -> Shape:
@@ -51,7 +54,7 @@ class Pricing:
     @cached_property
     def system(self) -> System:
         """Rates of the cluster's chips and links. Raises InputError for a device without published rates."""
-        return system_of(self.cluster)
+        return self.rates or system_of(self.cluster)
 
     @cached_property
     def profile(self) -> Profile:
@@ -62,15 +65,18 @@ class Pricing:
     def options(self) -> Options:
         """What a search may choose from.
 
-        Megatron and the stacks built on it have no zero-bubble schedules. With flash attention, selective
+        Levels of ZeRO, schedules and Ulysses are those that the stack runs. With flash attention, selective
         recomputation frees nothing. The order of the mesh matters only if links differ, and our runtime has one."""
-        own = self.stack.startswith(("phalanx", "torchtitan"))
+        can = capabilities(self.stack)
         flash = bool(np.all(self.profile.flash))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
-            schedules=NAMES if own else tuple(name for name in NAMES if SCHEDULES[name].in_megatron),
+            schedules=can.schedules,
             recompute=tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective")),
             orders=ORDERS if len(rates) > 1 and self.stack != "phalanx" else ORDERS[:1],
+            zero=can.zero,
+            zero_in_pipeline=can.zero_in_pipeline,
+            ulysses=can.ulysses,
         )
 
     def layout(self, rows: Strategies) -> Layout:
@@ -100,9 +106,8 @@ class Pricing:
             seq=self.job.seq,
             full=full[rows.recompute],
             selective=selective[rows.recompute],
-            format=FORMATS.index("bfloat16"),
+            format=FORMATS.index(self.number_format),
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
-            gathers_once=1.0 * ((rows.zero == 3) & (rows.pp > 1)),
             tp_stride=1.0,
             cp_stride=as_float(rows.tp),
             dp_stride=as_float(np.where(stages_inside, inside * rows.pp, inside)),
@@ -164,36 +169,46 @@ class Pricing:
         least."""
         smallest = np.full(len(rows), np.inf)
         for zero, kind in self._least_ways(complete):
-            smallest = np.minimum(smallest, self.bytes_(_smallest_of(rows, zero, kind, complete)))
+            has = np.flatnonzero(self._has_level(rows, zero))
+            bytes_ = self.bytes_(_smallest_of(rows.take(has), zero, kind, complete))
+            smallest[has] = np.minimum(smallest[has], bytes_)
         return smallest
 
     def may_fit(self, rows: Strategies, complete: bool) -> npt.NDArray[np.bool_]:
         """Whether the lower bound on memory fits; faster than `least_bytes`, since one way that fits is enough."""
         fits = np.zeros(len(rows), dtype=bool)
         for zero, kind in self._least_ways(complete):
-            undecided = np.flatnonzero(~fits)
+            undecided = np.flatnonzero(~fits & self._has_level(rows, zero))
             bytes_ = self.bytes_(_smallest_of(rows.take(undecided), zero, kind, complete))
             fits[undecided[bytes_ <= self.usable]] = True
         return fits
 
     def _least_ways(self, complete: bool) -> list[tuple[int, str]]:
-        """(ZeRO stage, recomputation) pairs that contain the smallest, likely ones first; "" means the row's own."""
+        """(ZeRO level, recomputation) pairs that contain the smallest, likely ones first; "" means the row's own."""
         kinds = [""] if complete else sorted(self.options.recompute, key=lambda kind: kind != "full")
         return [(zero, kind) for kind in kinds for zero in self._smallest]
 
     @cached_property
     def _smallest(self) -> tuple[int, ...]:
-        """ZeRO stages that contain the smallest over all ranks.
-
-        Stage 2 always keeps less than 1, and less than 0 if the stack's constants say so for two shards already."""
+        """ZeRO levels that contain the smallest over all ranks, likely ones first; 0 only if the stack's constants do
+        not say that two shards keep less."""
         p = self.profile
-        two = p.kept_bytes - 4 + (p.shard_bytes + 4) / 2
-        return (3, 2) if np.all(p.whole_bytes + p.replica_bytes >= two) else (3, 2, 0)
+        levels = sorted({*self.options.zero, *self.options.zero_in_pipeline}, reverse=True)
+        less = 1 in levels and np.all(p.whole_bytes + p.replica_bytes >= p.kept_bytes + p.shard_bytes / 2)
+        return tuple(level for level in levels if level or not less)
+
+    def _has_level(self, rows: Strategies, zero: int) -> npt.NDArray[np.bool_]:
+        """Whether the stack has a ZeRO level for each row; rows with nothing to shard over count with every level."""
+        of_rows = (zero in self.options.zero, zero in self.options.zero_in_pipeline)
+        has: npt.NDArray[np.bool_] = np.where(rows.pp > 1, of_rows[1], of_rows[0]) | (rows.dp * rows.cp == 1)
+        return has
 
     @property
     def usable(self) -> int:
-        """Usable bytes of a device."""
-        return self.cluster.device.usable_bytes
+        """Bytes of a device that a job's allocator may have: less than its usable bytes under a stack whose context
+        and communication libraries take more than usual."""
+        device = self.cluster.device
+        return min(device.usable_bytes, int(device.memory_bytes - np.max(self.profile.context_bytes)))
 
 
 def published(cluster: ClusterSpec) -> bool:
@@ -206,7 +221,7 @@ def published(cluster: ClusterSpec) -> bool:
 
 
 def _smallest_of(rows: Strategies, zero: int, recompute: str, complete: bool) -> Strategies:
-    """Shard rows over all ranks at a ZeRO stage; give cores one micro-batch at a time and this recomputation."""
+    """Shard rows over all ranks with this zero; give cores one micro-batch at a time and this recomputation."""
     sharded = rows.dp * rows.cp > 1
     best = replace(rows, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
     if complete:

@@ -1,4 +1,4 @@
-"""Lower bounds on the seconds and bytes of a step, whatever its ZeRO stage.
+"""Lower bounds on the seconds and bytes of a step, whatever its level of ZeRO.
 
 T is the time of all passes of one micro-batch on the ranks that share its layers (tp, cp, ep), with the communication
 inside layers. With m micro-batches over p pipeline ranks and equal chunks, each rank computes m T/p and waits
@@ -22,11 +22,11 @@ from functools import cache
 
 import numpy as np
 
-from phalanx.cost.analytic.pipeline_formulas import NAMES, by_schedule
+from phalanx.cost.ledger.pipeline_formulas import NAMES, by_schedule
 from phalanx.cost.step.predict_pipeline import unit_seconds
-from phalanx.cost.step.term import unit_classes
 from phalanx.plan.search.column_pricing import Floats
 from phalanx.plan.search.space import Ints, Strategies
+from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec, parameters
@@ -79,8 +79,9 @@ class Bounds:
     def _timed(self, alone: Strategy) -> float:
         """T, seconds, of a strategy without pipeline."""
         one = replace(self._job, global_batch=alone.micro_batch * alone.dp)
-        seconds = unit_seconds(self._model, self._cluster, one, alone, 0)
-        return sum(seconds[name] * len(units) for name, units in unit_classes(self._model, alone).items())
+        view = Layout(self._model, one, alone).stage_view()
+        seconds = unit_seconds(view, self._cluster)
+        return sum(seconds[name] * len(units) for name, units in view.unit_classes.items())
 
 
 def expected(least: Floats, p: Ints) -> Floats:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from phalanx.cost.analytic.pipeline_formulas import NAMES
+from phalanx.cost.ledger.pipeline_formulas import NAMES
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.space import ORDERS, RECOMPUTE
+from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
-from phalanx.spec.strategy.legality import check
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -24,17 +24,12 @@ def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
     for change, fields in _changes(s):
         try:
             other = replace(s, **_completed(s, fields))  # type: ignore[arg-type]
-            check(other, pricing.model, pricing.job, s.world)
+            stages.check(other, pricing.model, pricing.job, s.world)
         except InputError:
             continue
         m = other.accumulation(pricing.job)
         way = (NAMES.index(other.schedule), other.virtual)
-        options = pricing.options
-        if (
-            other.schedule not in options.schedules
-            or other.recompute not in options.recompute
-            or other.order not in options.orders
-        ):
+        if not pricing.options.allows(other):
             continue
         if other != s and way in space.pipeline_ways(pricing.model.layers, other.pp, m):
             changes_by_strategy.setdefault(other, change)

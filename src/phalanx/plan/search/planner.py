@@ -137,7 +137,7 @@ def _with_suggested_gpus(error: InputError, pricing: Pricing, gpus: int) -> Inpu
     """Add to an error about `--gpus` the next smaller number of GPUs that has a legal strategy."""
     for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if error.field == "--gpus" else ():
         try:
-            space.cores(pricing.model, pricing.job, n)
+            space.cores(pricing.model, pricing.job, n, pricing.options.ulysses)
         except InputError:
             continue
         return InputError(error.field, error.value, error.reason, f"use {n}, or another batch")
@@ -234,8 +234,8 @@ def _nothing_fits(
     needs = f": {smallest.strategy} {why_not.why_not(smallest, None, pricing)}" if smallest else ""
     enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)
     device = f"{pricing.cluster.device.name}, {pricing.cluster.device.usable_bytes / GIB:.1f} GiB each"
-    mend = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"
-    return InputError("--gpus", gpus, f"nothing fits{needs}", mend)
+    remedy = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"
+    return InputError("--gpus", gpus, f"nothing fits{needs}", remedy)
 
 
 def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] | None:
@@ -260,7 +260,7 @@ _CORES = 400
 def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
     """Whether a strategy over so many ranks fits, among the expansions of the cores with the lowest memory bounds."""
     try:
-        cores = space.cores(pricing.model, pricing.job, ranks)
+        cores = space.cores(pricing.model, pricing.job, ranks, options.ulysses)
     except InputError:
         return False
     cores = space.experts(cores, pricing.model)

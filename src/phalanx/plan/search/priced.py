@@ -27,7 +27,7 @@ class PricedStrategy:
     """Reserved memory of the fullest rank; the strategy fits if it does not exceed `usable`."""
     terms: dict[str, float]
     """Seconds of the step by term."""
-    held: dict[str, float]
+    memory_terms: dict[str, float]
     """Bytes by what occupies them: parameters, gradients, activations, ..."""
     usable: int
     """Usable bytes of the device."""

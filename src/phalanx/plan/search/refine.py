@@ -2,7 +2,7 @@
 
 The first pass prices bubbles by a formula for equal chunks. Here the blocks are cut into chunks
 (schedule/partition/balance.py), every action of the schedule takes its chunk's seconds, and the makespan is that of
-running the schedule (cost/analytic/pipeline_formulas.py).
+running the schedule (cost/ledger/pipeline_formulas.py).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.cost.analytic.flops import model_flops
 from phalanx.cost.analytic.kernels import Passes
-from phalanx.cost.analytic.pipeline_formulas import makespan
+from phalanx.cost.ledger.flops import model_flops
+from phalanx.cost.ledger.pipeline_formulas import makespan
 from phalanx.cost.pipeline_time import Costs
 from phalanx.plan.search import branch_and_bound, space
 from phalanx.plan.search.branch_and_bound import FAMILIES, Exploration

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost.analytic.pipeline_formulas import NAMES
+from phalanx.cost.ledger.pipeline_formulas import NAMES
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -47,6 +47,21 @@ class Options:
     schedules: tuple[str, ...] = NAMES
     recompute: tuple[str, ...] = RECOMPUTE
     orders: tuple[str, ...] = ORDERS
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO levels without a pipeline."""
+    zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
+    ulysses: bool = True
+
+    def allows(self, s: Strategy) -> bool:
+        """Whether a search may choose a strategy, as far as these options say."""
+        levels = self.zero if s.pp == 1 else self.zero_in_pipeline
+        return (
+            (s.pp == 1 or s.schedule in self.schedules)
+            and s.recompute in self.recompute
+            and s.order in self.orders
+            and s.effective_zero in levels
+            and (self.ulysses or s.ulysses == 1)
+        )
 
 
 @dataclass(frozen=True)
@@ -140,12 +155,13 @@ def joined(parts: Sequence[Strategies]) -> Strategies:
 def everything(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
     """Enumerate every legal strategy, all five steps. Raises InputError if there is none over so many ranks."""
     options = options or Options()
-    rows = pipelines(experts(cores(model, job, ranks), model), model, job, options)
+    rows = pipelines(experts(cores(model, job, ranks, options.ulysses), model), model, job, options)
     return sharding(recomputing(rows, model, options), options)
 
 
-def cores(model: ModelSpec, job: Job, ranks: int) -> Strategies:
+def cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool = True) -> Strategies:
     """Enumerate degrees and micro-batch sizes: the first step, without experts, schedules, recomputation and ZeRO.
+    Without `ulysses` all of cp is a ring.
 
     Raises InputError if the job has no strategy over so many ranks.
     """
@@ -154,7 +170,8 @@ def cores(model: ModelSpec, job: Job, ranks: int) -> Strategies:
         raise InputError("job.seq", job.seq, reason, "shorten seq or raise model.max_seq")
     parts: dict[str, list[Ints]] = {name: [] for name in ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")}
     for tp, cp in _pairs(ranks):
-        ways = np.array([u for u in divisors(cp) if _splits(model, job, tp, cp, u)], dtype=np.int64)
+        degrees = divisors(cp) if ulysses else [1]
+        ways = np.array([u for u in degrees if _splits(model, job, tp, cp, u)], dtype=np.int64)
         for pp in divisors(ranks // tp // cp) if len(ways) else ():
             dp = ranks // tp // cp // pp
             if job.global_batch % dp or model.layers < pp - 2:
@@ -203,7 +220,7 @@ def recomputing(rows: Strategies, model: ModelSpec, options: Options) -> Strateg
 
 
 def sharding(rows: Strategies, options: Options) -> Strategies:
-    """Expand each row by every ZeRO stage, number of shards, and order of the mesh."""
+    """Expand each row by every value of zero, number of shards, and order of the mesh."""
     return _by_sharding(rows, options).rows
 
 
@@ -295,11 +312,13 @@ def _by_sharding(rows: Strategies, options: Options) -> _Expansion:
     orders = [ORDERS.index(name) for name in options.orders]
 
     def ways(dp: int, flags: int) -> Ways:
-        over_cp, moves = divmod(flags, 2)
-        sharded = [(zero, d) for zero in (1, 2, 3) for d in divisors(dp) if d > 1 or over_cp]
+        over_cp, piped = flags & 2, flags & 4
+        levels = options.zero_in_pipeline if piped else options.zero
+        sharded = [(zero, d) for zero in levels if zero for d in divisors(dp) if d > 1 or over_cp]
+        moves = flags & 1
         return [(*way, order) for way in [(0, 1), *sharded] for order in (orders if moves else orders[:1])]
 
-    flags = 2 * (rows.cp > 1) + ((rows.pp > 1) & (rows.dp > 1))
+    flags = 4 * (rows.pp > 1) + 2 * (rows.cp > 1) + ((rows.pp > 1) & (rows.dp > 1))
     return _Expansion(rows, rows.dp, flags, ("zero", "shard", "order"), ways)
 
 

@@ -32,7 +32,7 @@ def why_not(p: PricedStrategy, best: PricedStrategy | None, pricing: Pricing) ->
 
     `best` may be None only if `p` does not fit."""
     if not p.fits:
-        name, most = max(p.held.items(), key=lambda item: item[1])
+        name, most = max(p.memory_terms.items(), key=lambda item: item[1])
         return f"needs {p.bytes_ / GIB:.1f} of {p.usable / GIB:.1f} GiB, {most / GIB:.1f} of them {name}"
     assert best is not None
     slower = p.seconds / best.seconds - 1

@@ -38,26 +38,26 @@ def counted(text: str, field: str = "--params") -> float:
     return float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[match[2].lower()]
 
 
-def zero_bytes(params: float, stage: int, ranks: int, policy: int = 16) -> float:
-    """Return the bytes of model state on a rank at a ZeRO stage. Raises InputError for an unknown policy."""
+def zero_bytes(params: float, zero: int, ranks: int, policy: int = 16) -> float:
+    """Return the bytes of model state on a rank at a level of ZeRO. Raises InputError for an unknown policy."""
     if policy not in _POLICIES:
         raise InputError("--bytes-per-parameter", policy, "is not known", "use 16, 18 or 20")
     weight, gradient, rest = _POLICIES[policy]
     parts = ((rest, 1), (gradient, 2), (weight, 3))
-    return params * sum(part / ranks if stage >= least else part for part, least in parts)
+    return params * sum(part / ranks if zero >= least else part for part, least in parts)
 
 
 def state(params: float, ranks: Sequence[int], policy: int, card_bytes: float) -> Sheet:
-    """Tabulate the model state per rank, by number of ranks and ZeRO stage."""
+    """Tabulate the model state per rank, by number of ranks and level of ZeRO."""
     rows = []
     for p in ranks:
-        sizes = [zero_bytes(params, stage, p, policy) / 1e9 for stage in range(4)]
-        first = next((f"ZeRO-{stage}" for stage, size in enumerate(sizes) if size * 1e9 <= card_bytes), "none")
+        sizes = [zero_bytes(params, zero, p, policy) / 1e9 for zero in range(4)]
+        first = next((f"ZeRO-{zero}" for zero, size in enumerate(sizes) if size * 1e9 <= card_bytes), "none")
         rows.append((p, *sizes, first))
     total = policy * params
     return Sheet(
         f"state of {params:,.0f} parameters, {policy} bytes each, on each of P ranks",
-        columns("P", *((f"ZeRO-{stage}", "GB") for stage in range(4)), "first that fits"),
+        columns("P", *((f"ZeRO-{zero}", "GB") for zero in range(4)), "first that fits"),
         rows,
         f"GB = 1e9 bytes; fits: state alone within {card_bytes / 1e9:.0f} GB; activations come on top. "
         f"Cards that hold weights of 2 bytes, {2 * params / 1e9:g} GB: {cards(2 * params, card_bytes)}; "
@@ -153,6 +153,6 @@ def training(params: float, tokens: float, rate: float, gpus: Sequence[int]) -> 
 
 _DAY = 86_400
 FOLLOWS = (
-    "from a number of parameters follow: state by ZeRO stage, gradient traffic, 6 N FLOP per token; "
+    "from a number of parameters follow: state by level of ZeRO, gradient traffic, 6 N FLOP per token; "
     "activations, tensor-parallel and pipeline traffic do not: they need hidden, layers and heads (--model)"
 )

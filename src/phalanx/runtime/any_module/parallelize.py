@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from phalanx.runtime.any_module.units import common_dtype, cut_buckets, find_units, require_spreadable
 from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
-from phalanx.runtime.checkpoint.boxes import share, whole
+from phalanx.runtime.checkpoint.boxes import full_part, share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel import logical_state
@@ -60,14 +60,14 @@ def parallelize(
     strategy    one line, as on the command line: "zero=3", "dp=8,zero=2,shard=4,compression=int8"; dp defaults to the
                 number of ranks
     precision   number types; by default they follow from the type of the module's parameters
-    units       what stage 3 gathers at once, and what stages 1 and 2 wait for, in forward order: by default the
+    units       what ZeRO-3 gathers at once, and what ZeRO-1 and 2 wait for, in forward order: by default the
                 members of the module's outermost ModuleLists and Sequentials. Units do not nest, and a unit's
                 parameters are used in its own forward pass alone; what several share is gathered for the whole pass
     average     gradients are averaged over the replicas, as by DistributedDataParallel; else summed
     transport   of all collectives: torch's own, sends and receives, or shared memory (ranks of one host)
 
     Parameters and buffers become those of rank 0. Frozen parameters are not sharded. A parameter that gets no
-    gradient is updated with a gradient of zeros. Stage 3 has no double backward, and allows activation checkpointing
+    gradient is updated with a gradient of zeros. ZeRO-3 has no double backward, and allows activation checkpointing
     inside a unit, not around it. Raises InputError.
     """
     return spread(_world(timeout_s), module, strategy, precision, units, average, transport)
@@ -161,8 +161,8 @@ class Parallel:
         return self.module(*args, **kwargs)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what this rank updates, by the module's names: the parameters (or their masters) at stage 0, else its
-        flat piece of each, in the master type. Parameters of which it holds nothing are left out."""
+        """Yield what this rank updates, by the module's names: the parameters (or their masters) with zero=0, else
+        its flat piece of each, in the master type. Parameters of which it holds nothing are left out."""
         yield from self._masters.items() or [("nothing", self._empty)]
 
     def parameters(self) -> list[Tensor]:
@@ -171,7 +171,7 @@ class Parallel:
 
     def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Make the steps of an optimizer use the reduced gradients and gather the new weights; return it. It must be
-        made for `parameters()`, and at stages 1 to 3 treat every element by itself. Raises InputError."""
+        made for `parameters()`, and with zero >= 1 treat every element by itself. Raises InputError."""
         known = {id(p) for p in self.parameters()}
         name = type(optimizer).__name__
         if self.strategy.effective_zero and name in _WHOLE_TENSORS:
@@ -231,8 +231,8 @@ class Parallel:
             raise RuntimeError(f"{what} is wanted before backward(loss, last=True) has ended the step")
 
     def synchronize(self) -> None:
-        """Wait for the weights, before reading them outside of a forward pass: at stages 1 and 2 their all-gather may
-        be in flight since the last update. (At stage 3 the module holds none; see `state_dict`.)"""
+        """Wait for the weights, before reading them outside of a forward pass: with zero=1 and 2 their all-gather may
+        be in flight since the last update. (With zero=3 the module holds none; see `state_dict`.)"""
         if self.strategy.effective_zero in (1, 2):
             self._engine.wait_parameters(list(self._engine.parameters))
 
@@ -295,7 +295,7 @@ class Parallel:
         it can be loaded with any strategy. The newest `keep` are kept. All ranks together."""
         assert self._optimizer is not None, "attach an optimizer first"
         saver = Saver(Path(folder), self.comm, keep)
-        rest = (whole(name, t.contiguous()) for name, t in self._rest().items())
+        rest = (full_part(name, t.contiguous()) for name, t in self._rest().items())
         mine = logical_state.owned(self._engine, self._masters, self._optimizer)
         saver.save(step, (*mine, *share(rest, self.rank, self.comm.world.size)), {})
         saver.wait()
@@ -351,9 +351,9 @@ def _world(timeout_s: float) -> World:
 def _strategy(strategy: str | Strategy, world: World) -> Strategy:
     """Return a strategy that the engine can run in this world. Raises InputError."""
     if isinstance(strategy, str):
-        made = make_strategy({"dp": world.size, **parse(strategy)})
-        assert made is not None
-        strategy = made
+        parsed = make_strategy({"dp": world.size, **parse(strategy)})
+        assert parsed is not None
+        strategy = parsed
     for name, alone, why in (
         ("tp", 1, "splits layers, which `phalanx train` has of its own"),
         ("cp", 1, "splits sequences, which `phalanx train` does"),

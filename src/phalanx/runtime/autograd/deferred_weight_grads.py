@@ -6,11 +6,11 @@
          freed when it has been delivered
     B    while not `active`: both at once, as usual
 
-    put_off = DeferredGradients(model.units(), inner)      once: sets a parameter attribute, which layers read
-    put_off.active = True                       I: collectives are recorded as of this phase
+    deferred = DeferredGradients(model.units(), inner)  once: sets a parameter attribute, which layers read
+    deferred.active = True                      I: collectives are recorded as of this phase
     loss.backward()                             ... post-accumulate hooks of weights are called anyway: ignore them
-    put_off.active = False
-    left = put_off.take()                       the deferred gradients of this chunk and micro-batch
+    deferred.active = False
+    left = deferred.take()                      the deferred gradients of this chunk and micro-batch
     for unit, gradients in left:                W: set inner.micro_batch before
         gradients(deliver)
 
@@ -39,14 +39,14 @@ class Product(NamedTuple):
     g: Tensor
     x: Tensor
 
-    def made(self) -> Tensor:
+    def compute(self) -> Tensor:
         """Return the gradient as a tensor of its own."""
         return self.g.t().mm(self.x)
 
     def put(self, place: Tensor, add: bool) -> None:
         """Write the gradient into `place` (out, in), or add it to what is there."""
         if place.dtype != self.g.dtype:
-            place.add_(self.made()) if add else place.copy_(self.made())
+            place.add_(self.compute()) if add else place.copy_(self.compute())
         elif add:
             torch.addmm(place, self.g.t(), self.x, out=place)
         else:
@@ -56,22 +56,22 @@ class Product(NamedTuple):
 class Grouped(NamedTuple):
     """The gradients (experts, out, in) of several experts' weights, not computed yet.
 
-    The rows of g (rows, out) and x (rows, in) are sorted by expert; `held` is the number of rows of each.
+    The rows of g (rows, out) and x (rows, in) are sorted by expert; `rows_per_expert` is the number of rows of each.
     """
 
     g: Tensor
     x: Tensor
-    held: tuple[int, ...]
+    rows_per_expert: tuple[int, ...]
 
-    def made(self) -> Tensor:
+    def compute(self) -> Tensor:
         """Return the gradients as a tensor of its own."""
-        gradient = self.g.new_empty(len(self.held), self.g.shape[1], self.x.shape[1])
+        gradient = self.g.new_empty(len(self.rows_per_expert), self.g.shape[1], self.x.shape[1])
         self.put(gradient, add=False)
         return gradient
 
     def put(self, place: Tensor, add: bool) -> None:
         """Write the gradients into `place`, or add them to what is there."""
-        rows = list(self.held)
+        rows = list(self.rows_per_expert)
         experts = zip(place.view(len(rows), -1), torch.split(self.g, rows), torch.split(self.x, rows), strict=True)
         for into, g, x in experts:
             if len(g):
@@ -116,9 +116,9 @@ class DeferredGradients:
         for unit, module in units.items():
             for i, p in enumerate(module.parameters()):
                 self._places.setdefault(id(p), []).append((unit, i))
-                p.put_off = self  # type: ignore[attr-defined]
+                p.deferred_gradients = self  # type: ignore[attr-defined]
         if inner is not None:
-            inner.put_off = self  # type: ignore[attr-defined]
+            inner.deferred_gradients = self  # type: ignore[attr-defined]
 
     def leave(self, parameter: nn.Parameter, pay: Pay, rows: bool = False) -> None:
         """Defer a parameter's gradient, which `pay` computes and delivers (and perhaps those of others with it).
@@ -128,7 +128,7 @@ class DeferredGradients:
         unit, place = self._places[id(parameter)][0 if rows else -1]
         self._deferred.setdefault(unit, []).append((place, pay))
 
-    def made(self, parameter: nn.Parameter, gradient: Tensor | Grouped | None) -> None:
+    def deliver_later(self, parameter: nn.Parameter, gradient: Tensor | Grouped | None) -> None:
         """Defer only the delivery of a gradient: it is computed already, or by its receiver. None defers nothing."""
         if gradient is not None:
             self.leave(parameter, partial(_deliver, parameter, gradient))
@@ -199,14 +199,14 @@ def taken(owner: Sequence[nn.Parameter], gradient: Product | Grouped) -> Tensor 
     """Return a gradient as a tensor, or leave it as a product with its owner: as `beside`."""
     products: list[Product | Grouped] | None = getattr(owner[0], "products_beside", None) if owner else None
     if products is None:
-        return gradient.made()
+        return gradient.compute()
     products.append(gradient)
     return None
 
 
 def owners(*parameters: Tensor | None) -> Owners:
     """Return the layer parameters whose gradients can be deferred: all that exist, or none in other models."""
-    return tuple(cast("nn.Parameter", p) for p in parameters if p is not None and hasattr(p, "put_off"))
+    return tuple(cast("nn.Parameter", p) for p in parameters if p is not None and hasattr(p, "deferred_gradients"))
 
 
 def by_layer(owners: Owners, biased: Sequence[bool]) -> list[Owners]:
@@ -220,5 +220,5 @@ def by_layer(owners: Owners, biased: Sequence[bool]) -> list[Owners]:
 
 def now(owners: Owners) -> DeferredGradients | None:
     """Return where a backward function defers its weight gradients to, or None if it must compute them itself."""
-    put_off: DeferredGradients | None = getattr(owners[0], "put_off", None) if owners else None
-    return put_off if put_off is not None and put_off.active else None
+    deferred_gradients: DeferredGradients | None = getattr(owners[0], "deferred_gradients", None) if owners else None
+    return deferred_gradients if deferred_gradients is not None and deferred_gradients.active else None

@@ -17,19 +17,20 @@ class LayerComm:
     """Issues the collectives of a model's layers as of the pass that runs now.
 
     `micro_batch`: the one whose pass runs. `again`: a forward pass is being repeated within the backward pass, to
-    which its collectives then belong. `put_off`: tells whether a backward pass computes input gradients only.
+    which its collectives then belong. `deferred_gradients`: says whether a backward pass computes input gradients
+    only.
     """
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
         self.micro_batch: int | None = None
         self.again = False
-        self.put_off: DeferredGradients | None = None
+        self.deferred_gradients: DeferredGradients | None = None
         self.seed = 1.0
         """The gradient of the loss of one token, from which losses inside layers start their backward pass."""
 
     def _phase(self, phase: Phase) -> Phase:
-        back: Phase = "I" if self.put_off is not None and self.put_off.active else "B"
+        back: Phase = "I" if self.deferred_gradients is not None and self.deferred_gradients.active else "B"
         return back if self.again or phase == "B" else phase
 
     def all_to_all(

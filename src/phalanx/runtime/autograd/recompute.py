@@ -4,8 +4,8 @@
     backward   the forward pass again, now with a graph, and the backward pass through that
 
 Nobody reads the outputs of the repeated pass: the last matrix products, their sum over ranks, the addition to the
-residual stream. Gradients need the inputs of these operations, not their outputs. So with `made=False` a region ends
-in tensors of the right shape with one element of memory; nothing is computed or sent for them.
+residual stream. Gradients need the inputs of these operations, not their outputs. So with `needed=False` a region
+ends in tensors of the right shape with one element of memory; nothing is computed or sent for them.
 
 The parameters' gradients reach their hooks during the inner backward pass, in the order that they have without
 recomputation.
@@ -28,7 +28,7 @@ from phalanx.runtime.autograd.deferred_weight_grads import Owners
 from phalanx.runtime.autograd.layer_comm import LayerComm
 
 Region = Callable[..., Tensor]
-"""(made, *inputs) -> output. With `made` false, only the output's shape matters."""
+"""(needed, *inputs) -> output. With `needed` false, only the output's shape matters."""
 
 
 class _Repeated(torch.autograd.Function):
@@ -79,10 +79,10 @@ def nothing(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, owners: Owners, made: bool, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, owners: Owners, needed: bool, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.owners, ctx.biased = owners, bias is not None
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias) if made else nothing(x, (*x.shape[:-1], weight.shape[0]))
+        return F.linear(x, weight, bias) if needed else nothing(x, (*x.shape[:-1], weight.shape[0]))
 
     @staticmethod
     @once_differentiable
@@ -90,31 +90,31 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         g = g.reshape(-1, g.shape[-1])
         d_x, rows = g.mm(weight).view(x.shape), x.view(-1, x.shape[-1])
-        put_off = deferred_weight_grads.now(ctx.owners)
-        if put_off is not None:
-            put_off.product(ctx.owners, g, rows)
+        deferred_gradients = deferred_weight_grads.now(ctx.owners)
+        if deferred_gradients is not None:
+            deferred_gradients.product(ctx.owners, g, rows)
             return None, None, d_x, None, None
         return None, None, d_x, deferred_weight_grads.beside(ctx.owners, g, rows), g.sum(0) if ctx.biased else None
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, made: bool = False) -> Tensor:
-    """Return x Wᵀ + b, or `nothing` of its shape if not `made`. Keeps x and W.
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, needed: bool = False) -> Tensor:
+    """Return x Wᵀ + b, or `nothing` of its shape if not `needed`. Keeps x and W.
 
     Defers weight gradients if asked to (deferred_weight_grads.py).
     """
     # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
     views = weight.view_as(weight), None if bias is None else bias.view_as(bias)
     owners = deferred_weight_grads.owners(weight, bias)
-    return _Product.apply(owners, made, x, *views)  # type: ignore[no-any-return]
+    return _Product.apply(owners, needed, x, *views)  # type: ignore[no-any-return]
 
 
-def linear(layer: nn.Linear, x: Tensor, made: bool = True) -> Tensor:
-    """Return x Wᵀ + b of a layer, or `nothing` of its shape if not `made`."""
+def linear(layer: nn.Linear, x: Tensor, needed: bool = True) -> Tensor:
+    """Return x Wᵀ + b of a layer, or `nothing` of its shape if not `needed`."""
     # torch's stubs call a layer's parameters tensors.
     weight, bias = cast(nn.Parameter, layer.weight), cast("nn.Parameter | None", layer.bias)
-    if made and not deferred_weight_grads.owners(weight):
+    if needed and not deferred_weight_grads.owners(weight):
         return layer(x)  # type: ignore[no-any-return]
-    return product(x, weight, bias, made)
+    return product(x, weight, bias, needed)
 
 
 class _NoSum(torch.autograd.Function):
@@ -128,6 +128,6 @@ class _NoSum(torch.autograd.Function):
         return g, g
 
 
-def add(a: Tensor, b: Tensor, made: bool) -> Tensor:
-    """Return a + b, or `nothing` of its shape if not `made`. Keeps neither."""
-    return a + b if made else _NoSum.apply(a, b)
+def add(a: Tensor, b: Tensor, needed: bool) -> Tensor:
+    """Return a + b, or `nothing` of its shape if not `needed`. Keeps neither."""
+    return a + b if needed else _NoSum.apply(a, b)

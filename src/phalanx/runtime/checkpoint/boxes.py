@@ -31,7 +31,7 @@ class Part:
     within: Box | None = None
 
 
-def whole(name: str, tensor: Tensor) -> Part:
+def full_part(name: str, tensor: Tensor) -> Part:
     """Return the part that is all of a contiguous tensor."""
     return Part(name, tuple(tensor.shape), 0, tensor.detach().view(-1))
 

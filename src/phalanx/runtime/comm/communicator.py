@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.runtime.comm import native, shm
@@ -24,7 +23,7 @@ from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.comm.shm import Shm
 from phalanx.runtime.comm.timeline import Timeline
 from phalanx.runtime.comm.transport import DONE, Call, Handle, same_place
-from phalanx.runtime.process import status
+from phalanx.runtime.process import objects, status
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.world import World
 from phalanx.schedule.event import Event, Phase, Reduction
@@ -376,9 +375,7 @@ class Comm:
             return [mine] * len(ranks)
         self._settle()
         self.status.arrive(f"the object gather after {self.status.work}", axis, ranks)
-        objects: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(objects, mine, group=worlds.group(ranks))
-        return objects
+        return objects.gather_objects(mine, worlds.group(ranks))
 
     def barrier(self) -> None:
         """Wait for every rank of the world. Not recorded: not for use in a step."""

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch.distributed as dist
-
 from phalanx.runtime.comm.shm import Shm
 from phalanx.runtime.comm.shm_arena import Arena
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.objects import gather_objects
 
 Across = Callable[[Call], None]
 """Runs an all-reduce between hosts and returns when it is complete."""
@@ -59,8 +58,7 @@ class Hierarchical:
         place = Place(ranks[first : first + inside], ranks[ranks.index(rank) % inside :: inside])
         worlds.group(place.column)
         here = self._shm.reaches(place.host, rank, say)
-        everywhere = [False] * len(ranks)
-        dist.all_gather_object(everywhere, here, group=worlds.group(ranks))
+        everywhere = gather_objects(here, worlds.group(ranks))
         self._places[ranks] = place if all(everywhere) else None
 
     def serves(self, call: Call) -> bool:

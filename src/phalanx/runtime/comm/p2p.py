@@ -63,7 +63,7 @@ def _serve_all(calls: SimpleQueue[tuple[_Work, Future[None]] | None]) -> None:
                 work()
         except Exception as problem:
             error = problem
-        del item, work  # release the call's tensors before its waiter is told
+        del item, work  # release the call's tensors before its waiter is notified
         if error is None:
             future.set_result(None)
         else:

@@ -21,13 +21,13 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.runtime.comm.shm_arena import Address, Arena, Neighbour
 from phalanx.runtime.comm.shm_kernels import Source, Step, copy, copy_others, work
 from phalanx.runtime.comm.transport import Call, described
 from phalanx.runtime.process import world as worlds
+from phalanx.runtime.process.objects import gather_objects
 from phalanx.schedule.event import Reduction
 
 _CACHED = 512  # operations whose steps are cached, by their buffers
@@ -133,8 +133,7 @@ class Shm:
     def _meet(self, ranks: tuple[int, ...], rank: int, say: Callable[[str], None]) -> _Group | None:
         group = worlds.group(ranks)
         address, control_block = self._control_block(len(ranks))
-        blocks: list[tuple[Address | None, int]] = [(None, 0)] * len(ranks)
-        dist.all_gather_object(blocks, (address, control_block), group=group)
+        blocks: list[tuple[Address | None, int]] = gather_objects((address, control_block), group)
         peers: list[tuple[int, Neighbour, int]] = []
         problem = f"rank {rank} has no shared memory ({self.reason})" if address is None else ""
         for i, (other, (where, control)) in enumerate(zip(ranks, blocks, strict=True)):
@@ -146,9 +145,7 @@ class Shm:
                 peers.append((i, self._neighbours[other], control))
             except OSError as error:
                 problem = f"rank {rank} cannot map the memory of rank {other} ({error})"
-        problems = [""] * len(ranks)
-        dist.all_gather_object(problems, problem, group=group)
-        problem = next((p for p in problems if p), "")
+        problem = next((p for p in gather_objects(problem, group) if p), "")
         if problem:
             if rank == ranks[0]:
                 say(f"note: {problem}; {len(ranks)} ranks use torch.distributed's own collectives instead")

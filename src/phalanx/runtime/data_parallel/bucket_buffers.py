@@ -29,16 +29,16 @@ class Piece:
         return shard[self.at : self.at + self.stop - self.start]
 
 
-class Flat:
+class FlatBucket:
     """A bucket cut into the equal shards of a strategy, of which this rank has number `index`. Gradients are reduced
-    over `axis`, and then `across_replicas` of the shard (HSDP). The ZeRO stage decides which tensors exist:
+    over `axis`, and then `across_replicas` of the shard (HSDP). `zero` decides which tensors exist:
 
-    weights   (padded,) of the compute type, the parameters' own memory        stages 1, 2
-    gradients (padded,) of the accumulate type, of all parameters              stages 0, 1
-    sent      (padded,) of the reduce type, what is reduced: `gradients` itself if types agree; at stages 2 and 3
-              memory that is lent while the bucket fills and travels
+    weights   (padded,) of the compute type, the parameters' own memory        zero 1, 2
+    gradients (padded,) of the accumulate type, of all parameters              zero 0, 1
+    sent      (padded,) of the reduce type, what is reduced: `gradients` itself if types agree; at zero 2, 3
+              a shared buffer while the bucket fills and travels
     shard     (part,) of the accumulate type, this rank's gradients            all; at 0, 1 in `gradients`
-    master    (part,) of the master type                                       stages 1, 2 (a view of `weights` if the
+    master    (part,) of the master type                                       zero 1, 2 (a view of `weights` if the
                                                                                types agree), 3
     """
 
@@ -54,7 +54,7 @@ class Flat:
         self.sent: Tensor | None = None
         self.shard: Tensor | None = None
         self.master: Tensor | None = None
-        self.places: dict[str, Tensor] = {}  # views of the parameters' gradients in `sent`, where that is lent
+        self.places: dict[str, Tensor] = {}  # views of the parameters' gradients in a shared `sent`
         self.missing = 0
         self.left = 0  # reductions until its gradients are complete: one for each chunk that fills it
         self.arrived: set[str] = set()  # parameters that have a gradient in this micro-batch
@@ -69,8 +69,8 @@ class Flat:
         parts = flat[: self.bucket.numel].split(sizes)
         return {p.fqn: part.view(p.shape) for p, part in zip(self.bucket.parameters, parts, strict=True)}
 
-    def lend(self, memory: Tensor) -> None:
-        """Lend `memory`, (padded,), to the bucket: its gradients go there from now on."""
+    def attach(self, memory: Tensor) -> None:
+        """Attach `memory`, (padded,), to the bucket: its gradients go there from now on."""
         if not self.places or not same_place(next(iter(self.places.values())), memory):
             self.places = self.views(memory)
         self.sent = memory

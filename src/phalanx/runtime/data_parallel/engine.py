@@ -1,14 +1,14 @@
-"""The data-parallel engine: gradients in flat buckets, reduced while the backward pass runs; ZeRO stages 0 to 3.
+"""The data-parallel engine: gradients in flat buckets, reduced while the backward pass runs; zero 0 to 3.
 
-The ZeRO stage says what is sharded, over dp_shard and cp, and when it is gathered. Experts have buckets of their own,
+`zero` says what is sharded, over dp_shard and cp, and when it is gathered. Experts have buckets of their own,
 sharded over edp, the ranks that hold the same experts. Communication of a step, in phases:
 
-    forward, backward   stage 3: units' parameters, all-gather just ahead of their use (zero3.py)
-    backward            stage 0: all-reduce of every full bucket, once a step
-                        stage 1: reduce-scatter of every full bucket, once a step
-                        stages 2, 3: the same in every micro-batch
+    forward, backward   zero 3: units' parameters, all-gather just ahead of their use (zero3.py)
+    backward            zero 0: all-reduce of every full bucket, once a step
+                        zero 1: reduce-scatter of every full bucket, once a step
+                        zero 2, 3: the same in every micro-batch
     end of backward     replicas of the shards (HSDP): all-reduce of each shard over dp_replicate, once a step
-    optimizer           stages 1, 2: all-gather of the parameters, awaited where the next forward pass needs them
+    optimizer           zero 1, 2: all-gather of the parameters, awaited where the next forward pass needs them
 
 Buckets are issued in a fixed order, never in order of readiness, so that all ranks issue the same sequence.
 References: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"; Rajbhandari et
@@ -28,7 +28,7 @@ from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.comm.transport import Call, same_place
-from phalanx.runtime.data_parallel.bucket_buffers import Flat, Piece, put, square
+from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, Piece, put, square
 from phalanx.runtime.data_parallel.compression import Compressor, Underway, compressor
 from phalanx.runtime.data_parallel.zero3 import SHARED, Gathered
 from phalanx.schedule.gradients.buckets import Bucket, slot_sizes, slots
@@ -56,10 +56,11 @@ class DataParallel:
     """Sums the gradients of a module's parameters over the data axis. The caller divides by the token count.
 
     Between `begin` and `finish` the caller announces each backward pass by `backward`, and its end by `settle`; hooks
-    take the gradients between. After `finish`, gradients are sums over all micro-batches and replicas: unsharded at
-    stage 0, else this rank's `pieces`. `units`: modules whose parameters stage 3 gathers at once, in forward order.
+    take the gradients between. After `finish`, gradients are sums over all micro-batches and replicas: unsharded with
+    zero=0, else this rank's `pieces`. `units`: modules whose parameters ZeRO-3 gathers at once, in forward order.
     `chunks`: for each chunk of a pipeline rank, the buckets that its backward passes fill, in order; by default one
-    chunk fills all. `lent`: (buffer of each bucket, elements of each buffer) for gradients in flight at stages 2, 3.
+    chunk fills all. `slot_plan`: (buffer of each bucket, elements of each buffer) for gradients in flight under
+    ZeRO-2 and 3.
     """
 
     def __init__(
@@ -71,11 +72,11 @@ class DataParallel:
         strategy: Strategy,
         units: dict[str, nn.Module],
         chunks: Sequence[Sequence[int]] | None = None,
-        lent: tuple[list[int], list[int]] | None = None,
+        slot_plan: tuple[list[int], list[int]] | None = None,
     ) -> None:
         self.comm, self.zero, self.module, self.strategy = comm, strategy.effective_zero, module, strategy
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.buckets = [Flat(b, strategy, comm.index(b.axis(strategy))) for b in buckets]
+        self.buckets = [FlatBucket(b, strategy, comm.index(b.axis(strategy))) for b in buckets]
         self._chunks = [[self.buckets[i] for i in own] for own in chunks or (range(len(self.buckets)),)]
         self._now = self._chunks[0]  # buckets that the current backward pass fills
         self._bucket_of = {p.fqn: b for b in self.buckets for p in b.bucket.parameters}
@@ -84,11 +85,11 @@ class DataParallel:
         self._reduce = DTYPES[precision.accumulate_dtype if c else precision.reduce_dtype]
         self._last, self._open, self._micro_batch, self._next = False, False, 0, 0
         self._deferring = False  # weight gradients are deferred: hooks ignore what they see
-        self._under_way: list[Flat] = []  # issued, not complete
-        self._across: list[Flat] = []  # complete, being reduced over the replicas of the shard
+        self._under_way: list[FlatBucket] = []  # issued, not complete
+        self._across: list[FlatBucket] = []  # complete, being reduced over the replicas of the shard
         self.watch: Watch | None = None  # sees each gradient, and its rows, before the reduction
         self.unscale = 1.0  # factor on gradients before compression: residuals must outlive a loss scale
-        self._allocate(precision, lent)
+        self._allocate(precision, slot_plan)
         self.compressor: Compressor | None = None
         if c is not None:
             self.compressor = compressor(c, strategy, self.buckets, comm, DTYPES[precision.accumulate_dtype])
@@ -109,7 +110,7 @@ class DataParallel:
             p.register_post_accumulate_grad_hook(partial(_call, hook, name))
         weakref.finalize(self, _release, list(self.parameters.values())).atexit = False
 
-    def _allocate(self, precision: Precision, lent: tuple[list[int], list[int]] | None) -> None:
+    def _allocate(self, precision: Precision, slot_plan: tuple[list[int], list[int]] | None) -> None:
         buffer, compute, master = self.comm.buffer, DTYPES[precision.compute], DTYPES[precision.master_dtype]
         accumulate = DTYPES[precision.accumulate_dtype]
         for b in self.buckets:
@@ -130,15 +131,15 @@ class DataParallel:
             name: v for b in self.buckets if b.gradients is not None for name, v in b.views(b.gradients).items()
         }
         self._slot_of: dict[str, int] = {}
-        self._lent: dict[int, tuple[Tensor, Flat | None]] = {}
+        self._slots: dict[int, tuple[Tensor, FlatBucket | None]] = {}
         if self.zero >= 2:
             sizes = [b.padded for b in self.buckets]
-            turns, largest = lent or (slots(sizes), slot_sizes(sizes))
+            turns, largest = slot_plan or (slots(sizes), slot_sizes(sizes))
             self._slot_of = {b.name: s for b, s in zip(self.buckets, turns, strict=True)}
-            self._lent = {s: (buffer(n, self._reduce), None) for s, n in enumerate(largest) if n}
+            self._slots = {s: (buffer(n, self._reduce), None) for s, n in enumerate(largest) if n}
 
     def _await_parameters_in(self, units: dict[str, nn.Module]) -> None:
-        """Make each unit's forward pass wait for the buckets that hold its parameters (stages 1, 2)."""
+        """Make each unit's forward pass wait for the buckets that hold its parameters (zero 1, 2)."""
         this = weakref.ref(self)
 
         def wait(needed: list[str], *_: object) -> None:
@@ -162,7 +163,7 @@ class DataParallel:
                 bucket.gathering = None
 
     def pieces(self) -> Iterator[tuple[Piece, Tensor, Tensor]]:
-        """Yield (piece, master, gradient) of all that this rank updates at stages 1 to 3; flat tensors."""
+        """Yield (piece, master, gradient) of all that this rank updates with zero >= 1; flat tensors."""
         for b in self.buckets:
             assert b.master is not None
             assert b.shard is not None
@@ -170,13 +171,13 @@ class DataParallel:
                 yield piece, piece.of(b.master), piece.of(b.shard)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, gradient) of every parameter, unsharded: views at stage 0; else gathered, all ranks
+        """Yield (name, gradient) of every parameter, unsharded: views with zero=0; else gathered, all ranks
         together."""
         for b in self.buckets:
             assert b.shard is not None
             yield from b.views(b.shard if self.zero == 0 else self.gather_bucket(b, b.shard)).items()
 
-    def gather_bucket(self, b: Flat, shard: Tensor) -> Tensor:
+    def gather_bucket(self, b: FlatBucket, shard: Tensor) -> Tensor:
         """Gather a bucket's flat buffer from all ranks' shards of it. Used outside of steps, so not recorded."""
         ranks = self.comm.ranks(b.axis)
         flat = shard.new_empty(shard.numel() * len(ranks))
@@ -184,7 +185,7 @@ class DataParallel:
         return flat
 
     def start(self, draw: Draw | None) -> None:
-        """Set the parameters, all ranks together: at stages 1 to 3 each rank fills its pieces from `draw`; at stage 0
+        """Set the parameters, all ranks together: with zero >= 1 each rank fills its pieces from `draw`; with zero=0
         the first rank of the axis broadcasts its own. Buffers are broadcast."""
         if self.zero == 0:
             for name, p in self.parameters.items():
@@ -197,7 +198,7 @@ class DataParallel:
             self.comm.broadcast(tensor, self.comm.mesh.gradient_axis)
 
     def updated(self) -> None:
-        """Take up changed masters: stages 1 and 2 start to gather the parameters, first needed first; stage 3
+        """Take up changed masters: zero 1 and 2 start to gather the parameters, first needed first; zero 3
         releases what is gathered."""
         if self.gathered is not None:
             self.gathered.end_of_step()
@@ -266,26 +267,26 @@ class DataParallel:
         """Take a parameter's gradient of this micro-batch: a dense part, if any, and (index, values) of rows."""
         bucket = self._bucket_of[name]
         if self.watch is not None:
-            grad = grad.made() if isinstance(grad, Product | Grouped) else grad
+            grad = grad.compute() if isinstance(grad, Product | Grouped) else grad
             self.watch(name, grad, rows)
         place = self._views[name] if self.zero <= 1 else self._view(bucket, name)
         put(place, grad, rows, add=self.zero <= 1 and name in bucket.touched)
         bucket.touched.add(name)
         self.grad_ready(name)
 
-    def _view(self, bucket: Flat, name: str) -> Tensor:
-        """Return the place of a parameter's gradient in the memory lent to its bucket; lend some if it has none."""
+    def _view(self, bucket: FlatBucket, name: str) -> Tensor:
+        """Return the place of a parameter's gradient in its bucket's buffer; attach one if the bucket has none."""
         if bucket.sent is None:
             slot = self._slot_of[bucket.name]
-            memory, user = self._lent[slot]
+            memory, user = self._slots[slot]
             if user is not None and user.handle is not None:
                 self._complete(user)
                 user = None
             if user is None:
-                self._lent[slot] = (memory, bucket)
+                self._slots[slot] = (memory, bucket)
             else:  # the user of the slot is still filling: other buckets overtake it
                 memory = self.comm.buffer(bucket.padded, self._reduce)
-            bucket.lend(memory[: bucket.padded])
+            bucket.attach(memory[: bucket.padded])
         return bucket.places[name]
 
     def grad_ready(self, name: str) -> None:
@@ -304,7 +305,7 @@ class DataParallel:
             self._issue()
 
     def _issue_before(self, name: str) -> None:
-        """Issue the buckets of the units before `name`, whose backward pass begins (stage 3). Parameters without a
+        """Issue the buckets of the units before `name`, whose backward pass begins (zero 3). Parameters without a
         gradient on this rank get none any more; other ranks may have issued them earlier, but like this one before
         they gather the next unit."""
         order = [b.bucket.unit for b in self._now]
@@ -348,7 +349,7 @@ class DataParallel:
         self._next += 1
         self._under_way.append(b)
 
-    def _complete(self, b: Flat) -> None:
+    def _complete(self, b: FlatBucket) -> None:
         """Wait for a bucket's reduction and accumulate the result in its shard."""
         if b.handle is None:
             return
@@ -366,8 +367,8 @@ class DataParallel:
             b.shard.add_(own)
             b.sent = None
             slot = self._slot_of[b.name]
-            if self._lent[slot][1] is b:
-                self._lent[slot] = (self._lent[slot][0], None)
+            if self._slots[slot][1] is b:
+                self._slots[slot] = (self._slots[slot][0], None)
         elif not same_place(own, b.shard):
             b.shard.copy_(own)
         if b.left or not b.across_replicas:
@@ -410,7 +411,7 @@ class DataParallel:
             self.gathered.end_of_step()
 
     def norm_square(self) -> Tensor:
-        """Return the squared 2-norm of the gradients, (), fp64: complete at stage 0, else this rank's share of the
+        """Return the squared 2-norm of the gradients, (), fp64: complete with zero=0, else this rank's share of the
         sum over the world."""
         squares = [square(b.shard) for b in self.buckets if b.shard is not None]
         return torch.stack(squares).sum() / (self.strategy.dp_replicate if self.zero else 1)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.runtime.checkpoint import store
-from phalanx.runtime.checkpoint.boxes import Part, share, whole
+from phalanx.runtime.checkpoint.boxes import Part, full_part, share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.data_parallel.engine import DataParallel
@@ -50,7 +50,7 @@ def owned(
         yield from shared(mine, whole_on if engine.zero == 0 else shards_on)
     yield from shared(_compression(engine), grid.gradient_axis)
     if split is not None:
-        alike = (whole(name, t) for name, t in buffers(engine.module).items())
+        alike = (full_part(name, t) for name, t in buffers(engine.module).items())
         yield from shared(alike, grid.name("dp_replicate", "dp_shard", "cp", "tp"))
 
 
@@ -77,16 +77,16 @@ def _held(
         if name in pieces:
             shape, start = pieces[name].parameter.shape, pieces[name].start
         inside = master.numel()
-        if split is not None and not split.whole:
-            held = split.held(name)
-            if not copies and split.index % held.copies:
+        if split is not None and not split.unsplit:
+            box = split.box(name)
+            if not copies and split.index % box.copies:
                 continue
-            shape, within = held.parameter.shape, (held.offsets, held.sizes)
-            inside = max(0, min(inside, held.numel - start))  # the rest is padding of the vocabulary
+            shape, within = box.parameter.shape, (box.offsets, box.sizes)
+            inside = max(0, min(inside, box.numel - start))  # the rest is padding of the vocabulary
         first = start == 0 and not any(within[0] if within else ())
         for label, t in _tensors(name, master, optimizer):
             if not t.dim():
-                yield first, whole(label, t)
+                yield first, full_part(label, t)
             elif inside:
                 yield first, Part(label, shape, start, t.detach().view(-1)[:inside], within)
 
@@ -114,19 +114,20 @@ def gradients(engine: DataParallel, split: Split) -> dict[str, Tensor]:
 
 def _over_layers(engine: DataParallel, split: Split) -> dict[str, Tensor]:
     """Gather the gradients of this pipeline stage over tp, and over the ranks that hold its experts."""
-    if split.whole:
+    if split.unsplit:
         return dict(engine.gradients())
     own, result = dict(engine.gradients()), {}
     for axis, seen_at in (("ep+etp", split.at_experts), ("tp", split.at)):
-        names = [name for name in own if split.held(name).parameter.of_experts == (axis != "tp")]
+        names = [name for name in own if split.box(name).parameter.of_experts == (axis != "tp")]
+        splits = [seen_at(index) for index in range(len(engine.comm.ranks(axis)))]
         for name, parts in zip(names, _everywhere(engine.comm, axis, [own[name] for name in names]), strict=True):
-            shape = split.held(name).parameter.shape
+            shape = split.box(name).parameter.shape
             first, farthest = own[name].new_zeros(shape), own[name].new_zeros(shape)
-            for index, part in enumerate(parts):
-                held = seen_at(index).held(name)
-                place = tuple(slice(o, o + n) for o, n in zip(held.offsets, held.sizes, strict=True))
-                part = part[tuple(slice(n) for n in held.sizes)]
-                if index % held.copies == 0:
+            for index, (part, seen) in enumerate(zip(parts, splits, strict=True)):
+                box = seen.box(name)
+                place = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
+                part = part[tuple(slice(n) for n in box.sizes)]
+                if index % box.copies == 0:
                     first[place], farthest[place] = part, part
                 elif (part - first[place]).norm() > (farthest[place] - first[place]).norm():
                     farthest[place] = part
@@ -167,12 +168,12 @@ def _compression(engine: DataParallel) -> Iterator[Part]:
     c = engine.compressor
     if c is None:
         return
-    yield whole(f"{OPTIONAL}draws", torch.tensor(c.draws))
+    yield full_part(f"{OPTIONAL}draws", torch.tensor(c.draws))
     for name, kept in residuals(engine).items():
-        yield whole(f"{OPTIONAL}{name}.kept", kept)
+        yield full_part(f"{OPTIONAL}{name}.kept", kept)
     for b in engine.buckets:
         for name, q in c.factors(b).items():
-            yield whole(f"{OPTIONAL}{name}.q{q.shape[1]}", q)
+            yield full_part(f"{OPTIONAL}{name}.q{q.shape[1]}", q)
 
 
 @torch.no_grad()
@@ -185,25 +186,25 @@ def load(
     rest: dict[str, Tensor] | None = None,
     split: Split | None = None,
 ) -> None:
-    """Load a checkpoint, and the tensors of `rest` by name; all ranks together. At stage 0 the caller casts weights
+    """Load a checkpoint, and the tensors of `rest` by name; all ranks together. With zero=0 the caller casts weights
     of another type than the masters. Raises CheckpointError."""
     # An all-gather of the initial weights may be in flight, in the memory that is read into.
     engine.wait_parameters(list(engine.parameters))
     parts = [part for _, part in _held(engine, masters, optimizer, split)]
-    parts += [whole(name, tensor) for name, tensor in (rest or {}).items()]
+    parts += [full_part(name, tensor) for name, tensor in (rest or {}).items()]
     c = engine.compressor
     if c is None:
         store.load(folder, step, parts)
         engine.updated()
         return
     draws = torch.tensor(c.draws)
-    parts.append(whole(f"{OPTIONAL}draws", draws))
+    parts.append(full_part(f"{OPTIONAL}draws", draws))
     # A checkpoint without compression has no residuals: start from zero.
     kept = {b.name: torch.zeros_like(k) for b in engine.buckets if (k := c.residual(b)) is not None}
     for b in engine.buckets:
         if b.name in kept:
-            parts += [whole(f"{OPTIONAL}{name}.kept", view) for name, view in b.views(kept[b.name]).items()]
-        parts += [whole(f"{OPTIONAL}{name}.q{q.shape[1]}", q) for name, q in c.factors(b).items()]
+            parts += [full_part(f"{OPTIONAL}{name}.kept", view) for name, view in b.views(kept[b.name]).items()]
+        parts += [full_part(f"{OPTIONAL}{name}.q{q.shape[1]}", q) for name, q in c.factors(b).items()]
     store.load(folder, step, parts, OPTIONAL)
     c.draws = int(draws)
     for b in engine.buckets:

@@ -1,7 +1,7 @@
 """Check that replicas hold the same bits: checksums of all that must be equal, gathered once, compared by name.
 
     what                                             must be equal on
-    weights, stages 0, 1, 2                          all data-parallel ranks; experts: all ranks of edp
+    weights, zero 0, 1, 2                            all data-parallel ranks; experts: all ranks of edp
     masters, if not the weights themselves           all ranks with the same shard
     module buffers                                   all data-parallel ranks
     a tied embedding                                 the first and the last rank of a pipeline
@@ -43,7 +43,7 @@ def checksum(tensor: Tensor) -> Tensor:
 
 def compare(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | None = None) -> None:
     """Compare the replicas' state between two steps; all ranks together, in one unrecorded all-gather of a number per
-    tensor. `masters`: what this rank updates, by parameter, as pieces at stages 1 to 3; `split`: its part of the
+    tensor. `masters`: what this rank updates, by parameter, as pieces with zero >= 1; `split`: its part of the
     model.
 
     Raises ReplicasDiffer, on all ranks of a pipeline alike.
@@ -129,7 +129,7 @@ def _held(
 
 def _copies(name: str, split: Split) -> int:
     """Return how many neighbouring tp ranks hold the same tensor of this name."""
-    return split.tp if name.startswith("buffer ") else split.held(name.removeprefix(_MASTER)).copies
+    return split.tp if name.startswith("buffer ") else split.box(name.removeprefix(_MASTER)).copies
 
 
 def _differences(table: Tensor, names: Sequence[str], ranks: Sequence[int]) -> Iterator[str]:

@@ -44,13 +44,13 @@ class SharedGradients:
                     continue
             for piece in b.pieces():
                 fqn, here = piece.parameter.fqn, piece.of(b.shard)
-                held = split.held(fqn)
-                if held.copies != before:
-                    begins, before = piece.at, held.copies
+                box = split.box(fqn)
+                if box.copies != before:
+                    begins, before = piece.at, box.copies
                     self._runs.setdefault(before * replicas, []).append(here)
                 self._runs[before * replicas][-1] = b.shard[begins : piece.at + here.numel()]
                 if fqn in boxes:
-                    sums.append((here, boxes[fqn], split.index // held.copies))
+                    sums.append((here, boxes[fqn], split.index // box.copies))
         self._sums: list[tuple[Tensor, Tensor]] = []  # (gradient, its place in the buffer)
         shard = engine.buckets[0].shard
         assert shard is not None

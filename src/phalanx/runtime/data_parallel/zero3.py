@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import same_place
-from phalanx.runtime.data_parallel.bucket_buffers import Flat, placeholder
+from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, placeholder
 from phalanx.schedule.event import Phase
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
 
@@ -34,7 +34,7 @@ SHARED = "model"
 class _Unit:
     """The parameters of one unit, or of its experts; gathered they are views in `memory`, else placeholders."""
 
-    def __init__(self, flat: Flat, parameters: dict[str, nn.Parameter], memory: Tensor) -> None:
+    def __init__(self, flat: FlatBucket, parameters: dict[str, nn.Parameter], memory: Tensor) -> None:
         self.flat, self.memory = flat, memory
         self.parameters = parameters
         self.views = flat.views(memory)
@@ -53,7 +53,7 @@ class Gathered:
         self,
         module: nn.Module,
         units: dict[str, nn.Module],
-        buckets: list[Flat],
+        buckets: list[FlatBucket],
         comm: Comm,
         prefetch: int,
         keep: bool,
@@ -66,7 +66,7 @@ class Gathered:
         self._names: dict[str, list[str]] = {}  # of each unit's buckets, in the order of gathering
         for b in sorted(buckets, key=lambda b: b.bucket.experts):
             self._names.setdefault(b.bucket.unit, []).append(b.name)
-        memories: list[tuple[Flat, Tensor]] = []
+        memories: list[tuple[FlatBucket, Tensor]] = []
         for experts in (False, True):
             kind = {b.bucket.unit: b for b in buckets if b.bucket.experts == experts}
             turns = [kind[name] for name in self.order if name in kind]

@@ -42,7 +42,7 @@ class Route:
 
     `slots`     (rows,): the index of each row's choice in the flattened (tokens, width), ordered by expert
     `places`    (tokens, width): the row of each choice; None where experts choose the tokens
-    `held`      rows of each of this rank's experts
+    `rows_per_expert`      rows of each of this rank's experts
     `sends`, `receives`    rows for each rank of the group, and from each
     `order`     (rows,): the permutation that orders arriving rows by expert; None if they are
     `copies`    ranks that share an expert (etp)
@@ -52,7 +52,7 @@ class Route:
     width: int
     slots: Tensor
     places: Tensor | None
-    held: tuple[int, ...]
+    rows_per_expert: tuple[int, ...]
     sends: tuple[int, ...] = ()
     receives: tuple[int, ...] = ()
     order: Tensor | None = None
@@ -139,9 +139,9 @@ def route(
     """
     chosen = experts.chooser == "tokens"
     if ep is None or ep.ranks == 1:
-        held = host_values.read(counts, lambda: list(otherwise(None)))
-        rows = sum(held)
-        return Route(tokens, width, slots[:rows], _places(slots, rows, tokens, width, chosen), tuple(held))
+        rows_per_expert = host_values.read(counts, lambda: list(otherwise(None)))
+        rows = sum(rows_per_expert)
+        return Route(tokens, width, slots[:rows], _places(slots, rows, tokens, width, chosen), tuple(rows_per_expert))
     leaving, coming = ep.exchanged(unit, counts, otherwise)
     rows = sum(map(sum, leaving[:: ep.etp]))
     return Route(
@@ -267,10 +267,10 @@ class _Combine(torch.autograd.Function):
     """Adds up each token's rows by their weights."""
 
     @staticmethod
-    def forward(ctx: Any, route: Route, made: bool, y: Tensor, weights: Tensor) -> Tensor:
+    def forward(ctx: Any, route: Route, needed: bool, y: Tensor, weights: Tensor) -> Tensor:
         ctx.route = route
         ctx.save_for_backward(y, weights)
-        if not made:
+        if not needed:
             return recompute.nothing(y, (route.tokens, y.shape[-1]))
         return _summed(route, y, weights.to(y.dtype))
 
@@ -350,7 +350,7 @@ def give_back(ep: ExpertParallel | None, unit: str, route: Route, y: Tensor) -> 
     return _Return.apply(ep, unit, route, y)  # type: ignore[no-any-return]
 
 
-def combine(route: Route, y: Tensor, weights: Tensor, made: bool) -> Tensor:
-    """Add up each token's rows by its weights, (tokens, width). Returns (tokens, hidden); `made`: whether the value
+def combine(route: Route, y: Tensor, weights: Tensor, needed: bool) -> Tensor:
+    """Add up each token's rows by its weights, (tokens, width). Returns (tokens, hidden); `needed`: whether the value
     is used (autograd/recompute.py). Autograd keeps rows and weights."""
-    return _Combine.apply(route, made, y, weights)  # type: ignore[no-any-return]
+    return _Combine.apply(route, needed, y, weights)  # type: ignore[no-any-return]

@@ -186,7 +186,7 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Rows, unit: str, terms: Sequence[Factors], made: bool, *tensors: Tensor | None
+        ctx: Any, rows: Rows, unit: str, terms: Sequence[Factors], needed: bool, *tensors: Tensor | None
     ) -> Tensor:
         ctx.rows, ctx.unit = rows, unit
         ctx.save_for_backward(*tensors)
@@ -194,7 +194,7 @@ class _Summed(torch.autograd.Function):
         ctx.terms = [(term.core, term.inner, len(term.inputs)) for term in terms]
         ctx.owners = [term.owners for term in terms]
         width = len(terms[0].weight)
-        if not made:
+        if not needed:
             return recompute.nothing(terms[0].weight, (rows.own, width))
         x = [term.x().reshape(rows.tokens, -1) for term in terms]
         out = x[0].new_empty(rows.own, width)
@@ -239,7 +239,7 @@ class _Summed(torch.autograd.Function):
         else:
             for owners, (x, *_) in zip(ctx.owners, terms, strict=True):
                 for bias in owners[1:]:
-                    deferred.made(bias, d_bias)
+                    deferred.deliver_later(bias, d_bias)
                 deferred.product(owners[:1], gathered, x.detach().view(rows.tokens, -1))
             d_bias = None
         del gathered, here  # frees memory for the repeated core passes
@@ -253,8 +253,8 @@ class _Summed(torch.autograd.Function):
         return (None, None, None, None, *d_given)
 
 
-def summed(rows: Rows, unit: str, terms: Sequence[Factors], made: bool = True) -> Tensor:
-    """Add up all terms of all ranks, and the biases once. Returns this rank's rows, (own, out). `made`: whether the
+def summed(rows: Rows, unit: str, terms: Sequence[Factors], needed: bool = True) -> Tensor:
+    """Add up all terms of all ranks, and the biases once. Returns this rank's rows, (own, out). `needed`: whether the
     value is used (autograd/recompute.py)."""
     tensors = [part for term in terms for part in (*term.inputs, term.weight, term.bias)]
-    return _Summed.apply(rows, unit, terms, made, *tensors)  # type: ignore[no-any-return]
+    return _Summed.apply(rows, unit, terms, needed, *tensors)  # type: ignore[no-any-return]

@@ -120,9 +120,9 @@ def copied(tp: TensorParallel, unit: str, x: Tensor) -> Tensor:
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tp: TensorParallel, unit: str, owners: Owners, made: bool, y: Tensor, *biases: Tensor
+        ctx: Any, tp: TensorParallel, unit: str, owners: Owners, needed: bool, y: Tensor, *biases: Tensor
     ) -> Tensor:
-        if made:
+        if needed:
             tp.all_reduce(y, unit, "F").wait()
             for bias in biases:
                 y.add_(bias)
@@ -143,23 +143,23 @@ class _Sum(torch.autograd.Function):
         return (None, None, None, None, g, *(d_bias for _ in range(ctx.biases)))
 
 
-def rows(x: Tensor, layer: nn.Linear, made: bool = True) -> Tensor:
+def rows(x: Tensor, layer: nn.Linear, needed: bool = True) -> Tensor:
     """Compute this rank's term of x Wᵀ, to be added up by `summed`: the layer holds columns of W, and all of b.
-    `made`: whether the value is used (autograd/recompute.py)."""
-    if made and not deferred_weight_grads.owners(layer.weight):
+    `needed`: whether the value is used (autograd/recompute.py)."""
+    if needed and not deferred_weight_grads.owners(layer.weight):
         return F.linear(x, layer.weight)
-    return recompute.product(x, layer.weight, made=made)
+    return recompute.product(x, layer.weight, needed=needed)
 
 
 def summed(
-    tp: TensorParallel, unit: str, terms: Sequence[Any], layers: Sequence[nn.Linear], made: bool = True
+    tp: TensorParallel, unit: str, terms: Sequence[Any], layers: Sequence[nn.Linear], needed: bool = True
 ) -> Tensor:
     """Add up the ranks' terms of the outputs of `layers`, in one all-reduce, and add the biases once. With sequence
     parallelism terms are `Factors`, and the result this rank's rows of the sum, by reduce-scatter."""
     if tp.rows is not None:
-        return sequence.summed(tp.rows, unit, terms, made)
+        return sequence.summed(tp.rows, unit, terms, needed)
     y = terms[0]
     for other in terms[1:]:
-        y = y.add_(other) if made else recompute.add(y, other, made)
+        y = y.add_(other) if needed else recompute.add(y, other, needed)
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    return _Sum.apply(tp, unit, deferred_weight_grads.owners(*biases), made, y, *biases)  # type: ignore[no-any-return]
+    return _Sum.apply(tp, unit, deferred_weight_grads.owners(*biases), needed, y, *biases)  # type: ignore[no-any-return]

@@ -108,11 +108,11 @@ class SequenceTokens:
         """Return this rank's equal part of what all tp ranks have, (tokens, hidden)."""
         return x.tensor_split(tp.split.tp)[tp.split.index]
 
-    def placed(self, part: Tensor, shape: Shape, tp: TensorParallel, made: bool) -> Tensor:
-        """Put such a part in its place among all tokens, (batch, seq, hidden); zeros elsewhere. `made`: whether the
+    def placed(self, part: Tensor, shape: Shape, tp: TensorParallel, needed: bool) -> Tensor:
+        """Put such a part in its place among all tokens, (batch, seq, hidden); zeros elsewhere. `needed`: whether the
         value is used (autograd/recompute.py)."""
         each, over = divmod(shape[0] * shape[1], tp.split.tp)
-        return _Placed.apply(part, tp.split.index * each + min(tp.split.index, over), shape, made)  # type: ignore[no-any-return]
+        return _Placed.apply(part, tp.split.index * each + min(tp.split.index, over), shape, needed)  # type: ignore[no-any-return]
 
     def of(self, shape: Shape, rank: int) -> int:
         """Return how many tokens of `shape` a rank routes."""
@@ -124,9 +124,9 @@ class SequenceTokens:
 
 class _Placed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, begins: int, shape: Shape, made: bool) -> Tensor:
+    def forward(ctx: Any, part: Tensor, begins: int, shape: Shape, needed: bool) -> Tensor:
         ctx.here = slice(begins, begins + len(part))
-        if not made:
+        if not needed:
             return recompute.nothing(part, (*shape, part.shape[-1]))
         out = part.new_zeros(*shape, part.shape[-1])
         out.flatten(0, 1)[ctx.here] = part

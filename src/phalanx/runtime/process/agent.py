@@ -16,16 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from phalanx.runtime.process import status, watchdog
 from phalanx.runtime.process.failure import timed_out
 from phalanx.runtime.process.status import Status
+from phalanx.runtime.process.world import STORE_VARIABLE
 
 WRONG_INPUT = 2
-"""Exit code of a rank that found its input wrong (InputError)."""
+"""Exit code of a rank whose input is wrong (InputError)."""
 MONITOR_S = 0.05
 _CHECK_PAGES_S = (0.25, 5.0)  # between reads of the status pages: a fiftieth of the timeout, within these bounds
 _GRACE_S = 8.0  # after SIGTERM: enough to finish a checkpoint that is being written
@@ -78,6 +79,7 @@ class Agent(LocalElasticAgent):
             self._on_restart(self._attempt, self.failure)
         self._attempt_folder.mkdir()
         os.environ[status.FOLDER_VARIABLE] = str(self._attempt_folder)
+        os.environ[STORE_VARIABLE] = str(self._attempt_folder / "store")
         started: dict[int, Any] = super()._start_workers(worker_group)
         self._pids = {worker_group.workers[local].global_rank: pid for local, pid in started.items()}
         return started
@@ -87,10 +89,13 @@ class Agent(LocalElasticAgent):
             self.ask_to_stop()
         late: tuple[int, ...] = ()
         why = ""
-        if not any(_codes(self._pids).values()):
+        ended = _codes(self._pids)
+        if not any(ended.values()):
             late, why = self._overdue()
-        if why or any(_codes(self._pids).values()):
+        if why or any(ended.values()):
             self._conclude(late, why)
+        elif len(ended) < len(self._pids):  # a rank that fails from here on is described in the next round
+            return RunResult(state=WorkerState.HEALTHY)
         result: RunResult = super()._monitor_workers(worker_group)
         return result
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -15,7 +16,6 @@ import tempfile
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 from phalanx.runtime.process import status
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.failure import cut_off, reason, timed_out
+from phalanx.runtime.process.objects import SECRET_VARIABLE
 from phalanx.runtime.process.world import World
 from phalanx.spec.errors import InputError
 
@@ -37,6 +38,7 @@ LAUNCHER_VARIABLE = "PHALANX_LAUNCHER"
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"  # torch's agent sets it
 # Copies larger than a core's cache bypass it: what transport shm copies is read by other ranks, or much later.
 _STREAMING = "glibc.cpu.x86_non_temporal_threshold=0x200000"
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -73,6 +75,10 @@ def launch(
     environment = {
         status.FOLDER_VARIABLE: str(folder),  # the agent sets one for each attempt
         LAUNCHER_VARIABLE: str(os.getpid()),
+        SECRET_VARIABLE: secrets.token_hex(32),
+        # Gloo and NCCL listen, too: only where this host hears.
+        "GLOO_SOCKET_IFNAME": _LOOPBACK,
+        "NCCL_SOCKET_IFNAME": _LOOPBACK,
         "OMP_NUM_THREADS": str(threads),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _STREAMING),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
@@ -84,11 +90,8 @@ def launch(
             from phalanx.runtime.process.agent import Agent
 
             spec = _spec(module, argument, ranks, max_restarts, folder)
-            try:
-                agents.append(Agent(spec, folder, timeout_s, on_restart))
-                failed = agents[0].run().is_failed()
-            finally:
-                spec.rdzv_handler.shutdown()
+            agents.append(Agent(spec, folder, timeout_s, on_restart))
+            failed = agents[0].run().is_failed()
     except SignalException as error:
         raise RankFailure(f"the launcher was stopped by {signal.Signals(error.sigval).name}") from None
     finally:
@@ -103,19 +106,17 @@ def _spec(module: str, argument: str, ranks: int, max_restarts: int, folder: Pat
     """Describe to torch's agent what to start: ranks of a single node, which has no other to meet."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
     from torch.distributed.launcher.api import LaunchConfig
 
     from phalanx.runtime.process.agent import MONITOR_S
+    from phalanx.runtime.process.rendezvous import LocalRendezvous
 
-    rendezvous = {"backend": "c10d", "endpoint": "localhost:0", "run_id": uuid.uuid4().hex, "local_addr": "localhost"}
     return WorkerSpec(
         role="rank",
         local_world_size=ranks,
         entrypoint=sys.executable,
         args=("-m", module, argument),
-        rdzv_handler=get_rendezvous_handler(RendezvousParameters(min_nodes=1, max_nodes=1, **rendezvous)),
+        rdzv_handler=LocalRendezvous(),
         max_restarts=max_restarts,
         monitor_interval=MONITOR_S,
         local_addr="localhost",

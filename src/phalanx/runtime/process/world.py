@@ -17,9 +17,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from phalanx.runtime.process.objects import broadcast_object, gather_objects
 from phalanx.spec.errors import InputError
+
+STORE_VARIABLE = "PHALANX_STORE"  # the file in which the ranks of a local launcher meet
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ def _external(env: MutableMapping[str, str]) -> World | None:
 def join(world: World, timeout_s: float) -> None:
     """Join the other ranks in one process group: Gloo for CPU tensors, NCCL for CUDA ones.
 
+    Ranks of a local launcher meet in a file of its private folder, others in the store of torchrun or of rank 0.
     Collectives time out after `timeout_s` seconds. Raises InputError if the environment has no MASTER_ADDR.
     """
     global _timeout_s
@@ -79,15 +83,23 @@ def join(world: World, timeout_s: float) -> None:
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(world.device)
-    if "MASTER_ADDR" not in os.environ:
+    if STORE_VARIABLE not in os.environ and "MASTER_ADDR" not in os.environ:
         raise InputError("environment MASTER_ADDR", None, "is missing", "start with phalanx train, torchrun or srun")
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=_rendezvous(world, timeout_s) if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None,
+        store=_store(world, timeout_s),
         rank=world.rank,
         world_size=world.size,
         timeout=timedelta(seconds=timeout_s),
     )
+
+
+def _store(world: World, timeout_s: float) -> Store | None:
+    """Return the store in which the ranks meet; None lets torch open one on rank 0, at MASTER_ADDR."""
+    local = os.environ.get(STORE_VARIABLE)
+    if local:
+        return FileStore(local, world.size)
+    return _rendezvous(world, timeout_s) if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None
 
 
 def _rendezvous(world: World, timeout_s: float) -> Store:
@@ -128,8 +140,7 @@ def launchers() -> list[str]:
     mine = f"{os.uname().nodename} {parent} {start_ticks}"
     if not dist.is_initialized():
         return [mine]
-    everyone = [mine] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    everyone = gather_objects(mine, group(tuple(range(dist.get_world_size()))))
     _nodes[:] = [launcher.split()[0] for launcher in everyone]
     return sorted(set(everyone))
 
@@ -211,7 +222,4 @@ def group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
 def broadcast_words(words: list[str | None]) -> list[str | None]:
     """Broadcast rank 0's words: return them on every rank."""
-    received = list(words)
-    if dist.is_initialized():
-        dist.broadcast_object_list(received, src=0)
-    return received
+    return list(broadcast_object(words)) if dist.is_initialized() else list(words)

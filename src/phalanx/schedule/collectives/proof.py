@@ -45,7 +45,7 @@ class Run:
         """Return an atom as text, `[first, stop)` in elements."""
         return f"[{self.edges[atom]}, {self.edges[atom + 1]})"
 
-    def held(self, holdings: Holdings) -> npt.NDArray[np.bool_]:
+    def positions(self, holdings: Holdings) -> npt.NDArray[np.bool_]:
         """Return which rank holds which atom, (ranks, atoms)."""
         mask = np.zeros((self.schedule.ranks, len(self.edges) - 1), dtype=bool)
         row, atom = atoms(self.edges, holdings.offset, holdings.length)
@@ -57,7 +57,7 @@ class Run:
         array that is updated in place. Raises Unproved, with rank, chunk and round, if a round cannot happen."""
         s = self.schedule
         counts = np.zeros((s.ranks, len(self.edges) - 1, s.ranks), dtype=np.int16)
-        rank, atom = np.nonzero(self.held(s.start))
+        rank, atom = np.nonzero(self.positions(s.start))
         counts[rank, atom, rank] = 1
         yield 0, counts
         for number in range(s.rounds):
@@ -113,8 +113,8 @@ def prove(schedule: Schedule) -> Proof:
     for _, state in symbolic.states():
         counts = state
     assert counts is not None
-    required = symbolic.held(schedule.start).T.astype(np.int16)  # (atoms, contributors)
-    wrong = symbolic.held(schedule.end) & (counts != required).any(axis=2)
+    required = symbolic.positions(schedule.start).T.astype(np.int16)  # (atoms, contributors)
+    wrong = symbolic.positions(schedule.end) & (counts != required).any(axis=2)
     if wrong.any():
         rank, atom = (int(x) for x in np.argwhere(wrong)[0])
         lost = np.nonzero(counts[rank, atom] < required[atom])[0]

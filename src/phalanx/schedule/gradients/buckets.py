@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec, Parameter, StageSpec, chunks, parameters
-from phalanx.spec.strategy.compression import BLOCK
+from phalanx.spec.strategy.compressors import BLOCK
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.split import local_model
 
 _ALIGNED = 16  # elements: 64 bytes in fp32
 
@@ -34,7 +33,7 @@ class Bucket:
     experts: bool = False
     """Whether it holds experts only, which reduce over `edp`; all others reduce over the ranks of dp and cp."""
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements of all parameters, without padding."""
         return sum(p.numel for p in self.parameters)
@@ -133,15 +132,13 @@ def unit_buckets(spec: ModelSpec, separate: bool = False) -> tuple[Bucket, ...]:
     return tuple(Bucket(i, tuple(groups[key]), *key) for i, key in enumerate(cut))
 
 
-def buckets(spec: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]:
-    """Return the buckets of a strategy, over one tensor-parallel rank's part of the model."""
-    local_spec = local_model(spec, strategy)
+def buckets(local: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]:
+    """Return the buckets of a strategy. `local`: the part of the model that a rank holds."""
     if strategy.effective_zero == 3:
-        return unit_buckets(local_spec, strategy.separate_experts)
-    return gradient_buckets(local_spec, job, strategy.bucket_bytes, strategy.separate_experts)
+        return unit_buckets(local, strategy.separate_experts)
+    return gradient_buckets(local, job, strategy.bucket_bytes, strategy.separate_experts)
 
 
-@cache
 def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int, separate: bool = False) -> tuple[Bucket, ...]:
     """Return buckets across units, full at `bucket_bytes` of the reduced type; with `separate`, experts do not share
     a bucket with anything else. On a pipeline rank no bucket crosses chunks, and a tied embedding gets its own

@@ -1,5 +1,5 @@
 """How many rows go where when tokens are routed to experts in perfect balance: what is priced, what `verify` assumes,
-and what a step does when it is told to balance.
+and what a step does when it is asked to balance.
 
 A row is one choice of one token. Every rank routes its own tokens (runtime/model_parallel/token_sharding.py); each
 expert gets an equal share of their choices (the first ones the remainder), and no more than its capacity. An expert

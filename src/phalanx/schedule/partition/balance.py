@@ -184,14 +184,14 @@ def _checked(seconds: Units, rank_of: Sequence[int], limits: Limits | None) -> i
     return ranks
 
 
-def _unfit(best: Explained, found: Solution) -> InputError:
+def _unfit(best: Explained, solution: Solution) -> InputError:
     """Return the error for a model that does not fit, quoting the partition whose worst excess is smallest."""
     excess, worst = max(((r.bytes or 0) - (r.most or 0), r.rank) for r in best.ranks)
     needs, may = best.ranks[worst].bytes or 0, best.ranks[worst].most or 0
     reason = (
         f"rank {worst} needs {write_bytes(needs)} and may have {write_bytes(may)}, {write_bytes(excess)} too much"
     )
-    proven = "at best" if found.bound == found.worst else "in the best partition found"
+    proven = "at best" if solution.bound == solution.worst else "in the best partition found"
     return InputError("limits", None, f"{proven} {reason}", "use more ranks, or less memory per block")
 
 

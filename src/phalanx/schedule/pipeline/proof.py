@@ -17,7 +17,7 @@ from phalanx.schedule.pipeline.simulate import run, unit
 
 @dataclass(frozen=True)
 class PipelineProof:
-    """What a proof found. `peak`: per rank, the most activations that live at once, each of one chunk for one
+    """The result of a proof. `peak`: per rank, the most activations that live at once, each of one chunk for one
     micro-batch, from its F to its B or W. `messages`: how many travel between ranks in a step."""
 
     peak: tuple[int, ...]

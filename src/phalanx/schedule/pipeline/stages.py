@@ -6,14 +6,12 @@ gets as few multiplied weights as possible. The embedding counts as none, the he
 
 from __future__ import annotations
 
-from functools import cache
-
 from phalanx.schedule.partition.balance import Units, partition
 from phalanx.schedule.pipeline.schedules import SCHEDULES, PipelineSchedule, build, round_robin, v_shape
 from phalanx.schedule.pipeline.sends import insert_sends
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.model.spec import ModelSpec, StageSpec, parameters
+from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy import legality
 from phalanx.spec.strategy.spec import Strategy
 
@@ -28,7 +26,6 @@ def splits_backward(s: Strategy) -> bool:
     return s.pp > 1 and SCHEDULES[s.schedule].split_backward
 
 
-@cache
 def blocks_of(spec: ModelSpec, s: Strategy) -> tuple[int, ...]:
     """Return the number of blocks of each chunk, from `layers` or balanced by multiplied weights per token."""
     if s.layers != "auto":
@@ -54,20 +51,6 @@ def chunks(spec: ModelSpec, s: Strategy) -> tuple[tuple[str, ...], ...]:
     return tuple(result)
 
 
-@cache
-def stage(spec: ModelSpec, s: Strategy, place: int) -> ModelSpec:
-    """Return the part of a model that pipeline rank `place` holds."""
-    if s.pp == 1:
-        return spec
-    held = [units for units, rank in zip(chunks(spec, s), rank_of(s), strict=True) if rank == place]
-    return StageSpec.of(spec, tuple(held))
-
-
-def held_chunks(s: Strategy, place: int) -> tuple[int, ...]:
-    """Return the numbers of the chunks that pipeline rank `place` holds."""
-    return tuple(chunk for chunk, rank in enumerate(rank_of(s)) if rank == place)
-
-
 def stream(spec: ModelSpec, job: Job, s: Strategy, sequences: int | None = None) -> tuple[int, ...]:
     """Return the shape of the activation that travels from chunk to chunk, for a micro-batch or for `sequences`.
 
@@ -83,14 +66,8 @@ def stream(spec: ModelSpec, job: Job, s: Strategy, sequences: int | None = None)
 def schedule(s: Strategy, micro_batches: int) -> PipelineSchedule:
     """Return the schedule of all pipeline ranks, sends and receives included. With pp = 1: one micro-batch after the
     other."""
-    if s.pp == 1:
-        return _built("naive", 1, micro_batches, None)
-    return _built(s.schedule, s.pp, micro_batches, s.virtual if s.virtual > 1 else None)
-
-
-@cache
-def _built(name: str, ranks: int, micro_batches: int, virtual: int | None) -> PipelineSchedule:
-    return insert_sends(build(name, ranks, micro_batches, virtual))
+    name = s.schedule if s.pp > 1 else "naive"
+    return insert_sends(build(name, s.pp, micro_batches, s.virtual if s.virtual > 1 else None))
 
 
 def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:
@@ -107,8 +84,8 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         return
     facts = SCHEDULES[s.schedule]
     if facts.takes_virtual and s.virtual == 1:
-        mend = f"use virtual={facts.chunks}, or {facts.counterpart}"
-        raise InputError("strategy.virtual", 1, f"{s.schedule} has several chunks per rank", mend)
+        remedy = f"use virtual={facts.chunks}, or {facts.counterpart}"
+        raise InputError("strategy.virtual", 1, f"{s.schedule} has several chunks per rank", remedy)
     if not facts.takes_virtual and s.virtual > 1:
         has = "always has two chunks per rank" if facts.v_shaped else "has one chunk per rank"
         raise InputError("strategy.virtual", s.virtual, f"{s.schedule} {has}", "leave it out, or use interleaved")
@@ -125,10 +102,10 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             )
             if (len(counts), sum(counts)) == (n, model.layers):
                 reason = "leaves a chunk without blocks that has neither the embedding nor the head"
-            mend = f"give {n} chunks {model.layers} blocks in all, or leave it out"
-            raise InputError("strategy.layers", s.layers, reason, mend)
+            remedy = f"give {n} chunks {model.layers} blocks in all, or leave it out"
+            raise InputError("strategy.layers", s.layers, reason, remedy)
     try:
         build(s.schedule, s.pp, s.accumulation(job), s.virtual if s.virtual > 1 else None)
     except InputError as wrong:  # about the number of micro-batches, which no field of a strategy gives
         reason = f"makes {wrong.value} micro-batches, and {wrong.reason}"
-        raise InputError("strategy.micro_batch", s.micro_batch, reason, wrong.mend) from None
+        raise InputError("strategy.micro_batch", s.micro_batch, reason, wrong.remedy) from None

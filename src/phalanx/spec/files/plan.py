@@ -14,15 +14,15 @@ from typing import Any
 
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files.job_file import ClusterChoice, JobFile, build
+from phalanx.spec.files.versions import VERSION, current
 from phalanx.spec.job import Job, Train
+from phalanx.spec.model.families import family_of
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-
-VERSION = 1
-"""Format of plan.json and model.json."""
 
 
 @dataclass(frozen=True)
@@ -51,32 +51,23 @@ def write(plan: Plan, path: Path) -> None:
 
 
 def from_dict(content: Any, where: str) -> Plan:
-    """Build a Plan from the JSON that `write` wrote; `where` names the file in messages.
+    """Build a Plan from the JSON that `write` wrote, in this or an older version; `where` names the file in messages.
 
     Raises InputError for an unknown version or a damaged file.
     """
     if not isinstance(content, dict) or "version" not in content:
         raise InputError("plan", where, "is not a plan.json")
-    if content["version"] != VERSION:
-        raise InputError("plan", where, f"has version {content['version']}", f"this Phalanx reads version {VERSION}")
-    return build(Plan, {k: v for k, v in content.items() if k != "version"}, "plan")
-
-
-def _unreadable(path: Path, error: Exception) -> InputError:
-    if path.suffix == ".toml" and isinstance(error, json.JSONDecodeError):
-        mend = f"phalanx plan {path} writes its plan.json"
-        return InputError("plan", str(path), "is TOML, as job files are; a plan is JSON", mend)
-    return InputError("plan", str(path), f"cannot be read ({error})")
+    plan = build(Plan, current(content, content["version"], "plan", where), "plan")
+    family_of(plan.model.family)
+    return plan
 
 
 def read(path: Path) -> Plan:
     """Read a plan.json. Raises InputError."""
-    try:
-        return from_dict(json.loads(path.read_text()), str(path))
-    except FileNotFoundError:
-        raise InputError("plan", str(path), "no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise _unreadable(path, error) from None
+    if path.suffix == ".toml":
+        remedy = f"phalanx plan {path} writes its plan.json"
+        raise InputError("plan", str(path), "is TOML, as job files are; a plan is JSON", remedy)
+    return from_dict(read_json(path, "plan"), str(path))
 
 
 def job_of(path: Path, overrides: Sequence[str] = ()) -> JobFile:
@@ -123,13 +114,12 @@ def model_of(folder: Path) -> ModelSpec:
         raise InputError("RUN", str(folder), "is not a run", "phalanx import makes one from Hugging Face weights")
     if trained or not path.exists():
         return read(folder / "plan.json").model
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError("model", str(path), f"cannot be read ({error})") from None
-    if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise InputError("model", str(path), f"is not a model.json of version {VERSION}")
-    return build(ModelSpec, content.get("model"), "model")
+    content = read_json(path, "model")
+    if not isinstance(content, dict) or "version" not in content:
+        raise InputError("model", str(path), "is not a model.json")
+    model = build(ModelSpec, current(content, content["version"], "model", str(path)).get("model"), "model")
+    family_of(model.family)
+    return model
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 from typing import Protocol
 
 from phalanx.spec.errors import InputError
@@ -41,7 +41,7 @@ class Degrees(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class ParameterBox:
     """The box of a logical parameter that one rank holds."""
 
     parameter: Parameter
@@ -65,22 +65,17 @@ class Held:
 
 def local_model(spec: ModelSpec, s: Degrees) -> ModelSpec:
     """The model that one rank holds; its shapes are the same on every rank."""
-    return _local(spec, s.tp, s.ep, s.etp)
-
-
-@cache
-def _local(spec: ModelSpec, tp: int, ep: int, etp: int) -> ModelSpec:
-    if tp == ep == etp == 1:
+    if s.tp == s.ep == s.etp == 1:
         return spec
-    kv_heads, x = max(1, spec.kv_heads // tp), spec.experts
+    kv_heads, x = max(1, spec.kv_heads // s.tp), spec.experts
     if x is not None:
-        x = replace(x, held=x.count // ep, ffn=x.ffn // etp, shared_ffn=x.shared_ffn // tp)
+        x = replace(x, local_count=x.count // s.ep, ffn=x.ffn // s.etp, shared_ffn=x.shared_ffn // s.tp)
     return replace(
         spec,
-        heads=spec.heads // tp,
+        heads=spec.heads // s.tp,
         kv_heads=kv_heads,
-        ffn=max(1, spec.ffn // tp),  # has no effect where every layer has experts
-        vocab=-(-spec.vocab // tp),
+        ffn=max(1, spec.ffn // s.tp),  # has no effect where every layer has experts
+        vocab=-(-spec.vocab // s.tp),
         experts=x,
     )
 
@@ -111,13 +106,13 @@ class Split:
         """The split of a strategy, seen from the coordinates `tp`, `ep` and `etp`."""
         return cls(spec, s.tp, tp, s.sp, s.ep, s.etp, ep, etp)
 
-    @property
+    @cached_property
     def local(self) -> ModelSpec:
         """The model that this rank holds."""
         return local_model(self.spec, self)
 
     @property
-    def whole(self) -> bool:
+    def unsplit(self) -> bool:
         """Whether nothing is split: tp = ep = etp = 1."""
         return self.tp == self.ep == self.etp == 1
 
@@ -131,9 +126,15 @@ class Split:
         """How many tokens of the vocabulary this rank holds; its further rows are padding."""
         return min(self.local.vocab, self.spec.vocab - self.first_token)
 
-    def held(self, fqn: str) -> Held:
+    def box(self, fqn: str) -> ParameterBox:
         """The box that this rank holds of the parameter `fqn`."""
-        return _held(self)[fqn]
+        return self.boxes[fqn]
+
+    @cached_property
+    def boxes(self) -> dict[str, ParameterBox]:
+        """The box that this rank holds of every parameter, by name."""
+        pairs = zip(parameters(self.spec), parameters(self.local), strict=True)
+        return {p.fqn: _box_of(self, p, local_shape=of_rank.shape) for p, of_rank in pairs}
 
     def at(self, index: int) -> Split:
         """The same split, seen from coordinate `index` along tp."""
@@ -144,37 +145,31 @@ class Split:
         return replace(self, expert=index // self.etp, part=index % self.etp)
 
 
-@cache
-def _held(split: Split) -> dict[str, Held]:
-    pairs = zip(parameters(split.spec), parameters(split.local), strict=True)
-    return {p.fqn: _box(split, p, local_shape=of_rank.shape) for p, of_rank in pairs}
-
-
-def _box(split: Split, p: Parameter, local_shape: tuple[int, ...]) -> Held:
+def _box_of(split: Split, p: Parameter, local_shape: tuple[int, ...]) -> ParameterBox:
     tp, index = split.tp, split.index
     if p.of_experts:
         inside = {"expert_column": 1, "expert_column_bias": 1, "expert_row": 2}.get(p.role)
         at = {0: split.expert, inside: split.part}
-        return Held(p, local_shape, tuple(at.get(i, 0) * n for i, n in enumerate(local_shape)), local_shape)
+        return ParameterBox(p, local_shape, tuple(at.get(i, 0) * n for i, n in enumerate(local_shape)), local_shape)
     if p.role in ("embedding", "head"):
-        return Held(p, local_shape, (split.first_token, 0), (split.tokens, *p.shape[1:]))
+        return ParameterBox(p, local_shape, (split.first_token, 0), (split.tokens, *p.shape[1:]))
     dim = {"column": 0, "column_bias": 0, "row": 1, "sink": 0}.get(p.role)
     if dim is None:
         # Norms inside attention, and the latent projections that all heads share, see this rank's heads only; a
         # router sees the tokens that this rank routes; all others see what every rank sees.
         own_heads = p.role in ("latent", "latent_bias") or (p.role == "norm" and ".attention." in p.fqn)
         partial_gradient = split.sp or own_heads or p.role in ("router", "router_bias")
-        return Held(p, p.shape, (0,) * len(p.shape), p.shape, tp, partial_gradient)
+        return ParameterBox(p, p.shape, (0,) * len(p.shape), p.shape, tp, partial_gradient)
     copies = local_shape[dim] * tp // p.shape[dim]
     offsets = tuple(index // copies * n if i == dim else 0 for i, n in enumerate(local_shape))
-    return Held(p, local_shape, offsets, local_shape, copies, copies > 1)
+    return ParameterBox(p, local_shape, offsets, local_shape, copies, copies > 1)
 
 
 def partial(split: Split) -> dict[str, int]:
     """Parameters whose gradient is a sum over tp ranks that hold copies: the number of distinct boxes, by name."""
     if split.tp == 1:
         return {}
-    return {fqn: split.tp // held.copies for fqn, held in _held(split).items() if held.partial}
+    return {fqn: split.tp // box.copies for fqn, box in split.boxes.items() if box.partial}
 
 
 def require_split(spec: ModelSpec, s: Degrees) -> None:

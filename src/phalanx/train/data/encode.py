@@ -17,7 +17,7 @@ import numpy as np
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Train
-from phalanx.train.data.texts import TextFile, documents, paragraphs, whole
+from phalanx.train.data.texts import TextFile, documents, join_chunks, paragraphs
 from phalanx.train.data.tokenizer import open_tokenizer
 from phalanx.train.data.tokens import TokenSet, cached, content_digest, key, named, split, survey
 
@@ -93,7 +93,11 @@ def from_texts(
             texts = chain.from_iterable(map(paragraphs, documents(files, field)))
             tokenizer, end, cut = _train(texts, vocab), 0, paragraphs
         else:
-            tokenizer, end, cut = open_tokenizer(choice.path, vocab, "train.tokenizer"), choice.end_of_text, whole
+            tokenizer, end, cut = (
+                open_tokenizer(choice.path, vocab, "train.tokenizer"),
+                choice.end_of_text,
+                join_chunks,
+            )
             if end is None and (len(files) > 1 or files[0].json_lines):
                 announce("note: no end-of-text between documents, the tokenizer has none; see train.end_of_text")
         tokenizer.save(str(part / "tokenizer.json"))

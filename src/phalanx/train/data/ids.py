@@ -125,8 +125,8 @@ def _count(path: Path, dtype: str) -> int:
 def _read_index(index: Path, ids: Path) -> tuple[str, int, npt.NDArray[np.int64]]:
     """Return (type, number of ids, where documents begin among them). Raises InputError."""
 
-    def refuse(reason: str, mend: str = "") -> InputError:
-        return InputError("train.data", str(index), reason, mend)
+    def refuse(reason: str, remedy: str = "") -> InputError:
+        return InputError("train.data", str(index), reason, remedy)
 
     with _reading(index), index.open("rb") as file:
         size = index.stat().st_size

@@ -144,7 +144,7 @@ def _shorter(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def whole(chunks: Iterable[str]) -> Iterator[str]:
+def join_chunks(chunks: Iterable[str]) -> Iterator[str]:
     """Yield a document in one piece, up to LARGEST characters; a larger one is cut after a blank line, if it has
     any."""
     held: list[str] = []

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
-from phalanx.runtime.data_parallel.bucket_buffers import Flat
+from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.powersgd import PowerSGD
 from phalanx.runtime.data_parallel.compression.quantized import Quantised
 from phalanx.runtime.data_parallel.compression.sparse import Above, Drawn, Largest
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -30,19 +30,19 @@ class Compressor(Protocol):
 
     draws: int
 
-    def reduce(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
-        """Sum `b.sent` over the ranks, in place: all of it, or at stages 1 to 3 at least this rank's shard."""
+    def reduce(self, b: FlatBucket, micro_batch: int | None) -> Iterator[Handle]:
+        """Sum `b.sent` over the ranks, in place: all of it, or with zero >= 1 at least this rank's shard."""
         ...
 
-    def across(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
+    def across(self, b: FlatBucket, micro_batch: int | None) -> Iterator[Handle]:
         """Sum `b.shard` over the replicas of this shard, in place (HSDP), unless `reduce` has done so."""
         ...
 
-    def residual(self, b: Flat) -> Tensor | None:
+    def residual(self, b: FlatBucket) -> Tensor | None:
         """Return this rank's residual of a bucket, (padded,); None without error feedback."""
         ...
 
-    def set_residual(self, b: Flat, kept: Tensor) -> None:
+    def set_residual(self, b: FlatBucket, kept: Tensor) -> None:
         """Set this rank's residual of a bucket, (padded,)."""
         ...
 
@@ -50,7 +50,7 @@ class Compressor(Protocol):
         """Reset residuals and factors, after a step whose gradients were not finite."""
         ...
 
-    def factors(self, b: Flat) -> dict[str, Tensor]:
+    def factors(self, b: FlatBucket) -> dict[str, Tensor]:
         """Return what else the next reduction starts from, the same on all ranks, by parameter name."""
         ...
 
@@ -75,11 +75,20 @@ class Underway:
 
 
 def compressor(
-    c: Compression, strategy: Strategy, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype
+    c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
 ) -> Compressor:
     """Make the compressor of a strategy, for gradients that accumulate in `dtype`."""
-    if c.quantised:
-        return Quantised(c, strategy, buckets, comm, dtype)
-    kinds: dict[str, Callable[[Compression, Sequence[Flat], Comm, torch.dtype], Compressor]]
-    kinds = {"topk": Largest, "randk": Drawn, "threshold": Above, "powersgd": PowerSGD}
-    return kinds[c.name](c, buckets, comm, dtype)
+    return RUNTIME[c.name](c, strategy, buckets, comm, dtype)
+
+
+RUNTIME: dict[str, Callable[[Compression, Strategy, Sequence[FlatBucket], Comm, torch.dtype], Compressor]] = {
+    "fp16": Quantised,
+    "bf16": Quantised,
+    "int8": Quantised,
+    "int4": Quantised,
+    "topk": Largest,
+    "randk": Drawn,
+    "threshold": Above,
+    "powersgd": PowerSGD,
+}
+"""What runs each row of spec/strategy/compressors.py."""

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from phalanx.runtime.observe import host_values
-from phalanx.schedule.gradients.compression import PIECE, SCALE_BYTES, coded
-from phalanx.spec.strategy.compression import BLOCK, Compression
+from phalanx.schedule.gradients.compression import PIECE
+from phalanx.spec.strategy.compressors import BLOCK, SCALE_BYTES, Compression
 
-_LEVELS = {"fp16": 1.0, "int8": 127.0, "int4": 7.0}
 _TINY = 1e-38  # scale of a block of zeros
 
 
@@ -28,7 +27,7 @@ class Code:
     """Writes and reads messages of one kind on one device. Stochastic rounding draws from `generator`."""
 
     def __init__(self, c: Compression, dtype: torch.dtype, device: torch.device) -> None:
-        self.c, self.dtype = c, dtype
+        self.c, self.row, self.dtype = c, c.codes, dtype
         self.generator = torch.Generator(device)
         self._x = torch.empty(PIECE, dtype=dtype, device=device)
         self._largest = torch.empty(PIECE // BLOCK, 1, dtype=dtype, device=device)
@@ -36,18 +35,18 @@ class Code:
 
     def bytes(self, numel: int) -> int:
         """Return the size of a message of `numel` elements."""
-        return coded(self.c, numel)
+        return self.row.message_bytes(numel)
 
     def write(self, x: Tensor, message: Tensor, kept: Tensor | None) -> None:
         """Encode `x`, (n,), into a message, (bytes(n),); write the error, x minus what is read back, to `kept`,
         (n,)."""
         for low, high, scales, codes in self._pieces(x.numel(), message):
             piece, y = x[low:high], self._x[: high - low]
-            if self.c.scaled:
+            if self.row.scaled:
                 rows, by_block = piece.view(-1, BLOCK), y.view(-1, BLOCK)
                 largest = self._largest[: len(rows)]
                 torch.amax(torch.abs(rows, out=by_block), 1, keepdim=True, out=largest)
-                scales.copy_(largest.div_(_LEVELS[self.c.name]).clamp_(min=_TINY))
+                scales.copy_(largest.div_(self.row.largest).clamp_(min=_TINY))
                 largest.copy_(scales)  # rounded to fp32, as it will be read
                 torch.div(rows, largest, out=by_block)
                 self._round(y)
@@ -72,19 +71,19 @@ class Code:
 
     def _pieces(self, numel: int, message: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
         """Yield (from, to, scales, codes) of every piece of a message."""
-        begins = numel // BLOCK * SCALE_BYTES * self.c.scaled
+        begins = numel // BLOCK * SCALE_BYTES * self.row.scaled
         scales, codes = message[:begins].view(torch.float32).view(-1, 1), message[begins:]
         for low in host_values.rounds(range(0, numel, PIECE)):
             high = min(numel, low + PIECE)
-            own = codes[low * self.c.bits // 8 : high * self.c.bits // 8]
+            own = codes[low * self.row.bits // 8 : high * self.row.bits // 8]
             yield low, high, scales[low // BLOCK : high // BLOCK], own
 
     def _round(self, y: Tensor) -> None:
         if self.c.stochastic:
-            drawn, most = self._drawn[: y.numel()], _LEVELS[self.c.name]
+            drawn, most = self._drawn[: y.numel()], self.row.largest
             torch.rand(drawn.shape, generator=self.generator, out=drawn)
             y.add_(drawn).floor_().clamp_(-most, most)
-        elif self.c.bits < 16:
+        elif self.row.bits < 16:
             y.round_()
 
     def _pack(self, y: Tensor, codes: Tensor) -> None:
@@ -102,7 +101,7 @@ class Code:
             y.sub_(8)
         else:
             y.copy_(codes.view(_TYPES[self.c.name]))
-        if self.c.scaled:
+        if self.row.scaled:
             y.view(-1, BLOCK).mul_(scales)
 
 

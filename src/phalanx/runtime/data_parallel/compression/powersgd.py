@@ -19,10 +19,10 @@ from torch import Tensor
 
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
-from phalanx.runtime.data_parallel.bucket_buffers import Flat
+from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.whole_bucket import Whole
-from phalanx.schedule.gradients.compression import Factors, factors
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import Compression, Factors, factors
+from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,16 @@ class _Parts:
 class PowerSGD(Whole):
     """powersgd: two all-reduces of factors for every bucket."""
 
-    def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
-        super().__init__(c, buckets, comm, dtype)
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    ) -> None:
+        super().__init__(c, strategy, buckets, comm, dtype)
         self._parts = {b.name: self._divide(b) for b in buckets}
         self._seeds = {b.name: b.bucket.index for b in buckets}
         self._draw()
 
-    def _divide(self, b: Flat) -> _Parts:
-        matrices, rest = factors(self.c, b.bucket)
+    def _divide(self, b: FlatBucket) -> _Parts:
+        matrices, rest = factors(self.c, b.bucket.parameters)
         left_sizes = [f.n * f.r for f in matrices] + [p.numel for p in rest]
         left = self.comm.buffer(sum(left_sizes), self.dtype)
         right = self.comm.buffer(sum(f.m * f.r for f in matrices), self.dtype)
@@ -70,7 +72,7 @@ class PowerSGD(Whole):
         super().forget()
         self._draw()
 
-    def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
+    def _run(self, b: FlatBucket, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         parts, views = self._parts[b.name], b.views(x)
         matrices = [views[f.parameter.fqn].view(f.n, f.m) for f in parts.matrices]
         with self.comm.recorder.uncounted():  # not counted: the FLOPs of a step are the model's
@@ -96,6 +98,6 @@ class PowerSGD(Whole):
             for m, p, q in zip(matrices, parts.p, parts.q, strict=True):
                 torch.mm(p, q.T, out=m)
 
-    def factors(self, b: Flat) -> dict[str, Tensor]:
+    def factors(self, b: FlatBucket) -> dict[str, Tensor]:
         parts = self._parts[b.name]
         return {f.parameter.fqn: q for f, q in zip(parts.matrices, parts.q, strict=True)}

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
-from phalanx.runtime.data_parallel.bucket_buffers import Flat
+from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.codec import Code
 from phalanx.runtime.observe import host_values
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -83,11 +83,11 @@ class _Exchange:
 
 
 class Quantised:
-    """fp16, bf16, int8, int4. At stages 1 to 3 a rank gets its shard of the sum, which is then reduced over the
+    """fp16, bf16, int8, int4. With zero >= 1 a rank gets its shard of the sum, which is then reduced over the
     replicas of the shard in the same way. Implements Compressor."""
 
     def __init__(
-        self, c: Compression, strategy: Strategy, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
         self.c, self.draws = c, 0
         self.code = Code(c, dtype, comm.world.device)
@@ -114,17 +114,17 @@ class Quantised:
             self.code.generator.manual_seed(self.draws << 20 | self._rank)
         self.draws += 1
 
-    def reduce(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
+    def reduce(self, b: FlatBucket, micro_batch: int | None) -> Iterator[Handle]:
         assert b.sent is not None
         self._seed()
         return self._reduces[b.name].run(b.sent, b.name, micro_batch)
 
-    def across(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
+    def across(self, b: FlatBucket, micro_batch: int | None) -> Iterator[Handle]:
         assert b.shard is not None
         self._seed()
         return self._across[b.name].run(b.shard, b.name, micro_batch)
 
-    def residual(self, b: Flat) -> Tensor | None:
+    def residual(self, b: FlatBucket) -> Tensor | None:
         if not self.c.feedback:
             return None
         kept = self._reduces[b.name].residual()
@@ -132,7 +132,7 @@ class Quantised:
             b.own(kept).add_(self._across[b.name].residual())
         return kept
 
-    def set_residual(self, b: Flat, kept: Tensor) -> None:
+    def set_residual(self, b: FlatBucket, kept: Tensor) -> None:
         self._reduces[b.name].set_residual(kept)
         if b.name in self._across:
             self._across[b.name].set_residual(torch.zeros_like(self._across[b.name].first))
@@ -142,5 +142,5 @@ class Quantised:
             exchange.first.zero_()
             exchange.second.zero_()
 
-    def factors(self, b: Flat) -> dict[str, Tensor]:
+    def factors(self, b: FlatBucket) -> dict[str, Tensor]:
         return {}

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
-from phalanx.runtime.data_parallel.bucket_buffers import Flat
+from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.whole_bucket import Whole
 from phalanx.runtime.observe import host_values
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
-from phalanx.schedule.gradients.compression import PLACE_BYTES, elements_sent, max_elements
-from phalanx.spec.strategy.compression import Compression
+from phalanx.spec.strategy.compressors import PLACE_BYTES, Compression, elements_sent, max_elements
+from phalanx.spec.strategy.spec import Strategy
 
 _PIECE = 1 << 14  # elements compared with a threshold at a time
 _SAMPLE = 1 << 15  # elements from which the threshold is estimated
@@ -30,14 +30,16 @@ _SAMPLE = 1 << 15  # elements from which the threshold is estimated
 class _Sparse(Whole):
     """What the three share beside `Whole`: memory that neighbouring buckets use in turn."""
 
-    def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
-        super().__init__(c, buckets, comm, dtype)
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    ) -> None:
+        super().__init__(c, strategy, buckets, comm, dtype)
         self.p, self.me = comm.size(self.axis), comm.ranks(self.axis).index(comm.world.rank)
         sizes = [b.padded for b in buckets]
         self._slot = dict(zip((b.name for b in buckets), slots(sizes), strict=True))
         self._sizes = slot_sizes(sizes)
 
-    def _keep(self, b: Flat, x: Tensor, places: Tensor) -> None:
+    def _keep(self, b: FlatBucket, x: Tensor, places: Tensor) -> None:
         """Make the residual all of `x` except what is at `places`, and zero `x`."""
         if self.c.feedback:
             x.index_fill_(0, places, 0)
@@ -62,8 +64,10 @@ class Largest(_Sparse):
     fast as among all.
     """
 
-    def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
-        super().__init__(c, buckets, comm, dtype)
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    ) -> None:
+        super().__init__(c, strategy, buckets, comm, dtype)
         device = comm.world.device
         self._messages = [comm.buffer(self._message_bytes(elements_sent(c, n)), torch.uint8) for n in self._sizes]
         largest = max(b.padded for b in buckets)
@@ -92,7 +96,7 @@ class Largest(_Sparse):
         torch.topk(size, k, sorted=False, out=(magnitudes, places))
         return places
 
-    def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
+    def _run(self, b: FlatBucket, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         count = elements_sent(self.c, b.padded)
         k = min(count, b.padded)
         messages = self._messages[self._slot[b.name]][: self._message_bytes(count)]
@@ -113,8 +117,10 @@ class Drawn(_Sparse):
     """randk: one random element of each of k runs of neighbours. Without error feedback it is scaled to stand for its
     run, so that the result is unbiased."""
 
-    def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
-        super().__init__(c, buckets, comm, dtype)
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    ) -> None:
+        super().__init__(c, strategy, buckets, comm, dtype)
         device, counts = comm.world.device, [elements_sent(c, n) for n in self._sizes]
         self._values = [comm.buffer(n, dtype) for n in counts]
         self._places = [torch.empty(n, dtype=torch.int64, device=device) for n in counts]
@@ -135,7 +141,7 @@ class Drawn(_Sparse):
         drawn[longer:].mul_(length)
         at.copy_(drawn.floor_().add_(at))
 
-    def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
+    def _run(self, b: FlatBucket, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         slot, count = self._slot[b.name], elements_sent(self.c, b.padded)
         k = min(count, b.padded)
         at, values = self._places[slot][:k], self._values[slot][:count]
@@ -154,8 +160,10 @@ class Above(_Sparse):
     """threshold: all elements of at least a magnitude, or the largest if these are too many. The host reads their
     number, which on CUDA makes it wait."""
 
-    def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
-        super().__init__(c, buckets, comm, dtype)
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    ) -> None:
+        super().__init__(c, strategy, buckets, comm, dtype)
         device, limits = comm.world.device, [max_elements(n, self.p) for n in self._sizes]
         self._messages = [comm.buffer(self._message_bytes(n), torch.uint8) for n in limits]
         self._counts = [comm.buffer(self.p if n else 0, torch.int64) for n in limits]
@@ -175,7 +183,7 @@ class Above(_Sparse):
         torch.index_select(x, 0, places[:n], out=values[:n])
         return places[:n], values[:n]
 
-    def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
+    def _run(self, b: FlatBucket, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         slot = self._slot[b.name]
         at, sent = self._find(x, slot)
         self._keep(b, x, at)

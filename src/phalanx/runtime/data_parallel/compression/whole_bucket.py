@@ -11,21 +11,24 @@ from torch import Tensor
 
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
-from phalanx.runtime.data_parallel.bucket_buffers import Flat
-from phalanx.spec.strategy.compression import Compression
+from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
+from phalanx.spec.strategy.compressors import Compression
+from phalanx.spec.strategy.spec import Strategy
 
 
 class Whole:
     """A compressor of full buckets; subclasses define `_run`. Implements Compressor."""
 
-    def __init__(self, c: Compression, buckets: Sequence[Flat], comm: Comm, dtype: torch.dtype) -> None:
+    def __init__(
+        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    ) -> None:
         self.c, self.comm, self.dtype, self.draws = c, comm, dtype, 0
         self.axis = comm.mesh.gradient_axis
         self._device = comm.world.device
         sizes = {b.name: b.padded if c.feedback else 0 for b in buckets}
         self._kept = {name: torch.zeros(n, dtype=dtype, device=self._device) for name, n in sizes.items()}
 
-    def reduce(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
+    def reduce(self, b: FlatBucket, micro_batch: int | None) -> Iterator[Handle]:
         assert b.sent is not None
         self.draws += 1
         if self.c.feedback:
@@ -33,22 +36,22 @@ class Whole:
         return self._run(b, b.sent, micro_batch)
 
     @abstractmethod
-    def _run(self, b: Flat, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
+    def _run(self, b: FlatBucket, x: Tensor, micro_batch: int | None) -> Iterator[Handle]:
         """Sum `x`, (padded,), over the ranks in place, and make what is not sent the residual."""
         ...
 
-    def across(self, b: Flat, micro_batch: int | None) -> Iterator[Handle]:
+    def across(self, b: FlatBucket, micro_batch: int | None) -> Iterator[Handle]:
         return iter(())  # `reduce` spans all replicas
 
-    def residual(self, b: Flat) -> Tensor | None:
+    def residual(self, b: FlatBucket) -> Tensor | None:
         return self._kept[b.name].clone() if self.c.feedback else None
 
-    def set_residual(self, b: Flat, kept: Tensor) -> None:
+    def set_residual(self, b: FlatBucket, kept: Tensor) -> None:
         self._kept[b.name].copy_(kept)
 
     def forget(self) -> None:
         for kept in self._kept.values():
             kept.zero_()
 
-    def factors(self, b: Flat) -> dict[str, Tensor]:
+    def factors(self, b: FlatBucket) -> dict[str, Tensor]:
         return {}

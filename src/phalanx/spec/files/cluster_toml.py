@@ -1,22 +1,26 @@
-"""Write a ClusterSpec as the TOML file that `cluster.file` names, for people to read, change and keep."""
+"""A ClusterSpec as the TOML file that `cluster.file` names, for people to read, change and keep."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.documents import read_toml
+from phalanx.spec.files.job_file import build
+from phalanx.spec.files.versions import VERSION, current
 
 
 def to_toml(cluster: ClusterSpec, heading: str = "") -> str:
-    """Return TOML that files/job_file.py's `cluster_from_toml` reads back to an equal ClusterSpec.
+    """Return TOML that `cluster_from_toml` reads back to an equal ClusterSpec.
 
     `heading`: lines of comment at the top.
     """
     lines = [f"# {line}" for line in heading.splitlines()]
     tables: list[str] = []
-    for key, value in asdict(cluster).items():
+    for key, value in {"version": VERSION, **asdict(cluster)}.items():
         if isinstance(value, dict):
             tables += ["", f"[{key}]", *_fields(value)]
         elif isinstance(value, (list, tuple)):
@@ -25,6 +29,12 @@ def to_toml(cluster: ClusterSpec, heading: str = "") -> str:
         else:
             lines.append(f"{key} = {_value(value)}")
     return "\n".join([*lines, *tables]) + "\n"
+
+
+def cluster_from_toml(path: Path) -> ClusterSpec:
+    """Read a ClusterSpec from a TOML file. One without a version is of version 1. Raises InputError."""
+    content = read_toml(path, "cluster.file")
+    return build(ClusterSpec, current(content, content.get("version", 1), "cluster.file", str(path)), "cluster")
 
 
 def _fields(table: dict[str, Any]) -> list[str]:

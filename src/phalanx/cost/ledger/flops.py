@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.cost.analytic.model_shape import Shape
-from phalanx.cost.analytic.rank_layout import Layout
 from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.model_shape import Shape
+from phalanx.cost.ledger.rank_layout import Layout
 
 
 def forward_per_token(shape: Shape, seq: Column) -> tuple[Column, Column]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cost.analytic.compression import DENSELY, Compressed
-from phalanx.cost.analytic.model_shape import Shape
-from phalanx.cost.analytic.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
 from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.compressed import DENSELY, Compressed
+from phalanx.cost.ledger.model_shape import Shape
+from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.strategy.spec import Strategy
 
@@ -41,7 +41,6 @@ class Layout:
     selective: Column
     format: Column
     activation_bytes: Column
-    gathers_once: Column
     tp_stride: Column
     """Distance in ranks from a rank to the next one along an axis of the mesh; it follows from the order of axes."""
     cp_stride: Column
@@ -147,7 +146,6 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         selective=selective,
         format=FORMATS.index(number_format),
         activation_bytes=DTYPE_BYTES[job.precision.compute],
-        gathers_once=float(s.gathers_once),
         bubble=float(bubble(number, m, s.pp, s.virtual)),
         in_flight=float(first),
         in_flight_last=float(last),

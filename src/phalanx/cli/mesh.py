@@ -1,0 +1,141 @@
+"""`phalanx mesh`: which rank is where, and over which links each of its groups talks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.options import Cluster, Json, StrategyLine
+from phalanx.cli.terminal import console, exit_on_error, print_json, require_writable
+
+if TYPE_CHECKING:
+    from phalanx.plan.placement.placement import Placement
+
+
+def mesh(
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PLAN.json|JOB.toml", help="A plan, a run's folder or a job file; without one, give --strategy."
+        ),
+    ] = None,
+    strategy: StrategyLine = None,
+    cluster: Cluster = None,
+    rank: Annotated[int | None, typer.Option(help="Show where this rank is, and its groups.")] = None,
+    groups: Annotated[
+        str | None, typer.Option(metavar="AXIS", help="List all groups of an axis, such as tp, ep or dp_shard+cp.")
+    ] = None,
+    axis: Annotated[
+        str | None, typer.Option(metavar="AXIS", help="Colour the groups of this axis; by default the innermost.")
+    ] = None,
+    cube: Annotated[
+        bool, typer.Option("--cube", help="Draw the three largest axes as a cube: in the terminal, its slices.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also draw it as an SVG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which rank is on which GPU, the groups of every axis, and over which links each group talks.
+
+    phalanx mesh --strategy tp=8,pp=2,dp=2 --cluster dgx-h100
+    """
+    with exit_on_error():
+        from phalanx.commands.mesh import placement
+        from phalanx.plan.placement.placement import axis_names, groups_of
+
+        require_writable("--plot", plot)
+        p = placement(source, strategy, cluster)
+        _require_rank(rank, p)
+        names = axis_names(p.mesh)
+        coloured = axis or _innermost(p)
+        groups_of(p, coloured)  # raises for an axis that this mesh does not have
+        members, tiers = groups_of(p, groups) if groups else (None, [])
+        own = _own_groups(p, rank, names) if rank is not None else []
+        if plot:
+            from phalanx.report.mesh_svg import cube_svg, nodes_svg
+
+            plot.write_text(cube_svg(p, coloured) if cube else nodes_svg(p, coloured, rank))
+        if as_json:
+            print_json(_as_json(p, rank, own, None if members is None else (groups, members, tiers)))
+            return
+
+        from phalanx.report import mesh as drawing
+        from phalanx.report.style import counted
+
+        out = console()
+        if members is not None:
+            for ranks, tier in zip(members, tiers, strict=True):
+                print(f"{tier}: {' '.join(map(str, ranks))}")
+            return
+        if rank is not None:
+            out.print(drawing.of_rank(p, rank, own))
+            return
+        out.print(
+            f"{p.strategy}: {counted(p.world, 'rank')} on {counted(len(list(p.ranks_by_host())), 'node')} of "
+            f"{p.cluster.name}, axes {p.strategy.order} from the outermost to the innermost\n",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if cube:
+            for line in drawing.slices(p):
+                out.print(line, highlight=False, soft_wrap=True)
+        else:
+            out.print(drawing.nodes(p, coloured, out.width))
+        if names:
+            out.print(drawing.axes(p))
+
+
+def _require_rank(rank: int | None, p: Placement) -> None:
+    from phalanx.spec.errors import InputError
+
+    if rank is not None and not 0 <= rank < p.world:
+        raise InputError("--rank", rank, f"{p.strategy} has ranks 0 to {p.world - 1}")
+
+
+def _innermost(p: Placement) -> str:
+    return next((name for name, size in reversed(p.mesh.axes) if size > 1), "world")
+
+
+def _own_groups(p: Placement, rank: int, names: list[str]) -> list[tuple[str, tuple[int, ...], str]]:
+    """(axis, ranks, tier) of each group that a rank is in."""
+    import numpy as np
+
+    rows = []
+    for name in names:
+        ranks = p.mesh.group_of(rank, name)
+        if len(ranks) > 1:
+            tier = p.cluster.tiers[int(p.tiers(np.array([ranks]))[0])].name
+            rows.append((name, ranks, tier))
+    return rows
+
+
+def _as_json(
+    p: Placement,
+    rank: int | None,
+    own: list[tuple[str, tuple[int, ...], str]],
+    groups: tuple[str | None, Any, list[str]] | None,
+) -> dict[str, Any]:
+    from phalanx.plan.placement.placement import axis_groups
+
+    hosts = p.topology.hosts
+    if rank is not None:
+        return {
+            "rank": rank,
+            "node": hosts[int(p.topology.host[p.gpu[rank]])],
+            "gpu": int(p.topology.index[p.gpu[rank]]),
+            "coordinates": p.mesh.coordinates(rank),
+            "groups": {axis: {"ranks": list(ranks), "links": tier} for axis, ranks, tier in own},
+        }
+    if groups is not None:
+        axis, members, tiers = groups
+        rows = [{"ranks": r.tolist(), "links": tier} for r, tier in zip(members, tiers, strict=True)]
+        return {"axis": axis, "groups": rows}
+    return {
+        "strategy": str(p.strategy),
+        "world": p.world,
+        "cluster": p.cluster.name,
+        "nodes": [{"name": hosts[host], "ranks": ranks.tolist()} for host, ranks in p.ranks_by_host()],
+        "axes": [asdict(row) for row in axis_groups(p)],
+    }

@@ -1,0 +1,74 @@
+"""What stacks do differently within a step, as data: one Policy each, from the stack's public source.
+
+ZeRO's levels fix what is sharded between steps. They do not fix when gradients reduce, nor how long gathered
+parameters stay: a level of one stack takes m times the traffic of the same level of another, or keeps unsharded
+gradients instead. Each policy names the file and the line that it was read from.
+
+Fields are 0 or 1, so that stacks can be gathered into columns. What a stack *can* do (levels, schedules) is in its
+row of cost/analytic/stacks.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.cost.hardware.columns import Column
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When a stack reduces gradients and gathers parameters, by ZeRO level, without and with a pipeline.
+
+    `reduces`: 1 if gradients are reduced after every micro-batch, and their shards accumulated; 0 if unsharded
+    gradients are accumulated and reduced once a step. `gathers`: 1 if parameters are gathered for every micro-batch;
+    0 if once a step. ZeRO-1 does both once."""
+
+    zero2_reduces: Column = 1.0
+    zero2_reduces_in_pipeline: Column = 1.0
+    zero2_gathers: Column = 0.0
+    """1: parameters are sharded between micro-batches at level 2 too, and stay gathered from the forward to the
+    backward pass, as FSDP has it."""
+    zero2_gathers_in_pipeline: Column = 0.0
+    zero3_reduces: Column = 1.0
+    zero3_reduces_in_pipeline: Column = 1.0
+    zero3_gathers: Column = 1.0
+    """At level 3 the backward pass gathers again."""
+    zero3_gathers_in_pipeline: Column = 1.0
+
+
+PHALANX = Policy(zero3_gathers_in_pipeline=0.0)
+"""Our runtime: gradients after every micro-batch at 2 and 3 (runtime/data_parallel/engine.py); with a pipeline,
+parameters once a step (Strategy.gathers_once)."""
+
+MEGATRON = Policy()
+"""Megatron-FSDP, the only one of Megatron's that shards gradients: `optim_grads` reduce-scatters on all
+micro-batches, `optim_grads_params` also gathers on all (Megatron-LM d98e8a6,
+megatron/core/distributed/fsdp/mcore_fsdp_adapter.py:167-169; fsdp/src/megatron_fsdp/megatron_fsdp.py:879-882,
+`grad_reduce_every_bprop`), whatever the pipeline. Its DistributedOptimizer is level 1."""
+
+DEEPSPEED = Policy()
+"""Level 2 reduces in every backward pass (DeepSpeed edaa722, deepspeed/runtime/zero/stage_1_and_2.py:1768,
+`partition_gradients or is_gradient_accumulation_boundary`), level 3 too (stage3.py); with a pipeline both are refused
+(deepspeed/runtime/pipe/engine.py:77)."""
+
+FSDP = Policy(
+    zero2_gathers=1.0,
+    zero2_reduces_in_pipeline=0.0,
+    zero3_reduces_in_pipeline=0.0,
+    zero3_gathers_in_pipeline=0.0,
+)
+"""PyTorch's fully_shard, as torchtitan and Composer use it. Level 3: every unit is gathered in the forward and in the
+backward pass, every backward pass reduces; no one turns that off for accumulation (torchtitan b5bcd76,
+torchtitan/trainer.py:882; composer 6405188, composer/trainer/trainer.py:2897, a null context unless DDP). Level 2 is
+`reshard_after_forward=False`: gathered once per micro-batch. With a pipeline parameters stay
+(torchtitan/distributed/fsdp.py:127-132) and stages turn off reduction and resharding until their last backward pass
+(torch 2.13, torch/distributed/pipelining/stage.py:845-847), so that unsharded gradients accumulate in the reduced
+type (torch/distributed/fsdp/_fully_shard/_fsdp_param.py:802-820)."""
+
+JAX = Policy(zero2_gathers=1.0)
+"""MaxText's accumulated gradients have the shardings of the parameters, in the carry of a scan over micro-batches
+(maxtext e591f30, src/maxtext/utils/gradient_accumulation.py:73-130), so that each micro-batch's are reduced into
+shards. PAX is taken to do the same."""
+
+POLICIES = {"phalanx": PHALANX, "megatron": MEGATRON, "deepspeed": DEEPSPEED, "fsdp": FSDP, "jax": JAX}
+"""By name."""

@@ -1,0 +1,124 @@
+"""The terms of computing: forward and backward passes of every class of units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from phalanx.cost.compute import unit_work
+from phalanx.cost.compute.unit_work import NO_WORK, Work
+from phalanx.cost.memory.attention_core import Core
+from phalanx.cost.memory.footprint import documents, footprint
+from phalanx.cost.memory.split_backward import Pass
+from phalanx.cost.step.term import Term
+from phalanx.schedule.event import Event, Phase
+from phalanx.schedule.layers.context import keys_per_query
+from phalanx.schedule.layers.routing import depends_on_router
+from phalanx.schedule.layout import RankView
+from phalanx.schedule.unit_classes import repeat_of
+from phalanx.spec.job import DTYPE_BYTES, DType, Job
+from phalanx.spec.model.spec import ModelSpec, as_seen_by, blocks_among
+from phalanx.spec.strategy.spec import Strategy
+
+
+def attention_core(view: RankView) -> Core | None:
+    """Return the tensors of attention over ranks that share sequences; None where each rank has entire ones."""
+    if not view.context.parallel:
+        return None
+    return Core(view.local, view.job, view.tokens, view.context, view.ring_index)
+
+
+def pass_terms(view: RankView) -> Iterator[Term]:
+    """Yield the terms of each unit class in forward order: forward; input_grad and weight_grad, where the pipeline
+    splits backward passes; backward."""
+    core = attention_core(view)
+    for name, members in view.unit_classes.items():
+        yield from _of_class(view, name, members[0], core)
+
+
+def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iterator[Term]:
+    """Yield the passes of one class, of which `member` is a unit."""
+    job, s, spec, t = view.job, view.strategy, view.local, view.tokens
+    dtype, e = job.precision.compute, DTYPE_BYTES[job.precision.compute]
+    unit, repeat, unit_spec = name.split(",")[0], repeat_of(s, member), as_seen_by(spec, member)
+    keys, rows = keys_per_query(job.seq, s.ring), view.routed
+    deferrable = s.pp > 1  # with a pipeline, layers can always defer weight gradients
+    memory = footprint(
+        unit_spec, unit, t, job.seq, job, _gradient_dtype(s, job), s.tp, s.sp, repeat, core, deferrable, rows
+    )
+    separate = job.documents == "separate"
+    mask_bytes, temporary = _first_masks(view, core) if unit == "embed" and separate else (0, 0)
+    mask_work = unit_work.mask(spec, unit, t, job.seq, e, keys) if separate else NO_WORK
+    depends_on_routing = unit_spec.experts is not None and depends_on_router(unit_spec.experts, s)
+    n = view.passes["F", name]
+    highest = max(int(memory.forward), temporary)
+    yield Term(
+        Event("compute", "forward", "F", name, dtype=dtype, routed=depends_on_routing),
+        count=n,
+        work=(unit_work.forward(unit_spec, unit, t, job.seq, e, keys, rows) + mask_work) * n,
+        alloc=int(memory.kept) + highest,
+        free=highest - mask_bytes,
+    )
+    recomputed = unit_work.recomputed(unit_spec, repeat, t, job.seq, e, keys, rows) + (
+        mask_work if repeat != "none" else NO_WORK
+    )
+    freed = _freed(spec, unit, t // s.tp if s.sp else t, job, int(memory.kept))
+    inputs = unit_work.input_grad(unit_spec, unit, t, job.seq, e, keys, rows) + mask_work + recomputed
+    weights = unit_work.weight_grad(unit_spec, unit, t, e, rows)
+    event = Event("compute", "backward", "B", name, dtype=dtype, routed=depends_on_routing)
+    if memory.parts is not None and view.splits_backward:
+        halves: tuple[tuple[Phase, str, Work, Work, Pass], ...] = (
+            ("I", "input_grad", inputs, recomputed, memory.parts.inputs),
+            ("W", "weight_grad", weights, NO_WORK, memory.parts.weights),
+        )
+        for phase, op, work, part_recomputed, pass_memory in halves:
+            n = view.passes[phase, name]
+            yield Term(
+                replace(event, op=op, phase=phase),
+                count=n,
+                work=work * n,
+                recomputed=part_recomputed * n,
+                alloc=int(pass_memory.highest),
+                free=int(pass_memory.highest - pass_memory.change),
+                before=mask_bytes if phase == "I" else 0,
+                masked=int(pass_memory.masked),
+            )
+    n = view.passes["B", name]
+    yield Term(
+        event,
+        count=n,
+        work=(inputs + weights) * n,
+        recomputed=recomputed * n,
+        alloc=int(memory.backward),
+        free=int(memory.backward - memory.leaves) + freed,
+        before=mask_bytes,
+        masked=int(memory.masked),
+    )
+
+
+def _first_masks(view: RankView, core: Core | None) -> tuple[int, int]:
+    """Return bytes of the masks between documents of the first chunk's blocks, which the embedding builds; and the
+    same with what it builds them from."""
+    masks = documents(view.local, view.job, view.tokens, view.context, blocks_among(view.chunks[0]))
+    if not masks:
+        return 0, 0
+    size = int(sum(masks.values()))
+    return size, size + boolean_mask_bytes(view, core)
+
+
+def boolean_mask_bytes(view: RankView, core: Core | None) -> int:
+    """Return bytes of what a chunk's masks between documents are built from."""
+    return view.tokens * view.job.seq if core is None else int(core.first_visible_temporary())
+
+
+def _gradient_dtype(s: Strategy, job: Job) -> DType:
+    """Return the dtype of the memory that a gradient is written to when it is ready."""
+    p = job.precision
+    return p.accumulate_dtype if s.effective_zero <= 1 or s.compressor else p.reduce_dtype
+
+
+def _freed(spec: ModelSpec, unit: str, t: int, job: Job, kept: int) -> int:
+    """Return the activation bytes that a backward pass frees: what its forward pass kept, with the input of the unit
+    in place of its output."""
+    stream = t * spec.hidden * DTYPE_BYTES[job.precision.compute]
+    return {"embed": kept - stream, "blocks": kept, "head": kept + stream}[unit]

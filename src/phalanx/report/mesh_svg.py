@@ -1,0 +1,144 @@
+"""A mesh as SVG: nodes with their GPUs and ranks, or the cube of its three largest axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+from phalanx.plan.placement.placement import Placement, axis_groups, axis_names
+from phalanx.report.mesh import COLOURS, cube, held
+
+NODES_DRAWN = 128
+_GPU, _GAP, _TOP, _ACROSS = 38, 4, 56, 1200
+_SIDE, _DEPTH = 34, 15  # of a small cube: its front, and the offset of its back
+
+
+def nodes_svg(p: Placement, axis: str, rank: int | None = None) -> str:
+    """Draw every node as a box of GPUs, coloured by the groups of `axis`; `rank` and the peers of its groups are
+    outlined, each axis by a stroke of its own."""
+    hosts = list(p.ranks_by_host())
+    group = {int(r): i for i, ranks in enumerate(p.mesh.groups(axis)) for r in ranks}
+    columns = min(8, max(len(ranks) for _, ranks in hosts))
+    rows = max(-(-len(ranks) // columns) for _, ranks in hosts)
+    wide, high = columns * (_GPU + _GAP) + 3 * _GAP, rows * (_GPU + _GAP) + 26
+    per_row = max(1, _ACROSS // (wide + 14))
+    drawn = hosts[:NODES_DRAWN]
+    strokes = _strokes(p, rank)
+    body: list[str] = []
+    for i, (host, ranks) in enumerate(drawn):
+        left, top = 14 + i % per_row * (wide + 14), _TOP + i // per_row * (high + 12)
+        name = f"{p.topology.hosts[host]}: {held(p, ranks)}"
+        body.append(
+            f'<rect x="{left}" y="{top}" width="{wide}" height="{high}" rx="5" fill="#f6f6f6" stroke="#888">'
+            f"<title>{escape(name)}</title></rect>"
+        )
+        body.append(f'<text x="{left + 6}" y="{top + 13}">{escape(name[: wide // 6])}</text>')
+        for j, r in enumerate(ranks.tolist()):
+            x, y = left + 2 * _GAP + j % columns * (_GPU + _GAP), top + 20 + j // columns * (_GPU + _GAP)
+            body += _gpu(p, r, x, y, COLOURS[group[r] % len(COLOURS)] if r in group else "#ffffff", strokes.get(r))
+    height = _TOP + -(-len(drawn) // per_row) * (high + 12) + 22 + 16 * len(axis_names(p.mesh))
+    foot = [f"... and {len(hosts) - len(drawn):,} more nodes"] if len(hosts) > len(drawn) else []
+    foot += [
+        f"{row.axis}: {row.groups:,} groups of {row.size:,}, over " + ", ".join(row.tiers) for row in axis_groups(p)
+    ]
+    lowest = _TOP + -(-len(drawn) // per_row) * (high + 12) + 12
+    body += [f'<text x="14" y="{lowest + 16 * i}">{escape(line)}</text>' for i, line in enumerate(foot)]
+    title = f"{p.strategy} on {p.cluster.name}: colours are groups of {axis}"
+    if rank is not None:
+        peers = ", ".join(name for name, size in p.mesh.axes if size > 1)
+        title += f"; outlined: rank {rank} (thickest) and its groups of {peers}"
+    width = max(28 + min(per_row, len(drawn)) * (wide + 14), 7 * len(title))
+    return _svg(width, height + 16 * len(foot), title, body)
+
+
+def _strokes(p: Placement, rank: int | None) -> dict[int, str]:
+    """Return the axis by which each rank is a peer of `rank`, the innermost first."""
+    if rank is None:
+        return {}
+    peers = {rank: "itself"}
+    for name, size in reversed(p.mesh.axes):
+        if size > 1:
+            for r in p.mesh.group_of(rank, name):
+                peers.setdefault(r, name)
+    return peers
+
+
+_DASHES = {"itself": "", "tp": "", "cp": "6 2", "dp_shard": "4 3", "dp_replicate": "3 2", "pp": "1 3"}
+
+
+def _gpu(p: Placement, rank: int, x: float, y: float, fill: str, peer: str | None) -> Iterator[str]:
+    coordinates = ", ".join(f"{name} {i}" for name, i in p.mesh.coordinates(rank).items())
+    outline = 'stroke="#555"' if peer is None else f'stroke="#000" stroke-width="{5 if peer == "itself" else 3}"'
+    dash = f' stroke-dasharray="{_DASHES[peer]}"' if peer and _DASHES.get(peer) else ""
+    yield (
+        f'<rect x="{x}" y="{y}" width="{_GPU}" height="{_GPU}" rx="3" fill="{fill}" {outline}{dash}>'
+        f"<title>{escape(f'rank {rank}: {p.where(rank)}; {coordinates}')}</title></rect>"
+    )
+    yield f'<text x="{x + _GPU / 2}" y="{y + _GPU / 2 + 4}" text-anchor="middle">{rank}</text>'
+
+
+def cube_svg(p: Placement, axis: str) -> str:
+    """Draw the three largest axes as a cube of ranks in parallel projection: columns to the right, rows down, depth
+    to the back; coloured by the groups of `axis`."""
+    (depth, rows, columns), ranks = cube(p)
+    group = {int(r): i for i, members in enumerate(p.mesh.groups(axis)) for r in members}
+    d, h, w = ranks.shape
+    step = _SIDE + 6
+    body: list[str] = []
+    left, top = 70, 60 + d * step * 0.62
+    for i in reversed(range(d)):  # what is at the back is drawn first
+        for j in reversed(range(h)):
+            for k in range(w):
+                x, y = left + k * step + i * step * 0.62, top + j * step * 1.25 - i * step * 0.62
+                rank = int(ranks[i, j, k])
+                body += _small_cube(p, rank, x, y, COLOURS[group.get(rank, 0) % len(COLOURS)])
+    bottom = top + h * step * 1.25 + 22
+    if w > 1:
+        body.append(f'<text x="{left}" y="{bottom}">{columns} 0 ... {w - 1}, to the right</text>')
+    if h > 1:
+        body.append(f'<text x="{left}" y="{bottom + 16}">{rows} 0 ... {h - 1}, downwards</text>')
+    if d > 1:
+        body.append(f'<text x="{left}" y="{bottom + 32}">{depth} 0 ... {d - 1}, to the back</text>')
+    title = f"{p.strategy}: {' x '.join(str(n) for n in ranks.shape)} ranks, coloured by the groups of {axis}"
+    width = max(left + w * step + d * step * 0.62 + 40, 7 * len(title))
+    return _svg(width, bottom + 50, title, body)
+
+
+def _small_cube(p: Placement, rank: int, x: float, y: float, fill: str) -> Iterator[str]:
+    s, o = _SIDE, _DEPTH
+    coordinates = ", ".join(f"{name} {i}" for name, i in p.mesh.coordinates(rank).items())
+    yield f"<g><title>{escape(f'rank {rank}: {coordinates}; {p.where(rank)}')}</title>"
+    top = [(x, y), (x + o, y - o), (x + s + o, y - o), (x + s, y)]
+    side = [(x + s, y), (x + s + o, y - o), (x + s + o, y + s - o), (x + s, y + s)]
+    for face, shade in ((top, 0.25), (side, -0.2)):
+        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in face)
+        yield f'<polygon points="{points}" fill="{_shaded(fill, shade)}" stroke="#444" stroke-width="0.6"/>'
+    yield (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{s}" height="{s}" fill="{fill}" stroke="#444" stroke-width="0.6"/>'
+        f'<text x="{x + s / 2:.1f}" y="{y + s / 2 + 4:.1f}" text-anchor="middle">{rank}</text></g>'
+    )
+
+
+def _shaded(colour: str, by: float) -> str:
+    """Return a colour moved towards white (by > 0) or black."""
+    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], dtype=float)
+    rgb += (255 - rgb) * by if by > 0 else rgb * by
+    return "#" + "".join(f"{int(c):02x}" for c in rgb)
+
+
+def _svg(width: float, height: float, title: str, body: list[str]) -> str:
+    return (
+        "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+                'font-family="sans-serif" font-size="11">',
+                '<rect width="100%" height="100%" fill="white"/>',
+                f'<text x="14" y="24" font-size="13">{escape(title)}</text>',
+                *body,
+                "</svg>",
+            ]
+        )
+        + "\n"
+    )

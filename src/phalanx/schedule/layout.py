@@ -1,0 +1,224 @@
+"""A model laid out over ranks: what all ranks share (Layout), and what one of them has and does (RankView).
+
+Prices, the expansion into events, the trainer and `verify` all start from a RankView. What it holds is derived once:
+
+    Layout     model, job, strategy -> mesh, chunks of the model, pipeline schedule
+    RankView   layout, place        -> stage (its units), local model (its part of each), buckets, actions, passes
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from phalanx.schedule.event import Phase
+from phalanx.schedule.gradients.buckets import Bucket, buckets
+from phalanx.schedule.layers.context import Context
+from phalanx.schedule.layers.routing import Routed, routed
+from phalanx.schedule.layers.tensor import summed_elements
+from phalanx.schedule.pipeline import stages
+from phalanx.schedule.pipeline.schedules import Action, PipelineSchedule
+from phalanx.schedule.unit_classes import unit_classes
+from phalanx.spec.job import Job
+from phalanx.spec.model.spec import ModelSpec, StageSpec, chunks
+from phalanx.spec.strategy.mesh import Mesh, mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.split import Split
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model, a job and a strategy together: what all ranks share."""
+
+    model: ModelSpec
+    job: Job
+    strategy: Strategy
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The mesh of all ranks."""
+        return mesh(self.strategy)
+
+    @cached_property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step, of each data-parallel replica."""
+        return self.strategy.accumulation(self.job)
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[str, ...], ...]:
+        """The units of each chunk, in the order of the model."""
+        return stages.chunks(self.model, self.strategy)
+
+    @cached_property
+    def rank_of(self) -> tuple[int, ...]:
+        """The pipeline rank of each chunk, in the order of the model."""
+        return stages.rank_of(self.strategy)
+
+    @cached_property
+    def schedule(self) -> PipelineSchedule:
+        """The actions of all pipeline ranks, sends and receives included."""
+        return stages.schedule(self.strategy, self.micro_batches)
+
+    def stage_view(self, place: int = 0) -> RankView:
+        """The view of pipeline rank `place`: with shards of equal size, so that no rank there holds more memory."""
+        return RankView(self, place)
+
+    def stage_views(self) -> tuple[RankView, ...]:
+        """The views of all pipeline ranks, in order."""
+        return tuple(map(self.stage_view, range(self.strategy.pp)))
+
+    def rank_view(self, rank: int) -> RankView:
+        """The view of one rank exactly, whose shard may hold padding."""
+        return RankView(self, self.mesh.place(rank)["pp"], rank)
+
+
+@dataclass(frozen=True)
+class RankView:
+    """What one rank of a layout has and does in a step."""
+
+    layout: Layout
+    place: int = 0
+    """Its coordinate along pp."""
+    rank: int | None = None
+    """The rank, where it is a certain one; None: the rank at this place that holds the most."""
+    units: tuple[tuple[str, ...], ...] | None = None
+    """The units of each chunk that it holds, where they are not those of the strategy: to price a part of a model."""
+
+    @property
+    def model(self) -> ModelSpec:
+        """The full model."""
+        return self.layout.model
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self.layout.job
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy."""
+        return self.layout.strategy
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of all ranks."""
+        return self.layout.mesh
+
+    @cached_property
+    def representative(self) -> int:
+        """The rank itself; else the first at this place."""
+        return self.mesh.group_of(0, "pp")[self.place] if self.rank is None else self.rank
+
+    @cached_property
+    def ring_index(self) -> int | None:
+        """Its index in its ring; None where the rank is not a certain one."""
+        return None if self.rank is None else int(self.mesh.along("ring")[self.rank])
+
+    @cached_property
+    def shard(self) -> tuple[int, int] | None:
+        """Its shard index in the model state, and in its experts' state; None where the rank is not a certain one."""
+        return None if self.rank is None else (self.mesh.shard(self.rank), int(self.mesh.along("edp")[self.rank]))
+
+    @cached_property
+    def stage(self) -> ModelSpec:
+        """The units that its pipeline rank holds, not split over tp, ep and etp."""
+        if self.units is not None:
+            return StageSpec.of(self.model, self.units)
+        if self.strategy.pp == 1:
+            return self.model
+        return StageSpec.of(self.model, tuple(self.layout.chunks[chunk] for chunk in self.chunk_indices))
+
+    @cached_property
+    def chunk_indices(self) -> tuple[int, ...]:
+        """The indices of its chunks in the model."""
+        return tuple(chunk for chunk, place in enumerate(self.layout.rank_of) if place == self.place)
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[str, ...], ...]:
+        """The units of each of its chunks."""
+        return chunks(self.stage)
+
+    @cached_property
+    def unit_classes(self) -> dict[str, tuple[str, ...]]:
+        """Its units by class, in forward order: the units of a class have equal passes."""
+        return unit_classes(self.stage, self.strategy)
+
+    @cached_property
+    def class_of(self) -> dict[str, str]:
+        """The class of each of its units."""
+        return {unit: name for name, members in self.unit_classes.items() for unit in members}
+
+    @cached_property
+    def split(self) -> Split:
+        """How its stage is split over tp, ep and etp, seen from its coordinates there (0 if it is not a certain
+        rank)."""
+        at = (int(self.mesh.along(axis)[self.representative]) for axis in ("tp", "ep", "etp"))
+        return Split.of(self.stage, self.strategy, *at)
+
+    @property
+    def local(self) -> ModelSpec:
+        """What it holds of its stage: its part of every layer."""
+        return self.split.local
+
+    @cached_property
+    def context(self) -> Context:
+        """Its part of every sequence."""
+        index = 0 if self.rank is None else self.mesh.place(self.rank)["cp"]
+        return Context(self.job.seq, self.strategy.ring, self.strategy.ulysses, index)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch whose activations it has; with sequence parallelism, its tp ranks together."""
+        return self.strategy.micro_batch * self.context.tokens
+
+    @cached_property
+    def routed(self) -> Routed | None:
+        """The traffic of one of its layers with experts and micro-batch, in perfect balance; None for a dense
+        model."""
+        if self.model.experts is None:
+            return None
+        return routed(self.model.experts, self.strategy, self.tokens, self.representative)
+
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Its gradient buckets, in the order of the backward pass."""
+        return buckets(self.local, self.job, self.strategy)
+
+    @cached_property
+    def summed_elements(self) -> int:
+        """Elements of the buffer in which tp ranks sum gradients of which each has a part."""
+        return summed_elements(self.split, self.buckets, self.strategy)
+
+    @cached_property
+    def actions(self) -> tuple[Action, ...]:
+        """Its actions in a step, sends and receives included."""
+        return tuple(self.layout.schedule.actions[self.place])
+
+    @cached_property
+    def stream_shape(self) -> tuple[int, ...]:
+        """The shape of the activation that travels from chunk to chunk."""
+        return stages.stream(self.model, self.job, self.strategy)
+
+    @cached_property
+    def splits_backward(self) -> bool:
+        """Whether its backward passes run as separate actions for gradients of inputs (I) and of weights (W)."""
+        return stages.splits_backward(self.strategy)
+
+    @cached_property
+    def passes(self) -> dict[tuple[Phase, str], int]:
+        """Passes of a step by (phase, unit class), summed over the units of the class."""
+        phases: tuple[Phase, ...] = ("F", "B", "I", "W")
+        if not self.splits_backward:  # every unit runs F and B once per micro-batch
+            return {
+                (phase, name): len(members) * (self.layout.micro_batches if phase in "FB" else 0)
+                for name, members in self.unit_classes.items()
+                for phase in phases
+            }
+        counts: Counter[tuple[str, int]] = Counter((action.kind, action.chunk) for action in self.actions)
+        passes: dict[tuple[Phase, str], int] = {(phase, name): 0 for name in self.unit_classes for phase in phases}
+        for chunk, units in zip(self.chunk_indices, self.chunks, strict=True):
+            for unit in units:
+                for phase in phases:
+                    passes[phase, self.class_of[unit]] += counts[phase, chunk]
+        return passes

@@ -1,0 +1,54 @@
+"""The topology of a cluster: which host, and which block of each tier of links, every GPU lies in.
+
+A ClusterSpec says how fast each tier is; its blocks are equal. A Topology holds real ones: hosts with names, hosts of
+unequal size, leaf switches with unequal numbers of hosts. GPUs are numbered from 0, those of a host one after
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.spec.cluster.spec import ClusterSpec
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """GPUs by host and by block of each tier of `ClusterSpec.tiers`, the innermost first."""
+
+    hosts: tuple[str, ...]
+    """Names of the hosts."""
+    host: Ints
+    """Host of each GPU, (gpus,)."""
+    index: Ints
+    """Index of each GPU on its host, (gpus,)."""
+    blocks: Ints
+    """Block of each GPU at each tier, (tiers, gpus); the block of a tier contains those of the tier below."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all hosts."""
+        return len(self.host)
+
+    @cached_property
+    def first(self) -> Ints:
+        """The first GPU of each host, (hosts,)."""
+        return np.searchsorted(self.host, np.arange(len(self.hosts)))
+
+
+def of_cluster(cluster: ClusterSpec, names: Sequence[str] = ()) -> Topology:
+    """Return the topology of a cluster of equal hosts, named `names`, by default node0, node1, ..."""
+    gpus = np.arange(cluster.ranks, dtype=np.int64)
+    return Topology(
+        tuple(names) or tuple(f"node{i}" for i in range(cluster.nodes)),
+        gpus // cluster.ranks_per_node,
+        gpus % cluster.ranks_per_node,
+        np.stack([gpus // tier.ranks for tier in cluster.tiers]),
+    )

@@ -1,0 +1,156 @@
+"""Published runs as choices: sweeps, which measured many strategies for one question, and recipes of experts.
+
+A question is a model, its job (batch, sequence length, number format), a number of GPUs of one kind, and a software
+stack. Whoever asks it wants the fastest strategy that fits: a prediction is as good as the choice it leads to.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.validate.from_row import Case
+from phalanx.validate.records import Row
+from phalanx.validate.systems import Benched, benched
+
+MANY = 5
+"""Strategies measured for one question from which it is a sweep."""
+_STUDIES = {
+    "vtrain": "layouts were enumerated, not tuned",
+    "bigscience-bloom": "layouts were varied to study one machine, not tuned",
+    "bigscience-v100": "layouts were varied to study one machine, not tuned",
+    "hf-ultrascale": "layouts were enumerated, not tuned",
+    "simumax-b200": "layouts were chosen to check a simulator",
+    "megatron-2020-tp": "a study of tensor parallelism alone",
+    "megatron-ci-golden": "a test's layout",
+}
+"""Families whose layouts nobody tuned, with the reason why they are no recipes."""
+_TUNED = ("NeMo", "Megatron")
+"""How the names of frameworks begin that have every kind of parallelism to choose from."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs of one question, out of memory ones included, of at least MANY strategies that were timed."""
+
+    runs: tuple[Case, ...]
+
+    @property
+    def name(self) -> str:
+        """The question, for people."""
+        return question_name(self.runs[0])
+
+    @property
+    def family(self) -> str:
+        """The source family."""
+        return self.runs[0].row.family
+
+    def beside(self) -> list[Benched]:
+        """Return what was measured beside each run by its own job; where a job measured nothing, the median of the
+        question's other jobs; nothing if none did."""
+        own = [benched(c.row) for c in self.runs]
+        known = [b for b in own if np.any(b.ranks)]
+        if not known:
+            return own
+        typical = Benched(**{name: float(np.median([getattr(b, name) for b in known])) for name in vars(known[0])})
+        return [b if np.any(b.ranks) else typical for b in own]
+
+
+def ran(case: Case) -> bool:
+    """Whether a run completed and its time counts."""
+    return case.measured_s is not None and case.row.completed
+
+
+def question_name(case: Case) -> str:
+    """Name a case's question for people: model, GPUs, batch x sequence length, number format."""
+    row = case.row
+    where = f"{row['gpus']} {row['gpu'].split('-')[0]}"
+    return f"{row['model']}, {where}, {row['gbs']} x {row['seq_len']} {row['precision']}"
+
+
+def sweeps(cases: Iterable[Case]) -> list[Sweep]:
+    """Group runs into sweeps."""
+    questions: dict[Any, list[Case]] = defaultdict(list)
+    for c in cases:
+        questions[_question(c)].append(c)
+    groups = (runs for runs in questions.values() if len({c.strategy for c in runs if ran(c)}) >= MANY)
+    return [Sweep(tuple(runs)) for runs in groups]
+
+
+def recipes(cases: Iterable[Case]) -> tuple[list[Case], list[tuple[Row, str]]]:
+    """Return the runs whose strategy experts tuned, one for each question, and all others with the reason why they
+    are not. A layout that was also run at other scales or under other releases counts once, at the smallest scale."""
+    chosen: dict[Any, Case] = {}
+    others: list[tuple[Row, str]] = []
+    cases = list(cases)
+    in_sweeps = {id(c) for sweep in sweeps(cases) for c in sweep.runs}
+    for c in sorted((c for c in cases if ran(c)), key=lambda c: (c.strategy.world, c.measured_s or 0.0)):
+        reason = "one of a sweep" if id(c) in in_sweeps else _not_tuned(c)
+        question = _question(c)
+        for key, why in (
+            (question, "a slower strategy of the same question"),
+            (_scaled(c), "a recipe at another scale or release"),
+        ):
+            if not reason and key in chosen:
+                reason = why
+        if reason:
+            others.append((c.row, reason))
+        else:
+            chosen[question] = chosen[_scaled(c)] = c
+    kept = {id(c): c for c in chosen.values()}
+    return list(kept.values()), others
+
+
+def _question(c: Case) -> tuple[Any, ...]:
+    row = c.row
+    source = tuple(row[name] for name in ("source_family", "framework", "framework_version", "task"))
+    return (*source, c.model, row["gpu"], row["gpus"], row["precision"], c.job)
+
+
+def _scaled(c: Case) -> tuple[Any, ...]:
+    """A question and its strategy, without the release and the numbers of GPUs, replicas and sequences."""
+    s, row = c.strategy, c.row
+    source = tuple(row[name] for name in ("source_family", "framework", "task", "model"))
+    degrees = (s.tp, s.cp, s.pp, s.virtual, s.ep, s.etp, s.micro_batch, s.recompute, s.zero)
+    return (*source, row["gpu"], row["precision"], c.job.seq, *degrees)
+
+
+def _not_tuned(c: Case) -> str:
+    """Why a run is no recipe that experts tuned; empty if it is one."""
+    row = c.row
+    if row.family in _STUDIES:
+        return _STUDIES[row.family]
+    if "proxy" in f"{row['model']} {row['table']} {row['notes']}".lower():
+        return "a proxy of fewer layers in the layout of the full model"
+    if row["task"] == "lora":
+        return "only adapters are trained"
+    if c.generic or not row["framework"].startswith(_TUNED):
+        return "its stack has one layout, or is not known"
+    return ""
+
+
+def expert(c: Case) -> Strategy:
+    """Return a recipe's strategy as a search would name it."""
+    s = c.strategy
+    return replace(s, schedule="interleaved") if s.virtual > 1 and s.schedule == "1f1b" else s
+
+
+def differing(best: Strategy, other: Strategy) -> dict[str, tuple[Any, Any]]:
+    """Return the fields in which two strategies differ, as (best's, other's). `dp` is left out: it follows."""
+    names = [name for name in vars(best) if name not in ("dp", "layers", "bucket", "prefetch")]
+    pairs: Mapping[str, tuple[Any, Any]] = {name: (getattr(best, name), getattr(other, name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def by_strategy(sweep: Sweep, values: Sequence[float]) -> dict[Strategy, float]:
+    """Return the median of `values`, one per run, over the completed runs of each strategy."""
+    groups: dict[Strategy, list[float]] = defaultdict(list)
+    for c, value in zip(sweep.runs, values, strict=True):
+        if ran(c):
+            groups[c.strategy].append(value)
+    return {s: float(np.median(group)) for s, group in groups.items()}

@@ -1,0 +1,120 @@
+"""The ledger against the StepProgram of our own runtime, drawn; and what must hold of any stack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.sizes import examples
+from support.strategies import cases
+
+from phalanx.cost.analytic.estimate import estimate, estimate_all
+from phalanx.cost.analytic.stacks import STACKS, capabilities
+from phalanx.cost.ledger.policy import PHALANX
+from phalanx.cost.ledger.rank_layout import layout
+from phalanx.cost.ledger.sharding import sharding
+from phalanx.cost.step.terms import terms
+from phalanx.schedule.gradients.buckets import buckets
+from phalanx.schedule.pipeline import stages
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy, parse
+
+
+@examples(40, 800)
+def test_reductions_and_gathers_are_those_of_the_program(examples: int) -> None:
+    """How often each bucket is reduced and each unit gathered in a step, on every pipeline rank."""
+    settings(max_examples=examples)(given(SHARDED)(_reductions_and_gathers))()
+
+
+SHARDED = st.sampled_from([2, 4, 8]).flatmap(cases).filter(lambda case: case[2].shards > 1)
+
+
+def _reductions_and_gathers(case: tuple[ModelSpec, Job, Strategy]) -> None:
+    model, job, s = case
+    s = replace(s, grad_sync=None, reshard=None)
+    how = sharding(layout(s, job, model.layers), PHALANX)
+    m = s.accumulation(job)
+    for place in range(s.pp):
+        cut = buckets(stages.stage(model, s, place), job, s)
+        of_program = terms(model, job, s, place=place)
+        reduced = sum(t.count for t in of_program if t.event.op == "reduce_scatter" and t.event.unit == "gradients")
+        assert reduced == len(cut) * (m if how.reduces_each else 1)
+        gathered = sum(t.count for t in of_program if t.event.unit == "parameters")
+        kept = sum(b.unit in ("head", "model") for b in cut) if how.regathers else 0
+        assert gathered == len(cut) * (m * (1 + how.regathers) if how.gathers_each else 1) - kept * m
+        # At level 2 gradients are sharded where each micro-batch is reduced into shards, and only there.
+        assert how.gradients == (s.zero >= 2)
+
+
+JOB = Job(512, 8192, Precision("bfloat16"))
+
+
+def _price(line: str, stack: str = "megatron-core"):  # type: ignore[no-untyped-def]
+    model = make_model({"preset": "llama3-70b"}, Path())[0]
+    return estimate(model, preset("dgx-h100", 8), JOB, Strategy(**parse(line)), stack)
+
+
+@pytest.mark.parametrize("stack", ["megatron-core", "phalanx"])
+def test_sharded_gradients_are_reduced_in_every_micro_batch(stack: str) -> None:
+    """64 micro-batches: what level 2 saves in memory it pays 64 times in traffic."""
+    one, two = (_price(f"dp=8,zero={level},tp=4,sp=1,cp=2,ulysses=2", stack) for level in (1, 2))
+    assert float(two.memory.steady) < float(one.memory.steady)
+    assert float(two.step.terms["dp"]) > 20 * float(one.step.terms["dp"])
+
+
+def test_who_reduces_once_keeps_unsharded_gradients() -> None:
+    """fully_shard under a pipeline: 4 bytes of every parameter of a rank, beside its share of the state."""
+    few = _price("dp=16,zero=3,pp=4", "torchtitan-compiled")
+    rank = float(few.shape.params) / 4
+    assert float(few.memory.steady) > 4 * rank
+    assert float(few.step.terms["dp"]) < float(_price("dp=16,zero=3,pp=4", "phalanx").step.terms["dp"])
+
+
+@pytest.mark.parametrize(
+    ("stack", "line", "field"),
+    [
+        ("megatron-deepspeed-2022", "dp=16,zero=2,pp=4", "zero"),
+        ("megatron-deepspeed-2022", "dp=16,zero=3,pp=4", "zero"),
+        ("nanotron", "dp=64,zero=3", "zero"),
+        ("nanotron", "dp=16,pp=4,schedule=interleaved,virtual=5", "schedule"),
+        ("nanotron", "dp=32,cp=2,ulysses=2", "ulysses"),
+        ("torchtitan-compiled", "dp=64,zero=1", "zero"),
+        ("torchtitan-compiled", "dp=16,zero=2,pp=4", "zero"),
+        ("llm-foundry", "dp=16,pp=4", "schedule"),
+        ("megatron-2021", "dp=64,zero=1", "zero"),
+    ],
+)
+def test_what_a_stack_refuses_is_refused_by_name(stack: str, line: str, field: str) -> None:
+    with pytest.raises(InputError, match=f"strategy.{field} = .*{stack}"):
+        _price(line, stack)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_no_level_of_zero_is_a_free_lunch(stack: str) -> None:
+    """A level with less state sends more, in any stack that runs it; with and without a pipeline."""
+    model = make_model({"preset": "llama3-8b"}, Path())[0]
+    can = capabilities(stack)
+    for line, levels in (("dp=64", can.zero), ("dp=16,pp=4", can.zero_in_pipeline)):
+        if "pp" in line and "1f1b" not in can.schedules:
+            continue
+        rows = [Strategy(**parse(f"{line},zero={level}")) for level in levels]
+        e = estimate_all(model, preset("dgx-h100", 8), JOB, rows, stack)
+        how = sharding(e.layout, e.profile.policy)
+        m, n = e.layout.micro_batches, np.array([float(e.shape.params)] * len(rows))
+        sent = n * (e.profile.gradient_bytes * np.where(how.reduces_each > 0, m, 1) * np.where(how.level > 0, 1, 2))
+        sent = sent + n * e.profile.parameter_bytes * np.where(
+            how.gathers_each > 0, m * (1 + how.regathers), how.level > 0
+        )
+        held = np.broadcast_to(e.memory.steady, len(rows))
+        for i in range(1, len(rows)):
+            # From 0 to a sharded optimizer less is sent: parameters come back in 2 bytes, gradients would in 4.
+            if rows[i - 1].zero > 0 and held[i] < held[i - 1]:
+                assert sent[i] >= sent[i - 1] * (1 - 1e-9), (rows[i], stack)
