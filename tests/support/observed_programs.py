@@ -321,7 +321,7 @@ class _Enough(BaseException):
 
 
 class _Recorder(AnyStep):
-    """Waits until a collective has released its tensors, which Gloo's thread does some time after it has completed."""
+    """Waits until a collective has released its tensors: Gloo's thread does so some time after it has completed."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.namespace != "c10d" or "send" in func.__name__ or "recv" in func.__name__:

@@ -1,5 +1,5 @@
-"""Observed without content = recorded on real Gloo ranks: kind, order, group and bytes of collectives, FLOPs by module,
-module and line, and the peak of live bytes; what is answered where a program asks for content; classes of ranks."""
+"""Observed without content = recorded on real Gloo ranks: kind, order, group and bytes of collectives, FLOPs by
+module, module and line, and the peak of live bytes; what is answered where a program asks for content; classes of ranks."""
 
 from __future__ import annotations
 
@@ -89,10 +89,12 @@ def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
     assert code == 0, err
     content = json.loads(out)
     assert to_json(from_json(content)) == content == json.loads((script / "observed.json").read_text())
-    assert content["device"] == "gpu" and content["world"] == 64
+    assert content["device"] == "gpu"
+    assert content["world"] == 64
     bytes_of = {(c["op"], c["where"]["phase"], c["bytes"]) for c in content["collectives"]}
     linear = 4 * (64 * 64 + 64)
-    assert ("all_gather", "F", linear) in bytes_of and ("reduce_scatter", "B", linear) in bytes_of
+    assert ("all_gather", "F", linear) in bytes_of
+    assert ("reduce_scatter", "B", linear) in bytes_of
     assert {c["group_size"] for c in content["collectives"]} == {64}
     assert all(c["where"]["line"].startswith("train.py:") for c in content["collectives"])
     waits = {(w["call"], w["where"]["line"]): w["count"] for w in content["host_synchronisations"]}
@@ -103,8 +105,10 @@ def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
     assert sum(f["flops"] for f in content["flops"] if f["phase"] == "F") == products
     assert sum(r["count"] for r in content["ranks"]) == 64
     notes = content["ranks"][0]["notes"]
-    assert any("redirected" in n for n in notes) and any("False" in n for n in notes)
-    assert "loss 1.0" in err and sorted(p.name for p in script.iterdir()) == ["observed.json", "train.py"]
+    assert any("redirected" in n for n in notes)
+    assert any("False" in n for n in notes)
+    assert "loss 1.0" in err
+    assert sorted(p.name for p in script.iterdir()) == ["observed.json", "train.py"]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +127,11 @@ def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
 )
 def test_what_cannot_be_observed_gets_one_line(script: Path, words: list[str], message: str) -> None:
     code, out, err = phalanx(script, "observe", "--world", "4", "--ranks", "0", *words)
-    assert code == 2 and not out, err
-    assert message in err.splitlines()[-1] and err.splitlines()[-1].startswith("error: ")
+    assert (code, out) == (2, ""), err
+    assert message in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("error: ")
 
 
 def test_torch_is_left_as_it_was() -> None:
-    assert not torch.distributed.is_initialized() and not torch.cuda.is_available()
+    assert not torch.distributed.is_initialized()
+    assert not torch.cuda.is_available()

@@ -20,17 +20,21 @@ def observe_classes(observe: Callable[[int], RankObservation], world: int) -> tu
     """Return one observation of each class of ranks, with how many ranks it stands for."""
     first = _connected(observe, 0)
     last = {} if world == 1 else _connected(observe, world - 1, set(first))
-    share = world // max(1, len(first))  # ranks for each place in a pipeline or ring
+    share = world // len(first)  # ranks for each place in a pipeline or ring
     classes: dict[object, list[RankObservation]] = {}
     for r in (*first.values(), *last.values()):
         classes.setdefault(_work(r), []).append(r)
-    result, left = [], world
-    for alike in classes.values():
-        ends = [r for r in alike if r.rank in first]
-        count = share * len(ends) if ends else 0
-        result.append((alike[0], count, sorted(r.rank for r in alike)))
-        left -= count
-    return tuple(replace(r, count=count or 1, are=_are(count or 1, world, ranks)) for r, count, ranks in result)
+    # Ranks that were not observed are counted with those of the first pipeline or ring.
+    counts = {key: sum(share if r.rank in first else 1 for r in alike) for key, alike in classes.items()}
+    for key, alike in classes.items():
+        counts[key] -= sum(r.rank in last for r in alike) if any(r.rank in first for r in alike) else 0
+    extra = sum(counts.values()) - world
+    largest = max(counts, key=lambda key: counts[key])
+    counts[largest] -= extra
+    return tuple(
+        replace(alike[0], count=counts[key], are=_are(counts[key], world, sorted(r.rank for r in alike)))
+        for key, alike in classes.items()
+    )
 
 
 def _connected(
@@ -52,7 +56,7 @@ def _are(count: int, world: int, ranks: list[int]) -> str:
     if count == world:
         return f"all {world} ranks" if world > 1 else "the only rank"
     named = ", ".join(map(str, ranks[:4])) + (", ..." if len(ranks) > 4 else "")
-    return f"{count} ranks; observed: {named}"
+    return f"{count} rank{'s' if count > 1 else ''}; observed: {named}"
 
 
 def _work(r: RankObservation) -> object:
