@@ -1,5 +1,7 @@
-"""Observed without content = recorded on real Gloo ranks: kind, order, group and bytes of collectives, FLOPs by
-module, module and line, and the peak of live bytes; what is answered where a program asks for content; classes of ranks."""
+"""Observed without content = recorded on real Gloo ranks; what is answered where a program asks for content.
+
+Compared: kind, order, group, bytes, module and line of collectives and messages, FLOPs by module, peak live bytes.
+"""
 
 from __future__ import annotations
 

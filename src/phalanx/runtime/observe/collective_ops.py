@@ -114,7 +114,7 @@ def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Coll
 
 def _group(value: Any) -> ProcessGroup:
     if isinstance(value, str):
-        return torch._C._distributed_c10d._resolve_process_group(value)  # type: ignore[no-any-return]
+        return torch._C._distributed_c10d._resolve_process_group(value)  # type: ignore[arg-type]
     if isinstance(value, ProcessGroup):
         return value
     return ProcessGroup.unbox(value)

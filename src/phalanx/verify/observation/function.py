@@ -36,7 +36,7 @@ def observe(
     wants_mesh = bool(inspect.signature(step).parameters)
 
     def program() -> None:
-        made = ()
+        made: tuple[Any, ...] = ()
         if wants_mesh:
             shape = tuple(axes.values()) or (world,)
             made = (init_device_mesh("cuda", shape, mesh_dim_names=tuple(axes) or ("world",)),)

@@ -45,7 +45,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: li
     if not isinstance(out, FakeTensor):
         return
     name = func._overloadpacket.__name__
-    value = None
+    value: Any = None
     if func in _KNOWN:
         value = _KNOWN[func]
     elif out.numel() == 1 or out.dtype == torch.bool:
@@ -61,7 +61,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: li
     if value is not None:
         out._stated = value  # type: ignore[attr-defined]
     elif getattr(out, "_stated", None) is not None:  # changed in place
-        del out._stated
+        del out._stated  # type: ignore[attr-defined]
 
 
 def _computed(
