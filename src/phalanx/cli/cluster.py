@@ -54,7 +54,9 @@ def simulate(
         bool, typer.Option("--elastic", help="Let jobs with widths start narrower, and widen when nobody waits.")
     ] = False,
     restart_s: Annotated[float, typer.Option(help="Seconds that stopping and starting a job again costs.")] = 60.0,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad rows of the trace, and count them.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out bad rows of the trace, and count them.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Also draw the nodes over time, of every policy.")
     ] = None,
@@ -92,7 +94,9 @@ def simulate(
 
             plot.write_text(svg(histories, shared.title))
         if as_json:
-            print_json({"cluster": shared.title, "skipped": len(jobs.skipped), "policies": [asdict(o) for o in outcomes]})
+            print_json(
+                {"cluster": shared.title, "skipped": len(jobs.skipped), "policies": [asdict(o) for o in outcomes]}
+            )
             return
 
         from phalanx.report.shared_cluster import drawn, tables

@@ -25,7 +25,7 @@ from phalanx.spec.cluster.presets import PRESETS, preset, resized
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.cluster.topology import Topology, of_cluster, of_leaves
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.files.job_file import cluster_from_toml
+from phalanx.spec.files.cluster_toml import cluster_from_toml
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ class _Prices:
         return place(self.job(path), self.topology, np.array(gpus, dtype=np.int64)).seconds
 
     def speed(self, job: TraceJob, held: Held) -> float:
-        """Speed of a job on GPUs, over that on the empty cluster; of equal nodes and leaves, the first stand for all."""
+        """Speed of a job on GPUs, over that on the empty cluster; of equal nodes and leaves, the first stand for
+        all."""
         if sum(bits.bit_count() for _, bits in held) != job.gpus:
             return 1.0  # at another width, whose speed the trace has
         gpus = self._alike(tuple((node, bits.bit_count()) for node, bits in held))
@@ -132,7 +133,9 @@ class _Prices:
         return tuple(gpus)
 
 
-def read_trace(path: Path, shared: SharedCluster, oversubscription: float, skip_bad: bool) -> tuple[Trace, SpeedOf | None]:
+def read_trace(
+    path: Path, shared: SharedCluster, oversubscription: float, skip_bad: bool
+) -> tuple[Trace, SpeedOf | None]:
     """Read a trace for a cluster; also return the speeds of its plans by placement, if the cluster's links are known.
     Raises InputError."""
     nodes = Nodes(shared.sizes, shared.leaf)
@@ -162,7 +165,9 @@ def policies_of(names: Sequence[str], rules: Sequence[str], elastic: bool, resta
     if elastic and "conservative" in names:
         raise InputError("--elastic", None, "widths cannot change under reservations", "leave out conservative")
     if "scatter" in rules and {"conservative", "las"} & set(names):
-        raise InputError("--placement", "scatter", "is for fifo, easy and smallest", "use first-fit, best-fit or topology")
+        raise InputError(
+            "--placement", "scatter", "is for fifo, easy and smallest", "use first-fit, best-fit or topology"
+        )
     if not 0 <= restart_s < float("inf"):
         raise InputError("--restart-s", restart_s, "must be 0 or more seconds")
     return [Policy(name, rule, elastic, restart_s) for name in names for rule in rules]

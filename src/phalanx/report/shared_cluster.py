@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -99,7 +100,7 @@ def svg(histories: Sequence[History], cluster: str) -> str:
             line = np.clip(use[start : start + together].mean(axis=0), 0, 1)
             level = np.round(line * 10).astype(int)
             edges = np.flatnonzero(np.diff(level, prepend=-1, append=-1))
-            for a, b in zip(edges, edges[1:], strict=False):
+            for a, b in pairwise(edges.tolist()):
                 if level[a]:
                     body.append(
                         f'<rect x="{10 + a * step:.1f}" y="{top}" width="{(b - a) * step:.1f}" height="{_HIGH - 1}" '

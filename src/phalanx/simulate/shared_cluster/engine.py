@@ -1,8 +1,8 @@
 """The event engine: jobs arrive, wait, run on GPUs of nodes, end; a policy says who starts when and where.
 
 Events at one time are handled in the order: ends, arrivals, changes of queue, reserved starts; then waiting jobs are
-scheduled. A job runs at a speed: 1 on the GPUs that it asks for, placed well; less where its placement or its width is
-worse. What a job has done is kept when it is stopped; it loses `restart_s`.
+scheduled. A job runs at a speed: 1 on the GPUs that it asks for, placed well; less where its placement or its width
+is worse. What a job has done is kept when it is stopped; it loses `restart_s`.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ class _Active:
     width: int = 0
 
 
-def simulate(
-    jobs: Sequence[TraceJob], nodes: Nodes, policy: Policy, speed_of: SpeedOf | None = None
-) -> History:
+def simulate(jobs: Sequence[TraceJob], nodes: Nodes, policy: Policy, speed_of: SpeedOf | None = None) -> History:
     """Run the jobs of a trace, which must fit the empty cluster, in the order of their submission."""
     return _Simulation(jobs, nodes, policy, speed_of).run()
 
@@ -104,6 +102,8 @@ class _Simulation:
         self.timelines = Timelines(nodes) if policy.name == "conservative" else None
         self.promises: dict[int, tuple[float, Chosen, float]] = {}
         """Conservative: (start, nodes, planned end) of each waiting job."""
+        self.early = False
+        """Conservative: whether a job has just ended before its limit."""
         self.ends: list[tuple[float, int]] = []
         """Planned ends of running jobs, ascending."""
         self.second: list[int] = [0] * len(nodes.sizes)
@@ -119,6 +119,8 @@ class _Simulation:
             self.history.fragmented += self.stuck * (time - self.now)
             self.now = time
             self._handle(_END)
+            if self.early:  # once all that end now have given back their GPUs
+                self._bring_forward()
             while i < len(order) and self.jobs[order[i]].submit == time:
                 self._arrive(order[i])
                 i += 1
@@ -143,8 +145,9 @@ class _Simulation:
             elif kind == _DEMOTE:
                 self._demote(number)
             else:
-                start, chosen, _ = self.promises.pop(number)
-                assert start == self.now
+                assert self.timelines is not None
+                start, chosen, end = self.promises.pop(number)
+                self.timelines.change(chosen, start, end, 1)  # starting takes them again
                 self._start(number, chosen, 1.0)
 
     # Arrivals, starts and ends.
@@ -226,7 +229,7 @@ class _Simulation:
         if self.timelines is not None and state.planned_end > self.now:
             chosen = [(node, bits.bit_count()) for node, bits in state.held]
             self.timelines.change(chosen, self.now, state.planned_end, 1)
-            self._bring_forward()
+            self.early = True
         elif self.policy.elastic and not any(self.waiting.values()):
             self._widen()
 
@@ -264,9 +267,7 @@ class _Simulation:
             chosen += [(n, gpus) for _, n in fitting[:count]]
         for node, gpus in chosen:
             victims = [
-                n
-                for n, s in self.running.items()
-                if s.attained >= THRESHOLD and any(at == node for at, _ in s.held)
+                n for n, s in self.running.items() if s.attained >= THRESHOLD and any(at == node for at, _ in s.held)
             ]
             for victim in sorted(victims, key=lambda n: -self.jobs[n].submit):
                 if self.nodes.free[node] >= gpus:
@@ -341,7 +342,7 @@ class _Simulation:
         if not chosen and self.policy.elastic and self.jobs[number].widths:
             chosen, speed = self._narrower(number)
         if not chosen and self.policy.name == "las" and self.active[number].attained < THRESHOLD:
-            chosen = self._preempt_for(number)
+            chosen, speed = self._preempt_for(number), 1.0
         if not chosen:
             return False
         self._unwait(number)
@@ -441,22 +442,34 @@ class _Simulation:
         if not self.promises:
             chosen = self.nodes.choose(job.gpus, self.policy.rule)
             if chosen:
-                self._start(number, chosen, 1.0)
+                self._start_now(number, chosen)
                 return
-        speed = 1.0
+        start, chosen, planned = self._find(number)
+        if start <= self.now:
+            self._start_now(number, chosen)
+        else:
+            self._reserve_for(number, start, chosen, start + planned)
+            self.history.promised[number] = start
+
+    def _start_now(self, number: int, chosen: Chosen) -> None:
+        self._start(number, chosen, 1.0)
+        self._handle(_END)  # of a job that takes no time: to the timelines its GPUs are free already
+
+    def _find(self, number: int) -> tuple[float, Chosen, float]:
+        """Return the earliest start of a job, its nodes, and the seconds that it is planned to take on them."""
+        assert self.timelines is not None
+        job, speed = self.jobs[number], 1.0
         while True:
             start, chosen = self.timelines.find(job.gpus, job.planned / speed, self.now)
             placed = self._speed(number, chosen)
             if placed >= speed:
-                break
+                return start, chosen, job.planned / speed
             speed = placed
-        if start <= self.now:
-            self._start(number, chosen, 1.0)
-            return
-        end = start + job.planned / speed
+
+    def _reserve_for(self, number: int, start: float, chosen: Chosen, end: float) -> None:
+        assert self.timelines is not None
         self.timelines.change(chosen, start, end, -1)
         self.promises[number] = (start, chosen, end)
-        self.history.promised.setdefault(number, start)
         state = self.active[number]
         state.version += 1
         heapq.heappush(self.events, (start, _RESERVED, number, state.version))
@@ -464,7 +477,14 @@ class _Simulation:
     def _bring_forward(self) -> None:
         """After an early end, give waiting jobs an earlier start where there is one, in their order."""
         assert self.timelines is not None
+        self.early = False
         for number in sorted(self.promises)[:DEPTH]:
             start, chosen, end = self.promises.pop(number)
             self.timelines.change(chosen, start, end, 1)
-            self._promise(number)
+            sooner, elsewhere, planned = self._find(number)
+            if sooner <= self.now:
+                self._start_now(number, elsewhere)
+            elif sooner < start:
+                self._reserve_for(number, sooner, elsewhere, sooner + planned)
+            else:
+                self._reserve_for(number, start, chosen, end)

@@ -27,5 +27,5 @@ class TraceJob:
 
     @property
     def planned(self) -> float:
-        """Seconds by which a scheduler plans."""
-        return self.limit or self.duration
+        """Seconds by which a scheduler plans: at least one, for a reservation of no time is none."""
+        return max(self.limit or self.duration, 1.0)

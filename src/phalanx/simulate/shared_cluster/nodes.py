@@ -1,7 +1,7 @@
 """The GPUs of a cluster's nodes: which are free, and which a gang gets.
 
-A gang that fits a node gets GPUs of one node; a wider one gets entire nodes and, for what is left, a part of one more,
-as pods and tasks ask for them. `scatter` takes any free GPUs, as a scheduler that only counts does.
+A gang that fits a node gets GPUs of one node; a wider one gets entire nodes and, for what is left, a part of one
+more, as pods and tasks ask for them. `scatter` takes any free GPUs, as a scheduler that only counts does.
 """
 
 from __future__ import annotations
@@ -108,9 +108,7 @@ class Nodes:
         return min((n for n in set(heap) if self.free[n] == count and allowed(n)), default=None)
 
     def _entire(self, count: int, rule: str, allowed: Callable[[int], bool] | None) -> list[int]:
-        empty = [
-            n for n, free in enumerate(self.free) if free == self.largest and (allowed is None or allowed(n))
-        ]
+        empty = [n for n, free in enumerate(self.free) if free == self.largest and (allowed is None or allowed(n))]
         if len(empty) < count:
             return []
         if rule != "topology":
@@ -141,6 +139,7 @@ class Nodes:
             bits, taken = self._bits[node], 0
             for _ in range(gpus):
                 lowest = bits & -bits
+                assert lowest, "a gang takes free GPUs only"
                 taken |= lowest
                 bits ^= lowest
             held.append((node, taken))

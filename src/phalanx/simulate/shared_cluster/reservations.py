@@ -110,7 +110,8 @@ class Timelines:
             del times[:i], free[:i]
 
     def windows(self, node: int, gpus: int, duration: float, now: float) -> list[tuple[float, float]]:
-        """Return the (first, last) times from now at which a job of `duration` can start on so many GPUs of a node."""
+        """Return the (first, last) times from now at which a job of `duration` can start on so many GPUs of a
+        node."""
         self.forget(node, now)
         times, free = self._times[node], self._free[node]
         result: list[tuple[float, float]] = []
@@ -156,7 +157,10 @@ class Timelines:
             for node, size in enumerate(self._nodes.sizes)
             if size == largest
         }
-        for time in sorted({first for own in starts.values() for first, _ in own}):
+        rest = range(len(self._nodes.sizes)) if shape.part else ()
+        parts = {node: self.windows(node, shape.part, duration, now) for node in rest}
+        # The earliest start is the beginning of a window of some node.
+        for time in sorted({first for own in (*starts.values(), *parts.values()) for first, _ in own}):
             full = [node for node, own in starts.items() if any(a <= time <= b for a, b in own)]
             if len(full) < shape.entire:
                 continue
@@ -164,9 +168,7 @@ class Timelines:
             if not shape.part:
                 return time, chosen
             taken = {node for node, _ in chosen}
-            for node in range(len(self._nodes.sizes)):
-                if node not in taken and any(
-                    a <= time <= b for a, b in self.windows(node, shape.part, duration, now)
-                ):
+            for node, own in parts.items():
+                if node not in taken and any(a <= time <= b for a, b in own):
                     return time, [*chosen, (node, shape.part)]
         raise AssertionError("a gang that the empty cluster holds can start when all others have ended")

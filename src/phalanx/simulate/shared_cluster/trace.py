@@ -1,10 +1,10 @@
 """A trace of jobs, read from CSV.
 
-Columns, by name: `submit` or `timestamp` (seconds, or a date and time as 2017-10-09 07:01:55), `gpus` or `num_gpus`, and
-`duration` (s), or `end` (as `submit`: the end of the job's run, which then began when it was submitted). Optional:
-`limit` (s, by which schedulers plan), `widths` (`2:0.3;4:0.55`: GPUs and speed at which an elastic job can run as well),
-`plan` (a plan.json, whose speed follows from the placement) with `steps`, and `min_gpus` (the planner finds the speeds
-of narrower widths). Others are ignored.
+Columns, by name: `submit` or `timestamp` (seconds, or a date and time as 2017-10-09 07:01:55), `gpus` or
+`num_gpus`, and `duration` (s), or `end` (as `submit`: the end of the job's run, which then began when it was
+submitted). Optional: `limit` (s, by which schedulers plan), `widths` (`2:0.3;4:0.55`: GPUs and speed at which an
+elastic job can run as well), `plan` (a plan.json, whose speed follows from the placement) with `steps`, and
+`min_gpus` (the planner finds the speeds of narrower widths). Others are ignored.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def read(path: Path, widest: int, plan_of: PlanReader, skip_bad: bool = False) -
     Raises InputError naming the first bad row, unless `skip_bad`; and for a file without a usable row.
     """
     try:
-        text = lzma.open(path, "rt").read() if path.suffix == ".xz" else path.read_text()
+        content = path.read_bytes()
+        text = (lzma.decompress(content) if path.suffix == ".xz" else content).decode()
     except FileNotFoundError:
         raise InputError("--trace", str(path), "no such file") from None
     except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
@@ -70,8 +71,10 @@ def read(path: Path, widest: int, plan_of: PlanReader, skip_bad: bool = False) -
             parsed.append(_job(row, rows.line_num, widest, plan_of))
         except InputError as error:
             if not skip_bad:
-                mend = f"{error.mend}, or --skip-bad" if error.mend else "mend the row, or --skip-bad"
-                raise InputError(f"--trace row {rows.line_num}: {error.field}", error.value, error.reason, mend) from None
+                mend = f"{error.remedy}, or --skip-bad" if error.remedy else "mend the row, or --skip-bad"
+                raise InputError(
+                    f"--trace row {rows.line_num}: {error.field}", error.value, error.reason, mend
+                ) from None
             skipped.append((rows.line_num, str(error)))
     if not parsed:
         raise InputError("--trace", str(path), "has no job" + (" that can be used" if skipped else ""))
