@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from phalanx.simulate.shared_cluster.jobs import TraceJob
+from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError
 
 _ALIASES = {"submit": ("submit", "timestamp"), "gpus": ("gpus", "num_gpus"), "duration": ("duration",)}
@@ -51,11 +52,8 @@ def read(path: Path, widest: int, plan_of: PlanReader, skip_bad: bool = False) -
     Raises InputError naming the first bad row, unless `skip_bad`; and for a file without a usable row.
     """
     try:
-        content = path.read_bytes()
-        text = (lzma.decompress(content) if path.suffix == ".xz" else content).decode()
-    except FileNotFoundError:
-        raise InputError("--trace", str(path), "no such file") from None
-    except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
+        text = _unpacked(path) if path.suffix == ".xz" else read_text(path, "--trace", _LARGEST)
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
         raise InputError("--trace", str(path), f"cannot be read ({error})") from None
     rows = csv.DictReader(text.splitlines())
     names = rows.fieldnames or []
@@ -84,6 +82,19 @@ def read(path: Path, widest: int, plan_of: PlanReader, skip_bad: bool = False) -
         key=lambda job: (job.submit, job.row),
     )
     return Trace(tuple(jobs), tuple(skipped))
+
+
+_LARGEST = 2**28
+"""Bytes of the largest trace."""
+
+
+def _unpacked(path: Path) -> str:
+    """The text of an .xz file, up to the largest size."""
+    with lzma.open(path) as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise InputError("--trace", str(path), f"unpacks to more than {_LARGEST // 2**20} MiB")
+    return content.decode()
 
 
 def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanReader) -> TraceJob:
