@@ -33,7 +33,7 @@ test: $(VENV)/.dev
 	@COVERAGE_CORE=sysmon $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $$($(BIN)/python -c \
 	  'import sys; sys.version_info >= (3, 12) and print("--cov --cov-report=term:skip-covered")')
 
-# The suite, and every drawn examination at its full number of cases: an hour and more.
+# The suite, and every drawn examination at its full number of cases.
 long: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long or not long"
 
