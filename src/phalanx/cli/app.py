@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.cluster import cluster
 from phalanx.cli.clusters import clusters
 from phalanx.cli.collectives import collectives
 from phalanx.cli.experts import experts
@@ -49,6 +50,7 @@ app.add_typer(collectives, name="collectives")
 app.add_typer(pipeline, name="pipeline")
 app.add_typer(experts, name="experts")
 app.add_typer(lab, name="lab")
+app.add_typer(cluster, name="cluster")
 app.command()(models)
 app.command()(clusters)
 app.command()(mesh)
