@@ -113,6 +113,28 @@ def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
     assert sorted(p.name for p in script.iterdir()) == ["observed.json", "train.py"]
 
 
+def test_an_observation_is_priced_and_compared(script: Path) -> None:
+    code, out, err = phalanx(script, "predict", "observed.json", "--cluster", "dgx-h100", "--json")
+    assert code == 0, err
+    rank = json.loads(out)["ranks"][0]
+    observed = json.loads((script / "observed.json").read_text())
+    assert rank["flops"] == sum(f["flops"] for f in observed["flops"])
+    assert sum(c["count"] for c in rank["collectives"]) == sum(c["count"] for c in observed["collectives"])
+    assert {c["links"] for c in rank["collectives"]} != {"nvlink"}  # 64 ranks span nodes
+    assert rank["step_s"]["all_hidden"] < rank["step_s"]["none_hidden"] == rank["compute_s"] + rank["communication_s"]
+    code, out, err = phalanx(script, "comm", "observed.json", "--cluster", "dgx-h100")
+    assert code == 0, err
+    assert "reduce_scatter" in out
+    for words, message in (
+        (["predict", "observed.json"], "--cluster: is missing"),
+        (["predict", "train.py", "--cluster", "dgx-h100"], "is none"),
+        (["compare", "train.py", "plan.json"], "is none"),
+    ):
+        code, out, err = phalanx(script, *words)
+        assert (code, out) == (2, ""), err
+        assert message in err, err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
