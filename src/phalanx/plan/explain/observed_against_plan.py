@@ -1,7 +1,8 @@
 """An observed program against a plan: where the program's step differs from the StepProgram of the plan's strategy.
 
 A program has other names than a plan for units and axes, so events are matched by what they do: operation, size
-of the group, and phase. Compared are how many there are and their bytes, FLOPs of the passes, and the peak of live bytes.
+of the group, and phase. Compared are how many there are and their bytes, FLOPs of the passes, and the peak of live
+bytes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from phalanx.cost.step.expand import expand
 from phalanx.schedule.event import Event
+from phalanx.schedule.layout import Layout
 from phalanx.schedule.observation import Observation
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
@@ -40,7 +42,7 @@ def compare(o: Observation, plan: Plan) -> tuple[Difference, ...]:
     if o.world != world:
         raise InputError("plan", str(plan.strategy), f"is for {world} ranks, the program was observed at {o.world}")
     observed = o.ranks[0]
-    program = expand(plan.model, plan.job, plan.strategy, observed.rank)
+    program = expand(Layout(plan.model, plan.job, plan.strategy).rank_view(observed.rank))
     result = []
     ours, theirs = _kinds(program.events), _kinds(tuple(x.event for x in observed.events))
     for kind in dict.fromkeys((*ours, *theirs)):
