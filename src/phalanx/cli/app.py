@@ -8,10 +8,14 @@ Exit codes: 0 done; 1 a check or a rank failed; 2 the input was wrong; 130 inter
 from __future__ import annotations
 
 import gc
+import os
+import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
+from phalanx.cli.cluster import cluster
 from phalanx.cli.clusters import clusters
 from phalanx.cli.collectives import collectives
 from phalanx.cli.experts import experts
@@ -29,6 +33,7 @@ from phalanx.cli.place import place
 from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
 from phalanx.cli.tables import cases, comm, memory, roofline, scaling
+from phalanx.cli.terminal import INTERRUPTED
 from phalanx.cli.train import train
 from phalanx.cli.validate import validate
 from phalanx.cli.verify import verify
@@ -46,6 +51,7 @@ app.add_typer(collectives, name="collectives")
 app.add_typer(pipeline, name="pipeline")
 app.add_typer(experts, name="experts")
 app.add_typer(lab, name="lab")
+app.add_typer(cluster, name="cluster")
 app.command()(models)
 app.command()(clusters)
 app.command()(mesh)
@@ -78,7 +84,15 @@ for _command in (plan, train, generate, parity):
 
 
 def main() -> None:
-    """Run the command line: the entry point of the `phalanx` program."""
+    """Run the command line. Interrupted, the process ends without the seconds that the teardown of torch may take."""
     # Imported modules live to the end; rescanning them at every collection costs a quick command a fifth of its time.
     gc.set_threshold(50_000)
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError):  # the reader is gone
+                    stream.flush()
+            os._exit(INTERRUPTED)
+        raise
