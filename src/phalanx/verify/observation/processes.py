@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pickle
 import signal
 import sys
 import traceback
@@ -40,12 +39,12 @@ class Post:
 
     def send(self, to: int, objects: list[Any]) -> None:
         """Send objects to a rank."""
-        self.pipe.send(("object", to, pickle.dumps(objects)))
+        self.pipe.send(("object", to, objects))
 
     def receive(self, sender: int) -> list[Any]:
         """Wait for the next objects from a rank."""
         self.pipe.send(("wants", sender, None))
-        return list(pickle.loads(self.pipe.recv()))
+        return list(self.pipe.recv())
 
 
 @dataclass
@@ -61,7 +60,7 @@ class Processes:
     _pipes: dict[int, Connection] = field(default_factory=dict)
     _children: dict[int, int] = field(default_factory=dict)
     _done: dict[int, RankObservation] = field(default_factory=dict)
-    _objects: dict[tuple[int, int], deque[bytes]] = field(default_factory=lambda: defaultdict(deque))
+    _objects: dict[tuple[int, int], deque[list[Any]]] = field(default_factory=lambda: defaultdict(deque))
     _waiting: dict[int, int] = field(default_factory=dict)
 
     def __enter__(self) -> Processes:
@@ -135,7 +134,7 @@ class Processes:
         for rank, sender in list(self._waiting.items()):
             if self._objects[sender, rank]:
                 del self._waiting[rank]
-                self._pipes[rank].send_bytes(pickle.dumps(self._objects[sender, rank].popleft()))
+                self._pipes[rank].send(self._objects[sender, rank].popleft())
             elif sender in self._done:
                 raise Unobservable(f"rank {rank} waits for an object that rank {sender} does not send")
 
