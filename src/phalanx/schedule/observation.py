@@ -75,7 +75,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes that the forward pass computed at `site` and that only autograd's graph still held when the step ended."""
+    """Bytes that the forward pass computed at `site` and that only autograd still held when the step ended."""
 
     module: str
     site: Site

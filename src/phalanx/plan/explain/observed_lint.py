@@ -1,8 +1,8 @@
 """Anti-patterns in an observed program, each with the line of the program, what it costs, and the mend.
 
-Gradients and parameters are recognised by their number: what the collectives of one operation over one axis carry in a
-pass is a whole multiple of the trained elements of the rank (times the group, where they are sharded). Costs are bytes
-or seconds of one rank and step; seconds need a cluster and are those of each collective alone
+Gradients and parameters are recognised by their number: what the collectives of one operation over one axis carry in
+a pass is a whole multiple of the trained elements of the rank (times the group, where they are sharded). Costs are
+bytes or seconds of one rank and step; seconds need a cluster and are those of each collective alone
 (cost/collectives/nccl_model.py).
 """
 

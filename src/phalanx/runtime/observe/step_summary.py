@@ -68,8 +68,9 @@ def _trained(step: Step) -> tuple[Trained, ...]:
     return tuple(Trained(name, *elements, dtype) for (name, dtype), elements in totals.items())
 
 
-_HELD_BY_CPP = 4
-"""References to a tensor in a list that is iterated, if Python has no other: C++, the list, the loop, getrefcount."""
+_OURS = 3
+"""References to a tensor of a list that is iterated: the list's, the loop's, getrefcount's. C++ adds one where it holds
+the tensor too, which then has more than the one use that its Python object is."""
 
 
 def _kept(recorder: AnyStep) -> tuple[Kept, ...]:
@@ -80,7 +81,7 @@ def _kept(recorder: AnyStep) -> tuple[Kept, ...]:
     for x in gc.get_objects():
         if type(x) in PLAIN and x.device.type != "meta" and x.layout == torch.strided:
             key = x.untyped_storage()._cdata
-            if key in alive and sys.getrefcount(x) > _HELD_BY_CPP:
+            if key in alive and sys.getrefcount(x) - (x._use_count() > 1) > _OURS:  # type: ignore[attr-defined]
                 alive.remove(key)
     totals: Counter[tuple[str, tuple[str, int, str]]] = Counter()
     for key in alive:
