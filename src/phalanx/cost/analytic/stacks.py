@@ -14,7 +14,7 @@ from typing import Any
 
 from phalanx.cost.analytic.fitted_constants import CONSTANTS, resolve
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.policy import DEEPSPEED, FSDP, JAX, MEGATRON, PHALANX, Policy
+from phalanx.cost.ledger.policy import DEEPSPEED, FSDP, JAX, MEGATRON, MEGATRON_2021, PHALANX, Policy
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.strategy.spec import Strategy
@@ -218,6 +218,7 @@ STACKS: dict[str, Stack] = {
     "megatron-2020": Stack(
         "any",
         _SCORES | _FP16_GRADIENTS | _LATE | {"launches": 30.0},
+        policy=MEGATRON_2021,
         zero=(0,),
         zero_in_pipeline=(0,),
         ulysses=False,

@@ -25,10 +25,14 @@ ROUNDS = 3
 """Micro-batches per rank that are run: by then every schedule here repeats itself."""
 
 
+def v_shaped(schedule: Column) -> Column:
+    """Where chunks lie in a V."""
+    return 1.0 * np.isin(schedule, [number for number, facts in enumerate(SCHEDULES.values()) if facts.v_shaped])
+
+
 def chunks_per_rank(schedule: Column, virtual: Column) -> Column:
     """2 where they lie in a V."""
-    two = [number for number, facts in enumerate(SCHEDULES.values()) if facts.v_shaped]
-    return np.where(np.isin(schedule, two), 2.0, virtual)
+    return np.where(v_shaped(schedule) > 0, 2.0, virtual)
 
 
 def by_schedule(schedule: Column, fact: Literal["bubble", "least_wait"], m: Column, p: Column, v: Column) -> Column:

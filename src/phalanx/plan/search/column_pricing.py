@@ -15,7 +15,7 @@ from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
-from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
+from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, v_shaped
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 from phalanx.plan.search.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -115,6 +115,7 @@ class Pricing:
             bubble=bubble(rows.schedule, m, rows.pp, rows.virtual),
             in_flight=first,
             in_flight_last=last,
+            v_shaped=v_shaped(rows.schedule),
         )
 
     @cached_property
