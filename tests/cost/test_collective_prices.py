@@ -191,7 +191,7 @@ def test_who_could_start_first_passes_first() -> None:
 
 def test_an_uplink_needs_a_rate() -> None:
     with pytest.raises(
-        InputError, match=r"infiniband.uplink_bandwidth_bytes_per_s_per_direction = 0: must be positive"
+        InputError, match=r"infiniband.uplink_bandwidth_bytes_per_s_per_direction = 0: must be at least 1"
     ):
         replace(clusters.dgx_h100(2).tiers[1], uplink_bandwidth_bytes_per_s_per_direction=0)
 

@@ -23,6 +23,7 @@ from phalanx.cli.mesh import mesh
 from phalanx.cli.models import models
 from phalanx.cli.parity import parity
 from phalanx.cli.pipeline import pipeline
+from phalanx.cli.place import place
 from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
 from phalanx.cli.tables import cases, comm, memory, roofline, scaling
@@ -46,6 +47,7 @@ app.add_typer(lab, name="lab")
 app.command()(models)
 app.command()(clusters)
 app.command()(mesh)
+app.command()(place)
 app.command()(predict)
 app.command()(validate)
 app.command()(explain)

@@ -90,6 +90,7 @@ def _score_choices(measured: list[Row], each: bool, as_json: bool) -> None:
         if each:
             out.print(choices.each_recipe(summary))
         out.print(choices.recipes(summary))
+        out.print(choices.options(summary))
     out.print(choices.left_out(summary))
 
 

@@ -73,6 +73,19 @@ def recipes(scores: Mapping[str, Any]) -> Table:
     return grid
 
 
+def options(scores: Mapping[str, Any]) -> Table:
+    """Tabulate which of the experts' strategies are said to fit, by the option that a strategy cannot express."""
+    grid = table(
+        "which of them are said to fit, by the option that saves memory and that no strategy can express",
+        *("models", "option", "recipes", "said to fit"),
+        left=("models", "option"),
+    )
+    for kind, r in scores["recipes"].items():
+        for option, members in r["said_to_fit_by_option"].items():
+            grid.add_row(kind, option, str(members["n"]), _percent(members["said_to_fit"]))
+    return grid
+
+
 def each_recipe(scores: Mapping[str, Any]) -> Table:
     """Tabulate every recipe: the expert's strategy and the one predicted to be best."""
     grid = table(

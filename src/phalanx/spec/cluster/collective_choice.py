@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from phalanx.spec.ranges import Bytes, Name, Natural, Ranks, require_ranges
+
 Transport = Literal["native", "p2p", "shm"]
 
 
@@ -13,20 +15,23 @@ Transport = Literal["native", "p2p", "shm"]
 class Choice:
     """The transport of one collective for a group size and a range of buffer sizes."""
 
-    op: str
+    op: Name
     """The collective, such as `all_reduce`."""
-    group_size: int
+    group_size: Natural
     """Ranks in the group."""
-    from_bytes: int
+    from_bytes: Bytes
     """The smallest buffer it holds for; it ends where the next choice of the same group begins."""
     transport: Transport
     """native: torch's backend (Gloo, NCCL). p2p: our schedules over sends and receives. shm: shared memory."""
-    algorithm: str = ""
+    algorithm: Name = ""
     """Which schedule, of transport p2p only."""
-    reason: str = ""
+    reason: Name = ""
     """What it costs, and what the next best costs, for people."""
-    hosts: int = 1
+    hosts: Ranks = 1
     """Hosts that the group spans, with the same number of ranks on each."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "choices.collectives")
 
     @property
     def way(self) -> str:
@@ -47,5 +52,5 @@ def pick(choices: tuple[Choice, ...], op: str, group_size: int, size_bytes: int,
         and c.from_bytes <= size_bytes
     ]
     nearest = min((c.group_size for c in candidates), default=0)
-    native = Choice(op, group_size, 0, "native", hosts=hosts)
-    return max((c for c in candidates if c.group_size == nearest), key=lambda c: c.from_bytes, default=native)
+    chosen = max((c for c in candidates if c.group_size == nearest), key=lambda c: c.from_bytes, default=None)
+    return chosen or Choice(op, group_size, 0, "native", hosts=hosts)

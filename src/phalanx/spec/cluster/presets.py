@@ -9,7 +9,7 @@ itself is better than any of this.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec, Device, KernelRates, Origin, Rates, Tier
@@ -175,3 +175,14 @@ def preset(name: str, nodes: int) -> ClusterSpec:
     if nodes < 1:
         raise InputError("cluster.nodes", nodes, "must be at least 1")
     return PRESETS[name](nodes)
+
+
+def resized(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
+    """Return a cluster of `nodes` nodes like those of `cluster`: a preset's tiers follow from its nodes, those of any
+    other cluster stay, and the outermost joins all nodes."""
+    if cluster.name in PRESETS and preset(cluster.name, cluster.nodes) == cluster:
+        return preset(cluster.name, nodes)
+    ranks = nodes * cluster.ranks_per_node
+    outermost = replace(cluster.tiers[-1], ranks=max(ranks, 1))
+    inner = tuple(tier for tier in cluster.tiers[:-1] if tier.ranks < ranks)
+    return replace(cluster, nodes=nodes, tiers=(*inner, outermost))

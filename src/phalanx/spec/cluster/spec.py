@@ -8,13 +8,14 @@ directions of a link, or sparsity; these are per direction and dense. Every part
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from phalanx.spec.cluster.collective_choice import Transport
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType
+from phalanx.spec.ranges import Bytes, Count, Name, Range, Ranks, Rate, Seconds, SecondsPer, require_ranges
 
 Origin = Literal["measured", "published", "estimated"]
 """Where numbers come from."""
@@ -25,74 +26,73 @@ Column = Any
 """A number, or a NumPy column of numbers."""
 
 
+_End = Annotated[float, Range(-1e9, 1e9)]  # of an interval: a fit may not exclude what is impossible
+
+
 @dataclass(frozen=True)
 class Device:
     """One accelerator, or one CPU rank."""
 
-    name: str
+    name: Name
     """The model of the device, for people."""
     kind: Literal["cpu", "cuda"]
     """What PyTorch computes on."""
-    memory_bytes: int
+    memory_bytes: Annotated[int, Range(1, 2**60)]
     """Memory that the driver reports; of a CPU rank, its share of the host's."""
-    usable_bytes: int
+    usable_bytes: Annotated[int, Range(1, 2**60)]
     """Memory that is left for a job: whether a plan fits is judged against this."""
-    memory_bandwidth_bytes_per_s: float
+    memory_bandwidth_bytes_per_s: Rate
     """Bytes/s of the device's memory, reads and writes together."""
-    dense_flops_per_s: dict[DType, float]
+    dense_flops_per_s: dict[DType, Rate]
     """Peak FLOP/s of dense matrix products, by number type; 2 FLOPs per multiply-add."""
     own_communication_engine: bool
     """Whether transfers run beside compute (DMA, NICs), or on the same cores, as on a CPU."""
     origin: Origin
     """Kind of source of these numbers."""
-    source: str
+    source: Name
     """Where the numbers come from, for people."""
-    gamma_s_per_byte: float | None = None
+    gamma_s_per_byte: SecondsPer | None = None
     """Gamma: seconds to add each byte received in a reduction. None: two reads and a write at memory bandwidth."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "cluster.device")
 
 
 @dataclass(frozen=True)
 class Tier:
     """Links among blocks of neighbouring ranks, such as NVLink in a node or InfiniBand between nodes."""
 
-    name: str
+    name: Name
     """Kind of link, for people."""
-    ranks: int
+    ranks: Ranks
     """Size of the blocks of neighbouring ranks that it connects; lower tiers connect smaller blocks inside."""
-    latency_s: float
+    latency_s: Seconds
     """Alpha: seconds of one message of no bytes."""
-    bandwidth_bytes_per_s_per_gpu_per_direction: float
+    bandwidth_bytes_per_s_per_gpu_per_direction: Rate
     """Bytes/s that one rank sends, and receives at the same time."""
     origin: Origin
     """Kind of source of these numbers."""
-    source: str
+    source: Name
     """Where the numbers come from, for people."""
-    uplink_bandwidth_bytes_per_s_per_direction: float | None = None
+    uplink_bandwidth_bytes_per_s_per_direction: Rate | None = None
     """Bytes/s that all ranks of a block of the tier below, such as a host, share into this tier. None: every rank has
     a link of its own."""
 
     def __post_init__(self) -> None:
-        if self.ranks < 1 or self.latency_s < 0 or self.bandwidth_bytes_per_s_per_gpu_per_direction <= 0:
-            raise InputError(
-                f"cluster.tiers.{self.name}", None, "needs ranks >= 1, latency >= 0 and a positive bandwidth"
-            )
-        uplink = self.uplink_bandwidth_bytes_per_s_per_direction
-        if uplink is not None and uplink <= 0:
-            name = f"cluster.tiers.{self.name}.uplink_bandwidth_bytes_per_s_per_direction"
-            raise InputError(name, uplink, "must be positive", "leave it out where every rank has a link of its own")
+        require_ranges(self, f"cluster.tiers.{self.name}")
 
 
 @dataclass(frozen=True)
 class Rates:
     """Seconds per unit of each kind of work, in one phase (cost/compute/unit_work.py says what is counted)."""
 
-    per_gemm_flop: float
+    per_gemm_flop: SecondsPer
     """Seconds per FLOP of matrix products outside attention's core."""
-    per_attention_flop: float
+    per_attention_flop: SecondsPer
     """Seconds per FLOP of attention's core."""
-    per_byte: float
+    per_byte: SecondsPer
     """Seconds per byte read or written in memory."""
-    per_kernel: float
+    per_kernel: SecondsPer
     """Seconds to launch a kernel."""
 
 
@@ -102,42 +102,36 @@ class KernelRates:
 
     dtype: DType
     """The number type computed in."""
-    concurrent: int
+    concurrent: Ranks
     """Ranks of the host that computed at the same time, this one included."""
-    threads: int
+    threads: Count
     """CPU threads per rank."""
     forward: Rates
     """Rates of the forward pass."""
     backward: Rates
     """Rates of the backward pass."""
-    optimizer_per_byte: float
+    optimizer_per_byte: SecondsPer
     """Seconds of an optimizer step per byte it reads or writes."""
-    pass_slowdown: float
+    pass_slowdown: Annotated[float, Range(1e-3, 1e6)]
     """Time of an entire pass over the sum of its units, each timed alone: cold caches, and ranks that wait for the
     slowest. 1: no loss."""
-    peak_flops_per_s: float
+    peak_flops_per_s: Rate
     """FLOP/s of the best matrix product measured, or the datasheet's: the denominator of MFU."""
-    fit_error: float
+    fit_error: Annotated[float, Range(0, 1e9)]
     """Median relative error of the fit over the measured points; 0 where nothing was fitted."""
     origin: Origin
     """Kind of source of these rates."""
-    compression_per_byte: dict[str, float] = field(default_factory=dict)
+    compression_per_byte: dict[str, SecondsPer] = field(default_factory=dict)
     """Seconds per byte of compressing gradients, by compressor, of the bytes that cost/compute/compression.py counts.
     A compressor that is missing is priced as passes over memory."""
 
     def __post_init__(self) -> None:
-        r = (
-            *_costs(self.forward),
-            *_costs(self.backward),
-            self.optimizer_per_byte,
-            *self.compression_per_byte.values(),
-        )
-        if min(r) < 0 or not all(map(any, (_costs(self.forward), _costs(self.backward)))):
-            raise InputError("cluster.kernels", None, "rates must be 0 or more seconds, and not all 0")
-        if self.peak_flops_per_s <= 0 or self.pass_slowdown <= 0 or self.concurrent < 1:
-            raise InputError(
-                "cluster.kernels", None, "needs concurrent >= 1, and positive peak_flops_per_s and pass_slowdown"
-            )
+        where = f"cluster.kernels.{self.dtype}"
+        require_ranges(self, where)
+        for name, rates in (("forward", self.forward), ("backward", self.backward)):
+            require_ranges(rates, f"{where}.{name}")
+            if not any(_costs(rates)):
+                raise InputError(f"{where}.{name}", None, "takes no time: all of its rates are 0", "measure again")
 
 
 def _costs(r: Rates) -> tuple[float, ...]:
@@ -149,28 +143,35 @@ class CollectiveFit:
     """Measured time of one collective: the line α + β x bytes, and the points behind it. Bytes as nccl-tests counts
     them: all_reduce's buffer, the gathered buffer of all_gather and reduce_scatter, all_to_all's send buffer."""
 
-    op: str
+    op: Name
     """The collective, such as `all_reduce`."""
-    group_size: int
+    group_size: Ranks
     """Ranks in the group."""
-    alpha_s: float
+    alpha_s: Seconds
     """Alpha: seconds at size 0."""
-    beta_s_per_byte: float
+    beta_s_per_byte: SecondsPer
     """Beta: seconds per byte."""
-    fit_error: float
+    fit_error: Annotated[float, Range(0, 1e9)]
     """Median relative error of the line over the points."""
     transport: Transport
     """What carried it."""
-    algorithm: str = ""
+    algorithm: Name = ""
     """Which algorithm, of transport p2p only."""
-    points: tuple[tuple[int, float], ...] = ()
+    points: tuple[tuple[Bytes, Annotated[float, Range(1e-12, 1e9)]], ...] = ()
     """(bytes, seconds) as measured, ascending."""
-    hosts: int = 1
+    hosts: Ranks = 1
     """Hosts that the group spans, with the same number of ranks on each."""
-    alpha_range: tuple[float, float] | None = None
+    alpha_range: tuple[_End, _End] | None = None
     """90 % interval of alpha_s, from lines through resampled points (bootstrap)."""
-    beta_range: tuple[float, float] | None = None
+    beta_range: tuple[_End, _End] | None = None
     """90 % interval of beta_s_per_byte."""
+
+    def __post_init__(self) -> None:
+        where = f"cluster.collectives.{self.op}"
+        require_ranges(self, where)
+        sizes = [size for size, _ in self.points]
+        if sizes != sorted(set(sizes)):
+            raise InputError(f"{where}.points", None, "their bytes do not ascend", "list each size once, in order")
 
     def seconds(self, size: Column) -> Column:
         """Seconds for `size` bytes.
@@ -200,31 +201,34 @@ class CollectiveFit:
 class Figure:
     """A microbenchmark's result for people: what one rank reached while all others of the host did the same."""
 
-    name: str
+    name: Name
     """What was measured, and its shape."""
-    value: float
+    value: Annotated[float, Range(-1e30, 1e30)]
     """The result, in `unit`."""
-    unit: str
+    unit: Name
     """Unit of `value`, `low` and `high`."""
-    low: float
+    low: Annotated[float, Range(-1e30, 1e30)]
     """The lower end of the range that most rounds fell in."""
-    high: float
+    high: Annotated[float, Range(-1e30, 1e30)]
     """The upper end of that range."""
-    note: str = ""
+    note: Name = ""
     """A remark, for people."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, f"cluster.figures.{self.name}")
 
 
 @dataclass(frozen=True)
 class ClusterSpec:
     """A cluster of nodes x ranks_per_node equal devices. Raises InputError for counts below 1 or no tier of links."""
 
-    name: str
+    name: Name
     """The preset's name, or what the user calls it."""
     device: Device
     """What each rank computes on."""
-    ranks_per_node: int
+    ranks_per_node: Ranks
     """Ranks per node, which are neighbours in the numbering of ranks."""
-    nodes: int
+    nodes: Ranks
     """Nodes (hosts)."""
     tiers: tuple[Tier, ...]
     """Links, from the innermost tier outwards."""
@@ -236,9 +240,7 @@ class ClusterSpec:
     """Microbenchmarks, shown to people; nothing is priced with them."""
 
     def __post_init__(self) -> None:
-        for name in ("ranks_per_node", "nodes"):
-            if getattr(self, name) < 1:
-                raise InputError(f"cluster.{name}", getattr(self, name), "must be at least 1")
+        require_ranges(self, "cluster")
         if not self.tiers:
             raise InputError("cluster.tiers", None, "must name at least one tier of links")
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from phalanx.spec.cluster.spec import ClusterSpec
-from phalanx.spec.errors import InputError
+from phalanx.spec.documents import read_toml
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.versions import VERSION, current
 
@@ -34,12 +33,7 @@ def to_toml(cluster: ClusterSpec, heading: str = "") -> str:
 
 def cluster_from_toml(path: Path) -> ClusterSpec:
     """Read a ClusterSpec from a TOML file. One without a version is of version 1. Raises InputError."""
-    try:
-        content = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError("cluster.file", str(path), "no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError("cluster.file", str(path), f"cannot be read ({error})") from None
+    content = read_toml(path, "cluster.file")
     return build(ClusterSpec, current(content, content.get("version", 1), "cluster.file", str(path)), "cluster")
 
 

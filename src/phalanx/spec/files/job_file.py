@@ -7,19 +7,20 @@ so a run can be resumed from its own record.
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from phalanx.spec.documents import read_toml
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job, Train
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.from_hugging_face import from_hugging_face
 from phalanx.spec.model.presets import preset
 from phalanx.spec.model.spec import MODEL_FIELDS, ModelSpec
+from phalanx.spec.ranges import FilePath, Name, Ranks, require_ranges
 from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import Strategy
 
@@ -30,16 +31,17 @@ T = TypeVar("T")
 class ClusterChoice:
     """Which cluster, and how much of it. Raises InputError for choices that contradict each other."""
 
-    preset: str | None = None
+    preset: Name | None = None
     """A name from cluster/presets.py, or `local`: this machine, measured. Local if there is no `file` either."""
-    file: str | None = None
+    file: FilePath | None = None
     """Path of a cluster TOML; excludes `preset`."""
-    nodes: int = 1
+    nodes: Ranks = 1
     """Nodes of a preset."""
-    ranks: int | None = None
+    ranks: Ranks | None = None
     """Ranks to run on this machine, with preset `local`; None: chosen by the planner."""
 
     def __post_init__(self) -> None:
+        require_ranges(self, "cluster")
         if self.preset and self.file:
             raise InputError("cluster", None, "has both preset and file", "keep one")
         if self.preset not in (None, "local") and self.ranks is not None:
@@ -48,9 +50,6 @@ class ClusterChoice:
             raise InputError(
                 "cluster.nodes", self.nodes, "this machine is one node", "to use more, start torchrun on every node"
             )
-        if self.nodes < 1 or (self.ranks is not None and self.ranks < 1):
-            name = "nodes" if self.nodes < 1 else "ranks"
-            raise InputError(f"cluster.{name}", getattr(self, name), "must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -76,18 +75,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobFile:
     A relative path in it (data, tokenizer, weights, config, cluster file) is looked up in the file's own folder, then
     in the working directory. Raises InputError.
     """
-    try:
-        tables = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError("job file", str(path), "no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("job file", str(path), f"cannot be read ({error})") from None
-    except tomllib.TOMLDecodeError as error:
-        if path.suffix == ".json":
-            remedy = "phalanx train, explain and lint read plans"
-            raise InputError("job file", str(path), "is JSON, as plans are; a job file is TOML", remedy) from None
-        raise InputError("job file", str(path), f"is not TOML ({error})") from None
-    tables = override(tables, overrides)
+    if path.suffix == ".json":
+        remedy = "phalanx train, explain and lint read plans"
+        raise InputError("job file", str(path), "is JSON, as plans are; a job file is TOML", remedy)
+    tables = override(read_toml(path, "job file"), overrides)
     train = tables.setdefault("train", {})
     if isinstance(train, dict) and not train.get("name"):
         train["name"] = path.stem
@@ -117,9 +108,10 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
 def _value(text: str) -> Any:
     """The value of an override: TOML, or else a plain word."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    return table["value"] if len(table) == 1 else text
 
 
 def from_tables(tables: Mapping[str, Any], folder: Path) -> JobFile:
@@ -192,6 +184,8 @@ def build(kind: type[T], table: Any, where: str) -> T:
         text = json.dumps(table)
     except TypeError as error:
         raise InputError(where, None, f"holds a value of a type that no field has ({error})") from None
+    except RecursionError:
+        raise InputError(where, None, "is nested too deep") from None
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
@@ -225,7 +219,7 @@ def _dataclass_in(hint: Any) -> Any:
 
 
 def _require_known_keys(kind: Any, table: Any, where: str) -> None:
-    """Raise InputError for unknown keys at any depth, numbers that are not finite, and values that are no table."""
+    """Raise InputError for unknown keys at any depth, and values that are no table."""
     if not isinstance(table, Mapping):
         raise InputError(where, table, "must be a table of key = value")
     hints = get_type_hints(kind)
@@ -233,8 +227,6 @@ def _require_known_keys(kind: Any, table: Any, where: str) -> None:
     for key, inner in table.items():
         if key not in names:
             raise InputError(f"{where}.{key}", None, "no such field", nearest(str(key), names))
-        if isinstance(inner, float) and not math.isfinite(inner):
-            raise InputError(f"{where}.{key}", inner, "must be a finite number")
         nested = _dataclass_in(hints[key])
         if nested is not None:
             for i, part in enumerate(inner if isinstance(inner, list | tuple) else [inner]):

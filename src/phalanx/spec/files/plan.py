@@ -14,6 +14,7 @@ from typing import Any
 
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files.job_file import ClusterChoice, JobFile, build
@@ -61,21 +62,12 @@ def from_dict(content: Any, where: str) -> Plan:
     return plan
 
 
-def _unreadable(path: Path, error: Exception) -> InputError:
-    if path.suffix == ".toml" and isinstance(error, json.JSONDecodeError):
-        remedy = f"phalanx plan {path} writes its plan.json"
-        return InputError("plan", str(path), "is TOML, as job files are; a plan is JSON", remedy)
-    return InputError("plan", str(path), f"cannot be read ({error})")
-
-
 def read(path: Path) -> Plan:
     """Read a plan.json. Raises InputError."""
-    try:
-        return from_dict(json.loads(path.read_text()), str(path))
-    except FileNotFoundError:
-        raise InputError("plan", str(path), "no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise _unreadable(path, error) from None
+    if path.suffix == ".toml":
+        remedy = f"phalanx plan {path} writes its plan.json"
+        raise InputError("plan", str(path), "is TOML, as job files are; a plan is JSON", remedy)
+    return from_dict(read_json(path, "plan"), str(path))
 
 
 def job_of(path: Path, overrides: Sequence[str] = ()) -> JobFile:
@@ -122,10 +114,7 @@ def model_of(folder: Path) -> ModelSpec:
         raise InputError("RUN", str(folder), "is not a run", "phalanx import makes one from Hugging Face weights")
     if trained or not path.exists():
         return read(folder / "plan.json").model
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError("model", str(path), f"cannot be read ({error})") from None
+    content = read_json(path, "model")
     if not isinstance(content, dict) or "version" not in content:
         raise InputError("model", str(path), "is not a model.json")
     model = build(ModelSpec, current(content, content["version"], "model", str(path)).get("model"), "model")

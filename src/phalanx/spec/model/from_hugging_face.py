@@ -6,9 +6,9 @@ do is refused by name, never dropped.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.families import FAMILIES
 from phalanx.spec.model.hugging_face.reading import Config, Fields
@@ -20,14 +20,7 @@ def from_hugging_face(path: Path) -> tuple[Fields, list[str]]:
     Raises InputError naming the file if it is missing, is not JSON, or is of a family or asks for something that our
     decoder does not support.
     """
-    try:
-        config = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError("model.config", str(path), "no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("model.config", str(path), f"cannot be read ({error})") from None
-    except json.JSONDecodeError as error:
-        raise InputError("model.config", str(path), f"is not JSON ({error})") from None
+    config = read_json(path, "model.config")
     if not isinstance(config, dict):
         raise InputError("model.config", str(path), "is not a JSON object")
     kind, c = config.get("model_type"), Config(config, path)

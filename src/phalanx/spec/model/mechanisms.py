@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from phalanx.spec.errors import InputError
+from phalanx.spec.ranges import Count, Range, require_ranges
 
-
-def at_least_one(where: str, record: object, *names: str) -> None:
-    """Require that the named fields are at least 1 where they are not None. Raises InputError for `where`.name."""
-    for name in names:
-        size = getattr(record, name)
-        if size is not None and size < 1:
-            raise InputError(f"{where}.{name}", size, "must be at least 1")
+Width = Annotated[int, Range(1, 10**7)]
+"""Elements of a vector: the largest published are about 10^5 (of an MLP) and 3 x 10^5 (vocabularies)."""
+Coefficient = Annotated[float, Range(0, 1e6)]
+"""Of a part of the loss; 0: there is no such part."""
+Turns = Annotated[float, Range(1e-6, 1e9)]
+"""Turns of a rotary frequency within the original sequence length."""
 
 
 @dataclass(frozen=True)
@@ -28,41 +28,36 @@ class RopeScaling:
               `attention_factor` (Peng et al. 2023)
     """
 
-    factor: float
+    factor: Annotated[float, Range(1e-6, 1e6)]
     """How many times longer sequences become; positive."""
-    low_freq_factor: float = 1.0
+    low_freq_factor: Annotated[float, Range(-1e9, 1e9)] = 1.0
     """llama3: turns below which a frequency is divided by `factor`."""
-    high_freq_factor: float = 4.0
+    high_freq_factor: Annotated[float, Range(-1e9, 1e9)] = 4.0
     """llama3: turns above which a frequency is left as it is."""
-    original_max_seq: int | None = None
+    original_max_seq: Count | None = None
     """The length that the model was trained for, in tokens. llama3 and yarn need it."""
     kind: Literal["llama3", "linear", "yarn"] = "llama3"
     """The method, as above."""
-    beta_fast: float = 32.0
+    beta_fast: Turns = 32.0
     """yarn: turns above which a frequency is left as it is."""
-    beta_slow: float = 1.0
+    beta_slow: Turns = 1.0
     """yarn: turns below which a frequency is divided by `factor`."""
-    attention_factor: float | None = None
+    attention_factor: Annotated[float, Range(1e-6, 1e6)] | None = None
     """yarn: the factor of cos and sin; None: 0.1 ln(factor) + 1."""
     truncate: bool = True
     """yarn: whether the range of blended dimensions is rounded outwards to integers."""
-    mscale_all_dim: float = 0.0
+    mscale_all_dim: Coefficient = 0.0
     """Of latent attention only: multiplies all of its logits by (0.1 mscale_all_dim ln(factor) + 1)²."""
 
     def __post_init__(self) -> None:
         where = "model.rope_scaling"
-        at_least_one(where, self, "original_max_seq")
-        for name in ("factor", "beta_fast", "beta_slow"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"{where}.{name}", getattr(self, name), "must be positive")
+        require_ranges(self, where)
         if self.kind != "linear" and self.original_max_seq is None:
             raise InputError(f"{where}.original_max_seq", None, f"is missing, kind = {self.kind} needs it")
         if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
             raise InputError(
                 f"{where}.low_freq_factor", self.low_freq_factor, "must lie between 0 and high_freq_factor"
             )
-        if self.mscale_all_dim < 0:
-            raise InputError(f"{where}.mscale_all_dim", self.mscale_all_dim, "must not be negative")
 
     @property
     def logits(self) -> float:
@@ -78,16 +73,16 @@ class Experts:
     weighted by their scores, and through the shared expert if there is one.
     """
 
-    count: int
+    count: Annotated[int, Range(1, 10**5)]
     """Routed experts per layer."""
-    top_k: int
+    top_k: Annotated[int, Range(1, 10**5)]
     """Experts per token."""
-    ffn: int
+    ffn: Width
     """Width inside a routed expert, in elements."""
-    shared_ffn: int = 0
+    shared_ffn: Annotated[int, Range(0, 10**7)] = 0
     """Width of the shared expert, which every token passes; 0: none. Several shared experts are one of their total
     width."""
-    dense_layers: tuple[int, ...] = ()
+    dense_layers: tuple[Annotated[int, Range(0, 10**4)], ...] = ()
     """Blocks, from 0, that keep the dense MLP."""
     bias: bool = False
     """Whether the experts' matrices have biases."""
@@ -97,38 +92,32 @@ class Experts:
     """How scores follow from the router's logits."""
     normalized: bool = False
     """Whether the chosen scores of a token are divided by their sum."""
-    scale: float = 1.0
+    scale: Annotated[float, Range(0, 1e6, above=True)] = 1.0
     """Multiplies the chosen scores, after normalization."""
-    groups: int = 1
+    groups: Annotated[int, Range(1, 10**5)] = 1
     """Equal groups of neighbouring experts (DeepSeek-V2, V3); a divisor of `count`. 1: no groups."""
-    top_groups: int = 1
+    top_groups: Annotated[int, Range(1, 10**5)] = 1
     """The best groups of a token: its experts come from these."""
     group_score: Literal["max", "top2"] = "max"
     """A group's score: its best expert's, or the sum of its best two."""
     chooser: Literal["tokens", "experts"] = "tokens"
     """Tokens choose experts, or experts choose tokens (Zhou et al. 2022)."""
-    capacity: float | None = None
+    capacity: Annotated[float, Range(0, 1e6, above=True)] | None = None
     """Capacity factor: of a sequence of S tokens an expert takes the first capacity x top_k x S / count and drops the
     others. None: it takes all."""
-    balance_loss: float = 0.0
+    balance_loss: Coefficient = 0.0
     """Coefficient of the load-balancing loss, per sequence (Fedus et al. 2021)."""
-    z_loss: float = 0.0
+    z_loss: Coefficient = 0.0
     """Coefficient of the loss on large router logits (Zoph et al. 2022)."""
-    balance_bias: float | None = None
+    balance_bias: Coefficient | None = None
     """How much the bias of an expert's score, used for choosing only, moves per step against its load (Wang et al.
     2024). None: there is no such bias."""
-    local_count: int | None = None
+    local_count: Annotated[int, Range(1, 10**5)] | None = None
     """Experts that one rank holds under expert parallelism. None: all. Set by strategy/split.py."""
 
     def __post_init__(self) -> None:
         where = "model.experts"
-        at_least_one(where, self, "count", "top_k", "ffn", "groups", "top_groups", "local_count")
-        for name in ("shared_ffn", "balance_loss", "z_loss", "balance_bias"):
-            if (getattr(self, name) or 0) < 0:
-                raise InputError(f"{where}.{name}", getattr(self, name), "must not be negative")
-        for name in ("scale", "capacity"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise InputError(f"{where}.{name}", getattr(self, name), "must be positive")
+        require_ranges(self, where)
         if self.top_k > self.count:
             raise InputError(f"{where}.top_k", self.top_k, f"is more than count = {self.count}")
         if self.count % self.groups:
@@ -162,18 +151,18 @@ class Latent:
     """Multi-head latent attention (DeepSeek-V2, 2024): keys and values are projected up from a small vector per
     token, which all heads share. Sizes are counts of elements."""
 
-    kv_rank: int
+    kv_rank: Width
     """Size of the latent vector that keys and values come from."""
-    nope_dim: int
+    nope_dim: Width
     """Dimensions of a head's query and key without positions."""
-    rope_dim: int
+    rope_dim: Width
     """Dimensions of a head's query and key with rotary positions; the heads share this part of the key."""
-    v_dim: int
+    v_dim: Width
     """Dimensions of a head's value."""
-    q_rank: int | None = None
+    q_rank: Width | None = None
     """Size of the latent vector that queries come from; None: queries are projected from the token itself."""
     interleaved: bool = True
     """Whether rotary positions turn neighbouring dimensions as pairs, instead of those half a head apart."""
 
     def __post_init__(self) -> None:
-        at_least_one("model.latent", self, *(f.name for f in fields(self) if f.name != "interleaved"))
+        require_ranges(self, "model.latent")

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling, at_least_one
+from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling, Width
+from phalanx.spec.ranges import Count, Name, Range, require_ranges
 
 Role = Literal[
     "embedding",
@@ -47,27 +48,27 @@ class ModelSpec:
     Raises InputError for sizes below 1, and for fields that contradict each other.
     """
 
-    family: str
+    family: Name
     """The architecture, a row of families.py: fills in other fields and names the weight format of `transformers`."""
-    vocab: int
+    vocab: Width
     """Tokens in the vocabulary."""
-    hidden: int
+    hidden: Annotated[int, Range(1, 10**6)]
     """Width of the residual stream."""
-    layers: int
+    layers: Annotated[int, Range(1, 10**4)]
     """Blocks."""
-    heads: int
+    heads: Annotated[int, Range(1, 10**5)]
     """Query heads."""
-    kv_heads: int
+    kv_heads: Annotated[int, Range(1, 10**5)]
     """Key and value heads, a divisor of `heads`: fewer is grouped-query attention (Ainslie et al. 2023)."""
-    head_dim: int
+    head_dim: Annotated[int, Range(1, 10**5)]
     """Width of a query or key head."""
-    ffn: int
+    ffn: Width
     """Width inside the MLP."""
-    max_seq: int
+    max_seq: Count
     """The longest sequence, in tokens."""
     norm: Literal["rms", "layer"]
     """RMSNorm (Zhang & Sennrich 2019) or LayerNorm."""
-    norm_eps: float
+    norm_eps: Annotated[float, Range(1e-30, 1)]
     """Added to a norm's mean square or variance; positive."""
     position: Literal["rotary", "learned"]
     """Rotary positions (Su et al. 2021), or a learned table of `max_seq` rows."""
@@ -81,7 +82,7 @@ class ModelSpec:
     """Whether the MLP's matrices have biases."""
     tied: bool
     """Whether the head reuses the embedding's matrix."""
-    rope_theta: float = 10_000.0
+    rope_theta: Annotated[float, Range(1e-6, 1e18)] = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
     """How rotary frequencies are stretched for longer sequences; None: not at all."""
@@ -90,13 +91,13 @@ class ModelSpec:
     residual: Literal["serial", "parallel", "parallel_one_norm"] = "serial"
     """serial: the MLP follows attention. parallel: both read the block's input, through a norm each.
     parallel_one_norm: through one norm."""
-    rotary_dim: int | None = None
+    rotary_dim: Width | None = None
     """Dimensions of a head that turn with the position, even; None: all."""
     qk_norm: bool = False
     """Whether queries and keys are normed, head by head."""
-    window: int | None = None
+    window: Count | None = None
     """Sliding window: the tokens that a token attends to, itself included. None: all before it."""
-    window_layers: tuple[int, ...] | None = None
+    window_layers: tuple[Annotated[int, Range(0, 10**4)], ...] | None = None
     """Blocks, from 0, that have the window; None: all."""
     sinks: bool = False
     """Attention sinks: whether each head has a learned logit that takes weight from the tokens."""
@@ -106,12 +107,7 @@ class ModelSpec:
     """Multi-head latent attention; None: each head's keys and values are projected from the token."""
 
     def __post_init__(self) -> None:
-        at_least_one(
-            "model", self, "vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "max_seq", "window"
-        )
-        for name in ("norm_eps", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"model.{name}", getattr(self, name), "must be positive")
+        require_ranges(self, "model")
         if self.rope_scaling is not None and self.rope_scaling.kind == "yarn" and self.rope_theta <= 1:
             raise InputError(
                 "model.rope_theta", self.rope_theta, "must be above 1 with yarn, which divides by its log"

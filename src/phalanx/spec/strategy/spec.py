@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job
+from phalanx.spec.ranges import Count, Length, Name, Range, Ranks, require_ranges
 from phalanx.spec.strategy import compression
 from phalanx.spec.strategy.compressors import Compression
 
@@ -22,6 +23,8 @@ Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "du
 """The names; schedule/pipeline/schedules.py must have a row for each, with every other fact about it."""
 Recompute = Literal["none", "selective", "full"]
 AXES = ("pp", "dp", "cp", "tp")
+MOST_RANKS = 10**7
+"""Upper limit of a world size: more is a typing error."""
 DEFAULT_BUCKET_MIB = 25.0  # torch DDP's default
 
 
@@ -32,41 +35,41 @@ class Strategy:
     Raises InputError for a field outside its range, and for degrees that do not divide each other.
     """
 
-    dp: int = 1
+    dp: Ranks = 1
     """Data-parallel replicas: each takes global_batch / dp sequences a step."""
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO level (Rajbhandari et al. 2020): what is sharded over the shard group. 0: nothing, gradients are
     all-reduced. 1: optimizer state and master parameters. 2: gradients too. 3: parameters too."""
-    shard: int | None = None
+    shard: Ranks | None = None
     """Replicas that share one model state, a divisor of dp; None: all of them. Fewer than dp is HSDP: dp / shard
     copies of the state, whose gradient shards are all-reduced. Ranks of cp always shard too."""
-    tp: int = 1
+    tp: Ranks = 1
     """Tensor-parallel ranks: each holds a part of the heads, of the MLP's width and of the vocabulary."""
     sp: bool = False
     """Sequence parallelism (Korthikanti et al. 2022): norms and the residual stream are split by tokens over the tp
     ranks. Needs tp > 1."""
-    cp: int = 1
+    cp: Ranks = 1
     """Context-parallel ranks: each holds a part of every sequence. cp = ring x ulysses."""
-    ulysses: int = 1
+    ulysses: Ranks = 1
     """The part of cp that exchanges tokens for heads (Jacobs et al. 2023), a divisor of cp; the rest is a ring."""
-    ep: int = 1
+    ep: Ranks = 1
     """Expert-parallel ranks: each holds count / ep of a layer's experts. Folds into dp x cp x tp."""
-    etp: int = 1
+    etp: Ranks = 1
     """Ranks that split the width of each expert. Folds into dp x cp x tp, as ep does."""
-    pp: int = 1
+    pp: Ranks = 1
     """Pipeline ranks (stages)."""
-    virtual: int = 1
+    virtual: Annotated[int, Range(1, 10**4)] = 1
     """Chunks of the model per pipeline rank (virtual stages)."""
     schedule: Schedule = "1f1b"
     """Pipeline schedule: the order of forward and backward actions on each stage. Has no effect at pp = 1."""
-    layers: str = "auto"
+    layers: Annotated[str, Length(10**5)] = "auto"
     """Blocks of each chunk in forward order, as `7/9/9/7`; auto: balanced by the planner."""
-    micro_batch: int = 1
+    micro_batch: Count = 1
     """Sequences in a micro-batch. A replica accumulates global_batch / (micro_batch x dp) of them a step."""
-    recompute: str = "none"
+    recompute: Name = "none"
     """What the backward pass computes again: none; selective (attention's core); full (every block); every:k (blocks
     0, k, 2k, ...)."""
-    compression: str = "none"
+    compression: Name = "none"
     """How gradients are compressed while they travel; compression.py has the grammar."""
     grad_sync: Literal["step", "micro"] | None = None
     """When gradients are reduced: once a step, or after every micro-batch. None: micro at zero = 2 and 3, else
@@ -74,17 +77,17 @@ class Strategy:
     reshard: Literal["step", "action"] | None = None
     """When zero = 3 releases gathered parameters: at the end of the step, or after each forward or backward of a
     unit. None: step with a pipeline, else action."""
-    bucket: float | Literal["auto"] = "auto"
+    bucket: Annotated[float, Range(1e-6, 2**20)] | Literal["auto"] = "auto"
     """MiB of gradients that are reduced together; auto: chosen from the cluster's links."""
-    prefetch: int = 1
+    prefetch: Annotated[int, Range(0, 10**4)] = 1
     """Units that zero = 3 gathers ahead of the one in use. The trainer runs 0 and 1."""
-    order: str = "pp/dp/cp/tp"
+    order: Name = "pp/dp/cp/tp"
     """Mesh axes from the outermost to the innermost, whose groups have neighbouring ranks."""
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "cp", "ulysses", "ep", "etp", "pp", "virtual", "micro_batch"):
-            if getattr(self, name) < 1:
-                raise InputError(f"strategy.{name}", getattr(self, name), "must be at least 1")
+        require_ranges(self, "strategy")
+        if self.world > MOST_RANKS:
+            raise InputError("strategy", str(self), f"has {self.world:,} ranks", f"at most {MOST_RANKS:,}")
         _require_divisor("shard", self.shard or 1, "dp", self.dp)
         _require_divisor("ulysses", self.ulysses, "cp", self.cp)
         block = self.dp * self.cp * self.tp
@@ -99,10 +102,6 @@ class Strategy:
             raise InputError("strategy.shard", self.shard, "zero=0 shards nothing", "use zero=1, 2 or 3")
         if self.sp and self.tp == 1:
             raise InputError("strategy.sp", 1, "sequence parallelism runs over the tp ranks", "use tp >= 2")
-        if self.bucket != "auto" and self.bucket <= 0:
-            raise InputError("strategy.bucket", self.bucket, "must be positive (MiB) or auto")
-        if self.prefetch < 0:
-            raise InputError("strategy.prefetch", self.prefetch, "must not be negative")
         if not re.fullmatch(r"none|selective|full|every:[1-9]\d*", self.recompute):
             raise InputError(
                 "strategy.recompute", self.recompute, "is not known", "use none, selective, full or every:k"
@@ -221,7 +220,7 @@ def parse(line: str) -> dict[str, Any]:
             raise InputError(f"strategy.{name}", text, "no such field", nearest(name, FIELDS))
         if name in table:
             raise InputError(f"strategy.{name}", text, "is given twice")
-        table[name] = text if FIELDS[name].type == "str" else value(text)
+        table[name] = text if isinstance(FIELDS[name].default, str) and name != "bucket" else value(text)
     return table
 
 

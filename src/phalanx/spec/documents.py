@@ -1,0 +1,81 @@
+"""Read what others wrote: text, TOML and JSON of bounded size and depth, or an InputError that names the file."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from phalanx.spec.errors import InputError
+
+T = TypeVar("T")
+LARGEST = 2**26
+"""Bytes of the largest document that is read: 64 MiB."""
+_DEEPEST = 64  # tables in tables; ours have 5
+
+
+def read_text(path: Path, field: str, largest: int = LARGEST) -> str:
+    """Return the text of a file in UTF-8; `field` says in messages what the file is for. Raises InputError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(largest + 1)
+        if len(content) > largest:
+            raise InputError(field, str(path), f"is larger than {largest // 2**20} MiB", "is it the right file?")
+        return content.decode().replace("\r\n", "\n")
+    except FileNotFoundError:
+        raise InputError(field, str(path), "no such file") from None
+    except UnicodeDecodeError as error:
+        raise InputError(field, str(path), f"cannot be read (byte {error.start} is not UTF-8)") from None
+    except OSError as error:
+        raise InputError(field, str(path), f"cannot be read ({error.strerror})") from None
+    except InputError:
+        raise
+    except ValueError as error:  # a NUL in the name
+        raise InputError(field, str(path), f"is not the name of a file ({error})") from None
+
+
+def read_toml(path: Path, field: str) -> dict[str, Any]:
+    """Return the tables of a TOML file. Raises InputError."""
+    text = read_text(path, field)
+    try:
+        return _shallow(tomllib.loads(text))
+    except (ValueError, RecursionError) as error:
+        _refuse(path, field, "TOML", error)
+
+
+def read_json(path: Path, field: str) -> Any:
+    """Return the content of a JSON file. Raises InputError."""
+    text = read_text(path, field)
+    try:
+        return _shallow(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        _refuse(path, field, "JSON", error)
+
+
+def _shallow(content: T) -> T:
+    """Return a document that is nested `_DEEPEST` deep at most, so that functions may call themselves for its parts.
+
+    Raises RecursionError for any other.
+    """
+    level: list[Any] = [content]
+    for _ in range(_DEEPEST):
+        level = [part for table in level for part in _parts(table)]
+        if not level:
+            return content
+    raise RecursionError
+
+
+def _parts(table: Any) -> Iterable[Any]:
+    return table.values() if isinstance(table, dict) else table if isinstance(table, list) else ()
+
+
+def _refuse(path: Path, field: str, format: str, error: Exception) -> NoReturn:
+    if isinstance(error, RecursionError):
+        reason = "is nested too deep"
+    elif isinstance(error, json.JSONDecodeError | tomllib.TOMLDecodeError):
+        reason = f"is not {format} ({error})"
+    else:
+        reason = "holds a number of more than 4,300 digits"  # the limit of int()
+    raise InputError(field, str(path), reason) from None

@@ -1,0 +1,126 @@
+"""The legal range of every number and text that a user writes, declared where the field is declared.
+
+    heads: Annotated[int, Range(1, 10**5)]
+    lr: Annotated[float, Range(0, 1e6, above=True)]
+
+`require_ranges` holds a record to them when it is created, whoever creates it. Upper limits are where sizes stop
+making sense: they keep every product of them finite, and what is enumerated short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from phalanx.spec.errors import InputError
+
+
+@dataclass(frozen=True)
+class Range:
+    """From `low` to `high`, both included unless `above` (not `low` itself) or `below` (not `high` itself)."""
+
+    low: float
+    high: float
+    above: bool = False
+    below: bool = False
+
+    def problem(self, number: Any) -> str:
+        """Say what is wrong with a number; empty if it is in the range. NaN is in none."""
+        low_ok = number > self.low if self.above else number >= self.low
+        high_ok = number < self.high if self.below else number <= self.high
+        if low_ok and high_ok:
+            return ""
+        if isinstance(number, float) and not math.isfinite(number):
+            return "must be a finite number"
+        if self.high <= 1 and isinstance(number, float):
+            ends = f"{'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
+            return f"must be in {ends}"
+        if low_ok:
+            return f"must be {'below' if self.below else 'at most'} {_shown(self.high)}"
+        if self.low == 0 and not self.above:
+            return "must not be negative"
+        if 0 <= self.low < 1 and number <= 0:
+            return "must be positive"
+        return f"must be {'above' if self.above else 'at least'} {_shown(self.low)}"
+
+
+@dataclass(frozen=True)
+class Length:
+    """Of a text: at most `high` characters, none of them NUL, which no file name can hold."""
+
+    high: int
+
+    def problem(self, text: Any) -> str:
+        """Say what is wrong with a text; empty if nothing is."""
+        if "\0" in text:
+            return "holds a NUL character"
+        return "" if len(text) <= self.high else f"has {len(text):,} characters; at most {self.high:,} are read"
+
+
+Count = Annotated[int, Range(1, 10**9)]
+"""How many there are of something of which there is one at least."""
+Natural = Annotated[int, Range(0, 10**9)]
+"""A count that may be 0."""
+Ranks = Annotated[int, Range(1, 10**7)]
+"""Ranks, GPUs or nodes."""
+Name = Annotated[str, Length(1000)]
+"""A text for people, or the name of something."""
+FilePath = Annotated[str, Length(4096)]
+"""The path of a file: Linux's longest."""
+Share = Annotated[float, Range(0, 1)]
+"""A part of something, from nothing to all."""
+Seconds = Annotated[float, Range(0, 1e9)]
+"""A duration; 0 is possible."""
+Rate = Annotated[float, Range(1, 1e24)]
+"""Bytes/s or FLOP/s: one per second at least."""
+SecondsPer = Annotated[float, Range(0, 1)]
+"""Seconds for a byte, a FLOP or a kernel: an inverse rate."""
+Bytes = Annotated[int, Range(0, 2**60)]
+"""A size in memory: an exbibyte at most."""
+
+
+def require_ranges(record: Any, where: str) -> None:
+    """Require that the fields of a record are in the ranges they were declared with; None is in each.
+
+    `where` names the record in messages. Raises InputError for `where.field`.
+    """
+    for name, rule in _rules(record.__class__):
+        value = getattr(record, name)
+        for place, part in _parts(value, ""):
+            if isinstance(part, str) == isinstance(rule, Length) and (problem := rule.problem(part)):
+                raise InputError(f"{where}.{name}{place}", part, problem)
+
+
+def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers and texts in a value, with their place in it."""
+    if isinstance(value, tuple | list):
+        for i, inner in enumerate(value):
+            yield from _parts(inner, f"{place}[{i}]")
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _parts(inner, f"{place}.{key}")
+    elif value is not None and not isinstance(value, bool):
+        yield place, value
+
+
+@cache
+def _rules(kind: type[Any]) -> tuple[tuple[str, Range | Length], ...]:
+    """The fields of a dataclass that have a range, with it."""
+    hints = get_type_hints(kind, include_extras=True)
+    rows = ((f.name, next(_declared(hints[f.name]), None)) for f in fields(kind))
+    return tuple((name, rule) for name, rule in rows if rule is not None)
+
+
+def _declared(hint: Any) -> Iterator[Range | Length]:
+    """Yield the ranges in a type, alone or inside a union, a tuple or a mapping."""
+    if get_origin(hint) is Annotated:
+        yield from (rule for rule in hint.__metadata__ if isinstance(rule, Range | Length))
+    for inner in get_args(hint):
+        yield from _declared(inner)
+
+
+def _shown(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"

@@ -1,0 +1,324 @@
+"""Every command line: valid ones, and the same with wrong values, unknown options and files with mistakes in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+from support.fuzz import files
+from support.fuzz.leaves import WORDS
+
+Options = dict[str, str | None]  # None: a flag
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line, and the files that it is about."""
+
+    kind: str
+    """What is drawn with mistakes: `command line`, or the kind of file."""
+    words: tuple[str, ...]
+    """After `phalanx`."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Contents by name, beside those that the folder has."""
+
+    def __str__(self) -> str:
+        shown = {
+            name: content if len(content) < 3000 else content[:200] + b"..." for name, content in self.files.items()
+        }
+        return f"phalanx {list(map(_short, self.words))} {shown}"
+
+
+def _short(word: str) -> str:
+    return word if len(word) < 200 else f"{word[:20]}... ({len(word)} characters)"
+
+
+_ASKED: Options = {"--model": "llama2-7b", "--cluster": "dgx-h100", "--gpus": "16", "--batch": "64", "--seq": "2048"}
+_LINE: Options = {"--strategy": "tp=4,pp=2,zero=1"}
+_SHOWN: Options = {"--ranks": "4", "--micro-batches": "8"}
+_PRICED: Options = {"--costs": "1,1,1", "--transfer": "0.1"}
+
+QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
+    (("predict",), {**_ASKED, **_LINE, "--profile": "megatron-core", "--precision": "bf16", "--json": None}),
+    (("predict",), {**_ASKED, "--strategy": "tp=2,cp=2,zero=1,micro_batch=2", "--explain": None}),
+    (("explain",), {**_ASKED, **_LINE, "--json": None}),
+    (("lint",), {**_ASKED, **_LINE, "--json": None}),
+    (("comm",), {**_ASKED, **_LINE, "--json": None}),
+    (("comm",), {"--params": "7B", "--rate": "25", "--csv": None}),
+    (("roofline",), {**_ASKED, **_LINE, "--json": None}),
+    (("roofline",), {"--params": "7B", "--cluster": "dgx-a100", "--seq": "2048"}),
+    (("memory",), {"--model": "llama2-7b", "--card": "80", "--micro-batch": "1", "--seq": "2048", "--json": None}),
+    (("memory",), {"--params": "7B", "--bytes-per-parameter": "16", "--csv": None}),
+    (("scaling",), {"--params": "7B", "--tokens": "300B", "--tflops": "150", "--gpus": "64,128", "--json": None}),
+    (("models",), {"--json": None}),
+    (("models", "llama3-8b"), {"--json": None}),
+    (("clusters", "dgx-h100"), {"--nodes": "4", "--json": None}),
+    (("collectives", "show", "ring"), {"--op": "all_reduce", "--ranks": "4", "--root": "0"}),
+    (("collectives", "show", "binomial"), {"--op": "broadcast", "--ranks": "5", "--root": "2"}),
+    (("collectives", "prove"), {"--max-ranks": "5", "--json": None}),
+    (
+        ("collectives", "table"),
+        {"--op": "all_reduce", "--bytes": "100MB", "--ranks": "8", "--cluster": "dgx-h100", "--json": None},
+    ),
+    (("pipeline", "show", "1f1b"), {**_SHOWN, **_PRICED}),
+    (("pipeline", "show", "interleaved"), {**_SHOWN, "--virtual": "2", "--json": None}),
+    (("pipeline", "table"), {**_SHOWN, **_PRICED, "--virtual": "2", "--json": None}),
+    (("pipeline", "prove", "zb-v"), dict(_SHOWN)),
+    (("pipeline", "csv", "zb-h1"), {**_SHOWN, "--sends": None}),
+    (("cases",), {"--rules": None, "--json": None}),
+    (("plan", "job.toml"), {"--strategy": "dp=2,zero=1", "--choices": None, "--set": "cluster.file=cluster.toml"}),
+    (("plan", "job.toml"), {"--set": "job.global_batch=16", "--out": "p.json", "--json": None}),
+    (("explain", "plan.json"), {"--strategy": "dp=2,zero=2", "--gpus": "2", "--json": None}),
+    (("lint", "plan.json"), {"--strategy": "dp=2", "--json": None}),
+    (("measure",), {"--nccl-tests": "nccl.txt", "--preset": "dgx-h100", "--op": "all_reduce", "--json": None}),
+    (("validate",), {"--runs": "runs.csv", "--rows": "own", "--json": None}),
+    (("experts", "show", "."), {"--json": None}),
+    (("verify", "job.toml"), {"--strategy": "dp=2,zero=1", "--json": None}),
+)
+"""Commands that take a moment: words, and options with values that are right."""
+
+SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
+    (
+        ("plan",),
+        {
+            **_ASKED,
+            "--tokens": "300B",
+            "--price": "2.5",
+            "--objective": "throughput",
+            "--out": "p.json",
+            "--json": None,
+        },
+    ),
+    (("scaling",), {"--model": "llama2-7b", "--gpus": "16,32", "--batch": "64", "--seq": "2048", "--json": None}),
+    (("train", "job.toml"), {"--strategy": "dp=2,zero=1", "--set": "train.steps=2", "--json": None}),
+    (("parity", "job.toml"), {"--strategy": "dp=2", "--steps": "1", "--dtype": "float64", "--json": None}),
+    (
+        ("generate", "runs/job"),
+        {"--prompt": "the", "--tokens": "4", "--temperature": "0.8", "--top-k": "5", "--tp": "1"},
+    ),
+    (("export-weights", "runs/job"), {"--out": "hf", "--dtype": "float32", "--step": "2", "--shard-size": "1MB"}),
+    (("import", "hf"), {"--name": "imported", "--json": None}),
+    (("lab", "run", "--", "true"), {"--hosts": "2", "--ranks": "1", "--rate": "1gbit"}),
+    (("plan", "job.toml"), {"--set": "cluster.ranks=3", "--json": None}),
+)
+"""Commands that search, or start ranks."""
+
+_STRATEGY_FIELDS = [
+    "dp",
+    "zero",
+    "shard",
+    "tp",
+    "sp",
+    "cp",
+    "ulysses",
+    "ep",
+    "etp",
+    "pp",
+    "virtual",
+    "schedule",
+    "layers",
+    "micro_batch",
+    "recompute",
+    "compression",
+    "grad_sync",
+    "reshard",
+    "bucket",
+    "prefetch",
+    "order",
+]
+_STRATEGY_VALUES = [
+    "0",
+    "1",
+    "2",
+    "3",
+    "4",
+    "8",
+    "-1",
+    "99",
+    "0.5",
+    "nan",
+    "1e9",
+    "auto",
+    "none",
+    "full",
+    "selective",
+    "every:2",
+    "every:99",
+    "topk:0.01",
+    "int8",
+    "powersgd:4",
+    "1f1b",
+    "gpipe",
+    "naive",
+    "interleaved",
+    "zb-h1",
+    "zb-v",
+    "dualpipe-v",
+    "step",
+    "micro",
+    "action",
+    "2/2",
+    "1/1",
+    "16/16",
+    "pp/dp/cp/tp",
+    "tp/cp/dp/pp",
+    "true",
+]
+_SETS = [
+    "model.layers",
+    "model.hidden",
+    "model.heads",
+    "model.kv_heads",
+    "model.vocab",
+    "model.norm_eps",
+    "job.global_batch",
+    "job.seq",
+    "job.clip",
+    "cluster.nodes",
+    "cluster.preset",
+    "cluster.ranks",
+    "train.lr",
+    "train.steps",
+    "train.name",
+    "train.seed",
+    "strategy.dp",
+    "strategy.bucket",
+    "train.timeout_s",
+    "train.threads",
+    "job.optimizer.betas",
+    "job.precision.compute",
+    "model.experts",
+    "model.window",
+]
+
+
+def lines() -> st.SearchStrategy[str]:
+    """A strategy, most often one that is not legal."""
+    one = st.tuples(st.sampled_from(_STRATEGY_FIELDS), st.sampled_from(_STRATEGY_VALUES) | _counts())
+    return st.lists(one.map("=".join), min_size=1, max_size=4).map(",".join)
+
+
+def _counts() -> st.SearchStrategy[str]:
+    big = st.sampled_from((10**5, 10**6, 10**7, 99999999999999, 2**63, 2**70, 10**400)).map(str)
+    return st.integers(-3, 130).map(str) | big
+
+
+def _values(option: str, before: str) -> st.SearchStrategy[str]:
+    """Values of an option that may be wrong."""
+    free = st.sampled_from(WORDS) | st.text(max_size=8)
+    if option == "--strategy":
+        return lines() | lines() | free
+    if option == "--set":
+        one = st.tuples(st.sampled_from(_SETS), _counts() | free | st.just("[1,2]") | st.just("{a=1}"))
+        return one.map("=".join) | free
+    if before.replace(",", "").replace(".", "").isdigit():
+        return _counts() | st.floats().map(str) | free
+    return free | st.sampled_from(("local", "llama2-7", "dgx-h10", "cluster.toml", "config.json", "plan.json", "."))
+
+
+@st.composite
+def command_lines(draw: st.DrawFn, pool: tuple[tuple[tuple[str, ...], Options], ...]) -> Case:
+    """A valid command line with one or two mistakes, or none."""
+    positional, options = draw(st.sampled_from(pool))
+    words, given = list(positional), dict(options)
+    extra: list[str] = []
+    for _ in range(draw(st.sampled_from((0, 1, 1, 1, 1, 2, 2)))):
+        how = draw(st.sampled_from(("value",) * 12 + ("drop", "unknown", "argument", "end", "twice")))
+        valued = [name for name, value in given.items() if value is not None]
+        if how == "value" and valued:
+            name = draw(st.sampled_from(valued))
+            given[name] = draw(_values(name, str(options[name])))
+        elif how == "drop" and given:
+            del given[draw(st.sampled_from(sorted(given)))]
+        elif how == "unknown":
+            extra.append(draw(st.sampled_from(("--modle", "-x", "--json=1", "--gpus=", "extra", "--", "--help", ""))))
+        elif how == "argument" and len(words) > 1:
+            words[-1] = draw(_values("", words[-1]))
+        elif how == "end" and valued:
+            extra.append(draw(st.sampled_from(valued)))
+        elif valued:
+            name = draw(st.sampled_from(valued))
+            extra += [name, draw(_values(name, str(options[name])))]
+    at = words.index("--") if "--" in words else len(words)
+    flat = [word for name, value in given.items() for word in ((name,) if value is None else (name, value))]
+    # No program's arguments can hold a NUL: the system refuses them.
+    return Case("command line", tuple(w.replace("\0", "") for w in (*words[:at], *flat, *extra, *words[at:])))
+
+
+def _readers(kind: str, pool_is_quick: bool) -> tuple[tuple[str, ...], ...]:
+    asked = ("--cluster", "c.toml", "--gpus", "16", "--batch", "64", "--seq", "2048")
+    line = ("--strategy", "tp=4,pp=2,zero=1")
+    small = ("--cluster", "dgx-h100", "--gpus", "8", "--batch", "64", "--seq", "32", "--strategy", "dp=4,tp=2")
+    quick: dict[str, tuple[tuple[str, ...], ...]] = {
+        "cluster file": (
+            ("predict", "--model", "llama2-7b", *asked, *line, "--json"),
+            ("explain", "--model", "llama2-7b", *asked, *line, "--json"),
+            ("comm", "--model", "llama2-7b", *asked, *line, "--json"),
+            ("collectives", "table", "--cluster", "c.toml", "--ranks", "8", "--json"),
+            ("plan", "job.toml", "--set", "cluster.file=c.toml", "--strategy", "dp=2", "--json"),
+        ),
+        "config.json": (
+            ("models", "config.json", "--json"),
+            ("predict", "--model", "config.json", *small, "--json"),
+            ("memory", "--model", "config.json", "--json"),
+            ("lint", "--model", "config.json", *small, "--json"),
+        ),
+        "job file": (
+            ("plan", "j.toml", "--json"),
+            ("plan", "j.toml"),
+            ("verify", "j.toml", "--json"),
+        ),
+        "plan.json": (
+            ("explain", "p.json", "--json"),
+            ("lint", "p.json", "--json"),
+            ("comm", "p.json", "--json"),
+            ("verify", "p.json", "--json"),
+        ),
+        "schedule": (
+            ("pipeline", "show", "s.csv", "--json"),
+            ("pipeline", "show", "s.csv"),
+            ("pipeline", "prove", "s.csv", "--slots"),
+            ("pipeline", "csv", "s.csv"),
+        ),
+        "measured runs": (("validate", "--runs", "r.csv", "--json"),),
+        "nccl-tests": (("measure", "--nccl-tests", "n.txt", "--json"),),
+    }
+    slow = {"job file": (("train", "j.toml", "--json"), ("parity", "j.toml", "--steps", "1", "--json"))}
+    slow |= {"plan.json": (("train", "p.json", "--json"),)}
+    return quick[kind] if pool_is_quick else (*quick[kind], *slow.get(kind, ()))
+
+
+@st.composite
+def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
+    """A file with mistakes, given to a command that reads its kind. `plans`: valid contents of a plan.json."""
+    trees = {
+        "cluster file": (files.clusters(), files.as_toml, "c.toml"),
+        "config.json": (files.configs(), files.as_json, "config.json"),
+        "job file": (files.jobs(), files.as_toml, "j.toml"),
+        "plan.json": (st.sampled_from(plans), files.as_json, "p.json"),
+    }
+    texts = {
+        "schedule": (files.SCHEDULE, "s.csv"),
+        "measured runs": (files.RUNS, "r.csv"),
+        "nccl-tests": (files.NCCL, "n.txt"),
+    }
+    kind = draw(st.sampled_from(("cluster file", "config.json", "job file", "plan.json") * 3 + tuple(texts)))
+    if kind in texts:
+        text, name = texts[kind]
+        content = text
+        for _ in range(draw(st.integers(1, 2))):
+            content = draw(files.damaged(content) | files.reworded(content))
+    else:
+        tree, write, name = trees[kind]
+        content = write(draw(tree.flatmap(files.mistaken)))
+        if draw(st.integers(0, 7)) == 0:
+            content = draw(files.damaged(content))
+    return Case(kind, draw(st.sampled_from(_readers(kind, quick))), {name: content})
+
+
+def cases(plans: tuple[Any, ...], quick: bool) -> st.SearchStrategy[Case]:
+    """Any case. `quick`: only commands that take a moment."""
+    lines_of = command_lines(QUICK if quick else QUICK * 3 + SLOW)
+    return st.sampled_from((lines_of, file_cases(plans, quick))).flatmap(lambda chosen: chosen)
