@@ -60,11 +60,12 @@ def parameters_of(shape: Shape, layout: Layout, held: Held) -> Parameters:
     positions = np.where(shape.embedding_params > 0, shape.embedding_params - shape.vocab * shape.hidden, 0.0)
     tied = np.asarray(shape.tied) > 0
     norm = np.where(tied, shape.head_params, shape.head_params - shape.vocab * shape.hidden)
-    # Without a pipeline the head shares a tied embedding; with one, first and last rank have a copy each.
-    own_head = np.where(tied & (np.asarray(layout.pp) == 1), 0.0, vocab)
+    # One rank with both ends shares a tied embedding between them; else the first and the last have a copy each.
+    shared = tied & ((np.asarray(layout.pp) == 1) | (np.asarray(layout.v_shaped) > 0))
+    own_head = np.where(shared, 0.0, vocab)
     embed, head = held.embed * (vocab + positions), held.head * (own_head + norm)
-    kept = np.where(tied & (np.asarray(layout.pp) == 1), head + held.embed * vocab, head)
-    copies = np.where(np.asarray(layout.pp) > 1, held.embed + held.head, np.minimum(held.embed + held.head, 1.0))
+    kept = np.where(shared, head + held.embed * vocab, head)
+    copies = np.where(shared, np.minimum(held.embed + held.head, 1.0), held.embed + held.head)
     kept_units = held.head + np.where(tied, copies, 0.0)
     units = held.dense + held.experts + held.embed * (~tied | (positions > 0)) + kept_units
     experts = held.experts * shape.expert_params / (layout.ep * layout.etp)

@@ -15,6 +15,8 @@ Recomputation repeats a forward pass (`R`), or attention's core. n: bytes of the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
@@ -31,11 +33,23 @@ COUNT_BYTES = 8.0
 
 def layer_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
     """Return what the layers of a rank send."""
-    flows = [*_stream(shape, layout, policy, "dense"), *_ends(shape, layout, policy), *_core(shape, layout, "dense")]
+    parts = _halves(layout, policy)
+    whole = stream_bytes(shape, layout)
+    of = _Stream(whole, whole / parts if np.any(parts > 1) else whole, parts)
+    flows = [*_stream(shape, layout, policy, of, "dense"), *_ends(layout, of), *_core(shape, layout, "dense")]
     if np.any(shape.moe_layers):
-        flows += [*_stream(shape, layout, policy, "experts"), *_core(shape, layout, "experts")]
+        flows += [*_stream(shape, layout, policy, of, "experts"), *_core(shape, layout, "experts")]
         flows += _experts(shape, layout, policy)
     return flows
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """The residual stream of a micro-batch: its bytes, those of one of its parts, and how many parts travel."""
+
+    whole: Column
+    part: Column
+    parts: Column
 
 
 def stream_bytes(shape: Shape, layout: Layout) -> Column:
@@ -54,9 +68,9 @@ def _tp(
     return Flow("tp", op, what, unit, layout.tp, layout.tp_stride, size, counts, beside)
 
 
-def _stream(shape: Shape, layout: Layout, policy: Policy, unit: Unit) -> list[Flow]:
+def _stream(shape: Shape, layout: Layout, policy: Policy, of: _Stream, unit: Unit) -> list[Flow]:
     """Return the collectives of a block over tp: all-reduces, or those of sequence parallelism."""
-    n, split = stream_bytes(shape, layout), np.asarray(layout.sp) > 0
+    split = np.asarray(layout.sp) > 0
     plain = 1.0 - 1.0 * split
     sums = np.where(shape.parallel > 0, 1.0, 2.0)
     inputs: Column = 2.0  # products that read an unsharded input
@@ -69,40 +83,34 @@ def _stream(shape: Shape, layout: Layout, policy: Policy, unit: Unit) -> list[Fl
     last = (1 - policy.repeats_last) * (np.where(split, shared, 1.0) if unit == "experts" else 1.0)
     repeats = layout.full
     reduce = {"F": plain * sums, "B": plain * inputs, "R": plain * repeats * (sums - last)}
-    parts = _halves(layout, policy)
-    s = split * parts
+    s = split * of.parts
     gathers = {"F": s * inputs, "B": s * (sums + inputs), "R": s * repeats * inputs}
     scatters = {"F": s * sums, "B": s * inputs, "R": s * repeats * (sums - last)}
     flows = []
     if np.any(plain):
-        flows.append(_tp("outputs of layers, gradients of inputs", "all_reduce", unit, layout, n, reduce, 0.0))
+        flows.append(_tp("outputs of layers, gradients of inputs", "all_reduce", unit, layout, of.whole, reduce, 0.0))
     if np.any(split):
-        flows.append(_tp("inputs of layers", "all_gather", unit, layout, n / parts, gathers, s * inputs))
-        flows.append(_tp("outputs of layers", "reduce_scatter", unit, layout, n / parts, scatters, 0.0))
+        flows.append(_tp("inputs of layers", "all_gather", unit, layout, of.part, gathers, s * inputs))
+        flows.append(_tp("outputs of layers", "reduce_scatter", unit, layout, of.part, scatters, 0.0))
     return flows
 
 
-def _ends(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
+def _ends(layout: Layout, of: _Stream) -> list[Flow]:
     """Return the collectives of embedding, head and loss over tp."""
-    n, split = stream_bytes(shape, layout), 1.0 * (np.asarray(layout.sp) > 0)
-    plain, parts = 1 - split, _halves(layout, policy)
-    s = split * parts
-    e, size = "embedding", n / parts
-    numbers = {1: "largest logits", 2: "sums of exponentials, targets' logits"}
+    split = 1.0 * (np.asarray(layout.sp) > 0)
+    plain, s, what = 1 - split, split * of.parts, "embedding, head"
     flows = [
-        _tp(e, "all_reduce", "embed", layout, n, {"F": plain}, 0.0),
-        _tp(e, "reduce_scatter", "embed", layout, size, {"F": s}, 0.0),
-        _tp(e, "all_gather", "embed", layout, size, {"B": s}, s),
-        _tp("gradient of the head's input", "all_reduce", "head", layout, n, {"B": plain}, 0.0),
-        _tp("the head's input", "all_gather", "head", layout, size, {"F": s, "B": s}, s),
-        _tp("gradient of the head's input", "reduce_scatter", "head", layout, size, {"B": s}, 0.0),
+        _tp(what, "all_reduce", "embed", layout, of.whole, {"F": plain}, 0.0),
+        _tp(what, "reduce_scatter", "embed", layout, of.part, {"F": s}, 0.0),
+        _tp(what, "all_gather", "embed", layout, of.part, {"B": s}, s),
+        _tp(what, "all_reduce", "head", layout, of.whole, {"B": plain}, 0.0),
+        _tp(what, "all_gather", "head", layout, of.part, {"F": s, "B": s}, s),
+        _tp(what, "reduce_scatter", "head", layout, of.part, {"B": s}, 0.0),
     ]
     flows = [flow for flow in flows if np.any(flow.count())]
-    of_loss = [
-        _tp(what, "all_reduce", "head", layout, k * np.maximum(SCALAR_BYTES, layout.activation_bytes) * layout.tokens, {"F": 1.0}, 0.0)
-        for k, what in numbers.items()
-    ]
-    return flows + of_loss
+    numbers = np.maximum(SCALAR_BYTES, layout.activation_bytes) * layout.tokens
+    # Each token's largest logit; its sum of exponentials and its target's logit.
+    return flows + [_tp("loss", "all_reduce", "head", layout, k * numbers, {"F": 1.0}, 0.0) for k in (1, 2)]
 
 
 def kv_heads(shape: Shape, layout: Layout) -> Column:
