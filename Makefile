@@ -28,10 +28,12 @@ run: install
 	@$(BIN)/phalanx train examples/quickstart.toml
 
 # Most tests wait more than they compute: two at a time use two cores. Each worker has its own pool of ranks.
+# From Python 3.12 on, whose sys.monitoring counts lines cheaply, the line coverage is reported too.
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@COVERAGE_CORE=sysmon $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $$($(BIN)/python -c \
+	  'import sys; sys.version_info >= (3, 12) and print("--cov --cov-report=term:skip-covered")')
 
-# The suite, and every drawn examination at its full number of cases: an hour and more.
+# The suite, and every drawn examination at its full number of cases.
 long: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long or not long"
 

@@ -202,7 +202,7 @@ def test_the_command_places_and_compares(plan):
         ('{"free": {}, "leafs": {}}', "did you mean leaves"),
         ('{"free": {"n0": "0"}, "nodes": "n0,n0"}', "is named twice"),
         ('{"free": {"n0": "0"}, "nodes": "n[0-1]", "leaves": {"l": "n0"}}', "is under no leaf"),
-        ("{", "cannot be read as JSON"),
+        ("{", "is not JSON"),
     ],
 )
 def test_wrong_free_files_are_one_line(plan, free, what):

@@ -99,6 +99,7 @@ def test_a_full_disk_costs_no_checkpoint(here: Path) -> None:
     assert code == 1, err
     last = err.strip().splitlines()[-1]
     assert last.startswith("error: rank "), err
+    assert " failed during saving of step 10: " in last, err
     assert "CheckpointError: the checkpoint of step 10 cannot be written: File too large" in last, err
     assert last.endswith("the disk is full, or a file-size limit was reached")
     assert steps(here / "runs" / "straight" / "checkpoint") == [6, 8]

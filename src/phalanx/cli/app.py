@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.cluster import cluster
 from phalanx.cli.clusters import clusters
 from phalanx.cli.collectives import collectives
 from phalanx.cli.experts import experts
@@ -21,6 +22,7 @@ from phalanx.cli.lab import lab
 from phalanx.cli.measure import measure
 from phalanx.cli.mesh import mesh
 from phalanx.cli.models import models
+from phalanx.cli.observe import observe
 from phalanx.cli.parity import parity
 from phalanx.cli.pipeline import pipeline
 from phalanx.cli.place import place
@@ -44,6 +46,7 @@ app.add_typer(collectives, name="collectives")
 app.add_typer(pipeline, name="pipeline")
 app.add_typer(experts, name="experts")
 app.add_typer(lab, name="lab")
+app.add_typer(cluster, name="cluster")
 app.command()(models)
 app.command()(clusters)
 app.command()(mesh)
@@ -55,6 +58,7 @@ app.command()(lint)
 for _tables in (scaling, memory, comm, roofline, cases):
     app.command()(_tables)
 app.command()(verify)
+app.command()(observe)
 app.command()(measure)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)

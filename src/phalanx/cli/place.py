@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.options import Json, OptionalStack, StrategyLine
-from phalanx.cli.terminal import console, exit_on_error, print_json, require_writable
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
 
 if TYPE_CHECKING:
     from phalanx.commands.place import PlaceAnswer
@@ -27,6 +27,17 @@ def place(
     search: Annotated[
         bool, typer.Option("--search/--no-search", help="Also look for strategies that suit these GPUs better.")
     ] = True,
+    topology: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Leaf switches: a Slurm topology.conf, or the output of ibnetdiscover."),
+    ] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option("--for", metavar="NAME", help="Write files for slurm, torchrun or kueue; needs --out."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for placement.json and these files.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also draw the nodes as an SVG.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -36,10 +47,23 @@ def place(
     under ("leaves": {"leaf0": "node[0-15]", ...}, "oversubscription": 2).
     """
     with exit_on_error():
-        from phalanx.commands.place import answer, job_of_plan
+        from phalanx.commands.place import answer, job_of_plan, launch_files
+        from phalanx.commands.topology import leaves_of
+        from phalanx.spec.errors import InputError
+        from phalanx.spec.files.plan import write_json
 
         require_writable("--plot", plot)
-        a = answer(job_of_plan(plan, strategy, profile), free, search=search)
+        if launcher and not out:
+            raise InputError("--out", None, "is missing: --for writes files", "name a folder")
+        leaves = leaves_of(topology) if topology else None
+        a = answer(job_of_plan(plan, strategy, profile), free, leaves, search)
+        if out:
+            files = launch_files(launcher, a.placed.placement) if launcher else {}
+            out.mkdir(parents=True, exist_ok=True)
+            write_json(out / "placement.json", _as_json(a))
+            for name, text in files.items():
+                (out / name).write_text(text)
+            announce(f"written: {', '.join(str(out / name) for name in ('placement.json', *files))}")
         if plot:
             from phalanx.report.mesh_svg import nodes_svg
 
@@ -51,16 +75,16 @@ def place(
         from phalanx.report import mesh as drawing
         from phalanx.report.place import lines, others
 
-        out, p = console(), a.placed.placement
+        screen, p = console(), a.placed.placement
         for line in lines(a.job, a.placed, a.empty):
-            out.print(line, highlight=False, soft_wrap=True)
-        out.print()
-        out.print(drawing.nodes(p, p.coloured_axis, out.width))
-        out.print(drawing.axes(p))
+            screen.print(line, highlight=False, soft_wrap=True)
+        screen.print()
+        screen.print(drawing.nodes(p, p.coloured_axis, screen.width))
+        screen.print(drawing.axes(p))
         if a.others:
-            out.print(others(a.placed, a.others))
+            screen.print(others(a.placed, a.others))
         elif a.no_others:
-            out.print(f"no other strategy: {a.no_others}", highlight=False, soft_wrap=True)
+            screen.print(f"no other strategy: {a.no_others}", highlight=False, soft_wrap=True)
 
 
 def _as_json(a: PlaceAnswer) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from phalanx.formats import kueue, slurm, torchrun
 from phalanx.plan.placement.alternatives import Alternative, alternatives
+from phalanx.plan.placement.placement import Placement
 from phalanx.plan.placement.price import PlacedJob
 from phalanx.plan.placement.search import Placed, place
-from phalanx.spec.errors import InputError
+from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import free_gpus
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import make_strategy
@@ -72,3 +74,28 @@ def answer(
         except InputError as error:
             reason = str(error)
     return PlaceAnswer(here, given, placed, empty, others, reason)
+
+
+LAUNCHERS = ("slurm", "torchrun", "kueue")
+
+
+def launch_files(launcher: str, p: Placement) -> dict[str, str]:
+    """Return the files, by name, with which a launcher starts each rank where it is placed. Raises InputError for an
+    unknown launcher, or one that cannot."""
+    hosts = [p.topology.hosts[int(host)] for host in p.topology.host[p.gpu]]
+    gpus = p.topology.index[p.gpu].tolist()
+    leaves = len({int(block) for block in p.topology.blocks[-2][p.gpu]}) if len(p.cluster.tiers) > 2 else 1
+    if launcher == "slurm":
+        return {"hostfile": slurm.host_file(hosts), "launch.sbatch": slurm.launch(hosts, gpus, leaves, "hostfile")}
+    if launcher == "torchrun":
+        return {"launch.sh": torchrun.commands(hosts, gpus)}
+    if launcher == "kueue":
+        per_node = {len(ranks) for _, ranks in p.ranks_by_host()}
+        if len(per_node) > 1:
+            reason = f"its pods are equal, but nodes have {min(per_node)} to {max(per_node)} ranks"
+            raise InputError("--for", launcher, reason, "use --for slurm, which places ranks one by one")
+        name = "phalanx-job"
+        flavor = kueue.resource_flavor(name, p.cluster.device.name)
+        pods = kueue.job(name, p.world // (each := per_node.pop()), each, leaves)
+        return {"kueue.yaml": kueue.documents(kueue.topology(name), flavor, pods)}
+    raise InputError("--for", launcher, "is not a launcher", nearest(launcher, LAUNCHERS))

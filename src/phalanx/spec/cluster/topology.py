@@ -19,6 +19,23 @@ from phalanx.spec.cluster.spec import ClusterSpec
 Ints = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class SwitchTree:
+    """Leaf switches with their hosts, and the switches above them, as schedulers and fabrics list them."""
+
+    leaves: dict[str, tuple[str, ...]]
+    """Hosts of each leaf switch."""
+    above: dict[str, tuple[str, ...]]
+    """Switches below each other switch."""
+    oversubscription: float = 1.0
+    """A leaf's links to hosts over its links to other switches."""
+
+    @property
+    def hosts(self) -> list[str]:
+        """All hosts, leaf by leaf."""
+        return [host for hosts in self.leaves.values() for host in hosts]
+
+
 @dataclass(frozen=True, eq=False)
 class Topology:
     """GPUs by host and by block of each tier of `ClusterSpec.tiers`, the innermost first."""

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 from phalanx.spec.cluster.presets import resized
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.cluster.topology import Ints, Topology, of_cluster, of_leaves
+from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.hostlist import expand
 
@@ -41,12 +41,7 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
 
     `leaves`: the nodes of each leaf switch, in place of the file's. Raises InputError.
     """
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError("--free", str(path), "no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError("--free", str(path), f"cannot be read as JSON ({error})") from None
+    content = read_json(path, "--free")
     if not isinstance(content, dict) or not isinstance(content.get("free"), dict):
         raise InputError("--free", str(path), "has no table `free`", 'write {"free": {"node0": "0-7"}}')
     for key in content:
