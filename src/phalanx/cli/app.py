@@ -25,6 +25,7 @@ from phalanx.cli.parity import parity
 from phalanx.cli.pipeline import pipeline
 from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
+from phalanx.cli.root import OneLineErrors
 from phalanx.cli.tables import cases, comm, memory, roofline, scaling
 from phalanx.cli.train import train
 from phalanx.cli.validate import validate
@@ -32,6 +33,7 @@ from phalanx.cli.verify import verify
 from phalanx.cli.weights import export_weights, import_weights
 
 app = typer.Typer(
+    cls=OneLineErrors,
     help="Plan, prove, run and measure the parallel training of large models.",
     no_args_is_help=True,
     add_completion=False,

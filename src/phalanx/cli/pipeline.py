@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from phalanx.schedule.pipeline.schedules import PipelineSchedule
 
 pipeline = typer.Typer(no_args_is_help=True, help="Draw, compare and prove pipeline schedules, or write them as CSV.")
+_MOST_PASSES = 30_000
+"""Forward passes of chunks in a schedule that is proved or priced: 3 seconds of work."""
 Ranks = Annotated[int, typer.Option(help="Number of pipeline ranks.")]
 MicroBatches = Annotated[int, typer.Option(help="Number of micro-batches per step.")]
 Virtual = Annotated[int | None, typer.Option(help="Chunks per rank of the interleaved schedule; 2 by default.")]
@@ -49,8 +51,21 @@ def _schedule(name: str, ranks: int, micro_batches: int, virtual: int | None) ->
     from phalanx.schedule.pipeline.torch_csv import from_csv
 
     if name.endswith(".csv"):
-        return from_csv(Path(name))
+        schedule = from_csv(Path(name))
+        _require_few(sum(map(len, schedule.actions)) // 2, "schedule", name)
+        return schedule
+    passes = max(ranks, 0) * max(virtual or 1, 1) * max(micro_batches, 0)
+    _require_few(passes, "--micro-batches" if micro_batches > ranks else "--ranks", max(ranks, micro_batches))
     return build(name, ranks, micro_batches, virtual)
+
+
+def _require_few(passes: int, field: str, value: object) -> None:
+    """Require that a schedule can be followed pass by pass in seconds. Raises InputError."""
+    from phalanx.spec.errors import InputError
+
+    if passes > _MOST_PASSES:
+        reason = f"{passes:,} forward passes are too many to follow one by one: at most {_MOST_PASSES:,}"
+        raise InputError(field, value, reason, "phalanx predict prices a pipeline of any size in closed form")
 
 
 def _priced(s: PipelineSchedule, costs: str, transfer: float) -> PricedSchedule:
@@ -153,7 +168,7 @@ def pipeline_table(
             try:
                 schedule = _schedule(name, ranks, micro_batches, virtual if SCHEDULES[name].takes_virtual else None)
             except InputError as error:
-                if ranks < 1 or micro_batches < 1 or (virtual or 1) < 1:
+                if ranks < 1 or micro_batches < 1 or (virtual is not None and virtual < 1):
                     raise
                 left_out.append(f"{name}: {error}")
                 continue

@@ -124,7 +124,10 @@ def as_json(tree: Any) -> bytes:
 @cache
 def _clusters() -> dict[str, Any]:
     names = [n for n in PRESETS if n != "local"]
-    return {n: {"version": VERSION, **json.loads(json.dumps(asdict(preset(n, 2))))} for n in names}
+    return {
+        n: {"version": VERSION, **json.loads(json.dumps(asdict(preset(n, -(-16 // preset(n, 1).ranks_per_node)))))}
+        for n in names
+    }
 
 
 def clusters() -> st.SearchStrategy[Tree]:
