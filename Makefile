@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 # make coverage: the suite with line coverage.
-.PHONY: install run test long coverage check bench format clean
+.PHONY: install run test long fuzz coverage check bench format clean
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
@@ -34,6 +34,12 @@ test: $(VENV)/.dev
 # The suite, and every drawn examination at its full number of cases: an hour and more.
 long: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long or not long"
+
+# Drawn inputs with mistakes, each held to the rule in tests/support/fuzz/rule.py:  make fuzz CASES=500 SEED=7
+CASES ?= 2000
+SEED  ?= 1
+fuzz: $(VENV)/.dev
+	@cd tests && ../$(BIN)/python -m support.fuzz --cases $(CASES) --seed $(SEED)
 
 # The suite, traced: half as much CPU time again on Python 3.11. Ranks and forked runs are not counted.
 coverage: $(VENV)/.dev

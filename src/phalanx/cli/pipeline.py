@@ -77,15 +77,16 @@ def _priced(s: PipelineSchedule, costs: str, transfer: float) -> PricedSchedule:
     from phalanx.schedule.pipeline.proof import prove
     from phalanx.schedule.pipeline.sends import strip_sends
     from phalanx.spec.errors import InputError
+    from phalanx.spec.ranges import Range
 
     try:
         times = [float(word) for word in costs.split(",")]
     except ValueError:
         times = []
-    if len(times) != 3 or not all(0 < number < float("inf") for number in times):
-        raise InputError("--costs", costs, "is not three positive numbers", "for F, I and W, such as 1,1,1")
-    if not 0 <= transfer < float("inf"):
-        raise InputError("--transfer", transfer, "must not be negative")
+    if len(times) != 3 or not all(1e-3 <= number <= 1e6 for number in times):
+        raise InputError("--costs", costs, "is not three numbers from 0.001 to 1e6", "for F, I and W, such as 1,1,1")
+    if problem := Range(0, 1e6).problem(transfer):
+        raise InputError("--transfer", transfer, problem)
     prove(s)
     each = s.ranks / s.chunks
     forward, input_grad, weight_grad = (number * each for number in times)
