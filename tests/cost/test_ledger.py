@@ -18,8 +18,7 @@ from phalanx.cost.ledger.policy import PHALANX
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.cost.step.terms import terms
-from phalanx.schedule.gradients.buckets import buckets
-from phalanx.schedule.pipeline import stages
+from phalanx.schedule.layout import Layout as StepLayout
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
@@ -43,8 +42,8 @@ def _reductions_and_gathers(case: tuple[ModelSpec, Job, Strategy]) -> None:
     how = sharding(layout(s, job, model.layers), PHALANX)
     m = s.accumulation(job)
     for place in range(s.pp):
-        cut = buckets(stages.stage(model, s, place), job, s)
-        of_program = terms(model, job, s, place=place)
+        view = StepLayout(model, job, s).stage_view(place)
+        cut, of_program = view.buckets, terms(view)
         reduced = sum(t.count for t in of_program if t.event.op == "reduce_scatter" and t.event.unit == "gradients")
         assert reduced == len(cut) * (m if how.reduces_each else 1)
         gathered = sum(t.count for t in of_program if t.event.unit == "parameters")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import lab_cases
@@ -21,6 +22,7 @@ from phalanx.cost.collectives.critical_path import costs
 from phalanx.cost.step.predict import predict
 from phalanx.cost.step.terms import terms
 from phalanx.measure import nccl_tests, steal_time
+from phalanx.measure.collectives import tensors
 from phalanx.measure.fit import robust_line
 from phalanx.measure.links import SIZES, measure_gamma, measure_tier
 from phalanx.measure.ping_pong import BETWEEN, INSIDE, partner
@@ -304,3 +306,13 @@ def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
 )
 def test_mistakes_are_said_before_anything_is_measured(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     assert phalanx(tmp_path, "measure", *words) == (2, "", f"error: {said}\n")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 7])
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_measured_tensors_have_equal_parts(op: str, ranks: int) -> None:
+    source, target = tensors(op, 1024, ranks, torch.empty)
+    full = max(source.numel(), target.numel())
+    assert full % ranks == 0
+    assert 256 - ranks < full <= 256
+    assert {source.numel(), target.numel()} <= {full, full // ranks}

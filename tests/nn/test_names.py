@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from support.saved_models import TINY
 
 from phalanx.nn.hugging_face.names import NAMINGS
 from phalanx.spec.errors import InputError
@@ -19,6 +20,10 @@ SIZES = {"vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq
 
 def test_every_family_that_is_written_has_names() -> None:
     assert set(NAMINGS) == {name for name, family in FAMILIES.items() if family.write}
+
+
+def test_every_family_with_names_is_tested_with_its_weights() -> None:
+    assert set(TINY) == set(NAMINGS)
 
 
 def test_a_family_that_lacks_a_fact_cannot_be_made() -> None:

@@ -169,7 +169,7 @@ def test_any_cut_reads_what_any_other_wrote(
         ]
         part.mkdir(exist_ok=True)
         assert rank in store.missing_ranks(part, writers)
-        store.write(part, rank, chunks, file_each=data.draw(st.booleans()))
+        store.write(part, rank, chunks)
     store.commit(part, folder, 1, writers, {}, keep=1)
     start = data.draw(st.integers(0, tensor.numel() - 1))
     stop = data.draw(st.integers(start + 1, tensor.numel()))
@@ -178,13 +178,14 @@ def test_any_cut_reads_what_any_other_wrote(
     assert reader.contents == {"a": (shape, torch.float32)}
 
 
-def test_other_tools_read_the_container(tmp_path: Path) -> None:
-    import torch.distributed.checkpoint as dcp
+def test_other_tools_read_the_files(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
 
-    save(tmp_path, 1, {"parameters.a": torch.arange(6.0).view(2, 3)})
-    found = {"parameters.a": torch.zeros(2, 3)}
-    dcp.load(found, checkpoint_id=tmp_path / "step-00000001", no_dist=True)
-    assert found["parameters.a"].flatten().tolist() == list(range(6))
+    tensors = {"parameters.a": torch.arange(6.0).view(2, 3), "parameters.b": torch.arange(3), "c": torch.tensor(5.0)}
+    save(tmp_path, 1, tensors)
+    found = load_file(tmp_path / "step-00000001" / "rank-00000.safetensors")
+    assert found.keys() == tensors.keys()
+    assert all(found[name].equal(tensor) for name, tensor in tensors.items())
 
 
 def test_a_crash_while_writing_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +218,7 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert store.steps(tmp_path) == [1]
-    assert not list(tmp_path.rglob("*.distcp"))[1:]
+    assert not list(tmp_path.rglob("*.safetensors"))[1:]
 
 
 def test_training_goes_on_while_its_past_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,11 +255,11 @@ def _truncate(file: Path) -> None:
 
 
 DAMAGES = {
-    "a flipped bit": lambda path: _flip(path / "__0_0.distcp"),
-    "a short file": lambda path: _truncate(path / "__0_0.distcp"),
-    "a file that is gone": lambda path: (path / "__0_0.distcp").unlink(),
-    "no metadata": lambda path: (path / ".metadata").unlink(),
-    "damaged metadata": lambda path: _flip(path / ".metadata"),
+    "a flipped bit": lambda path: _flip(path / "rank-00000.safetensors"),
+    "a short file": lambda path: _truncate(path / "rank-00000.safetensors"),
+    "a file that is gone": lambda path: (path / "rank-00000.safetensors").unlink(),
+    "no index": lambda path: (path / "tensors.json").unlink(),
+    "a damaged index": lambda path: _flip(path / "tensors.json"),
     "another seed": lambda path: _edit(path / "phalanx.json", '"seed": 0', '"seed": 1'),
     "nothing that it says of itself": lambda path: (path / "phalanx.json").unlink(),
 }
@@ -291,7 +292,7 @@ def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "step-00000001")
     assert agree_on_newest(tmp_path, COMM) is None
     save(tmp_path, 2, {"parameters.a": torch.zeros(2)})
-    (tmp_path / "step-00000002" / ".metadata").unlink()
+    (tmp_path / "step-00000002" / "tensors.json").unlink()
     with pytest.raises(CheckpointError, match="no intact checkpoint"):
         agree_on_newest(tmp_path, COMM)
 

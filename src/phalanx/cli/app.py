@@ -8,10 +8,14 @@ Exit codes: 0 done; 1 a check or a rank failed; 2 the input was wrong; 130 inter
 from __future__ import annotations
 
 import gc
+import os
+import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
+from phalanx.cli.cluster import cluster
 from phalanx.cli.clusters import clusters
 from phalanx.cli.collectives import collectives
 from phalanx.cli.experts import experts
@@ -21,12 +25,15 @@ from phalanx.cli.lab import lab
 from phalanx.cli.measure import measure
 from phalanx.cli.mesh import mesh
 from phalanx.cli.models import models
+from phalanx.cli.observe import observe
 from phalanx.cli.parity import parity
 from phalanx.cli.pipeline import pipeline
+from phalanx.cli.place import place
 from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
 from phalanx.cli.root import OneLineErrors
 from phalanx.cli.tables import cases, comm, memory, roofline, scaling
+from phalanx.cli.terminal import INTERRUPTED
 from phalanx.cli.train import train
 from phalanx.cli.validate import validate
 from phalanx.cli.verify import verify
@@ -45,9 +52,11 @@ app.add_typer(collectives, name="collectives")
 app.add_typer(pipeline, name="pipeline")
 app.add_typer(experts, name="experts")
 app.add_typer(lab, name="lab")
+app.add_typer(cluster, name="cluster")
 app.command()(models)
 app.command()(clusters)
 app.command()(mesh)
+app.command()(place)
 app.command()(predict)
 app.command()(validate)
 app.command()(explain)
@@ -55,6 +64,7 @@ app.command()(lint)
 for _tables in (scaling, memory, comm, roofline, cases):
     app.command()(_tables)
 app.command()(verify)
+app.command()(observe)
 app.command()(measure)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)
@@ -74,7 +84,15 @@ for _command in (plan, train, generate, parity):
 
 
 def main() -> None:
-    """Run the command line: the entry point of the `phalanx` program."""
+    """Run the command line. Interrupted, the process ends without the seconds that the teardown of torch may take."""
     # Imported modules live to the end; rescanning them at every collection costs a quick command a fifth of its time.
     gc.set_threshold(50_000)
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError):  # the reader is gone
+                    stream.flush()
+            os._exit(INTERRUPTED)
+        raise

@@ -49,7 +49,7 @@ def mesh(
         p = placement(source, strategy, cluster)
         _require_rank(rank, p)
         names = axis_names(p.mesh)
-        coloured = axis or _innermost(p)
+        coloured = axis or p.coloured_axis
         groups_of(p, coloured)  # raises for an axis that this mesh does not have
         members, tiers = groups_of(p, groups) if groups else (None, [])
         own = _own_groups(p, rank, names) if rank is not None else []
@@ -92,10 +92,6 @@ def _require_rank(rank: int | None, p: Placement) -> None:
 
     if rank is not None and not 0 <= rank < p.world:
         raise InputError("--rank", rank, f"{p.strategy} has ranks 0 to {p.world - 1}")
-
-
-def _innermost(p: Placement) -> str:
-    return next((name for name, size in reversed(p.mesh.axes) if size > 1), "world")
 
 
 def _own_groups(p: Placement, rank: int, names: list[str]) -> list[tuple[str, tuple[int, ...], str]]:

@@ -21,6 +21,7 @@ import numpy as np
 from phalanx.cost.analytic.chips import system
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import best_on
+from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import refined
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec, Tier
@@ -30,6 +31,7 @@ from phalanx.validate import left_out
 from phalanx.validate.choices import Sweep, by_strategy, differing, expert, question_name, ran, recipes, sweeps
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.prediction_error import kinds_of, priced
+from phalanx.validate.recipe_options import unexpressed
 from phalanx.validate.records import Row
 from phalanx.validate.scores import spearman
 from phalanx.validate.stacks import number_format
@@ -73,8 +75,10 @@ class RecipeScore:
     """Predicted seconds of the best strategy over those of the expert's."""
     expert_error: float
     """Predicted over measured seconds of the expert's strategy, minus 1."""
+    option: str
+    """An option of the expert's that a Strategy cannot express and that saves memory, if one is known."""
     fits: bool
-    """Whether the expert's strategy is said to fit."""
+    """Whether the expert's strategy is said to fit, without that option."""
     share_of_memory: float
     """Its predicted memory over what the device has for it."""
     differs: dict[str, tuple[Any, Any]]
@@ -89,12 +93,14 @@ def score(rows: Sequence[Row], announce: Callable[[str], None] = lambda _: None)
     tuned, others = recipes(usable)
     of_sweeps = {links: [score_sweep(s, links) for s in questions] for links in LINKS}
     of_recipes = []
+    reasons = Counter(reason for _, reason in (*others, *skipped))
     for i, c in enumerate(tuned):
-        of_recipes.append(score_recipe(c))
+        try:
+            of_recipes.append(score_recipe(c))
+        except InputError as error:  # a layout that no search has, such as one of more chunks than blocks
+            reasons[str(error)] += 1
         if (i + 1) % 10 == 0 or i + 1 == len(tuned):
             announce(f"recipes: {i + 1} of {len(tuned)} searched")
-    reasons = Counter(reason for _, reason in others)
-    reasons.update(reason for _, reason in skipped)
     return {
         "sweeps": {
             **_summary_of_sweeps(of_sweeps["cluster"]),
@@ -146,12 +152,10 @@ def _regret(predicted: dict[Strategy, float], measured: dict[Strategy, float]) -
 
 
 def score_recipe(c: Case) -> RecipeScore:
-    """Search an expert's question and compare the best strategy with the expert's."""
-    pricing, theirs = _question(c), expert(c)
-    try:
-        own = refined(pricing, [theirs])[0][0]
-    except InputError:  # a strategy that the search would not name, such as one of unequal chunks
-        own = refined(pricing, [c.strategy])[0][0]
+    """Search an expert's question and compare the best strategy with the expert's. Raises InputError for a layout
+    that cannot be run."""
+    pricing, theirs = question(c), expert(c)
+    own = price_expert(c, pricing)
     found = best_on(pricing, c.strategy.world)
     best = found[0] if found else None
     return RecipeScore(
@@ -163,13 +167,22 @@ def score_recipe(c: Case) -> RecipeScore:
         best=str(best.strategy) if best else "",
         ratio=best.seconds / own.seconds if best else None,
         expert_error=own.seconds / (c.measured_s or np.nan) - 1,
+        option=unexpressed(c.row),
         fits=own.fits,
         share_of_memory=own.bytes_ / own.usable,
         differs=differing(best.strategy, theirs) if best else {},
     )
 
 
-def _question(c: Case) -> Pricing:
+def price_expert(c: Case, pricing: Pricing) -> PricedStrategy:
+    """Price the strategy of a recipe on its question. Raises InputError for a layout that cannot be run."""
+    try:
+        return refined(pricing, [expert(c)])[0][0]
+    except InputError:  # a strategy that the search would not name, such as one of unequal chunks
+        return refined(pricing, [c.strategy])[0][0]
+
+
+def question(c: Case) -> Pricing:
     """Return a recipe's question: its model, its job and its stack on as many of its GPUs."""
     name, node, nic, cloud = description(c.row)
     world = c.strategy.world
@@ -199,6 +212,8 @@ def _summary_of_sweeps(scores: Sequence[SweepScore]) -> dict[str, Any]:
 
 def _summary_of_recipes(scores: Sequence[RecipeScore]) -> dict[str, Any]:
     ratios = [r.ratio for r in scores if r.ratio is not None]
+    options = sorted({r.option for r in scores})
+    by_option = {option or "none": [r for r in scores if r.option == option] for option in options}
     fields: Counter[str] = Counter()
     for r in scores:
         fields.update(r.differs.keys())
@@ -207,10 +222,18 @@ def _summary_of_recipes(scores: Sequence[RecipeScore]) -> dict[str, Any]:
         "ratio_p10": _quantile(ratios, 10),
         "ratio_median": _quantile(ratios, 50),
         "ratio_p90": _quantile(ratios, 90),
-        "said_to_fit": sum(r.fits for r in scores) / len(scores) if scores else None,
+        "said_to_fit": _share_that_fits(scores),
+        "said_to_fit_by_option": {
+            option: {"n": len(members), "said_to_fit": _share_that_fits(members)}
+            for option, members in by_option.items()
+        },
         "fields_that_differ": dict(fields.most_common()),
         "each": [asdict(r) for r in scores],
     }
+
+
+def _share_that_fits(scores: Sequence[RecipeScore]) -> float | None:
+    return sum(r.fits for r in scores) / len(scores) if scores else None
 
 
 def _quantile(values: Sequence[float], percent: float) -> float | None:

@@ -68,11 +68,15 @@ def ways(op: str, ranks: tuple[int, ...], comm: Comm) -> Iterator[Way]:
 
 
 def tensors(op: str, size: int, ranks: int, make: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return (source, target), flat float32, of a collective of `size` bytes; `make` allocates elements."""
+    """Return (source, target), flat float32, of a collective of `size` bytes; `make` allocates elements.
+
+    Where ranks have parts, of as many elements as `size` bytes hold in equal parts.
+    """
     n = size // 4
     if op == "all_reduce":
         buffer = make(n)
         return buffer, buffer
+    n = n // ranks * ranks
     if op == "all_gather":
         return make(n // ranks), make(n)
     return make(n), make(n // ranks if op == "reduce_scatter" else n)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,13 +15,11 @@ from phalanx.nn.hugging_face import files
 from phalanx.nn.hugging_face.container import FIELD
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.checkpoint import store
+from phalanx.runtime.checkpoint.container import Reader
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.spec import MODEL_FIELDS, ModelSpec, parameters
-
-if TYPE_CHECKING:
-    from phalanx.runtime.checkpoint.container import Reader
 
 RUN = "RUN"
 """The field that errors about a run's checkpoint name, until `said_of` names the real one."""
@@ -75,8 +72,6 @@ def open_weights(path: Path, spec: ModelSpec, step: int | None = None) -> Weight
 def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWeights:
     """Open the parameters in a run's checkpoint of `step`; None: the newest intact one, which is read in full to
     know. Raises InputError, CheckpointError."""
-    from phalanx.runtime.checkpoint.container import Reader
-
     saved = run / "checkpoint"
     done = store.steps(saved)
     if not done:

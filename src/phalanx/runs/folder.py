@@ -32,13 +32,21 @@ def open_run(decided: Plan, tokenizer: Path, resume: bool, beside: Sequence[Path
                 move_aside(folder)
             folder.mkdir(exist_ok=True)
             for file in () if resume else beside:
-                shutil.copyfile(file, folder / file.name)
+                _copy(file, folder / file.name)
             if tokenizer.exists():
-                shutil.copyfile(tokenizer, folder / "tokenizer.json")
+                _copy(tokenizer, folder / "tokenizer.json")
             plan.write(decided, folder / "plan.json")
         except OSError as error:
             raise InputError("train.name", folder.name, f"{folder} cannot be used ({error})") from None
         yield folder.absolute()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file atomically; a link at the target is replaced, not followed. Raises OSError."""
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)
+    shutil.copyfile(source, part)
+    os.replace(part, target)
 
 
 def claim(folder: Path, stack: ExitStack, field: str) -> None:
@@ -46,7 +54,10 @@ def claim(folder: Path, stack: ExitStack, field: str) -> None:
 
     Raises InputError, OSError."""
     folder.parent.mkdir(exist_ok=True)
-    lock = stack.enter_context(folder.with_name(f".{folder.name}.lock").open("w"))
+    # A link is not followed, and nothing is written: whose file it names could be anybody's.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    lock = os.open(folder.with_name(f".{folder.name}.lock"), flags, 0o644)
+    stack.callback(os.close, lock)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

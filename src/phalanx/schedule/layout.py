@@ -153,7 +153,9 @@ class RankView:
     def split(self) -> Split:
         """How its stage is split over tp, ep and etp, seen from its coordinates there (0 if it is not a certain
         rank)."""
-        at = (int(self.mesh.along(axis)[self.representative]) for axis in ("tp", "ep", "etp"))
+        if self.rank is None:
+            return Split.of(self.stage, self.strategy)
+        at = (int(self.mesh.along(axis)[self.rank]) for axis in ("tp", "ep", "etp"))
         return Split.of(self.stage, self.strategy, *at)
 
     @property
@@ -184,6 +186,11 @@ class RankView:
     def buckets(self) -> tuple[Bucket, ...]:
         """Its gradient buckets, in the order of the backward pass."""
         return buckets(self.local, self.job, self.strategy)
+
+    @cached_property
+    def padded(self) -> tuple[int, ...]:
+        """The elements of each bucket's flat buffer, padding included."""
+        return tuple(bucket.padded(self.strategy) for bucket in self.buckets)
 
     @cached_property
     def summed_elements(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.spec.model.spec import ModelSpec, as_seen_by, units
+from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.spec import Recompute, Strategy
 
 
@@ -18,8 +18,9 @@ def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
 
 def unit_class(spec: ModelSpec, s: Strategy, unit: str) -> str:
     """Return the class of a unit, which names its terms."""
-    kind, repeat = unit.split(".")[0], repeat_of(s, unit)
-    dense = ", dense" if spec.experts is not None and as_seen_by(spec, unit).experts is None else ""
+    kind, _, index = unit.partition(".")
+    repeat, x = repeat_of(s, unit), spec.experts
+    dense = ", dense" if x is not None and kind == "blocks" and int(index) in x.dense_layers else ""
     return kind + dense if repeat == "none" else f"{kind}{dense}, {repeat}"
 
 

@@ -66,6 +66,7 @@ class Trainer:
         saved = agree_on_newest(folder / "checkpoint", comm) if resume else None
         weights = None
         if train.weights and saved is None:
+            comm.status.now("reading of the initial weights")
             source = Path(train.weights)
             step = agree_on_newest(source / "checkpoint", comm, own=False) if is_run(source) else None
             weights = open_weights(source, plan.model, step)
@@ -74,6 +75,7 @@ class Trainer:
         self.start = saved or 0
         self.saver = Saver(folder / "checkpoint", comm, train.keep)
         if saved is not None:
+            comm.status.now("reading of the checkpoint")
             self.training.load(folder / "checkpoint", saved)
         self.memory = 0
         self.events: tuple[Event, ...] = ()
@@ -134,6 +136,7 @@ class Trainer:
                     if last_loss is not None:
                         row["eval_loss"] = last_loss
                 if metrics is not None and progress is not None:
+                    self.comm.status.now("writing of metrics.jsonl")
                     metrics.write(json.dumps(row) + "\n")
                     metrics.flush()
                     progress.step(row)
@@ -156,6 +159,7 @@ class Trainer:
         traced = timeline.possible and step == self.traced
         instrumented = not self.events
         timeline.begin()
+        self.comm.status.now("reading of the batch")
         inputs = self._inputs(step)
         try:
             # The first step of a process is slow anyway, so it is the instrumented one (or the first not skipped).
@@ -279,6 +283,7 @@ class Trainer:
 
     def _write_record(self, path: Path, last_loss: float | None, interrupted: bool, fullest: int) -> None:
         """Write what this process measured, to be compared with the prediction."""
+        self.comm.status.now("writing of recorded.json")
         record = {
             "version": 1,
             "interrupted": interrupted,
@@ -336,6 +341,7 @@ def _metrics_file(folder: Path, start: int, first: bool) -> Iterator[TextIO | No
             except (json.JSONDecodeError, KeyError):
                 continue  # the half-written last line of a killed run
     part = path.with_name(".metrics.jsonl")
+    part.unlink(missing_ok=True)  # it may be a link
     part.write_text("".join(kept))
     os.replace(part, path)
     with path.open("a") as file:

@@ -62,6 +62,14 @@ _SHAPES: dict[ModelSpec, Shape] = {}
 """Shapes already computed, by model."""
 
 
+def _unstated_zero(row: Row) -> str:
+    """ZeRO's level where a source leaves it out. NeMo's recipes shard the optimizer's state: mcore_distributed_optim
+    (NeMo-Framework-Launcher 26e42fa, launcher_scripts/conf/training/llama/llama2_7b.yaml:150)."""
+    if row["framework"] in ("MaxText", "PAX") or "FSDP" in row["sharding"]:
+        return "3"
+    return "1" if row["framework"].startswith(("NeMo", "Megatron-Bridge")) else "0"
+
+
 def case(row: Row) -> Case:
     """Turn a row into a Case. Raises Unspecified with the reason if the row is incomplete or contradicts itself."""
     model = model_of(row)
@@ -93,9 +101,7 @@ def case(row: Row) -> Case:
     accumulation = row.count("grad_accum") or batch // (micro * dp)
     if micro * accumulation * dp != batch:
         raise Unspecified(f"mbs={micro} x grad_accum={accumulation} x dp={dp} is not gbs={batch}")
-    zero = row["zero_stage"]
-    if not zero:
-        zero = "3" if row["framework"] in ("MaxText", "PAX") or "FSDP" in row["sharding"] else "0"
+    zero = row["zero_stage"] or _unstated_zero(row)
     if zero not in ("0", "1", "2", "3"):
         zero = "3"
     shard = row.count("fsdp_shard")

@@ -6,8 +6,8 @@ any known hardware, by the formulas that `phalanx validate` holds against publis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from phalanx.cost.ledger.compressed import compressed_gradients
 from phalanx.cost.ledger.flops import active_params, hardware_flops, model_flops
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.pipeline_formulas import makespan
-from phalanx.cost.ledger.rank_layout import Layout, layout
+from phalanx.cost.ledger.rank_layout import Layout, PlacedLayout, layout
 from phalanx.cost.pipeline_time import Costs
 from phalanx.schedule.pipeline.stages import rank_of, splits_backward
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -108,6 +108,23 @@ def estimate(
     how = replace(layout(s, job, model.layers, number_format), compressed=compressed_gradients(model, s))
     result = priced(shape(model), how, system_of(cluster), profile(stack))
     if splits_backward(s):
+        _run_schedule(result.step, s, model)
+    return result
+
+
+def estimate_placed(
+    model: ModelSpec, system: System, job: Job, s: Strategy, stack: str, distances: Mapping[str, Column]
+) -> Estimate:
+    """Price one strategy on placed ranks: `distances` of tp, cp, dp, pp, data and expert (see PlacedLayout), each a
+    number or a column with an element for each placement. Raises InputError as `estimate` does."""
+    require_modelled(s, stack)
+    even = layout(s, job, model.layers)
+    given = {field.name: getattr(even, field.name) for field in fields(Layout)}
+    given |= {f"{axis}_stride": distances[axis] for axis in ("tp", "cp", "dp", "pp")}
+    given["compressed"] = compressed_gradients(model, s)
+    how = PlacedLayout(**given, data=distances["data"], expert=distances["expert"])
+    result = priced(shape(model), how, system, profile(stack))
+    if splits_backward(s) and not np.ndim(result.seconds):
         _run_schedule(result.step, s, model)
     return result
 

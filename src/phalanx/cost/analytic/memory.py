@@ -18,7 +18,7 @@ import numpy as np
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.model_shape import Shape
-from phalanx.cost.ledger.rank_layout import Layout, stages
+from phalanx.cost.ledger.rank_layout import FORMATS, Layout, stages
 from phalanx.cost.ledger.sharding import Sharding, sharding
 
 QUEUE = 1024
@@ -40,20 +40,37 @@ class Memory:
     terms: dict[str, Column]
 
 
-ACCUMULATED_BYTES = 4
-"""Bytes of an accumulated gradient element: fp32."""
-
-
 def _per_parameter(layout: Layout, profile: Profile, how: Sharding, shards: Column) -> Column:
     """Return bytes of state per parameter that a rank computes with. Weights and gradients are unsharded at ZeRO-1;
-    gradients, in fp32, are sharded where every micro-batch reduces them; at ZeRO-3 everything is, except the
+    accumulated gradients are sharded where every micro-batch reduces them; at ZeRO-3 everything is, except the
     gradients of a stack that reduces them once a step."""
+    accumulated = profile.accumulated_bytes
     one = profile.kept_bytes + profile.shard_bytes / shards
-    two = profile.kept_bytes - ACCUMULATED_BYTES + (profile.shard_bytes + ACCUMULATED_BYTES) / shards
-    three = profile.full_shard_bytes / shards + ACCUMULATED_BYTES * (1 - how.reduces_each)
+    two = profile.kept_bytes - accumulated + (profile.shard_bytes + accumulated) / shards
+    three = profile.full_shard_bytes / shards + accumulated * (1 - how.reduces_each)
     sharded = np.where(how.parameters > 0, three, np.where(how.reduces_each > 0, two, one))
     unsharded = profile.whole_bytes + profile.replica_bytes * (layout.dp * layout.cp > 1)
     return np.where(how.level == 0, unsharded, sharded)
+
+
+_FOUR_BITS = FORMATS.index("float4")
+_OPERAND_BYTES = (2.0, 1.0, 1.0 + 1 / 32, 0.5 + 1 / 16)
+"""Bytes of an element of a product's operand by FORMATS, with the scales of blocks of 32 or 16 elements."""
+
+
+def operand_bytes(layout: Layout, profile: Profile) -> Column:
+    """Return bytes per element of a product's input as it is kept for the backward pass."""
+    cast = np.choose(np.asarray(layout.format, dtype=int), _OPERAND_BYTES)
+    return np.where(np.asarray(profile.kept_cast) > 0, cast, 2.0)
+
+
+def cast_weight_bytes(layout: Layout, profile: Profile) -> Column:
+    """Return bytes per parameter of a block's products that are kept beside the parameters: their values in 8 bits or
+    less, in both orders that the products of both passes need, unless the parameters themselves are such values."""
+    kind = np.asarray(layout.format, dtype=int)
+    beside = np.where((np.asarray(profile.cast_parameters) > 0) & (kind != _FOUR_BITS), 0.0, 1.0)
+    cast = 2 * np.choose(kind, _OPERAND_BYTES) * (kind > 0)
+    return np.asarray(profile.kept_cast) * beside * cast
 
 
 def block_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
@@ -61,18 +78,23 @@ def block_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
     blocks."""
     ways = np.where(layout.sp > 0, layout.tp, 1)
     t = layout.tokens
-    hidden = profile.kept_hidden / ways * shape.hidden
+    moe = shape.moe_layers / shape.layers
+    # Of what is kept per hidden element, both norms' results are operands; experts get the second one unquantised.
+    operand = operand_bytes(layout, profile)
+    saved = 2.0 - operand
+    hidden = (profile.kept_hidden - (2 - moe) * saved) / ways * shape.hidden
     q = shape.heads * (shape.head_dim + shape.value_dim)
     kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
-    attention = profile.kept_qkv * 2 * (q + kv) / layout.tp
+    # Attention keeps its result in 16 bits; the product after it keeps another, where it is cast.
+    result = np.where(saved > 0, operand, 0.0) * shape.heads * shape.value_dim
+    attention = (profile.kept_qkv * 2 * (q + kv) + result) / layout.tp
     scores = np.where(
         (profile.flash > 0) | (layout.selective > 0),
         0.0,
         profile.kept_score * shape.heads * layout.seq / layout.cp / layout.tp,
     )
-    inside = 2 * profile.kept_ffn * shape.mlp_matrices / layout.tp
-    moe = shape.moe_layers / shape.layers
-    routed = shape.top_k * (shape.expert_ffn * inside + 4 * shape.hidden / layout.tp)
+    inside = (2 * profile.kept_ffn * shape.mlp_matrices - saved) / layout.tp
+    routed = shape.top_k * (shape.expert_ffn * inside + (profile.kept_routed - saved) * shape.hidden / layout.tp)
     mlp = (1 - moe) * shape.ffn * inside + moe * (routed + shape.shared_ffn * inside)
     size = layout.activation_bytes / 2
     return t * size * (hidden + attention + scores + mlp)
@@ -129,6 +151,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
         np.where(one_stage, shape.ends, np.where(tied, shape.vocab * shape.hidden, shape.head_params)) / layout.tp
     )
 
+    cast_bytes = cast_weight_bytes(layout, profile)
     kept = block_bytes(shape, layout, profile)
     input_bytes = layout.tokens * shape.hidden * layout.activation_bytes / np.where(layout.sp > 0, layout.tp, 1)
     by_operation = layout.selective * np.asarray(profile.per_op)
@@ -172,7 +195,8 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
         (parts.most, first_ends, flight, np.where(one_stage, logits, 0.0)),
         (last_blocks, last_ends, flight_last, logits),
     ):
-        state = blocks * (dense_params * dense_bytes + expert_params * expert_bytes) + ends * dense_bytes
+        block_state = dense_params * (dense_bytes + cast_bytes) + expert_params * (expert_bytes + cast_bytes)
+        state = blocks * block_state + ends * dense_bytes
         idle = np.where(
             (how.level >= 1) & (how.parameters == 0),
             profile.idle_bytes * (blocks * (dense_params + expert_params) + ends),

@@ -110,6 +110,8 @@ class Profile:
     """More of them, where gradients are reduced in separate buckets."""
     kept_bytes: Column = 6.0
     """Bytes of state per parameter that ZeRO-1 leaves unsharded."""
+    accumulated_bytes: Column = 4.0
+    """Bytes of an accumulated gradient element, which ZeRO-2 shards."""
     shard_bytes: Column = 12.0
     """Bytes of state per parameter that ZeRO-1 shards."""
     idle_bytes: Column = 0.0
@@ -125,6 +127,14 @@ class Profile:
     """Copies that it keeps of what is inside the MLP."""
     kept_score: Column = 5.0
     """Bytes per score where attention writes them: before and after the softmax, and a mask of dropout."""
+    kept_cast: Column = 0.0
+    """1: products in 8 bits or less keep their operands for the backward pass as cast, not in 16 bits."""
+    cast_parameters: Column = 0.0
+    """1: parameters of products in 8 bits are 8-bit values themselves (both ways round); else these are kept
+    beside."""
+    kept_routed: Column = 4.0
+    """Bytes per routed token and hidden element: the experts' input, and their result where the router's
+    probabilities multiply it."""
     kept_logit: Column = 8.0
     """Bytes per logit at the loss."""
     buffers: Column = 0.0
@@ -196,8 +206,19 @@ class Capabilities:
 _SCORES = {"flash": 0.0}
 _FP16_GRADIENTS = {"gradient_bytes": 2.0}
 _LATE = {"dp_overlap": 0.0, "gather_overlap": 0.0, "tp_overlap": 0.0, "pp_overlap": 0.0}
-# NVIDIA's performance recipes: userbuffers for tensor parallelism.
-_RECIPE = {"tp_split": 1.0}
+# NVIDIA's performance recipes: userbuffers for tensor parallelism; parameters in 8 bits (NeMo v2.1.0,
+# nemo/collections/llm/recipes/precision/mixed_precision.py:53; Megatron-Bridge v0.4.0,
+# src/megatron/bridge/training/mixed_precision.py:223, 256, 294); models without dropout, so without its masks
+# (NeMo-Framework-Launcher 26e42fa, launcher_scripts/conf/training/llama/llama3_70b.yaml:73).
+_RECIPE = {"tp_split": 1.0, "cast_parameters": 1.0, "kept_hidden": 8.0}
+# Gradients accumulated and reduced in the type of parameters, bf16 (Megatron-LM core_v0.14.0,
+# megatron/core/distributed/param_and_grad_buffer.py, where grad_reduce_in_fp32 is off): off in NeMo from v2.2 on
+# (nemo/collections/llm/recipes/llama3_70b.py:246) and in all of Megatron-Bridge's performance recipes (v0.4.0,
+# scripts/performance/configs/llama/llama3_llm_pretrain.py:43).
+_BF16_GRADIENTS = {"gradient_bytes": 2.0, "accumulated_bytes": 2.0, "kept_bytes": 4.0, "whole_bytes": 16.0}
+# Probabilities multiply inside the experts from core_v0.13 on (megatron/core/transformer/moe/experts.py:246), so that
+# their result is not kept.
+_PROBABILITIES_INSIDE = {"kept_routed": 2.0}
 _APART = {"tp_overlap": 0.0, "dp_overlap": 0.0, "gather_overlap": 0.0}
 _PER_OP = {"per_op": 1.0, "kept_logit": 14.0}
 _MEGATRON_SCHEDULES = tuple(name for name, facts in SCHEDULES.items() if facts.in_megatron)
@@ -231,7 +252,9 @@ STACKS: dict[str, Stack] = {
     # Its bf16 optimizer accumulates gradients in fp32 besides those of the backward pass.
     "megatron-deepspeed-2022-bf16": Stack("megatron-deepspeed-2022"),
     # Megatron-Core on Transformer Engine; NeMo and Megatron-Bridge are recipes over it.
-    "megatron-core": Stack("any"),
+    # Transformer Engine keeps a product's input as it was quantised: transformer_engine/pytorch/module/linear.py:616,
+    # layernorm_linear.py:469 (d0067d0).
+    "megatron-core": Stack("any", {"kept_cast": 1.0}),
     # With FlashAttention 2, the fastest until cuDNN 9 (2024).
     "megatron-core-flash2": Stack("megatron-core", {"portable": 1.0}),
     # Without flash attention.
@@ -239,10 +262,10 @@ STACKS: dict[str, Stack] = {
     "nemo-23.05": Stack("megatron-core"),
     "nemo-24.03": Stack("nemo-24.11"),
     "nemo-24.11": Stack("megatron-core", _RECIPE),
-    "nemo-25.02": Stack("nemo-24.11"),
+    "nemo-25.02": Stack("nemo-24.11", _BF16_GRADIENTS),
     "nemo-25.04": Stack("nemo-25.02"),
     "nemo-25.05": Stack("nemo-25.04"),
-    "megatron-bridge-25.09": Stack("megatron-core", _RECIPE),
+    "megatron-bridge-25.09": Stack("megatron-core", _RECIPE | _BF16_GRADIENTS | _PROBABILITIES_INSIDE),
     "megatron-bridge-25.11": Stack("megatron-bridge-25.09"),
     "megatron-bridge-26.02": Stack("megatron-bridge-25.11"),
     "megatron-bridge-26.02.01": Stack("megatron-bridge-26.02"),
@@ -286,7 +309,7 @@ STACKS: dict[str, Stack] = {
         schedules=("gpipe", "1f1b"),
     ),
     # Before its pipeline was fixed: runs that need more than 70 GiB failed.
-    "nanotron-early": Stack("nanotron", {"waits": 1.0, "context_bytes": 10e9}),
+    "nanotron-early": Stack("nanotron", {"waits": 1.0, "context_bytes": 10.4e9}),
     "llm-foundry": Stack("eager", {"launches": 24.0}, zero=(0, 2, 3), zero_in_pipeline=(), schedules=()),
     "llm-foundry-pure": Stack("llm-foundry", {"gradient_bytes": 2.0}),
     # Logits in 2 bytes and in 4, their softmax and its gradient. Norms and rotations operation by operation in fp32,

@@ -90,6 +90,24 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class PlacedLayout(Layout):
+    """A Layout whose ranks a placement has put on GPUs: each axis has the distance at which an even mesh would have
+    as many ranks of a group in every block. `data`: over dp and cp together; `expert`: to the next experts."""
+
+    data: Column = 1.0
+    expert: Column = 1.0
+
+    def data_stride(self, node: Column) -> Column:
+        """Return `data`, whatever the size of a node."""
+        return self.data
+
+    @property
+    def expert_stride(self) -> Column:
+        """Return `expert`."""
+        return self.expert
+
+
+@dataclass(frozen=True)
 class Stages:
     """Blocks per pipeline rank: the most on any rank, and those on the last rank, which has the head too."""
 

@@ -65,7 +65,7 @@ def model_state(view: RankView) -> State:
     in which they are gathered or reduced; and its share of the batch, as int64 token ids."""
     job, s, local, cut = view.job, view.strategy, view.local, view.buckets
     p, zero = job.precision, s.effective_zero
-    padded = [b.padded(s) for b in cut]
+    padded = view.padded
     gradients = sum(padded)  # elements; parameters are views of buckets only with ZeRO-1 and 2
     n = gradients if zero else local.parameter_count
     shard_elements = sum(size // b.parts(s) for b, size in zip(cut, padded, strict=True)) if zero else n
@@ -90,9 +90,10 @@ def model_state(view: RankView) -> State:
         mask += (context.tokens + job.seq) * 8  # positions
     in_flight = sum(reduction_slots(view.stage, cut, s)[1]) * reduce if zero >= 2 else 0
     if zero == 3:
-        gathered = sum(b.padded(s) for b in cut if b.unit == "model")
+        sized = list(zip(cut, padded, strict=True))
+        gathered = sum(size for b, size in sized if b.unit == "model")
         for experts in (False, True):
-            sizes = [b.padded(s) for b in reversed(cut) if b.unit != "model" and b.experts == experts]
+            sizes = [size for b, size in reversed(sized) if b.unit != "model" and b.experts == experts]
             gathered += sum(sizes) if s.gathers_once else sum(slot_sizes(sizes))
         in_flight += gathered * compute
     return State(

@@ -72,7 +72,8 @@ class _Expansion:
         self.masks = [
             documents(view.stage, self.job, view.tokens, view.context, blocks_among(u)) for u in view.chunks
         ]
-        # Communication inside layers, by unit class and phase; unit and micro-batch are filled in.
+        # Templates: passes by term and bytes of masks, communication inside layers by unit class and phase.
+        self.passes: dict[tuple[str, str, int], Event] = {}
         self.inside: dict[tuple[str, Phase], tuple[Event, ...]] = {}
         self.log = EventLog()
 
@@ -116,7 +117,7 @@ class _Expansion:
             self.log.hold(-self.boolean_masks)
         for unit in units:
             self.log.add(self._gathered(self._needed(unit, "F"), "F", m))
-            self.log.compute(_compute(self.terms["forward", self.view.class_of[unit]], unit, m))
+            self.log.compute(self._pass("forward", unit, m))
             self.log.add(self._inside(unit, "F", m))
 
     def _backward(self, phase: Literal["B", "I", "W"], chunk: int, m: int, last: bool) -> None:
@@ -128,8 +129,7 @@ class _Expansion:
         for unit in reversed(self.view.chunks[index]):
             if phase == "B":
                 self.log.add(self._gathered(self._needed(unit, "B"), "B", m))
-            term = self.terms[_BACKWARD[phase], self.view.class_of[unit]]
-            self.log.compute(_compute(term, unit, m, last_use.get(unit, 0)))
+            self.log.compute(self._pass(_BACKWARD[phase], unit, m, last_use.get(unit, 0)))
             self.log.add(self._inside(unit, phase, m))
             for bucket in self.ready[index][unit] if reduced else ():
                 self.reductions_left[bucket.name] -= last
@@ -154,13 +154,20 @@ class _Expansion:
         dtype = self.job.precision.compute
         self.log.add([replace(event, dtype=dtype, chunk=chunk, micro_batch=m, bytes=self.stream)])
 
+    def _pass(self, op: str, unit: str, m: int, masks: int = 0) -> Event:
+        """Return one pass of a unit. `masks`: bytes of the masks that this pass is the last to need."""
+        key = op, self.view.class_of[unit], masks
+        if key not in self.passes:
+            self.passes[key] = _template(self.terms[key[:2]], masks)
+        return self.passes[key].at(unit, m)
+
     def _inside(self, unit: str, phase: Phase, m: int) -> Iterator[Event]:
         """Yield the communication in the middle of a pass of a unit."""
         key = self.view.class_of[unit], phase
         if key not in self.inside:
             self.inside[key] = tuple(_communication(self.view, unit, phase))
         for event in self.inside[key]:
-            yield replace(event, unit=unit, micro_batch=m)
+            yield event.at(unit, m)
 
     def _needed(self, unit: str, phase: Phase) -> list[str]:
         """Return the units whose gather must have started when a pass of `unit` begins (ZeRO-3)."""
@@ -275,17 +282,11 @@ def _completed(cut: Sequence[Bucket], units: tuple[str, ...]) -> dict[str, list[
     return full
 
 
-def _compute(term: Term, unit: str, micro_batch: int, masks: int = 0) -> Event:
-    """Return one pass of a unit. `masks`: bytes of the masks that this pass is the last to need."""
+def _template(term: Term, masks: int) -> Event:
+    """Return the event of every pass of a term that is the last to need `masks` bytes of masks."""
     alloc = highest(term, masks)
-    return replace(
-        term.event,
-        unit=unit,
-        micro_batch=micro_batch,
-        flops=term.work.flops // term.count,
-        alloc=alloc,
-        free=term.free + masks - (term.alloc - alloc),
-    )
+    free = term.free + masks - (term.alloc - alloc)
+    return replace(term.event, flops=term.work.flops // term.count, alloc=alloc, free=free)
 
 
 def _bucket(term: Term, bucket: Bucket, view: RankView, micro_batch: int | None, phase: Phase | None = None) -> Event:

@@ -22,18 +22,19 @@ def data_parallel_terms(view: RankView) -> list[Term]:
     own, reduced over their own ranks."""
     terms = []
     for experts in (False, True):
-        cut = [b for b in view.buckets if b.experts == experts]
-        if cut and cut[0].ranks(view.strategy) > 1:
-            terms += _bucket_terms(view, cut)
+        sized = [(b, size) for b, size in zip(view.buckets, view.padded, strict=True) if b.experts == experts]
+        if sized and sized[0][0].ranks(view.strategy) > 1:
+            cut, sizes = zip(*sized, strict=True)
+            terms += _bucket_terms(view, cut, sizes)
     return terms
 
 
-def _bucket_terms(view: RankView, cut: Sequence[Bucket]) -> list[Term]:
-    """Return the terms of buckets that are reduced over the same ranks."""
+def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -> list[Term]:
+    """Return the terms of buckets that are reduced over the same ranks. `sizes`: their elements, padding included."""
     s, p, m = view.strategy, view.job.precision, view.layout.micro_batches
     zero, first = s.effective_zero, cut[0]
     axis, parts = first.axis(s), first.parts(s)
-    numel = sum(b.padded(s) for b in cut)
+    numel = sum(sizes)
 
     def term(op: str, phase: Phase, unit: str, axis: str, dtype: DType, times: int = 1, part: int = 1) -> Term:
         """A collective per bucket, of the bucket or one of its `part` equal parts, `times` times a step."""
@@ -58,7 +59,7 @@ def _bucket_terms(view: RankView, cut: Sequence[Bucket]) -> list[Term]:
     if zero in (1, 2):
         terms.append(term("all_gather", "opt", "parameters", axis, p.compute))
     elif zero == 3:
-        terms.append(_gathers(cut, s, p.compute, m))
+        terms.append(_gathers(cut, sizes, s, p.compute, m))
     return terms
 
 
@@ -82,14 +83,14 @@ def _compressed_terms(
     return [replace(terms[0], coding=coding, code=c.name), *terms[1:]]
 
 
-def _gathers(cut: Sequence[Bucket], s: Strategy, dtype: DType, m: int) -> Term:
+def _gathers(cut: Sequence[Bucket], sizes: Sequence[int], s: Strategy, dtype: DType, m: int) -> Term:
     """Return ZeRO-3's gathers: of every unit in every pass of every micro-batch, or once a step."""
-    total = sum(b.padded(s) for b in cut)
-    kept = sum(b.padded(s) for b in cut if b.unit in ("head", "model"))  # from the forward to the backward pass
-    kept_units = sum(b.unit in ("head", "model") for b in cut)
+    total = sum(sizes)
+    # From the forward to the backward pass.
+    kept = [size for b, size in zip(cut, sizes, strict=True) if b.unit in ("head", "model")]
     event = Event("collective", "all_gather", "F", cut[0].kind("parameters"), cut[0].axis(s), dtype=dtype)
     if s.gathers_once:
         gathers, size = len(cut), total
     else:
-        gathers, size = (2 * len(cut) - kept_units) * m, (2 * total - kept) * m
+        gathers, size = (2 * len(cut) - len(kept)) * m, (2 * total - sum(kept)) * m
     return Term(event, count=gathers, bytes=size * DTYPE_BYTES[dtype])

@@ -16,16 +16,12 @@ from phalanx.spec.model.spec import as_seen_by
 
 def layer_terms(view: RankView) -> list[Term]:
     """Return the terms of communication inside layers, in every pass of a unit: over tp ranks, over ranks that share
-    sequences (ring, Ulysses) and over ranks that share experts; and of summing gradients that tp ranks have in
-    parts."""
+    sequences (ring, Ulysses) and over ranks that share experts."""
     phases: tuple[Phase, ...] = ("F", "B", "I", "W") if view.splits_backward else ("F", "B")
     terms = []
     for name, members in view.unit_classes.items():
         for phase in phases:
             terms += _of_pass(view, name, members[0], phase)
-    if size := partial_gradient_bytes(view):
-        event = Event("collective", "all_reduce", "opt", "copies", "tp", dtype=view.job.precision.accumulate_dtype)
-        terms.append(Term(event, count=1, bytes=size))
     return terms
 
 
@@ -51,6 +47,14 @@ def _of_pass(view: RankView, name: str, member: str, phase: Phase) -> list[Term]
         event = Event("p2p" if axis == "ring" else "collective", op, phase, name, axis, dtype=compute)
         terms.append(Term(event, count=len(sizes) * n, bytes=sum(sizes) * n))
     return terms
+
+
+def partial_gradients(view: RankView) -> list[Term]:
+    """Return the term of summing gradients that tp ranks have in parts."""
+    if not (size := partial_gradient_bytes(view)):
+        return []
+    event = Event("collective", "all_reduce", "opt", "copies", "tp", dtype=view.job.precision.accumulate_dtype)
+    return [Term(event, count=1, bytes=size)]
 
 
 def pipeline_messages(view: RankView) -> list[Term]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from phalanx.cost.compute import unit_work
 from phalanx.cost.memory.state import cast_gradients, updated_elements
 from phalanx.cost.step.gradient_terms import data_parallel_terms
-from phalanx.cost.step.layer_terms import layer_terms, pipeline_messages
+from phalanx.cost.step.layer_terms import layer_terms, partial_gradients, pipeline_messages
 from phalanx.cost.step.pass_terms import pass_terms
 from phalanx.cost.step.term import Term
 from phalanx.schedule.event import Event
@@ -24,6 +24,7 @@ def terms(view: RankView) -> tuple[Term, ...]:
     return (
         *pass_terms(view),
         *layer_terms(view),
+        *partial_gradients(view),
         *data_parallel_terms(view),
         *pipeline_messages(view),
         _metrics(view),

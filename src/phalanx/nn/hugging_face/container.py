@@ -1,11 +1,6 @@
-"""The safetensors container, read by ranges and written tensor by tensor.
+"""Files in the safetensors format, read by ranges (runtime/checkpoint/tensor_file.py draws the format and writes it).
 
-    8 bytes       N, the header's length, little-endian
-    N bytes       JSON: {name: {"dtype": "BF16", "shape": [...], "data_offsets": [begin, end]}, "__metadata__": {...}}
-    the rest      row-major little-endian tensors, without gaps; offsets count from here
-
-(github.com/huggingface/safetensors, "Format".) The library maps files and saves dictionaries of tensors; here a
-reader holds what it asked for and a writer one tensor, so that host memory can be counted.
+The library maps files; a reader here holds what it asked for, so that host memory can be counted.
 """
 
 from __future__ import annotations
@@ -13,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +20,6 @@ from phalanx.spec.errors import InputError
 FIELD = "weights"
 """The field that errors name; nn/weight_files.py replaces it by the setting that names the weights."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 _LONGEST_HEADER = 100_000_000  # the library's own limit
 
 
@@ -127,37 +120,3 @@ def _stored(name: str, path: Path, about: dict[str, Any], data: int) -> Stored:
         reason = f"{name} has {size} bytes, its shape {list(shape)} in {stored.code} needs {needed}"
         raise InputError(FIELD, str(path), reason, "copy or download it again")
     return stored
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """A tensor to write: `make` is called when its turn comes, and its result freed at once."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    make: Callable[[], Tensor]
-
-    @property
-    def bytes(self) -> int:
-        """The size of its data."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def write(path: Path, tensors: Sequence[Outgoing]) -> None:
-    """Write a safetensors file to disk, with one tensor in memory at a time."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for t in tensors:
-        header[t.name] = {"dtype": _CODES[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + t.bytes]}
-        at += t.bytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at multiples of 8
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for t in tensors:
-            value = t.make().detach().to("cpu", t.dtype).contiguous()
-            assert value.shape == t.shape, f"{t.name}: {tuple(value.shape)} instead of {t.shape}"
-            file.write(value.view(-1).view(torch.uint8).numpy().data)
-        file.flush()
-        os.fsync(file.fileno())

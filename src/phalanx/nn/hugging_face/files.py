@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from phalanx.nn.hugging_face import container
-from phalanx.nn.hugging_face.container import FIELD, Outgoing, Stored
+from phalanx.nn.hugging_face.container import FIELD, Stored
 from phalanx.nn.hugging_face.names import Source, is_buffer, plain, sources
 from phalanx.nn.weight_source import Weights
+from phalanx.runtime.checkpoint import tensor_file
+from phalanx.runtime.checkpoint.tensor_file import Outgoing
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec, buffers
@@ -244,11 +246,11 @@ def _write_shards(folder: Path, tensors: Sequence[Outgoing], shard_bytes: float)
             shards.append([])
         shards[-1].append(t)
     if len(shards) == 1:
-        container.write(folder / SINGLE, tensors)
+        tensor_file.write(folder / SINGLE, tensors)
         return [SINGLE]
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
-        container.write(folder / name, shard)
+        tensor_file.write(folder / name, shard)
     total = sum(t.bytes for t in tensors)
     placed = {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard}
     (folder / INDEX).write_text(

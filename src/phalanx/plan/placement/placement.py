@@ -38,6 +38,11 @@ class Placement:
         """World size."""
         return len(self.gpu)
 
+    @property
+    def coloured_axis(self) -> str:
+        """The axis whose groups a drawing colours by default: the innermost one larger than 1."""
+        return next((name for name, size in reversed(self.mesh.axes) if size > 1), "world")
+
     def ranks_by_host(self) -> Iterator[tuple[int, Ints]]:
         """Yield each host that has ranks, with its ranks in the order of its GPUs."""
         order = np.argsort(self.gpu, kind="stable")

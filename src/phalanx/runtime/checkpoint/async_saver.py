@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -37,6 +37,7 @@ class Saver:
         self.rank, self.ranks = comm.world.rank, comm.world.size
         self._thread: threading.Thread | None = None
         self._error = ""
+        self._step = 0  # whose checkpoint was begun last
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             store.sweep(folder)
@@ -51,6 +52,7 @@ class Saver:
         if the previous checkpoint could not be written.
         """
         self.wait()
+        self._step = step
         chunks: list[Chunk] = []
         for part in owned:
             for (offsets, sizes), view in pieces(part):
@@ -62,7 +64,7 @@ class Saver:
     def check(self) -> None:
         """Raise CheckpointError if this rank could not write its part."""
         if self._error:
-            raise CheckpointError(self._error)
+            self._fail(self._error)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is complete. Collective. Raises CheckpointError on all ranks alike."""
@@ -73,7 +75,12 @@ class Saver:
         self._thread = None
         for error in self.comm.gather_objects(self._error, "world"):
             if error:
-                raise CheckpointError(error)
+                self._fail(error)
+
+    def _fail(self, error: str) -> NoReturn:
+        """Raise what the writing thread met, as an error of saving: this thread has long been elsewhere."""
+        self.comm.status.now(f"saving of step {self._step}")
+        raise CheckpointError(error)
 
     def finish(self) -> None:
         """Give a checkpoint under way time to complete when this rank is about to exit for another reason."""
@@ -100,7 +107,7 @@ class Saver:
         """
         size, limit = -1, 0.0
         while late := store.missing_ranks(part, self.ranks):
-            now = sum(file.stat().st_size for file in part.glob("__*"))
+            now = sum(file.stat().st_size for file in part.glob("rank-*"))
             if now != size:
                 size, limit = now, time.monotonic() + worlds.timeout_s()
             if time.monotonic() > limit:

@@ -1,128 +1,87 @@
-"""The container of a checkpoint: torch.distributed.checkpoint's, whose files other tools read too.
+"""The container of a checkpoint: a safetensors file for each rank that wrote, and an index of their boxes.
 
-It has a file for each rank that wrote, and .metadata, which says which box of which tensor lies where. Imported only
-when a checkpoint is written or read: this part of torch takes a second to load.
+A rank holds flat shards, whose boundaries fall anywhere in a matrix: a tensor's boxes lie in several files. A box of
+a tensor that is not all of it is named after its place, as in `parameters.a[0:3,2:4]`.
 """
 
 from __future__ import annotations
 
-import pickle
+import json
+import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter  # type: ignore[attr-defined]
-from torch.distributed.checkpoint.default_planner import (
-    DefaultLoadPlanner,
-    DefaultSavePlanner,
-    create_default_global_save_plan,
-)
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    ReadItem,
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.storage import WriteResult
 
-from phalanx.runtime.checkpoint.boxes import Part, pieces
+from phalanx.runtime.checkpoint import index, version_2
+from phalanx.runtime.checkpoint.boxes import Box, Part, pieces
+from phalanx.runtime.checkpoint.index import StoredBox
 from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk, about, path_of
-
-Stored = tuple[SavePlan, list[WriteResult]]
-"""The chunks that one rank has written, and where they lie."""
-
-
-class _Chunks(DefaultSavePlanner):
-    """A save planner that fetches the elements of each chunk for the container's writer."""
-
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        super().__init__()
-        self.fetch = {MetadataIndex(c.name, torch.Size(c.offsets)): c.fetch for c in chunks}
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
-        return self.fetch[write_item.index]()
+from phalanx.runtime.checkpoint.regular_files import open_regular
+from phalanx.runtime.checkpoint.tensor_file import CODES, Outgoing, write
 
 
-def store(part: Path, rank: int, chunks: Sequence[Chunk], file_each: bool) -> Stored:
-    """Write the chunks of one rank into the folder `part`.
+def file_of(rank: int) -> str:
+    """Return the name of the file that a rank writes."""
+    return f"rank-{rank:05d}.safetensors"
 
-    With `file_each` every chunk has a file of its own, and only one at a time is fetched and held.
+
+def store(part: Path, rank: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """Write the chunks of one rank into the folder `part`; return their rows of the index, by tensor.
+
+    One chunk at a time is fetched and held.
     """
-    items = [
-        WriteItem(
-            MetadataIndex(c.name, torch.Size(c.offsets)),
-            WriteItemType.SHARD,
-            tensor_data=TensorWriteData(
-                ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)),
-                TensorProperties(c.dtype),
-                torch.Size(c.shape),
-            ),
-        )
-        for c in chunks
-    ]
-    writer = FileSystemWriter(part, single_file_per_rank=not file_each, sync_files=True)
-    writer.set_up_storage_writer(False, rank=rank, use_collectives=False)
-    plan = writer.prepare_local_plan(SavePlan(items))
-    return SavePlan(items), writer.write_data(plan, _Chunks(chunks)).wait()
+    begins = write(part / file_of(rank), [Outgoing(_label(c), c.dtype, c.sizes, c.fetch) for c in chunks])
+    rows: dict[str, Any] = {}
+    for c, begin in zip(chunks, begins, strict=True):
+        row = rows.setdefault(c.name, {"shape": c.shape, "dtype": CODES[c.dtype], "boxes": []})
+        row["boxes"].append([file_of(rank), begin, c.offsets, c.sizes])
+    return rows
 
 
-def conclude(part: Path, stored: Sequence[Stored]) -> None:
-    """Write .metadata for what all ranks have stored in the folder `part`."""
-    _, metadata = create_default_global_save_plan([plan for plan, _ in stored])
-    FileSystemWriter(part, sync_files=True).finish(metadata, [results for _, results in stored])
+def _label(chunk: Chunk) -> str:
+    if chunk.sizes == chunk.shape:
+        return chunk.name
+    return f"{chunk.name}[{','.join(f'{o}:{o + s}' for o, s in zip(chunk.offsets, chunk.sizes, strict=True))}]"
 
 
-class _Parts(DefaultLoadPlanner):
-    """A load planner that gives the container's reader the memory that elements go to."""
-
-    def __init__(self, places: dict[MetadataIndex, Tensor]) -> None:
-        super().__init__()
-        self.places = places
-
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        place = self.places[read_item.dest_index]
-        for dim, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            place = place.narrow(dim, offset, length)
-        return place
-
-    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        return
+def conclude(part: Path, stored: Sequence[dict[str, Any]]) -> str:
+    """Write the index of what all ranks have stored in the folder `part`; return its name."""
+    rows: dict[str, Any] = {}
+    for of_rank in stored:
+        for name, row in of_rank.items():
+            rows.setdefault(name, {**row, "boxes": []})["boxes"] += row["boxes"]
+    with (part / index.INDEX).open("w") as file:
+        json.dump(rows, file, separators=(",", ":"))
+        file.flush()
+        os.fsync(file.fileno())
+    return index.INDEX
 
 
 class Reader:
     """An open checkpoint: `contents` is the (shape, type) of every tensor in it, by name. Raises CheckpointError."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        about(folder, step)
+        manifest = about(folder, step)
         self.path = path_of(folder, step)
-        self._reader = FileSystemReader(self.path)
+        sizes = {name: size for name, (size, _) in manifest["files"].items()}
+        read = version_2.tensors if manifest["version"] == 2 else index.tensors
         with self._explained():
-            metadata = self._reader.read_metadata()
-            self._reader.set_up_storage_reader(metadata, is_coordinator=False)
-        stored = metadata.state_dict_metadata
-        self._stored = {name: t for name, t in stored.items() if isinstance(t, TensorStorageMetadata)}
-        self.contents = {name: (tuple(t.size), t.properties.dtype) for name, t in self._stored.items()}
+            self._stored = read(self.path, sizes)
+        self.contents = {name: (t.shape, t.dtype) for name, t in self._stored.items()}
 
     def fill(self, parts: Iterable[Part], optional: str | None = None) -> None:
         """Fill parts in place, by name.
 
-        Only what the parts cover is read, one stored chunk at a time. A part whose name begins with `optional` and is
-        not in the checkpoint is left as it is. Raises CheckpointError.
+        Only what the parts cover is read, of one stored box at a time. A part whose name begins with `optional` and
+        is not in the checkpoint is left as it is. Raises CheckpointError.
         """
-        items: list[ReadItem] = []
-        places: dict[MetadataIndex, Tensor] = {}
-        with self._explained():
+        with self._explained(), ExitStack() as stack:
+            opened: dict[str, int] = {}
             for part in parts:
                 if part.name not in self.contents:
                     if optional is None or not part.name.startswith(optional):
@@ -131,13 +90,15 @@ class Reader:
                 shape = self.contents[part.name][0]
                 if shape != part.shape:
                     raise ValueError(f"{part.name} has shape {shape} in the checkpoint, not {part.shape}")
-                wanted: list[ChunkStorageMetadata] = []
-                for (offsets, sizes), place in pieces(part):
-                    chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-                    places[MetadataIndex(part.name, chunk.offsets)] = place
-                    wanted.append(chunk)
-                items += create_read_items_for_chunk_list(part.name, self._stored[part.name], wanted)
-            self._reader.read_data(LoadPlan(items), _Parts(places)).wait()
+                for box, place in pieces(part):
+                    missing = place.numel()
+                    for stored in self._stored[part.name].boxes:
+                        if stored.file not in opened:
+                            opened[stored.file] = open_regular(self.path / stored.file)
+                            stack.callback(os.close, opened[stored.file])
+                        missing -= self._copy(part.name, opened[stored.file], stored, box, place)
+                    if missing:
+                        raise ValueError(f"{missing} elements of {part.name} are not in the checkpoint")
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Read elements [start, stop) of a flattened tensor, (stop - start,), in its stored type.
@@ -149,12 +110,49 @@ class Reader:
         self.fill([Part(name, shape, start, elements)])
         return elements
 
+    def _copy(self, name: str, descriptor: int, stored: StoredBox, box: Box, place: Tensor) -> int:
+        """Copy what a stored box has of `box` to `place`, the elements of `box`; return how many elements that is.
+
+        Of the stored box, the rows along its first dimension are read in which the two overlap.
+        """
+        overlap = _overlap(box, stored)
+        if overlap is None:
+            return 0
+        dtype = self.contents[name][1]
+        row = math.prod(stored.sizes[1:]) * dtype.itemsize
+        low, high = (n - stored.offsets[0] for n in overlap[0]) if overlap else (0, 1)
+        rows = torch.frombuffer(_read(descriptor, stored.begin + low * row, (high - low) * row), dtype=dtype)
+        source = rows.view((high - low, *stored.sizes[1:]) if overlap else ())
+        for dim, (start, stop) in enumerate(overlap):
+            place = place.narrow(dim, start - box[0][dim], stop - start)
+            if dim:
+                source = source.narrow(dim, start - stored.offsets[dim], stop - start)
+        place.copy_(source)
+        return place.numel()
+
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn the errors of torch's reader into a CheckpointError with one line of reason."""
+        """Turn errors of reading into a CheckpointError with one line of reason."""
         try:
             yield
-        except (OSError, RuntimeError, LookupError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            text = str(error).strip()
-            first = text.splitlines()[0] if text else type(error).__name__
-            raise CheckpointError(f"checkpoint {self.path} cannot be loaded: {first}") from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"checkpoint {self.path} cannot be loaded: {error}") from None
+
+
+def _overlap(box: Box, stored: StoredBox) -> list[tuple[int, int]] | None:
+    """Return the (start, stop) along each dimension in which two boxes of a tensor overlap, None if they do not."""
+    bounds = zip(*box, stored.offsets, stored.sizes, strict=True)
+    overlap = [(max(a, b), min(a + m, b + n)) for a, m, b, n in bounds]
+    return overlap if all(start < stop for start, stop in overlap) else None
+
+
+def _read(descriptor: int, begin: int, size: int) -> bytearray:
+    """Read `size` bytes from `begin` on. Raises ValueError if the file ends before."""
+    memory = bytearray(size)
+    view, done = memoryview(memory), 0
+    while done < size:
+        got = os.preadv(descriptor, [view[done:]], begin + done)
+        if not got:
+            raise ValueError("a file was cut short")
+        done += got
+    return memory

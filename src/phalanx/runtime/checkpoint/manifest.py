@@ -12,8 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-VERSION = 2
+from phalanx.runtime.checkpoint.regular_files import read_json, require_plain
+
+VERSION = 3
+READABLE = (2, VERSION)
+"""The versions that this release reads: 2 is torch.distributed.checkpoint's container (version_2.py)."""
 MANIFEST = "phalanx.json"
+_LARGEST = 2**26  # bytes: half a million files
 
 
 class CheckpointError(RuntimeError):
@@ -44,24 +49,41 @@ def about(folder: Path, step: int) -> dict[str, Any]:
         manifest = read(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read ({error})") from None
-    if manifest["version"] != VERSION:
+    if manifest["version"] not in READABLE:
         raise CheckpointError(
-            f"checkpoint {path} has version {manifest['version']}; this release reads version {VERSION}"
+            f"checkpoint {path} has version {manifest['version']}; "
+            f"this release reads versions {' and '.join(map(str, READABLE))}"
         )
     return manifest
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a manifest. Raises OSError if the disk fails, ValueError if it differs from what was written."""
-    text = (path / MANIFEST).read_bytes()
+    """Read a manifest. Raises OSError if the disk fails, ValueError if it differs from what was written.
+
+    The seal only shows damage, for anybody can write one: of a readable version, the names and sizes of files are
+    checked too.
+    """
     try:
-        manifest: dict[str, Any] = json.loads(text)
-        intact = manifest["version"] != VERSION or manifest["seal"] == seal(manifest)
-    except (ValueError, TypeError, KeyError):
+        manifest: dict[str, Any] = read_json(path / MANIFEST, _LARGEST)
+        version = int(manifest["version"])
+        intact = version not in READABLE or manifest["seal"] == seal(manifest)
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError):
         intact = False
     if not intact:
         raise ValueError(f"{MANIFEST} differs from what was written")
+    if version in READABLE:
+        _require_files(manifest.get("files"))
     return manifest
+
+
+def _require_files(files: object) -> None:
+    """Require {plain name: [bytes, checksum]}. Raises ValueError."""
+    if not isinstance(files, dict):
+        raise ValueError(f"{MANIFEST} names no files")
+    for name, row in files.items():
+        require_plain(name)
+        if not isinstance(row, list) or [type(item) for item in row] != [int, str] or row[0] < 0:
+            raise ValueError(f"{MANIFEST} does not give the size and checksum of {name}")
 
 
 def seal(about: dict[str, Any]) -> str:

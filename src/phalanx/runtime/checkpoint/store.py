@@ -1,14 +1,19 @@
 """Checkpoints of logical tensors: single-process names and global shapes, independent of the parallel layout.
 
-    checkpoint/step-00000100/      torch.distributed.checkpoint's container: a file per rank that wrote, .metadata
-        parameters.<fqn>           in the master type
-        optimizer.<fqn>.<state>    exp_avg, exp_avg_sq, momentum_buffer, step
+    checkpoint/step-00000100/
+        rank-00000.safetensors     the boxes that rank 0 owned, of
+            parameters.<fqn>           in the master type
+            optimizer.<fqn>.<state>    exp_avg, exp_avg_sq, momentum_buffer, step
+        tensors.json               which box of which tensor lies where
         phalanx.json               {version, step, seed, data cursor, random state, files: {name: [bytes, sha256]}}
 
 Every rank writes what it owns into a temporary folder (`write`); once all have, one of them completes the checkpoint
 and renames it (`commit`), so a crash leaves the previous one intact. No rank waits for another in a collective:
 async_saver.py does all of this beside the training. The container itself is container.py. All randomness of a run is
 a function of (seed, step): that is the random state.
+
+Nothing that came from a file is unpickled, and a checkpoint is read as if an enemy had written it: the checksums show
+damage, not authorship (regular_files.py, index.py).
 """
 
 from __future__ import annotations
@@ -16,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -25,8 +29,22 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from phalanx.runtime.checkpoint import container
 from phalanx.runtime.checkpoint.boxes import Part
-from phalanx.runtime.checkpoint.manifest import MANIFEST, VERSION, CheckpointError, Chunk, about, path_of, read, seal
+from phalanx.runtime.checkpoint.manifest import (
+    MANIFEST,
+    READABLE,
+    VERSION,
+    CheckpointError,
+    Chunk,
+    about,
+    path_of,
+    read,
+    seal,
+)
+from phalanx.runtime.checkpoint.regular_files import open_regular, read_json, size_of
+
+_LARGEST_PART = 2**30  # bytes that a rank writes about the boxes that it wrote
 
 
 def steps(folder: Path) -> list[int]:
@@ -57,7 +75,7 @@ def newest(folder: Path) -> Path | None:
 def _missing(path: Path) -> str | None:
     """Return what is wrong with a checkpoint as far as file sizes show, or None. Raises OSError.
 
-    For another version than ours, only the manifest is checked.
+    For a version that cannot be read, only the manifest is checked.
     """
     try:
         manifest = read(path)
@@ -65,11 +83,13 @@ def _missing(path: Path) -> str | None:
         return f"{MANIFEST} is missing"
     except ValueError as error:
         return str(error)
-    for name, (size, _) in manifest["files"].items() if manifest["version"] == VERSION else ():
+    for name, (size, _) in manifest["files"].items() if manifest["version"] in READABLE else ():
         try:
-            present = (path / name).stat().st_size
+            present = size_of(path / name)
         except FileNotFoundError:
             return f"{name} is missing"
+        except ValueError as error:
+            return str(error)
         if present != size:
             return f"{name} has {present} bytes, but {size} were written"
     return None
@@ -95,12 +115,17 @@ def damage_or_unread(folder: Path, step: int, reader: int = 0, readers: int = 1)
     """Return what is damaged or unreadable in a checkpoint, or None if it is intact. Raises CheckpointError."""
     try:
         return damage(folder, step, reader, readers)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return f"cannot be read: {error}"
 
 
+def _sealed(file: Path) -> list[int | str]:
+    """Return what the manifest says of a file: its size in bytes and its checksum."""
+    return [size_of(file), _digest(file)]
+
+
 def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
+    with open(open_regular(file), "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
@@ -138,18 +163,15 @@ def _free(path: Path) -> Path:
     return next(p for i in count() if not (p := path.with_name(path.name + (f".{i}" if i else ""))).exists())
 
 
-def write(part: Path, rank: int, chunks: Sequence[Chunk], file_each: bool = False) -> None:
+def write(part: Path, rank: int, chunks: Sequence[Chunk]) -> None:
     """Write the chunks that one rank owns into the temporary folder `part`, and mark the rank as done.
 
-    With `file_each`, chunks are fetched and held one at a time.
+    Chunks are fetched and held one at a time.
     """
-    from phalanx.runtime.checkpoint import container
-
-    plan, results = container.store(part, rank, chunks, file_each)
-    names = sorted({r.storage_data.relative_path for r in results})
-    files = {name: ((part / name).stat().st_size, _digest(part / name)) for name in names}
+    tensors = container.store(part, rank, chunks)
+    name = container.file_of(rank)
     done = part / f".done-{rank}"
-    done.with_suffix(".tmp").write_bytes(pickle.dumps((plan, results, files)))
+    done.with_suffix(".tmp").write_text(json.dumps({"tensors": tensors, "files": {name: _sealed(part / name)}}))
     os.replace(done.with_suffix(".tmp"), done)
 
 
@@ -165,15 +187,13 @@ def commit(part: Path, folder: Path, step: int, ranks: int, about: dict[str, Any
 
     `about` goes into the manifest. Returns the final folder.
     """
-    from phalanx.runtime.checkpoint import container
-
     done = [part / f".done-{rank}" for rank in range(ranks)]
-    written_parts = [pickle.loads(d.read_bytes()) for d in done]
-    container.conclude(part, [(plan, results) for plan, results, _ in written_parts])
+    written_parts = [read_json(d, _LARGEST_PART) for d in done]
+    index = container.conclude(part, [of_rank["tensors"] for of_rank in written_parts])
     for d in done:
         d.unlink()
-    files = {name: size_and_digest for _, _, of_rank in written_parts for name, size_and_digest in of_rank.items()}
-    files[".metadata"] = ((part / ".metadata").stat().st_size, _digest(part / ".metadata"))
+    files = {name: row for of_rank in written_parts for name, row in of_rank["files"].items()}
+    files[index] = _sealed(part / index)
     manifest = {"version": VERSION, "step": step, **about, "files": files}
     (part / MANIFEST).write_text(json.dumps({**manifest, "seal": seal(json.loads(json.dumps(manifest)))}))
     _sync(part / MANIFEST)
@@ -202,8 +222,7 @@ def _remove(path: Path) -> None:
 def give_up(part: Path, rank: int, why: str) -> None:
     """Mark a rank as failed, and remove what it has written: the disk may be full."""
     with suppress(OSError):
-        for file in part.glob(f"__{rank}_*"):
-            file.unlink(missing_ok=True)
+        (part / container.file_of(rank)).unlink(missing_ok=True)
         (part / f".failed-{rank}").write_text(why)
 
 
@@ -215,9 +234,7 @@ def sweep(folder: Path) -> None:
 
 def load(folder: Path, step: int, parts: Iterable[Part], optional: str | None = None) -> None:
     """Fill parts in place; every rank reads only what it needs (container.Reader.fill). Raises CheckpointError."""
-    from phalanx.runtime.checkpoint.container import Reader
-
-    Reader(folder, step).fill(parts, optional)
+    container.Reader(folder, step).fill(parts, optional)
 
 
 def write_alone(folder: Path, step: int, chunks: Sequence[Chunk], about: dict[str, Any]) -> Path:
@@ -225,7 +242,7 @@ def write_alone(folder: Path, step: int, chunks: Sequence[Chunk], about: dict[st
     part = folder / f".writing-{step:08d}-alone"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    write(part, 0, chunks, file_each=True)
+    write(part, 0, chunks)
     return commit(part, folder, step, 1, about, keep=1)
 
 

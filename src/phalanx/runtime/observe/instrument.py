@@ -33,6 +33,17 @@ def _attention_flops(name: str, args: tuple[Any, ...]) -> int:
     return (2 if backward else 1) * 4 * int(b) * int(h) * int(s) * int(key.shape[-2]) * int(d)
 
 
+def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """Return the FLOPs of an operation that returned `out`: of matrix products, convolutions and attention."""
+    packet = func._overloadpacket
+    name = packet.__name__
+    if name.startswith(_ATTENTION):
+        return _attention_flops(name, args)
+    if packet in flop_registry:
+        return int(flop_registry[packet](*args, **kwargs, out_val=out))
+    return 0
+
+
 class Tracker(TorchDispatchMode):
     """Counts FLOPs into a recorder and follows live bytes.
 
@@ -94,12 +105,8 @@ class Tracker(TorchDispatchMode):
                 for tensor in item:
                     if isinstance(tensor, Tensor):
                         self._follow(tensor)
-        packet = func._overloadpacket
-        name = packet.__name__
-        if name.startswith(_ATTENTION):
-            self.recorder.flops(_attention_flops(name, args))
-        elif packet in flop_registry:
-            self.recorder.flops(flop_registry[packet](*args, **(kwargs or {}), out_val=out))
+        if flops := flops_of(func, args, kwargs or {}, out):
+            self.recorder.flops(flops)
         return out
 
 

@@ -149,13 +149,13 @@ def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int, separate: boo
     if isinstance(spec, StageSpec):
         groups = [(*chunk,) for chunk in reversed(spec.chunks)] + [("model",)]
         parts = [[p for p in order if p.unit in units] for units in groups]
-    at = {p: i for i, p in enumerate(order)}
+    at = {p.fqn: i for i, p in enumerate(order)}
     for part in parts:
         cut = list(fill([p for p in part if not (separate and p.of_experts)], e, bucket_bytes))
         cut += [
             replace(b, experts=True) for b in fill([p for p in part if separate and p.of_experts], e, bucket_bytes)
         ]
-        cut.sort(key=lambda b: at[b.parameters[-1]])
+        cut.sort(key=lambda b: at[b.parameters[-1].fqn])
         result += [replace(b, index=len(result) + i) for i, b in enumerate(cut)]
     return tuple(result)
 

@@ -9,7 +9,7 @@ itself is better than any of this.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec, Device, KernelRates, Origin, Rates, Tier
@@ -71,7 +71,7 @@ def _cube_mesh(name: str, device: Device, nodes: int) -> ClusterSpec:
         links("mesh", 6, "three rings of eight, both ways; six links leave a quad", 6 * one).among(8),
         _EDR_4.among(8 * nodes),
     )
-    return _cluster(name, device, 8, nodes, tiers)
+    return of_datasheet(name, device, 8, nodes, tiers)
 
 
 def _infiniband(rate: float, what: str, uplink: float | None = None) -> _Links:
@@ -84,10 +84,11 @@ def _ethernet(port: float, what: str, host: float) -> _Links:
 
 def _boxes(name: str, device: Device, size: int, inside: _Links, between: _Links, nodes: int) -> ClusterSpec:
     """Nodes of `size` ranks, with one kind of links inside a node and one between nodes."""
-    return _cluster(name, device, size, nodes, (inside.among(size), between.among(size * nodes)))
+    return of_datasheet(name, device, size, nodes, (inside.among(size), between.among(size * nodes)))
 
 
-def _cluster(name: str, device: Device, size: int, nodes: int, tiers: tuple[Tier, ...]) -> ClusterSpec:
+def of_datasheet(name: str, device: Device, size: int, nodes: int, tiers: tuple[Tier, ...]) -> ClusterSpec:
+    """Return a cluster of nodes of `size` devices, with rates of computation estimated from the datasheet."""
     return ClusterSpec(name, device, size, nodes, tiers, tuple(_rates(device, d) for d in device.dense_flops_per_s))
 
 
@@ -117,7 +118,7 @@ def _sites(nodes: int) -> ClusterSpec:
     tiers: tuple[Tier, ...] = (_nvlink(450e9, 4).among(8), _NDR.among(local))
     if nodes > _SITE:
         tiers += (_WAN.among(nodes * 8),)
-    return _cluster("sites-h100", _H100, 8, nodes, tiers)
+    return of_datasheet("sites-h100", _H100, 8, nodes, tiers)
 
 
 def _pcie(name: str, device: Device, rate: float, network: float, nodes: int) -> ClusterSpec:
@@ -126,7 +127,7 @@ def _pcie(name: str, device: Device, rate: float, network: float, nodes: int) ->
     across = _Links("sockets", 1.5e-5, rate, "between the host bridges of two sockets", 25e9, "estimated")
     what = f"{network * 8e-9:g} Gb/s per host, which 8 GPUs share"
     tiers = (inside.among(4), across.among(8), _ethernet(min(rate, network), what, network).among(8 * nodes))
-    return _cluster(name, device, 8, nodes, tiers)
+    return of_datasheet(name, device, 8, nodes, tiers)
 
 
 PRESETS: dict[str, Callable[[int], ClusterSpec]] = {
@@ -175,3 +176,14 @@ def preset(name: str, nodes: int) -> ClusterSpec:
     if nodes < 1:
         raise InputError("cluster.nodes", nodes, "must be at least 1")
     return PRESETS[name](nodes)
+
+
+def resized(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
+    """Return a cluster of `nodes` nodes like those of `cluster`: a preset's tiers follow from its nodes, those of any
+    other cluster stay, and the outermost joins all nodes."""
+    if cluster.name in PRESETS and preset(cluster.name, cluster.nodes) == cluster:
+        return preset(cluster.name, nodes)
+    ranks = nodes * cluster.ranks_per_node
+    outermost = replace(cluster.tiers[-1], ranks=max(ranks, 1))
+    inner = tuple(tier for tier in cluster.tiers[:-1] if tier.ranks < ranks)
+    return replace(cluster, nodes=nodes, tiers=(*inner, outermost))

@@ -8,7 +8,7 @@ another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +17,23 @@ import numpy.typing as npt
 from phalanx.spec.cluster.spec import ClusterSpec
 
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SwitchTree:
+    """Leaf switches with their hosts, and the switches above them, as schedulers and fabrics list them."""
+
+    leaves: dict[str, tuple[str, ...]]
+    """Hosts of each leaf switch."""
+    above: dict[str, tuple[str, ...]]
+    """Switches below each other switch."""
+    oversubscription: float = 1.0
+    """A leaf's links to hosts over its links to other switches."""
+
+    @property
+    def hosts(self) -> list[str]:
+        """All hosts, leaf by leaf."""
+        return [host for hosts in self.leaves.values() for host in hosts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,3 +69,32 @@ def of_cluster(cluster: ClusterSpec, names: Sequence[str] = ()) -> Topology:
         gpus % cluster.ranks_per_node,
         np.stack([gpus // tier.ranks for tier in cluster.tiers]),
     )
+
+
+def of_leaves(
+    cluster: ClusterSpec, names: Sequence[str], leaf: Sequence[int], oversubscription: float = 1.0
+) -> tuple[ClusterSpec, Topology]:
+    """Return a cluster of equal hosts under leaf switches, host i under leaf[i], and its topology.
+
+    The outermost tier of `cluster` becomes that of a leaf; above it comes a tier `spine` of the same links, which a
+    leaf's GPUs share: one link for `oversubscription` of them. The ClusterSpec has one host for each name.
+    """
+    node = cluster.ranks_per_node
+    leaves = np.asarray(leaf, dtype=np.int64)
+    largest = int(np.bincount(leaves).max()) * node
+    network = cluster.tiers[-1]
+    rate = network.bandwidth_bytes_per_s_per_gpu_per_direction
+    inner = [t for t in cluster.tiers[:-1] if t.ranks < largest]
+    spine = replace(
+        network,
+        name="spine",
+        ranks=max(len(names) * node, largest),
+        uplink_bandwidth_bytes_per_s_per_direction=rate * largest / oversubscription
+        if oversubscription > 1
+        else None,
+    )
+    tiers = (*inner, replace(network, ranks=largest), spine)
+    described = replace(cluster, nodes=len(names), tiers=tiers)
+    gpus = np.arange(len(names) * node, dtype=np.int64)
+    blocks = [gpus // tier.ranks for tier in inner] + [leaves[gpus // node], np.zeros_like(gpus)]
+    return described, Topology(tuple(names), gpus // node, gpus % node, np.stack(blocks))

@@ -125,5 +125,6 @@ def model_of(folder: Path) -> ModelSpec:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically: a reader sees the old file or the new one, never a part."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)  # it may be a link
     part.write_text(json.dumps(content, indent=1) + "\n")
     os.replace(part, path)

@@ -267,12 +267,12 @@ class Parameter:
     unit: str
     """`embed`, `blocks.i` or `head`; `model` for a tied embedding, which two of them use."""
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def of_experts(self) -> bool:
         """Whether the first dimension counts experts."""
         return self.role.startswith("expert")

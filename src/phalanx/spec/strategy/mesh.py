@@ -68,6 +68,16 @@ class Mesh:
         `edp` (replicas of the same experts), `tokens` (ranks that share sequences: cp and tp), `embed` (the first
         and the last pipeline rank) or `world`.
         """
+        if axis not in self._groups:
+            self._groups[axis] = self._groups_of(axis)
+        return self._groups[axis]
+
+    @cached_property
+    def _groups(self) -> dict[str, Ranks]:
+        """The groups of the axes asked for so far."""
+        return {}
+
+    def _groups_of(self, axis: str) -> Ranks:
         if axis == "tokens":
             axis = "cp+tp"
         if axis == "world":

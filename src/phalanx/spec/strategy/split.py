@@ -146,30 +146,49 @@ class Split:
 
 
 def _box_of(split: Split, p: Parameter, local_shape: tuple[int, ...]) -> ParameterBox:
-    tp, index = split.tp, split.index
+    index = split.index
     if p.of_experts:
         inside = {"expert_column": 1, "expert_column_bias": 1, "expert_row": 2}.get(p.role)
         at = {0: split.expert, inside: split.part}
         return ParameterBox(p, local_shape, tuple(at.get(i, 0) * n for i, n in enumerate(local_shape)), local_shape)
     if p.role in ("embedding", "head"):
         return ParameterBox(p, local_shape, (split.first_token, 0), (split.tokens, *p.shape[1:]))
-    dim = {"column": 0, "column_bias": 0, "row": 1, "sink": 0}.get(p.role)
+    copies, partial_gradient = _copies(split, p, local_shape)
+    dim = _SPLIT_DIM.get(p.role)
+    if dim is None:
+        return ParameterBox(p, p.shape, (0,) * len(p.shape), p.shape, copies, partial_gradient)
+    offsets = tuple(index // copies * n if i == dim else 0 for i, n in enumerate(local_shape))
+    return ParameterBox(p, local_shape, offsets, local_shape, copies, partial_gradient)
+
+
+_SPLIT_DIM = {"column": 0, "column_bias": 0, "row": 1, "sink": 0}
+"""The dimension that tp splits, by role; other roles of a dense layer are not split."""
+
+
+def _copies(split: Split, p: Parameter, local_shape: tuple[int, ...]) -> tuple[int, bool]:
+    """Return how many tp ranks hold the same box of a parameter, and whether each has a part of its gradient."""
+    if p.of_experts or p.role in ("embedding", "head"):
+        return 1, False
+    dim = _SPLIT_DIM.get(p.role)
     if dim is None:
         # Norms inside attention, and the latent projections that all heads share, see this rank's heads only; a
         # router sees the tokens that this rank routes; all others see what every rank sees.
         own_heads = p.role in ("latent", "latent_bias") or (p.role == "norm" and ".attention." in p.fqn)
-        partial_gradient = split.sp or own_heads or p.role in ("router", "router_bias")
-        return ParameterBox(p, p.shape, (0,) * len(p.shape), p.shape, tp, partial_gradient)
-    copies = local_shape[dim] * tp // p.shape[dim]
-    offsets = tuple(index // copies * n if i == dim else 0 for i, n in enumerate(local_shape))
-    return ParameterBox(p, local_shape, offsets, local_shape, copies, copies > 1)
+        return split.tp, split.sp or own_heads or p.role in ("router", "router_bias")
+    copies = local_shape[dim] * split.tp // p.shape[dim]
+    return copies, copies > 1
 
 
 def partial(split: Split) -> dict[str, int]:
     """Parameters whose gradient is a sum over tp ranks that hold copies: the number of distinct boxes, by name."""
     if split.tp == 1:
         return {}
-    return {fqn: split.tp // box.copies for fqn, box in split.boxes.items() if box.partial}
+    boxes = {}
+    for p, of_rank in zip(parameters(split.spec), parameters(split.local), strict=True):
+        copies, partial_gradient = _copies(split, p, of_rank.shape)
+        if partial_gradient:
+            boxes[p.fqn] = split.tp // copies
+    return boxes
 
 
 def require_split(spec: ModelSpec, s: Degrees) -> None:

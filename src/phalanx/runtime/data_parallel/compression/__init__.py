@@ -18,6 +18,7 @@ from torch import Tensor
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
+from phalanx.runtime.data_parallel.compression.codec import TYPES
 from phalanx.runtime.data_parallel.compression.powersgd import PowerSGD
 from phalanx.runtime.data_parallel.compression.quantized import Quantised
 from phalanx.runtime.data_parallel.compression.sparse import Above, Drawn, Largest
@@ -82,10 +83,7 @@ def compressor(
 
 
 RUNTIME: dict[str, Callable[[Compression, Strategy, Sequence[FlatBucket], Comm, torch.dtype], Compressor]] = {
-    "fp16": Quantised,
-    "bf16": Quantised,
-    "int8": Quantised,
-    "int4": Quantised,
+    **dict.fromkeys(TYPES, Quantised),
     "topk": Largest,
     "randk": Drawn,
     "threshold": Above,

@@ -83,7 +83,7 @@ class Code:
             drawn, most = self._drawn[: y.numel()], self.row.largest
             torch.rand(drawn.shape, generator=self.generator, out=drawn)
             y.add_(drawn).floor_().clamp_(-most, most)
-        elif self.row.bits < 16:
+        elif not TYPES[self.c.name].is_floating_point:
             y.round_()
 
     def _pack(self, y: Tensor, codes: Tensor) -> None:
@@ -91,7 +91,7 @@ class Code:
             pairs = y.add_(8).view(-1, 2)
             codes.copy_(torch.add(pairs[:, 0], pairs[:, 1], alpha=16))
         else:
-            codes.view(_TYPES[self.c.name]).copy_(y)
+            codes.view(TYPES[self.c.name]).copy_(y)
 
     def _read(self, y: Tensor, scales: Tensor, codes: Tensor) -> None:
         if self.c.name == "int4":
@@ -100,9 +100,10 @@ class Code:
             pairs[:, 1].copy_(codes >> 4)
             y.sub_(8)
         else:
-            y.copy_(codes.view(_TYPES[self.c.name]))
+            y.copy_(codes.view(TYPES[self.c.name]))
         if self.row.scaled:
             y.view(-1, BLOCK).mul_(scales)
 
 
-_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
+TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
+"""The type of each compressor's codes in memory; two codes of int4 are in one element."""

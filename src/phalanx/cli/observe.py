@@ -1,0 +1,65 @@
+"""`phalanx observe`: what any torch program does in a training step, at any world size, without its GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.options import Json
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_torch, require_writable
+
+
+def observe(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- python train.py ARGS",
+            help="The program, as you would start one rank of it: a script, or -m MODULE.",
+            show_default=False,
+        ),
+    ],
+    world: Annotated[int, typer.Option("--world", help="Number of ranks of the imagined world.")] = 1,
+    ranks: Annotated[
+        str,
+        typer.Option(
+            "--ranks", metavar="classes|all|0,8", help="Ranks to observe; `classes` finds one of each kind."
+        ),
+    ] = "classes",
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            "--mesh",
+            metavar="pp=8,dp=8",
+            help="Names of the mesh axes, outermost first, for a program that makes its groups without a DeviceMesh.",
+        ),
+    ] = None,
+    node: Annotated[int, typer.Option("--node", help="Ranks of a node, as LOCAL_WORLD_SIZE and GPUs say.")] = 8,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="observed.json", help="Also write the observation to a file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a program as one rank of each kind, on tensors without content, and show what one training step does."""
+    with exit_on_error():
+        require_torch()
+        require_writable("--out", out)
+        from phalanx.commands.observe import axes_of, program, ranks_of
+        from phalanx.commands.observe import observe as run
+        from phalanx.report.observe import tables
+        from phalanx.schedule.observation import to_json
+        from phalanx.spec.files.plan import write_json
+
+        target = program(command)
+        result = run(target, world, ranks_of(ranks, world), axes_of(mesh, world), node)
+        if out is not None:
+            write_json(out, to_json(result))
+        if as_json:
+            print_json(to_json(result))
+            return
+        for note in dict.fromkeys(n for r in result.ranks for n in r.notes):
+            announce(f"note: {note}")
+        shown = console()
+        for item in tables(result):
+            shown.print(item, highlight=False, soft_wrap=isinstance(item, str))

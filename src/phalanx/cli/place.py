@@ -1,0 +1,111 @@
+"""`phalanx place`: put a plan's ranks on the free GPUs of a shared cluster, and say what that costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.options import Json, OptionalStack, StrategyLine
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
+
+if TYPE_CHECKING:
+    from phalanx.commands.place import PlaceAnswer
+
+
+def place(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan, or a run's folder.")],
+    free: Annotated[
+        Path,
+        typer.Option(
+            metavar="FREE.json", help='The free GPUs: {"free": {"node0": "0-7", "node[1-3]": "0,2-3"}, ...}.'
+        ),
+    ],
+    strategy: StrategyLine = None,
+    profile: OptionalStack = None,
+    search: Annotated[
+        bool, typer.Option("--search/--no-search", help="Also look for strategies that suit these GPUs better.")
+    ] = True,
+    topology: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Leaf switches: a Slurm topology.conf, or the output of ibnetdiscover."),
+    ] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option("--for", metavar="NAME", help="Write files for slurm, torchrun or kueue; needs --out."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for placement.json and these files.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also draw the nodes as an SVG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Put a plan's ranks on free GPUs so that its step is fastest, and compare with an empty cluster.
+
+    FREE.json may also list all nodes in physical order ("nodes": "node[0-31]") and the leaf switches that they are
+    under ("leaves": {"leaf0": "node[0-15]", ...}, "oversubscription": 2).
+    """
+    with exit_on_error():
+        from phalanx.commands.place import answer, job_of_plan, launch_files
+        from phalanx.commands.topology import leaves_of
+        from phalanx.spec.errors import InputError
+        from phalanx.spec.files.plan import write_json
+
+        require_writable("--plot", plot)
+        if launcher and not out:
+            raise InputError("--out", None, "is missing: --for writes files", "name a folder")
+        leaves = leaves_of(topology) if topology else None
+        a = answer(job_of_plan(plan, strategy, profile), free, leaves, search)
+        if out:
+            files = launch_files(launcher, a.placed.placement) if launcher else {}
+            out.mkdir(parents=True, exist_ok=True)
+            write_json(out / "placement.json", _as_json(a))
+            for name, text in files.items():
+                (out / name).write_text(text)
+            announce(f"written: {', '.join(str(out / name) for name in ('placement.json', *files))}")
+        if plot:
+            from phalanx.report.mesh_svg import nodes_svg
+
+            plot.write_text(nodes_svg(a.placed.placement, a.placed.placement.coloured_axis))
+        if as_json:
+            print_json(_as_json(a))
+            return
+
+        from phalanx.report import mesh as drawing
+        from phalanx.report.place import lines, others
+
+        screen, p = console(), a.placed.placement
+        for line in lines(a.job, a.placed, a.empty):
+            screen.print(line, highlight=False, soft_wrap=True)
+        screen.print()
+        screen.print(drawing.nodes(p, p.coloured_axis, screen.width))
+        screen.print(drawing.axes(p))
+        if a.others:
+            screen.print(others(a.placed, a.others))
+        elif a.no_others:
+            screen.print(f"no other strategy: {a.no_others}", highlight=False, soft_wrap=True)
+
+
+def _as_json(a: PlaceAnswer) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from phalanx.plan.placement.placement import axis_groups
+
+    p = a.placed.placement
+    t = p.topology
+    return {
+        "strategy": str(p.strategy),
+        "step_time_s": a.placed.seconds,
+        "tokens_per_s": a.tokens_per_s,
+        "bound_s": a.placed.bound_s,
+        "exact": a.placed.exact,
+        "tried": a.placed.tried,
+        "empty_cluster_s": a.empty.seconds,
+        "axes": [asdict(row) for row in axis_groups(p)],
+        "others": [{"strategy": str(o.placed.placement.strategy), "step_time_s": o.placed.seconds} for o in a.others],
+        "ranks": [
+            {"rank": rank, "node": t.hosts[int(t.host[gpu])], "gpu": int(t.index[gpu])}
+            for rank, gpu in enumerate(p.gpu.tolist())
+        ],
+    }

@@ -1,0 +1,148 @@
+"""What `phalanx observe` does: run a user's program in a process of its own and read what it did."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import phalanx
+from phalanx.schedule.observation import Observation, from_json
+from phalanx.spec.errors import InputError
+
+_PYTHONS = ("python", "python3")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A user's program: the Python that runs it, its script or module, and its arguments."""
+
+    python: str
+    script: str
+    module: str
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.script or self.module
+
+
+def program(words: Sequence[str]) -> Program:
+    """Read a command line such as `python train.py ARGS`, `python -m module ARGS` or `train.py ARGS`.
+
+    `python` and `python3` mean the Python that runs Phalanx; another is named by its path. Raises InputError.
+    """
+    if not words:
+        raise InputError("program", None, "is missing", "phalanx observe --world 64 -- python train.py")
+    python, rest = sys.executable, list(words)
+    name = Path(rest[0]).name
+    if name in ("torchrun", "accelerate", "deepspeed", "mpirun", "srun"):
+        raise InputError(
+            "program", rest[0], "starts many processes", "name the program itself: -- python train.py ARGS"
+        )
+    if name.startswith("python"):
+        if rest[0] not in _PYTHONS:
+            python = shutil.which(rest[0]) or ""
+            if not python:
+                raise InputError("program", rest[0], "is no program on this machine")
+        rest = rest[1:]
+    while rest and rest[0] in ("-u", "-O", "-B"):
+        rest = rest[1:]
+    if not rest:
+        raise InputError("program", words[0], "names no script", "phalanx observe --world 64 -- python train.py")
+    if rest[0] == "-m":
+        if len(rest) == 1:
+            raise InputError("program", "-m", "names no module")
+        return Program(python, "", rest[1], tuple(rest[2:]))
+    if rest[0].startswith("-"):
+        raise InputError(
+            "program", rest[0], "is an option of Python that is not supported", "name a script or -m MODULE"
+        )
+    if not Path(rest[0]).is_file():
+        raise InputError("program", rest[0], "is no file")
+    return Program(python, rest[0], "", tuple(rest[1:]))
+
+
+def axes_of(line: str | None, world: int) -> dict[str, int]:
+    """Read named axes such as "pp=8,dp=8,tp=8", outermost first. Raises InputError."""
+    axes: dict[str, int] = {}
+    for part in (line or "").split(",") if line else ():
+        name, equals, size = part.partition("=")
+        if not equals or not size.isdigit() or not name or int(size) < 1:
+            raise InputError("--mesh", line, "is no list of axes", "write it as pp=8,dp=8,tp=8, outermost first")
+        axes[name.strip()] = int(size)
+    product = 1
+    for n in axes.values():
+        product *= n
+    if axes and product != world:
+        raise InputError("--mesh", line, f"has {product} ranks", f"--world is {world}")
+    return axes
+
+
+def ranks_of(line: str, world: int) -> str | list[int]:
+    """Read `classes`, `all` or a list of ranks such as "0,8". Raises InputError."""
+    if line == "classes":
+        return line
+    if line == "all":
+        return list(range(world))
+    try:
+        ranks = [int(part) for part in line.split(",")]
+    except ValueError:
+        raise InputError("--ranks", line, "is neither `classes`, `all` nor a list of ranks such as 0,8") from None
+    wrong = next((r for r in ranks if not 0 <= r < world), None)
+    if wrong is not None:
+        raise InputError("--ranks", wrong, "is no rank", f"the world has ranks 0 to {world - 1}")
+    return ranks
+
+
+def observe(target: Program, world: int, ranks: str | list[int], axes: dict[str, int], per_node: int) -> Observation:
+    """Observe a program; what it prints goes to stderr. Raises InputError where it cannot be observed."""
+    if world < 1:
+        raise InputError("--world", world, "is no number of ranks")
+    if per_node < 1:
+        raise InputError("--node", per_node, "is no number of ranks")
+    reads, writes = os.pipe()
+    task = {
+        "script": target.script,
+        "module": target.module,
+        "arguments": target.arguments,
+        "world": world,
+        "ranks": ranks,
+        "per_node": per_node,
+        "axes": axes,
+        "result": writes,
+    }
+    source = str(Path(phalanx.__file__).parent.parent)
+    path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), _needed(target.python, source)) if p)
+    command = [target.python, "-m", "phalanx.verify.observation.worker", json.dumps(task)]
+    child = subprocess.Popen(
+        command, pass_fds=[writes], stdout=sys.stderr.fileno(), env={**os.environ, "PYTHONPATH": path}
+    )
+    os.close(writes)
+    try:
+        with os.fdopen(reads) as file:
+            text = file.read()
+        code = child.wait()
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            child.wait()
+    if not text:
+        if code == -2 or code == 130:
+            raise KeyboardInterrupt
+        raise InputError(target.name, None, f"the process that observed it ended with code {code}")
+    content: dict[str, Any] = json.loads(text)
+    if "error" in content:
+        raise InputError(target.name, None, content["error"])
+    return from_json(content)
+
+
+def _needed(python: str, source: str) -> str:
+    """Return the folder of Phalanx's sources if another Python than this one is to import it, else nothing."""
+    return "" if python == sys.executable else source

@@ -1,0 +1,1 @@
+"""Files of other programs, read and written: one program a file."""

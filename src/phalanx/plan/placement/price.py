@@ -1,0 +1,210 @@
+"""The price of a placement: the analytic engine's step, with every axis at the distance that its groups then have.
+
+A group of p ranks has parts in several blocks of a tier (hosts, leaf switches). Its smallest part sets the pace:
+with m ranks in a block, m links leave it side by side (cost/collectives/nccl_model.py), so a group split 6 + 2
+crosses with two, and one split 4 + 4 with four. All groups of an axis wait for the slowest. So a placement is, to
+the engine, the least m of every axis at every tier, and an axis has the distance R/m at which an even mesh on blocks
+of R ranks would have m of them together. A pipeline and a ring send to neighbours: their slowest hop counts.
+
+Uplinks that a block shares are divided among its GPUs in use, by this job or by others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.cost.analytic.chips import system_of
+from phalanx.cost.analytic.estimate import Estimate, estimate_placed
+from phalanx.cost.collectives.nccl_model import collective_s
+from phalanx.cost.hardware.system import System
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.topology import Ints, Topology
+from phalanx.spec.job import Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.mesh import Mesh, mesh
+from phalanx.spec.strategy.spec import Strategy
+
+Floats = npt.NDArray[np.float64]
+Parts = dict[str, Ints]
+"""By axis: the ranks of a group in its smallest part, of the worst group, (tiers, placements)."""
+_MESSAGE = 64 * 2**20
+"""Bytes of the all-gather by which distances over three and more tiers are compared."""
+
+
+@dataclass(frozen=True)
+class PlacedJob:
+    """A model, job and strategy under a stack's constants, to be placed on a cluster."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: Job
+    strategy: Strategy
+    stack: str
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The strategy's mesh."""
+        return mesh(self.strategy)
+
+    @cached_property
+    def system(self) -> System:
+        """Rates of the cluster. Raises InputError for a device without published rates."""
+        return system_of(self.cluster)
+
+    @cached_property
+    def groups(self) -> dict[str, Ints]:
+        """The groups of ranks that communicate, by axis, (groups, size); pipelines and rings: pairs of neighbours."""
+        s, m = self.strategy, self.mesh
+        by_axis: dict[str, Ints] = {}
+        if s.tp > 1:
+            by_axis["tp"] = m.groups("tp")
+        if s.ulysses > 1:
+            by_axis["ulysses"] = m.groups("ulysses")
+        if s.ring > 1:
+            by_axis["ring"] = _neighbours(m.groups("ring"), closed=True)
+        if s.pp > 1:
+            by_axis["pp"] = _neighbours(m.groups("pp"), closed=False)
+        data = m.shard_axis if s.shards > 1 else m.gradient_axis
+        if data:
+            by_axis["data"] = m.groups(data)
+        if s.shards > 1 and s.dp_replicate > 1:
+            by_axis["replicate"] = m.groups("dp_replicate")
+        if s.ep > 1:
+            by_axis["ep"] = m.groups("ep")
+        if s.etp > 1:
+            by_axis["etp"] = m.groups("etp")
+        if s.ep * s.etp > 1 and m.size("edp") > 1:
+            by_axis["edp"] = m.groups("edp")
+        return by_axis
+
+    def parts(self, topology: Topology, gpus: Ints) -> Parts:
+        """Return the smallest part of each axis for placements `gpus`, (placements, world)."""
+        return {
+            axis: np.stack([_smallest_part(blocks[gpus], groups) for blocks in topology.blocks])
+            for axis, groups in self.groups.items()
+        }
+
+    def distances(self, parts: Mapping[str, Ints]) -> dict[str, Floats | float]:
+        """Return the distance of each axis of a PlacedLayout, from the smallest parts."""
+        s = self.strategy
+        at = {axis: self._distance(axis, part) for axis, part in parts.items()}
+        one = 1.0
+        ring = at.get("ring", one) / s.ulysses
+        edp = at.get("edp", one) / s.ep
+        return {
+            "tp": at.get("tp", one),
+            "cp": np.maximum(at.get("ulysses", one), ring) if s.cp > 1 else one,
+            "dp": at.get("replicate", one) * s.cp / max(s.shards, 1),
+            "pp": at.get("pp", one),
+            "data": at.get("data", one),
+            "expert": np.maximum(np.maximum(at.get("ep", one), edp), at.get("etp", one)),
+        }
+
+    def _distance(self, axis: str, parts: Ints) -> Floats:
+        """Return the distance of an even mesh that takes as long as an axis with these smallest parts, (placements,):
+        exact where one tier joins what those below do not, else the least that is not faster."""
+        tiers, size = self.cluster.tiers, self.groups[axis].shape[1]
+        unique, back = np.unique(parts, axis=1, return_inverse=True)
+        steps = np.array(
+            [[_apart(tier.ranks, m, size) for m in row] for tier, row in zip(tiers, unique, strict=True)]
+        )
+        result = steps.max(axis=0)
+        several = np.flatnonzero(np.sum(unique < size, axis=0) > 1) if axis not in _HOPS else ()
+        if len(several):
+            grid = np.unique([_apart(tier.ranks, m, size) for tier in tiers for m in range(1, size + 1)])
+            even = collective_s("all_gather", _MESSAGE, size, grid, self.system)
+        for i in several:
+            own = tuple(
+                replace(t, ranks=float(m)) for t, m in zip(self.system.tiers, unique[:, i].tolist(), strict=True)
+            )
+            least = collective_s("all_gather", _MESSAGE, size, 1.0, replace(self.system, tiers=own))
+            slow = np.flatnonzero(even >= least * (1 - 1e-9))
+            result[i] = grid[slow[0] if len(slow) else -1]
+        return np.asarray(result[back.reshape(-1)])
+
+    def shares(self, topology: Topology, gpus: Ints, busy: Ints) -> Floats:
+        """Return the rate of each tier for each of the placements, over that with every GPU in use, (tiers,
+        placements). `busy`: GPUs that other jobs use."""
+        tiers, factors = self.cluster.tiers, np.ones((len(self.cluster.tiers), len(gpus)))
+        for i, tier in enumerate(tiers):
+            uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
+            if uplink is None or i == 0:
+                continue
+            below, rate = tiers[i - 1].ranks, tier.bandwidth_bytes_per_s_per_gpu_per_direction
+            blocks = topology.blocks[i - 1]
+            others = np.bincount(blocks[busy], minlength=int(blocks.max()) + 1)
+            own = blocks[gpus]
+            users = np.array([int((np.bincount(row, minlength=len(others)) + others)[row].max()) for row in own])
+            factors[i] = np.minimum(rate, uplink / users) / min(rate, uplink / below)
+        return factors
+
+    def estimate(self, parts: Mapping[str, Ints], shares: Floats) -> Estimate:
+        """Price placements as columns. Raises InputError for a strategy, chip or stack that is not modelled."""
+        tiers = tuple(
+            replace(t, bytes_per_s_per_gpu_per_direction=t.bytes_per_s_per_gpu_per_direction * share)
+            for t, share in zip(self.system.tiers, shares, strict=True)
+        )
+        distances: dict[str, Floats | float] = self.distances(parts)
+        if shares.shape[1] == 1:  # one placement: numbers, so that its pipeline schedule is run
+            distances = {axis: float(np.reshape(d, -1)[0]) for axis, d in distances.items()}
+            tiers = tuple(
+                replace(t, bytes_per_s_per_gpu_per_direction=float(t.bytes_per_s_per_gpu_per_direction[0]))
+                for t in tiers
+            )
+        on = replace(self.system, tiers=tiers)
+        return estimate_placed(self.model, on, self.job, self.strategy, self.stack, distances)
+
+    def seconds(self, topology: Topology, gpus: Ints, busy: Ints) -> Floats:
+        """Return the step time of each of the placements, (placements,)."""
+        parts, shares = self.parts(topology, gpus), self.shares(topology, gpus, busy)
+        _, first, back = np.unique(
+            np.concatenate([*parts.values(), shares]), axis=1, return_index=True, return_inverse=True
+        )
+        distinct = {axis: part[:, first] for axis, part in parts.items()}
+        times = self.estimate(distinct, shares[:, first]).seconds
+        return np.asarray(np.broadcast_to(times, len(first))[back.reshape(-1)], dtype=np.float64)
+
+
+def _neighbours(groups: Ints, closed: bool) -> Ints:
+    """Return the pairs of neighbours along each group, (pairs, 2); `closed`: the last one sends to the first."""
+    after = np.roll(groups, -1, axis=1)
+    pairs = np.stack([groups, after], axis=2)
+    return (pairs if closed else pairs[:, :-1]).reshape(-1, 2)
+
+
+def _smallest_part(blocks: Ints, groups: Ints) -> Ints:
+    """Return the ranks of a group in its smallest part, of the worst group: `blocks` of each rank, (placements,
+    world); `groups` (groups, size). Shape (placements,)."""
+    (g, size), count = groups.shape, int(blocks.max()) + 1
+    each = groups.size * size if size <= _FEW else g * count
+    result = np.empty(len(blocks), dtype=np.int64)
+    at_once = max(1, _ELEMENTS // each)
+    for start in range(0, len(blocks), at_once):
+        of = blocks[start : start + at_once][:, groups]  # (placements, groups, size)
+        if size <= _FEW:
+            together = np.sum(of[..., :, None] == of[..., None, :], axis=-1)
+        else:
+            rows = np.arange(len(of) * g).reshape(len(of), g, 1)
+            together = np.bincount((rows * count + of).reshape(-1), minlength=len(of) * g * count)
+            together = np.where(together == 0, size, together).reshape(len(of), g, count)
+        result[start : start + at_once] = together.min(axis=(1, 2))
+    return result
+
+
+_FEW = 16
+"""Ranks per group up to which members are compared pair by pair, and not counted by block."""
+_ELEMENTS = 2**23
+"""Elements of the largest array."""
+_HOPS = ("pp", "ring")
+"""Axes that send to neighbours."""
+
+
+def _apart(ranks: int, part: int, size: int) -> float:
+    """Return the distance at which blocks of `ranks` hold `part` ranks of a group; 1 where they hold all of it. A
+    little less, so that dividing again does not round to one rank fewer."""
+    return 1.0 if part >= size else ranks / part * (1 - 1e-12 * (part > 1))

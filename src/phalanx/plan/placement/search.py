@@ -1,0 +1,255 @@
+"""The fastest placement of a job on free GPUs.
+
+Small cases (few ways to deal the ranks to blocks of the innermost tier) are tried in full, which is exact: GPUs of
+one block are alike. Else each order of the mesh's axes, as nested blocks carved from the free GPUs (carve.py), is
+priced, on all free GPUs and on as many of each host as an even share needs. Beside the answer stands a bound that no
+placement can beat, from what each axis can at best have together.
+
+The bound: if every rank has at least a ranks of its tp group, b of its data-parallel group and c of its pipeline in
+its block, the block holds at least a x b x c ranks; blocks with as many free GPUs must hold the world.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+
+import numpy as np
+
+from phalanx.plan.placement.carve import FreeBlock, carve
+from phalanx.plan.placement.placement import Placement
+from phalanx.plan.placement.price import Floats, Parts, PlacedJob
+from phalanx.spec.cluster.topology import Ints, Topology
+from phalanx.spec.errors import InputError
+
+EXACT = 40_000
+"""The most ways to deal ranks to blocks that are all tried."""
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A placement with its price, and how good it is."""
+
+    placement: Placement
+    seconds: float
+    """Step time."""
+    bound_s: float
+    """Step time that no placement on these GPUs can beat."""
+    tried: int
+    """Placements that were priced."""
+    exact: bool
+    """Whether all placements were tried."""
+
+    @property
+    def gap(self) -> float:
+        """The most by which a better placement could be faster, as a share of the bound."""
+        return 0.0 if self.exact else self.seconds / self.bound_s - 1
+
+
+def place(job: PlacedJob, topology: Topology, free: Ints, busy: Ints | None = None) -> Placed:
+    """Place a job on the free GPUs of a topology; `busy`: GPUs in use by others, by default all that are not free.
+
+    Raises InputError if fewer GPUs are free than the job has ranks.
+    """
+    world, s = job.strategy.world, job.strategy
+    if len(free) < world:
+        raise InputError("--free", len(free), f"{s} has {world} ranks, but {len(free)} GPUs are free")
+    if busy is None:
+        busy = np.setdiff1d(np.arange(topology.gpus), free)
+    blocks = _free_blocks(topology, free)
+    counts = [len(block.gpus) for block in blocks]
+    if _deals(counts, world) <= EXACT:
+        candidates = _deal_all(blocks, world)
+        exact = True
+    else:
+        candidates = np.array(_carved(job, blocks))
+        exact = False
+    seconds = job.seconds(topology, candidates, busy)
+    best = int(np.argmin(seconds))
+    bound = seconds[best] if exact else min(float(bound_s(job, topology, free, busy)), seconds[best])
+    placement = Placement(s, job.cluster, topology, candidates[best])
+    return Placed(placement, float(seconds[best]), float(bound), len(candidates), exact)
+
+
+def _free_blocks(topology: Topology, free: Ints) -> list[FreeBlock]:
+    """The free GPUs by block of the innermost tier, those with the most first."""
+    inner = topology.blocks[0][free]
+    order = np.argsort(inner, kind="stable")
+    parts = np.split(free[order], np.flatnonzero(np.diff(inner[order])) + 1)
+    scopes = topology.blocks[1:-1][::-1]
+    blocks = [FreeBlock(tuple(scopes[:, part[0]].tolist()), part) for part in parts]
+    return sorted(blocks, key=lambda block: (-len(block.gpus), block.scopes))
+
+
+def _deals(counts: Sequence[int], world: int) -> int:
+    """Count the ways to deal `world` ranks to blocks with room for these many each; at most EXACT + 1."""
+    ways = [1] + [0] * world  # ways[n]: to deal n given ranks to the blocks so far
+    for room in counts:
+        ways = [sum(math.comb(n, k) * ways[n - k] for k in range(min(room, n) + 1)) for n in range(world + 1)]
+        if world > 64 or ways[-1] > EXACT:
+            return EXACT + 1
+    return ways[-1]
+
+
+def _deal_all(blocks: Sequence[FreeBlock], world: int) -> Ints:
+    """All ways to deal ranks to blocks, as GPUs, (ways, world); in a block, ranks take GPUs in ascending order."""
+    rows: list[Ints] = []
+    room = [len(block.gpus) for block in blocks]
+    chosen = np.zeros(world, dtype=np.int64)
+    used = [0] * len(blocks)
+
+    def deal(rank: int) -> None:
+        if rank == world:
+            rows.append(chosen.copy())
+            return
+        for i, block in enumerate(blocks):
+            if used[i] < room[i]:
+                chosen[rank] = block.gpus[used[i]]
+                used[i] += 1
+                deal(rank + 1)
+                used[i] -= 1
+
+    deal(0)
+    return np.array(rows)
+
+
+def _carved(job: PlacedJob, blocks: Sequence[FreeBlock]) -> list[Ints]:
+    """Placements by each order of the axes, each on several selections of the free GPUs."""
+    axes = [(name, size) for name, size in job.mesh.axes if size > 1]
+    places = np.arange(job.strategy.world).reshape([size for _, size in axes])
+    selections = list(_selections(blocks, job.strategy.world, [size for _, size in axes]))
+    result: dict[bytes, Ints] = {}
+    for order in permutations(range(len(axes))):
+        sizes = _nested([axes[i][1] for i in reversed(order)])
+        ranks = places.transpose(order).reshape(-1)  # the ranks in the order of the nested blocks
+        for selection in selections:
+            gpus = carve(selection, sizes)
+            if gpus is not None:
+                placed = np.empty_like(gpus)
+                placed[ranks] = gpus
+                result[placed.tobytes()] = placed
+    return list(result.values())
+
+
+def _nested(sizes: Sequence[int]) -> list[int]:
+    """Cumulative sizes of nested blocks, innermost first, with each axis in steps of its prime factors."""
+    result, n = [], 1
+    for size in sizes:
+        factor = 2
+        while size > 1:
+            while size % factor == 0:
+                n *= factor
+                result.append(n)
+                size //= factor
+            factor += 1
+    return result or [1]
+
+
+def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -> Iterator[list[FreeBlock]]:
+    """Yield choices of free GPUs: all of them; and at each tier, of each block a multiple of an axis, or an even
+    share of the fewest blocks that suffice and of one and two more."""
+    yield list(blocks)
+    units = sorted({a * b for a, b in product([1, *sizes], repeat=2)})
+    seen = {tuple(len(block.gpus) for block in blocks)}
+    for depth in range(len(blocks[0].scopes) + 1):
+        # Blocks of one tier, those with the most free GPUs first; their inner blocks likewise.
+        members: dict[tuple[int, ...], list[FreeBlock]] = {}
+        for i, block in enumerate(blocks):
+            key = block.scopes[: depth + 1] if depth < len(block.scopes) else (*block.scopes, i)
+            members.setdefault(key, []).append(block)
+        tier = sorted(members.values(), key=lambda inner: -sum(len(block.gpus) for block in inner))
+        counts = np.array([sum(len(block.gpus) for block in inner) for inner in tier])
+        for cap in _caps(counts, world, units):
+            selection = [kept for inner, n in zip(tier, cap.tolist(), strict=True) for kept in _first(inner, n)]
+            shape = tuple(len(block.gpus) for block in selection)
+            if cap.sum() >= world and shape not in seen:
+                seen.add(shape)
+                yield selection
+
+
+def _first(blocks: Sequence[FreeBlock], count: int) -> Iterator[FreeBlock]:
+    """The first `count` GPUs of some blocks."""
+    for block in blocks:
+        if count > 0:
+            yield FreeBlock(block.scopes, block.gpus[:count])
+        count -= len(block.gpus)
+
+
+def _caps(counts: Ints, world: int, units: Sequence[int]) -> Iterator[Ints]:
+    """Yield how many GPUs of each block to use, of `counts` in descending order."""
+    fewest = int(np.searchsorted(np.cumsum(counts), world)) + 1
+    for used in range(fewest, min(fewest + 3, len(counts) + 1)):
+        for extra in (0, 1):
+            yield np.where(np.arange(len(counts)) < used, np.minimum(counts, -(-world // used) + extra), 0)
+    for unit in units:
+        yield counts // unit * unit
+        yield np.minimum(counts, -(-world // (fewest * unit)) * unit)
+    for some in sorted(set(counts.tolist())):
+        yield np.minimum(counts, some)
+        yield np.where(counts >= some, some, 0)
+        yield np.where(counts >= some, counts, 0)
+
+
+def bound_s(job: PlacedJob, topology: Topology, free: Ints, busy: Ints) -> float:
+    """Return a step time that no placement on the free GPUs can beat."""
+    counts = [np.bincount(blocks[free]) for blocks in topology.blocks]
+    best = {axis: [_most_together(job, axis, of) for of in counts] for axis in job.groups}
+    rows: dict[str, list[list[int]]] = {axis: [] for axis in job.groups}
+    outermost: dict[str, int] = {}
+    for joint in product(*(_joint_parts(job, of) for of in counts[:-1]), [outermost]):
+        for axis, own in rows.items():
+            own.append([min(most, at.get(axis, most)) for most, at in zip(best[axis], joint, strict=True)])
+    shares = _best_shares(job, topology, free, busy)
+    parts: Parts = {axis: np.array(columns).T for axis, columns in rows.items()}
+    width = len(next(iter(rows.values()), [0]))
+    return float(np.min(job.estimate(parts, np.repeat(shares, width, axis=1)).seconds))
+
+
+def _most_together(job: PlacedJob, axis: str, counts: Ints) -> int:
+    """The largest smallest part that an axis can have in blocks with these numbers of free GPUs."""
+    world, size = job.strategy.world, int(job.groups[axis].shape[1])
+    chain = {"pp": job.strategy.pp, "ring": job.strategy.ring}.get(axis, size)
+    if np.sum(counts // chain) * chain >= world:
+        return size
+    for part in range(size // 2, 1, -1):
+        if counts[counts >= part].sum() >= world:
+            return part
+    return 1
+
+
+def _joint_parts(job: PlacedJob, counts: Ints) -> Iterator[dict[str, int]]:
+    """Yield the parts that tp, data and pp can have at once in blocks with these numbers of free GPUs: of data the
+    most for each of the others."""
+    capacity = max(n for n in sorted({*counts.tolist()}) if counts[counts >= n].sum() >= job.strategy.world)
+    tp, data = (job.groups[axis].shape[1] if axis in job.groups else 1 for axis in ("tp", "data"))
+    for stages, own in product({1, job.strategy.pp}, _parts_of(tp)):
+        rest = max((m for m in _parts_of(data) if m * own * stages <= capacity), default=0)
+        if rest:
+            yield {"tp": own, "data": rest, "pp": 2 if stages > 1 else 1}
+
+
+def _parts_of(size: int) -> list[int]:
+    """The sizes that the smallest part of a group can have: all of it, or at most half."""
+    return [*range(1, size // 2 + 1), size]
+
+
+def _best_shares(job: PlacedJob, topology: Topology, free: Ints, busy: Ints) -> Floats:
+    """The rate of each tier that a placement can at best have, (tiers, 1): with an even share of every uplink."""
+    tiers, factors = job.cluster.tiers, np.ones((len(job.cluster.tiers), 1))
+    for i, tier in enumerate(tiers):
+        uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
+        if uplink is None or i == 0:
+            continue
+        below, rate = tiers[i - 1].ranks, tier.bandwidth_bytes_per_s_per_gpu_per_direction
+        blocks = topology.blocks[i - 1]
+        others = np.bincount(blocks[busy], minlength=int(blocks.max()) + 1)
+        room = np.bincount(blocks[free], minlength=len(others))
+        users = next(
+            n
+            for n in range(1, int((others + room).max()) + 1)
+            if np.minimum(room, np.maximum(n - others, 0)).sum() >= job.strategy.world
+        )
+        factors[i] = np.minimum(rate, uplink / users) / min(rate, uplink / below)
+    return factors

@@ -1,0 +1,52 @@
+"""A placement in words: its price, the bound beside it, an empty cluster, and other strategies on the same GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+
+from phalanx.plan.placement.alternatives import Alternative
+from phalanx.plan.placement.price import PlacedJob
+from phalanx.plan.placement.search import Placed
+from phalanx.report.style import counted, seconds, table
+
+
+def lines(job: PlacedJob, placed: Placed, empty: Placed) -> Iterator[str]:
+    """Yield what a placement costs, how good it is, and what an empty cluster would give."""
+    p = placed.placement
+    hosts = len(list(p.ranks_by_host()))
+    tokens = job.job.global_batch * job.job.seq / placed.seconds
+    yield (
+        f"{p.strategy}: {counted(p.world, 'rank')} on {counted(hosts, 'node')} of {p.cluster.name}; "
+        f"{seconds(placed.seconds)} a step, {tokens:,.0f} tokens/s under {job.stack}"
+    )
+    if placed.exact:
+        yield f"no placement on these GPUs is faster: all {placed.tried:,} were priced"
+    elif placed.gap < 5e-4:
+        yield f"no placement on these GPUs is faster: it reaches the bound ({placed.tried:,} were priced)"
+    else:
+        yield (
+            f"best of {placed.tried:,} placements; no placement takes less than {seconds(placed.bound_s)}, "
+            f"so a better one gains at most {1 - placed.bound_s / placed.seconds:.1%}"
+        )
+    ratio = placed.seconds / empty.seconds
+    if ratio < 1.0005:
+        yield "as fast as on this cluster with every GPU free"
+    else:
+        yield (
+            f"with every GPU of this cluster free: {seconds(empty.seconds)}; "
+            f"the shape of what is free costs {1 - 1 / ratio:.1%} of the tokens"
+        )
+
+
+def others(placed: Placed, alternatives: Sequence[Alternative], shown: int = 5) -> Table:
+    """Tabulate strategies as placed on the same GPUs, the fastest first, beside the plan's own."""
+    columns = ("strategy", "step", "against the plan", "bound")
+    grid = table("strategies for these GPUs", *columns, left=("strategy",))
+    for other in alternatives[:shown]:
+        gain = other.placed.seconds / placed.seconds - 1
+        name = str(other.placed.placement.strategy)
+        bound = "exact" if other.placed.exact else seconds(other.placed.bound_s)
+        grid.add_row(name, seconds(other.placed.seconds), f"{gain:+.1%}", bound)
+    return grid

@@ -1,0 +1,308 @@
+"""Any torch program's training step, seen from under autograd: collectives, FLOPs, live bytes, waits of the host.
+
+A dispatch mode sees every operation of a program, forward, backward and optimizer, with real tensors or with tensors
+without content (verify/observation). It knows nothing of the libraries above it: what DDP, fully_shard, DTensor or a
+pipeline do is what arrives here. Live bytes follow every storage from the operation that returns it until its last
+reference dies; storages that are resized (as FSDP2 frees and refills gathered parameters) are followed too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from phalanx.runtime.observe import collective_ops
+from phalanx.runtime.observe.instrument import flops_of
+from phalanx.runtime.observe.position import OUTSIDE, Call, Position
+from phalanx.schedule.event import Event, Phase
+from phalanx.schedule.observation import Observed, Site, unit
+
+GATHERED = "gathered parameters"
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
+_aten = torch.ops.aten
+WAITS = {
+    _aten._local_scalar_dense.default: "item",
+    _aten.nonzero.default: "nonzero",
+    _aten.masked_select.default: "masked_select",
+    _aten.equal.default: "equal",
+    _aten._unique2.default: "unique",
+    _aten.unique_consecutive.default: "unique_consecutive",
+    _aten.unique_dim.default: "unique",
+    _aten.repeat_interleave.Tensor: "repeat_interleave",
+    _aten.bincount.default: "bincount",
+}
+"""Operations after which the host must wait for the device: their result, or its shape, depends on values."""
+_COPIES = (_aten._to_copy.default, _aten.copy_.default)
+
+
+@dataclass(slots=True)
+class Life:
+    """A storage's life: `born` and `died` count changes of live bytes; `kind` and `module` say what it is."""
+
+    device: str
+    bytes: int
+    born: int
+    kind: str
+    module: str
+    phase: str
+    died: int = 2**62
+    ref: Any = None
+
+
+@dataclass
+class Step:
+    """What is recorded between two step boundaries. `began`: the count of changes of live bytes at its beginning."""
+
+    number: int
+    began: int = 0
+    events: list[Observed] = field(default_factory=list)
+    flops: Counter[tuple[str, str]] = field(default_factory=Counter)
+    waits: Counter[tuple[str, str, str, Site]] = field(default_factory=Counter)
+    lives: list[Life] = field(default_factory=list)
+    peak: dict[str, tuple[int, int, str, str]] = field(default_factory=dict)
+    """By type of device: the most live bytes, when (a count of changes), in which phase and module."""
+    micro_batches: int = 0
+
+
+class AnyStep(TorchDispatchMode):
+    """Records every step of a program. `enough` is called at each step boundary with the completed step."""
+
+    def __init__(self, enough: Callable[[Step], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.enough = enough
+        self.position = Position(self.finish)
+        self.device = "cpu"
+        """The type of device on which the program computes."""
+        self.live: Counter[str] = Counter()
+        self.step = Step(1)
+        self._clock = 0
+        self.known: dict[int, Life] = {}
+        self._now: tuple[Phase, Call] = ("F", OUTSIDE)
+        self._segment: int = -1  # index of the compute event that runs
+        self._segment_key: tuple[str, str, int | None] | None = None
+        self._segment_live = self._segment_peak = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    @contextmanager
+    def recording(self) -> Iterator[AnyStep]:
+        """Record what runs in this context."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            out = resize(storage, size)
+            self._resized(storage)
+            return out
+
+        hook = register_optimizer_step_pre_hook(self._before_optimizer)
+        try:
+            with patch.object(torch.UntypedStorage, "resize_", resized), self:
+                yield self
+        finally:
+            hook.remove()
+            self.position.close()
+
+    # Live bytes
+
+    def _change(self, device: str, by: int) -> None:
+        self._clock += 1
+        self.live[device] += by
+        live = self.live[device]
+        if by > 0 and live > self.step.peak.get(device, (0,))[0]:
+            phase, call = self._now
+            self.step.peak[device] = (live, self._clock, phase, call.module)
+        if device == self.device:
+            self._segment_peak = max(self._segment_peak, live)
+
+    def _begin(self, life: Life, key: int) -> None:
+        self.known[key] = life
+        self.step.lives.append(life)
+
+    def follow(self, tensor: Tensor, kind: str = "") -> None:
+        """Count a tensor's storage as live until its last reference dies."""
+        device = tensor.device.type
+        if device == "meta" or tensor.is_sparse:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.known:
+            return
+        if device != "cpu" and self.device == "cpu":
+            self.device = device
+        phase, call = self._now
+        size = storage.nbytes()
+        life = Life(device, size, self._clock + 1, kind, call.module, phase)
+
+        def freed(_: Any) -> None:
+            ended = self.known.pop(key)
+            ended.died = self._clock + 1
+            self._change(ended.device, -ended.bytes)
+
+        life.ref = weakref.ref(storage, freed)
+        self._begin(life, key)
+        self._change(device, size)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        old = self.known.get(storage._cdata)
+        size = storage.nbytes()
+        if old is None or old.bytes == size:
+            return
+        old.died = self._clock + 1
+        phase, call = self._now
+        kind = GATHERED if size else old.kind
+        self._begin(Life(old.device, size, old.died, kind, call.module, phase, ref=old.ref), storage._cdata)
+        self._change(old.device, size - old.bytes)
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                for t in inner_tensors(p.grad):
+                    if life := self.known.get(t.untyped_storage()._cdata):
+                        life.kind = "gradients"
+
+    # Operations
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation; subclasses may replace this."""
+        return func(*args, **kwargs)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default:  # asked very often
+            return self.call(func, args, kwargs or {})
+        if not all(t in _PLAIN for t in types):
+            return NotImplemented  # a wrapper such as DTensor: what it does with its inner tensors arrives here
+        kwargs = kwargs or {}
+        self._now = self.position.now()
+        self._enter()
+        kind = ""
+        if func.namespace in collective_ops.NAMESPACES:
+            kind = self._collective(func, args, kwargs)
+        elif func in WAITS or func in _COPIES:
+            self._wait(func, args, kwargs)
+        out = self.call(func, args, kwargs)
+        for tensor in _tensors((args, out)):
+            self.follow(tensor, kind)
+        if flops := flops_of(func, args, kwargs, out):
+            phase, call = self._now
+            self.step.flops[phase, call.module] += flops
+            at = self.step.events[self._segment]
+            self.step.events[self._segment] = replace(at, event=replace(at.event, flops=at.event.flops + flops))
+        return out
+
+    def _collective(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        issued = collective_ops.read(func, args, kwargs)
+        if not issued:
+            return ""
+        phase, call = self._now
+        site = self.position.site()
+        for c in issued:
+            message = c.op in ("send", "recv")
+            event = Event(
+                "p2p" if message else "collective",
+                c.op,
+                phase,
+                unit(call.module),
+                c.group.group_name,
+                c.group.size(),
+                c.peer,
+                dtype_name(c.dtype),
+                micro_batch=call.micro_batch,
+                bytes=c.bytes,
+            )
+            self.step.events.append(Observed(event, call.module, site, c.ranks, str(func)))
+        return f"buffers of {issued[0].op}"
+
+    def _wait(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = WAITS.get(func)
+        if name is None:  # a copy: the host waits only for one to ordinary memory
+            source, to = (args[1], args[0].device) if func is _aten.copy_.default else (args[0], kwargs.get("device"))
+            blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
+            if to is None or to.type != "cpu" or source.device.type == "cpu" or not blocking:
+                return
+            name = "copy to the host"
+        elif args[0].device.type == "cpu":
+            return
+        self.waited(name)
+
+    def waited(self, call: str) -> None:
+        """Record that the host waits for the device here."""
+        phase, at = self._now
+        self.step.waits[call, phase, at.module, self.position.site()] += 1
+
+    # Passes
+
+    def _enter(self) -> None:
+        """Begin a compute event where phase, unit or micro-batch change."""
+        phase, call = self._now
+        key = phase, unit(call.module), call.micro_batch
+        if key != self._segment_key:
+            self._close()
+            self._segment, self._segment_key = len(self.step.events), key
+            event = Event("compute", _OP[phase], phase, key[1], micro_batch=call.micro_batch)
+            self.step.events.append(Observed(event, key[1]))
+
+    def _close(self) -> None:
+        live = self.live[self.device]
+        if self._segment >= 0:
+            at = self.step.events[self._segment]
+            alloc, free = self._segment_peak - self._segment_live, self._segment_peak - live
+            self.step.events[self._segment] = replace(at, event=replace(at.event, alloc=alloc, free=free))
+        self._segment, self._segment_key = -1, None
+        self._segment_live = self._segment_peak = live
+
+    # Steps
+
+    def finish(self) -> None:
+        """End the step that is being recorded, and begin another."""
+        self._close()
+        ended = self.step
+        ended.micro_batches = self.position.micro_batches
+        self.step = Step(ended.number + 1, self._clock, lives=list(self.known.values()))
+        for device, live in self.live.items():
+            self.step.peak[device] = (live, self._clock, "F", "")
+        self.enough(ended)
+
+
+_OP = {"F": "forward", "B": "backward", "opt": "optimizer"}
+
+
+def inner_tensors(tensor: Tensor | None) -> Iterator[Tensor]:
+    """Yield the plain tensors that a tensor, or a wrapper such as DTensor, holds."""
+    if tensor is None:
+        return
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            inner = getattr(tensor, name)
+            if isinstance(inner, Tensor):
+                yield from inner_tensors(inner)
+    else:
+        yield tensor
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a type's name as events use it, such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if type(value) in _PLAIN:
+            yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

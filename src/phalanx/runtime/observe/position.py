@@ -1,0 +1,206 @@
+"""Where in a training step a program is: phase, module, micro-batch, and the line that issued a call.
+
+forward     inside a module's call: the stack of modules that global hooks keep
+backward    inside autograd: the node that runs carries a sequence number, taken from a counter as the forward pass
+            created it; the module call during which the counter stood there is the node's. Nothing is hooked to
+            tensors, so nothing is kept alive longer than without us
+optimizer   inside step() of a torch optimizer, and everything between the last backward pass and it (clipping)
+
+A step ends where the next begins: with the first forward pass of a module after an optimizer's step.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from phalanx.schedule.event import Phase
+from phalanx.schedule.observation import Site
+
+_ACCUMULATE = 2**63  # sequence numbers from here on are those of nodes that accumulate gradients
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module: its name, and which micro-batch it belongs to."""
+
+    module: str
+    micro_batch: int | None
+
+
+@dataclass
+class _Span:
+    """From sequence number `start` on, nodes belong to `call`."""
+
+    starts: list[int] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def mark(self, start: int, call: Call) -> None:
+        if self.starts and self.starts[-1] == start:
+            self.calls[-1] = call
+        else:
+            self.starts.append(start)
+            self.calls.append(call)
+
+    def at(self, number: int) -> Call | None:
+        i = bisect_right(self.starts, number) - 1
+        return self.calls[i] if i >= 0 else None
+
+
+OUTSIDE = Call("", None)
+
+
+class Position:
+    """Follows a program through its steps. `ended` is called when a step ends."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self.ended = ended
+        self._stack: list[Call] = []
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._parameters: dict[int, str] = {}
+        self._roots: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._spans: dict[int, _Span] = {}
+        self._after_backward = self._optimizing = self._stepped = False
+        self._backward = OUTSIDE
+        self._main = threading.get_ident()
+        self.optimizers: dict[str, None] = {}
+        self._hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+            register_optimizer_step_pre_hook(self._optimize),
+            register_optimizer_step_post_hook(self._optimized),
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the optimizer has taken a step since the last forward pass."""
+        return self._stepped
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward passes of the root module that is called most, since the step began."""
+        return max(self._roots.values(), default=0)
+
+    def _enter(self, module: nn.Module, args: object) -> None:
+        inside = bool(self._stack) or torch._C._current_graph_task_id() != -1
+        if not inside and torch.is_grad_enabled() and self._stepped:
+            self._stepped = False
+            self.ended()
+            self._roots.clear()
+            self._spans.clear()
+        if not inside:
+            self._after_backward = False
+        name = self._name(module, root=not self._stack)
+        if self._stack:
+            micro_batch = self._stack[-1].micro_batch
+        elif inside:
+            micro_batch = self.call().micro_batch
+        else:
+            micro_batch = self._roots.get(module, 0)
+            self._roots[module] = micro_batch + 1
+        call = Call(name, micro_batch)
+        self._stack.append(call)
+        self._span().mark(_sequence(), call)
+
+    def _leave(self, module: nn.Module, args: object, out: object) -> None:
+        if self._stack:
+            left = self._stack.pop()
+            self._span().mark(_sequence(), self._stack[-1] if self._stack else Call("", left.micro_batch))
+
+    def _span(self) -> _Span:
+        return self._spans.setdefault(threading.get_ident(), _Span())
+
+    def _name(self, module: nn.Module, root: bool) -> str:
+        if root and (module not in self._names or not self._parameters):
+            for name, inner in module.named_modules():
+                self._names.setdefault(inner, _plain(name))
+            for name, parameter in module.named_parameters():
+                self._parameters[id(parameter)] = _plain(name.rpartition(".")[0])
+        return self._names.get(module, type(module).__name__)
+
+    def _optimize(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        self._optimizing = True
+        self.optimizers[type(optimizer).__name__] = None
+
+    def _optimized(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        self._optimizing, self._stepped = False, True
+
+    def now(self) -> tuple[Phase, Call]:
+        """Return the phase and the module's call that run now."""
+        if torch._C._current_graph_task_id() != -1:
+            self._after_backward = True
+            return "B", self._stack[-1] if self._stack else self.call()
+        if self._stack:
+            return "F", self._stack[-1]
+        return ("opt" if self._optimizing or self._after_backward or self._stepped else "F"), OUTSIDE
+
+    def call(self) -> Call:
+        """Return the module's call whose backward pass runs."""
+        node = _current_node()
+        if node is None:
+            return OUTSIDE
+        number = node._sequence_nr()
+        if number >= _ACCUMULATE or number < 0:
+            name = self._parameters.get(id(getattr(node, "variable", None)), "")
+            return Call(name, self._backward.micro_batch)
+        span = self._spans.get(self._main)
+        self._backward = (span and span.at(number)) or OUTSIDE
+        return self._backward
+
+    def site(self) -> Site:
+        """Return the innermost line outside torch and Phalanx that led here.
+
+        On a thread of autograd that is the line of the main thread, which waits in backward().
+        """
+        frame = _outside(sys._getframe(1))
+        if frame is None and threading.get_ident() != self._main:
+            frame = _outside(sys._current_frames().get(self._main))
+        if frame is None:
+            return Site()
+        return Site(relative(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
+
+
+OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent), "<frozen ", "<string>")
+
+
+def _outside(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and frame.f_code.co_filename.startswith(OWN):
+        frame = frame.f_back
+    return frame
+
+
+def relative(file: str) -> str:
+    """Return a file's name relative to the working folder, where it lies below that."""
+    path = Path(file)
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file
+
+
+_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+def _plain(name: str) -> str:
+    """Return a module's name without the parts that wrappers add (DDP, FSDP1, compile, checkpoint_wrapper)."""
+    name += "."
+    for part in _WRAPPERS:
+        name = name.replace(part, "") if part != "module." else name.removeprefix(part)
+    return name.rstrip(".")

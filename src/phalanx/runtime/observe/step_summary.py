@@ -1,0 +1,143 @@
+"""A recorded step as plain data: groups named by mesh axes, and what held the memory when most was live."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from phalanx.runtime.observe.any_step import GATHERED, AnyStep, Life, Step, inner_tensors
+from phalanx.schedule.observation import Holder, Observed, RankObservation, Synchronisation, unit
+
+
+def summarise(recorder: AnyStep, step: Step, groups: GroupNames) -> RankObservation:
+    """Return a step as data. To be called when it ends, as what is a parameter or an optimizer's state is read from
+    what is alive then."""
+    for kind, keys in (("parameters", _parameters()), ("optimizer state", _optimizer_state())):
+        for key in keys:
+            life = recorder.known.get(key)
+            if life is not None:
+                life.kind = GATHERED if kind == "parameters" and life.born > step.began else kind
+    peak, when, phase, module = step.peak.get(recorder.device, (0, 0, "F", ""))
+    return RankObservation(
+        rank=dist.get_rank() if dist.is_initialized() else 0,
+        count=1,
+        are="",
+        step=step.number,
+        events=tuple(_events(step, groups)),
+        flops=dict(step.flops),
+        start=_by_kind([x for x in step.lives if x.born <= step.began], recorder.device, step.began),
+        peak=peak,
+        peak_phase=phase,
+        peak_module=module,
+        holders=_holders(step, recorder.device, when),
+        host_peak=step.peak.get("cpu", (0,))[0] if recorder.device != "cpu" else 0,
+        synchronisations=tuple(Synchronisation(*what, n) for what, n in step.waits.items()),
+        micro_batches=step.micro_batches,
+        optimizers=tuple(recorder.position.optimizers),
+    )
+
+
+def _events(step: Step, groups: GroupNames) -> list[Observed]:
+    result = []
+    for o in step.events:
+        e = o.event
+        if e.kind == "compute":
+            if e.flops or e.alloc or e.free:
+                result.append(o)
+        else:
+            result.append(replace(o, event=replace(e, axis=groups.name(e.axis, o.ranks))))
+    return result
+
+
+class GroupNames:
+    """Names process groups by the mesh axis that they lie along.
+
+    `axes`: axes that the user named, outermost first, with their sizes; they serve where a program makes its groups
+    without a DeviceMesh.
+    """
+
+    def __init__(self, world: int, axes: Mapping[str, int] | None = None) -> None:
+        self.world = world
+        self.axes = dict(axes or {})
+        self._named: dict[str, str] = {}
+
+    def read_meshes(self) -> None:
+        """Read the names of all groups of all meshes that exist. Flattened axes keep the names they were given."""
+        for mesh in [x for x in gc.get_objects() if issubclass(type(x), DeviceMesh)]:
+            names = mesh.mesh_dim_names
+            groups = getattr(mesh, "_dim_group_names", None) or ()
+            for i, group in enumerate(groups):
+                name = names[i] if names and i < len(names) else ""
+                if name and not self._named.get(str(group)):
+                    self._named[str(group)] = name
+                    self.axes.setdefault(name, int(mesh.size(i)))
+
+    def name(self, group: str, ranks: Sequence[int]) -> str:
+        """Return the name of a group: its mesh axis, "world", or the ranks it holds."""
+        if group in self._named:
+            return self._named[group]
+        strides = {b - a for a, b in itertools.pairwise(ranks)}
+        stride = strides.pop() if len(strides) == 1 else 0
+        inner = 1
+        for axis, size in reversed(self.axes.items()):
+            if len(ranks) == size and stride == inner:
+                return axis
+            inner *= size
+        if len(ranks) == self.world:
+            return "world"
+        if stride == 1:
+            return f"{len(ranks)} neighbours"
+        return f"{len(ranks)} ranks, {stride} apart" if stride else f"{len(ranks)} ranks"
+
+
+def _parameters() -> set[int]:
+    found: set[int] = set()
+    for x in gc.get_objects():
+        if issubclass(type(x), nn.Parameter) or (issubclass(type(x), torch.Tensor) and x.__dict__.get("_is_param")):
+            found.update(t.untyped_storage()._cdata for t in inner_tensors(x))
+    return found
+
+
+def _optimizer_state() -> set[int]:
+    found: set[int] = set()
+    for x in gc.get_objects():
+        if issubclass(type(x), torch.optim.Optimizer):
+            for state in x.state.values():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        found.update(t.untyped_storage()._cdata for t in inner_tensors(value))
+    return found
+
+
+def _kind(life: Life, began: int) -> str:
+    if life.kind:
+        return life.kind
+    if life.born <= began:
+        return "inputs, buffers and other"
+    return {"F": "activations", "B": "tensors of the backward pass", "opt": "tensors of the optimizer"}[life.phase]
+
+
+def _by_kind(lives: list[Life], device: str, began: int) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for life in lives:
+        if life.device == device and life.bytes:
+            totals[_kind(life, began)] += life.bytes
+    return dict(totals)
+
+
+def _holders(step: Step, device: str, when: int) -> tuple[Holder, ...]:
+    """Return what was live at a time, largest first: by kind, and for tensors of the step by unit."""
+    totals: Counter[tuple[str, str]] = Counter()
+    for life in step.lives:
+        if life.device == device and life.born <= when < life.died and life.bytes:
+            of_step = life.born > step.began
+            totals[_kind(life, step.began), unit(life.module) if of_step else ""] += life.bytes
+    return tuple(Holder(kind, module, n) for (kind, module), n in totals.most_common())

@@ -1,0 +1,1 @@
+"""Event engines: what happens over time where a formula does not reach."""

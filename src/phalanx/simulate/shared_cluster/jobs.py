@@ -1,0 +1,31 @@
+"""A job of a trace, as the simulator reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class TraceJob:
+    """A gang of GPUs for a time: it starts with all of them or not at all."""
+
+    row: int
+    """Line of the trace that it is from."""
+    submit: float
+    """Seconds since the first submission."""
+    duration: float
+    """Seconds that it runs on `gpus` GPUs placed well."""
+    gpus: int
+    limit: float = 0.0
+    """Seconds after which it would be killed, by which schedulers plan; at least the duration, 0: the duration."""
+    widths: tuple[tuple[int, float], ...] = ()
+    """(GPUs, speed over that on `gpus`) at which an elastic job can also run, ascending; speed 1 is full speed."""
+    plan: str = ""
+    """Its plan.json, if its speed follows from its placement."""
+    tokens: float = field(default=0.0)
+    """Tokens that it trains on, if known."""
+
+    @property
+    def planned(self) -> float:
+        """Seconds by which a scheduler plans: at least one, for a reservation of no time is none."""
+        return max(self.limit or self.duration, 1.0)

@@ -1,0 +1,53 @@
+"""Scheduling policies, as data: in which order jobs wait, who may pass whom, who may be stopped.
+
+fifo           arrival order; nobody passes the first that cannot start
+easy           as fifo, but the first has a reservation, and whoever does not delay it may pass (Lifka 1995)
+conservative   every waiting job has a reservation when it arrives, which no later one delays (Mu'alem, Feitelson
+2001) smallest       fewest GPUs first, then shortest; nobody waits for a wider one
+las            least attained service in two queues: a job that has used THRESHOLD GPU-seconds goes to the second; the
+               first may stop jobs of the second (Tiresias, Gu et al. 2019, discretised)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.simulate.shared_cluster.jobs import TraceJob
+
+POLICIES = ("fifo", "easy", "conservative", "smallest", "las")
+THRESHOLD = 3600.0 * 8
+"""GPU-seconds of service after which a job goes to the second queue of `las`."""
+DEPTH = 100
+"""Jobs of one width that a pass of backfilling looks at."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How jobs are scheduled."""
+
+    name: str
+    rule: str = "best-fit"
+    """Which GPUs a gang gets: RULES in nodes.py."""
+    elastic: bool = False
+    """Whether elastic jobs start narrower than they ask for when that lets them start at once, and widen when nobody
+    waits."""
+    restart_s: float = 60.0
+    """Seconds that a job loses when it is stopped and starts again, or changes its width."""
+
+    @property
+    def title(self) -> str:
+        """The name with the rule, for people."""
+        return f"{self.name}, {self.rule}" + (", elastic" if self.elastic else "")
+
+
+Key = tuple[float, float, int]
+"""By which waiting jobs are ordered."""
+
+
+def key(policy: Policy, job: TraceJob, number: int, attained: float) -> Key:
+    """Return a waiting job's place in the order of a policy; `attained`: GPU-seconds of service so far."""
+    if policy.name == "smallest":
+        return (job.gpus, job.planned, number)
+    if policy.name == "las":
+        return (float(attained >= THRESHOLD), job.submit, number)
+    return (job.submit, 0.0, number)

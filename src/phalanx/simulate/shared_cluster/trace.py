@@ -1,0 +1,177 @@
+"""A trace of jobs, read from CSV.
+
+Columns, by name: `submit` or `timestamp` (seconds, or a date and time as 2017-10-09 07:01:55), `gpus` or
+`num_gpus`, and `duration` (s), or `end` (as `submit`: the end of the job's run, which then began when it was
+submitted). Optional: `limit` (s, by which schedulers plan), `widths` (`2:0.3;4:0.55`: GPUs and speed at which an
+elastic job can run as well), `plan` (a plan.json, whose speed follows from the placement) with `steps`, and
+`min_gpus` (the planner finds the speeds of narrower widths). Others are ignored.
+"""
+
+from __future__ import annotations
+
+import csv
+import lzma
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from phalanx.simulate.shared_cluster.jobs import TraceJob
+from phalanx.spec.documents import read_text
+from phalanx.spec.errors import InputError
+
+_ALIASES = {"submit": ("submit", "timestamp"), "gpus": ("gpus", "num_gpus"), "duration": ("duration",)}
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """What a trace takes from a plan.json: its GPUs, seconds of a step placed well, tokens of a step, and the speeds
+    at narrower widths."""
+
+    gpus: int
+    step_s: float
+    tokens: float
+    widths: tuple[tuple[int, float], ...] = ()
+
+
+PlanReader = Callable[[str, int], PlanFacts]
+"""Reads a plan.json: (path, fewest GPUs of an elastic job, or 0)."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Jobs by submission, and the rows that were skipped: (line, reason)."""
+
+    jobs: tuple[TraceJob, ...]
+    skipped: tuple[tuple[int, str], ...]
+
+
+def read(path: Path, widest: int, plan_of: PlanReader, skip_bad: bool = False) -> Trace:
+    """Read a trace, plain or compressed by xz, for a cluster whose widest gang has `widest` GPUs.
+
+    Raises InputError naming the first bad row, unless `skip_bad`; and for a file without a usable row.
+    """
+    try:
+        text = _unpacked(path) if path.suffix == ".xz" else read_text(path, "--trace", _LARGEST)
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
+        raise InputError("--trace", str(path), f"cannot be read ({error})") from None
+    rows = csv.DictReader(text.splitlines())
+    names = rows.fieldnames or []
+    missing = [name for name in ("submit", "gpus") if not any(a in names for a in _ALIASES[name])]
+    by_plan = "plan" in names
+    if (missing and not (by_plan and missing == ["gpus"])) or not {"duration", "end", "plan"} & set(names):
+        need = "submit, gpus and duration (or timestamp, num_gpus; end; plan and steps)"
+        raise InputError("--trace", str(path), f"has columns {', '.join(names) or 'none'}", f"it needs {need}")
+    parsed: list[TraceJob] = []
+    skipped: list[tuple[int, str]] = []
+    for row in rows:
+        try:
+            parsed.append(_job(row, rows.line_num, widest, plan_of))
+        except InputError as error:
+            if not skip_bad:
+                mend = f"{error.remedy}, or --skip-bad" if error.remedy else "mend the row, or --skip-bad"
+                raise InputError(
+                    f"--trace row {rows.line_num}: {error.field}", error.value, error.reason, mend
+                ) from None
+            skipped.append((rows.line_num, str(error)))
+    if not parsed:
+        raise InputError("--trace", str(path), "has no job" + (" that can be used" if skipped else ""))
+    first = min(job.submit for job in parsed)
+    jobs = sorted(
+        (TraceJob(j.row, j.submit - first, j.duration, j.gpus, j.limit, j.widths, j.plan, j.tokens) for j in parsed),
+        key=lambda job: (job.submit, job.row),
+    )
+    return Trace(tuple(jobs), tuple(skipped))
+
+
+_LARGEST = 2**28
+"""Bytes of the largest trace."""
+
+
+def _unpacked(path: Path) -> str:
+    """The text of an .xz file, up to the largest size."""
+    with lzma.open(path) as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise InputError("--trace", str(path), f"unpacks to more than {_LARGEST // 2**20} MiB")
+    return content.decode()
+
+
+def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanReader) -> TraceJob:
+    submit = _time(row, "submit")
+    plan = (row.get("plan") or "").strip()
+    tokens, widths = 0.0, _widths(row)
+    if plan:
+        facts = plan_of(plan, int(_number(row, "min_gpus", 0.0)))
+        steps = _number(row, "steps")
+        gpus, duration, tokens = facts.gpus, steps * facts.step_s, steps * facts.tokens
+        widths = facts.widths
+    else:
+        count = _number(row, "gpus")
+        if count != int(count):
+            raise InputError("gpus", count, "is not a number of GPUs")
+        gpus = int(count)
+        duration = _number(row, "duration") if (row.get("duration") or "").strip() else _time(row, "end") - submit
+    if gpus < 1:
+        raise InputError("gpus", gpus, "must be at least 1")
+    if gpus > widest:
+        raise InputError("gpus", gpus, f"is wider than the cluster, whose widest gang has {widest} GPUs")
+    if not 0 <= duration < float("inf"):
+        reason = "ends before it starts" if duration < 0 else "is not a time"
+        raise InputError("duration", duration, reason)
+    limit = _number(row, "limit", 0.0)
+    if limit and limit < duration:
+        raise InputError("limit", limit, f"is shorter than the duration, {duration:g} s")
+    return TraceJob(line, submit, duration, gpus, limit, tuple(w for w in widths if w[0] < gpus), plan, tokens)
+
+
+def _field(row: Mapping[str, str | None], name: str) -> str:
+    for alias in _ALIASES.get(name, (name,)):
+        value = row.get(alias)
+        if value is not None and value.strip():
+            return value.strip()
+    return ""
+
+
+def _number(row: Mapping[str, str | None], name: str, default: float | None = None) -> float:
+    text = _field(row, name)
+    if not text:
+        if default is None:
+            raise InputError(name, None, "is missing")
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise InputError(name, text, "is not a number") from None
+    if value != value or abs(value) == float("inf"):
+        raise InputError(name, text, "is not a number")
+    return value
+
+
+def _time(row: Mapping[str, str | None], name: str) -> float:
+    text = _field(row, name)
+    try:
+        return datetime.fromisoformat(text).timestamp() if not _is_number(text) else _number(row, name)
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(name, text or None, "is no time", "write seconds, or 2017-10-09 07:01:55") from None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _widths(row: Mapping[str, str | None]) -> tuple[tuple[int, float], ...]:
+    text = _field(row, "widths")
+    pairs: list[tuple[int, float]] = []
+    for part in text.split(";") if text else ():
+        width, colon, speed = part.partition(":")
+        if not colon or not width.strip().isdigit() or not _is_number(speed) or not 0 < float(speed) <= 1:
+            raise InputError("widths", text, "does not list GPUs and speeds above 0, at most 1", "write 2:0.3;4:0.55")
+        pairs.append((int(width), float(speed)))
+    return tuple(sorted(pairs))

@@ -1,0 +1,67 @@
+"""Slurm's host lists: `node[01-04,07],login` for node01 node02 node03 node04 node07 login.
+
+Grammar: names separated by commas; brackets hold numbers and ranges, with leading zeros kept (slurm, hostlist.c).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from phalanx.spec.errors import InputError
+
+_MOST = 2**17
+
+
+def expand(text: str, field: str = "hosts") -> list[str]:
+    """Return the names of a host list, in order. Raises InputError."""
+    if text.count("[") != text.count("]") or re.search(r"\[[^\]]*\[", text):
+        raise InputError(field, text, "has a bracket without its partner", "write node[01-04]")
+    names: list[str] = []
+    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+        names += _one(part.strip(), field)
+        if len(names) > _MOST:
+            raise InputError(field, text, f"has more than {_MOST:,} names")
+    return names
+
+
+def _one(text: str, field: str) -> list[str]:
+    match = re.fullmatch(r"([^\[\]]*)\[([^\]]*)\](.*)", text)
+    if match is None:
+        return [text] if text else []
+    head, inside, tail = match.groups()
+    numbers: list[str] = []
+    for piece in inside.split(","):
+        bounds = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", piece)
+        if bounds is None or int(bounds[2] or bounds[1]) < int(bounds[1]):
+            raise InputError(field, text, f"{piece!r} is not a range of numbers", "write node[01-04]")
+        first, last = int(bounds[1]), int(bounds[2] or bounds[1])
+        if last - first > _MOST:
+            raise InputError(field, text, f"has more than {_MOST:,} names")
+        numbers += [str(n).zfill(len(bounds[1])) for n in range(first, last + 1)]
+    return [f"{head}{number}{rest}" for number in numbers for rest in _one(tail, field) or [""]]
+
+
+def compress(names: Iterable[str]) -> str:
+    """Write names as a host list, in their order: numbers that follow each other at the end of a name are joined."""
+    runs: list[tuple[str, str, str]] = []  # (head, first, last)
+    for name in names:
+        match = re.fullmatch(r"(.*?)(\d+)", name)
+        head, number = match.groups() if match else (name, "")
+        if runs and number and runs[-1][0] == head and runs[-1][2]:
+            before = runs[-1][2]
+            if int(number) == int(before) + 1 and number == str(int(before) + 1).zfill(len(before)):
+                runs[-1] = (head, runs[-1][1], number)
+                continue
+        runs.append((head, number, number))
+    parts: list[str] = []
+    i = 0
+    while i < len(runs):
+        head, same = runs[i][0], [runs[i]]
+        while runs[i][1] and i + 1 < len(runs) and runs[i + 1][0] == head and runs[i + 1][1]:
+            i += 1
+            same.append(runs[i])
+        inside = ",".join(first if first == last else f"{first}-{last}" for _, first, last in same)
+        parts.append(f"{head}{inside}" if len(same) == 1 and same[0][1] == same[0][2] else f"{head}[{inside}]")
+        i += 1
+    return ",".join(parts)

@@ -1,0 +1,56 @@
+"""`phalanx.observe`: observe a Python function in this process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from phalanx.schedule.observation import Observation, RankObservation
+from phalanx.verify.observation.rank_classes import observe_classes
+from phalanx.verify.observation.run import observe_rank
+
+
+def observe(
+    step: Callable[..., Any],
+    *,
+    world: int,
+    mesh: Mapping[str, int] | None = None,
+    ranks: Sequence[int] | None = None,
+    ranks_per_node: int = 8,
+) -> Observation:
+    """Observe what `step` does in a training step at `world` ranks, on tensors without content.
+
+    `step` builds its model and optimizer and takes at least two steps, as a training script does; or it builds them
+    and returns a function that takes one step. It is called once for every observed rank, with the
+    DeviceMesh of `mesh` (axis: size, outermost first) if it has a parameter for it. `ranks`: which to observe; None
+    observes one of each class. Torch's default process group must not exist; it exists inside.
+
+    Raises Unobservable where no step was taken, or where an operation has no meaning without content.
+    """
+    axes = dict(mesh or {})
+    device = "cpu"
+    wants_mesh = bool(inspect.signature(step).parameters)
+
+    def program() -> None:
+        made: tuple[Any, ...] = ()
+        if wants_mesh:
+            shape = tuple(axes.values()) or (world,)
+            made = (init_device_mesh("cuda", shape, mesh_dim_names=tuple(axes) or ("world",)),)
+        one = step(*made)
+        if callable(one):
+            for _ in range(3):
+                one()
+
+    def one_rank(rank: int) -> RankObservation:
+        nonlocal device
+        result, device, named = observe_rank(program, rank, world, ranks_per_node, axes)
+        axes.update(named)
+        return result
+
+    results = observe_classes(one_rank, world) if ranks is None else tuple(one_rank(r) for r in ranks)
+    name = getattr(step, "__qualname__", repr(step))
+    return Observation(name, world, axes, device, torch.__version__, results)

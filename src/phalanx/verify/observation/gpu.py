@@ -1,0 +1,273 @@
+"""A GPU that is not there: torch's PrivateUse1 device, with torch.cuda and a program's `cuda` redirected to it.
+
+The CPU build of torch has no autograd for device "cuda", so the imagined GPU is a device of its own named `gpu`
+(torch.utils.backend_registration: a backend in Python). Like a real one it refuses to mix with the host's tensors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "gpu"
+MEMORY = 80 * 2**30
+"""Bytes that a program is told a GPU has, where it asks: those of an H100."""
+
+
+class FakeStream:
+    """A stream or an event: nothing runs, so everything has completed."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self.device = torch.device(NAME, 0)
+        self.stream_id = self.cuda_stream = 0
+
+    def __enter__(self) -> FakeStream:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+    def record(self, stream: object = None) -> None:
+        pass
+
+    def wait(self, stream: object = None) -> None:
+        pass
+
+    def wait_stream(self, stream: object) -> None:
+        pass
+
+    def wait_event(self, event: object) -> None:
+        pass
+
+    def record_event(self, event: FakeStream | None = None) -> FakeStream:
+        return event or FakeStream()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: object) -> float:
+        return 1.0
+
+
+class Module:
+    """What `torch.gpu` offers, and `torch.cuda` while a program is observed.
+
+    `waits` is called when the host would wait; `live` returns live bytes.
+    """
+
+    Stream = Event = ExternalStream = FakeStream
+
+    def __init__(self) -> None:
+        self.count = 8
+        self.waits: Callable[[str], None] = lambda _: None
+        self.live: Callable[[], int] = lambda: 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def init(self) -> None:
+        pass
+
+    def _lazy_init(self) -> None:
+        pass
+
+    def current_device(self) -> int:
+        return 0
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return self.count
+
+    def set_device(self, device: object) -> None:
+        pass
+
+    @contextmanager
+    def device(self, device: object) -> Iterator[None]:
+        yield
+
+    def synchronize(self, device: object = None) -> None:
+        self.waits("synchronize")
+
+    def current_stream(self, device: object = None) -> FakeStream:
+        return FakeStream()
+
+    default_stream = current_stream
+
+    def stream(self, stream: FakeStream | None) -> FakeStream:
+        return stream or FakeStream()
+
+    def set_stream(self, stream: FakeStream) -> None:
+        pass
+
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def set_rng_state(self, state: object, device: object = None) -> None:
+        pass
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [self.get_rng_state()]
+
+    def set_rng_state_all(self, states: object) -> None:
+        pass
+
+    def manual_seed(self, seed: int) -> None:
+        pass
+
+    manual_seed_all = manual_seed
+
+    def seed(self) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+    reset_peak_memory_stats = reset_max_memory_allocated = ipc_collect = set_per_process_memory_fraction = (
+        lambda self, *args, **kwargs: None
+    )
+
+    def memory_allocated(self, device: object = None) -> int:
+        return self.live()
+
+    memory_reserved = max_memory_allocated = max_memory_reserved = memory_cached = memory_allocated
+
+    def memory_stats(self, device: object = None) -> dict[str, int]:
+        return Counter()
+
+    def mem_get_info(self, device: object = None) -> tuple[int, int]:
+        return MEMORY - self.live(), MEMORY
+
+    def get_device_name(self, device: object = None) -> str:
+        return "NVIDIA H100 80GB HBM3"
+
+    def get_device_capability(self, device: object = None) -> tuple[int, int]:
+        return 9, 0
+
+    def get_device_properties(self, device: object = None) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=self.get_device_name(), major=9, minor=0, total_memory=MEMORY, multi_processor_count=132
+        )
+
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        return True
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+    def can_device_access_peer(self, device: object, peer: object) -> bool:
+        return True
+
+
+_module: Module | None = None
+
+
+def register() -> Module:
+    """Make the device `gpu` known to torch, once in a process; return its module."""
+    global _module
+    if _module is None:
+        _module = Module()
+        _setup_privateuseone_for_python_backend(NAME, backend_module=_module)
+    return _module
+
+
+def is_cuda(value: object) -> bool:
+    """Whether a value names a CUDA device: "cuda", "cuda:3", torch.device("cuda", 3)."""
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and (value == "cuda" or (value.startswith("cuda:") and value[5:].isdigit()))
+
+
+class Redirect(TorchFunctionMode):
+    """Sends what a program asks of device "cuda" to the imagined GPU. `redirected` is told once the first is."""
+
+    def __init__(self, redirected: Callable[[], None]) -> None:
+        super().__init__()
+        self.redirected = redirected
+        self.device = torch.device(NAME, 0)
+
+    def _here(self, value: Any) -> Any:
+        if is_cuda(value):
+            self.redirected()
+            return self.device
+        if isinstance(value, torch.device) and value.type == NAME:
+            return self.device  # whatever its number: a rank has one GPU
+        return value
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.device:  # an object of the program's: redirected where it is used
+            return func(*args, **kwargs)
+        if func is torch.Tensor.cuda:
+            self.redirected()
+            return args[0].to(self.device)
+        if func is F.scaled_dot_product_attention:
+            out = _attention(*args, **kwargs)
+            return func(*args, **kwargs) if out is None else out
+        if func is torch.Tensor.record_stream or func is torch.Tensor.pin_memory:
+            return args[0]
+        if any(type(a) in (str, torch.device) for a in args):
+            args = tuple(self._here(a) if type(a) in (str, torch.device) else a for a in args)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": self._here(kwargs["device"])}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        return func(*args, **kwargs)
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor | None:
+    """Return attention by the kernel that CUDA would choose: flash for 16-bit types without a mask, else the
+    memory-efficient one; None off the imagined GPU.
+
+    Source: torch, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (order and conditions of kernels).
+    """
+    if type(query) not in (torch.Tensor, torch.nn.Parameter, FakeTensor) or query.device.type != NAME:
+        return None
+    if enable_gqa and query.shape[-3] != key.shape[-3]:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
+    if query.dim() != 4:
+        return None
+    aten = torch.ops.aten
+    if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+    else:
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
+            attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
+        needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+        out = aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale
+        )
+    return out[0]  # type: ignore[no-any-return]

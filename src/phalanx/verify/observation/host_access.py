@@ -1,0 +1,43 @@
+"""Ways in which a program takes tensors out of torch: lists, NumPy arrays and files. Lists and arrays hold the stated
+value; what would be written to a file is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed.checkpoint as checkpoints
+from torch._subclasses.fake_tensor import FakeTensor
+
+from phalanx.verify.observation.stated_values import array
+
+
+@contextmanager
+def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) -> Iterator[None]:
+    """Answer tolist(), numpy() and the like of tensors without content, and skip writing checkpoints."""
+
+    def to_list(tensor: FakeTensor) -> Any:
+        answer("tolist", "the stated value")
+        return array(tensor).tolist()
+
+    def to_numpy(tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+        answer("numpy", "the stated value")
+        return array(tensor)
+
+    def skipped(name: str) -> Callable[..., None]:
+        def skip(*args: Any, **kwargs: Any) -> None:
+            note(f"{name}: skipped, nothing is written")
+
+        return skip
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(FakeTensor, "tolist", to_list, create=True))
+        stack.enter_context(patch.object(FakeTensor, "numpy", to_numpy, create=True))
+        stack.enter_context(patch.object(FakeTensor, "__array__", to_numpy, create=True))
+        stack.enter_context(patch.object(torch, "save", skipped("torch.save")))
+        for name in ("save", "async_save"):
+            stack.enter_context(patch.object(checkpoints, name, skipped(f"torch.distributed.checkpoint.{name}")))
+        yield

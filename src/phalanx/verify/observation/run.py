@@ -1,0 +1,126 @@
+"""Observe one rank of a program in this process: the world, the GPU and the recorder around its second step."""
+
+from __future__ import annotations
+
+import gc
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch.utils
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+
+from phalanx.runtime.observe.any_step import Step
+from phalanx.runtime.observe.position import OWN, relative
+from phalanx.runtime.observe.step_summary import GroupNames, summarise
+from phalanx.schedule.observation import RankObservation
+from phalanx.verify.observation.contentless import Contentless
+from phalanx.verify.observation.host_access import answered
+from phalanx.verify.observation.world import imagined_gpus, one_rank
+
+
+class Unobservable(RuntimeError):
+    """The program did something that has no meaning without content; the message says what, where, and the mend."""
+
+    wrong_input = True
+
+
+class _Enough(BaseException):
+    """Ends the program once the wanted step is recorded. Not an Exception, so that programs do not catch it."""
+
+
+def observe_rank(
+    program: Callable[[], object],
+    rank: int,
+    world: int,
+    per_node: int = 8,
+    axes: Mapping[str, int] | None = None,
+    wanted: int = 2,
+) -> tuple[RankObservation, str, dict[str, int]]:
+    """Run `program` as one rank until step `wanted` has ended; return what it did in that step, the type of device
+    that it computes on, and the mesh axes it named. A program that ends before has its latest step returned.
+
+    Raises Unobservable where no step was taken, or where an operation has no meaning without content.
+    """
+    notes: dict[str, None] = {}
+    results: list[RankObservation] = []
+    names = GroupNames(world, axes)
+
+    def note(text: str) -> None:
+        notes[text] = None
+
+    def ended(step: Step) -> None:
+        names.read_meshes()
+        results.append(summarise(recorder, step, names))
+        if step.number >= wanted:
+            raise _Enough
+
+    recorder = Contentless(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False), ended)
+    with ExitStack() as stack:
+        if not gc.get_freeze_count():
+            gc.freeze()
+            stack.callback(gc.unfreeze)
+        stack.enter_context(one_rank(rank, world, per_node, note))
+        gpus = stack.enter_context(
+            imagined_gpus(per_node, lambda: note("device cuda: redirected to a GPU without content"))
+        )
+        stack.enter_context(answered(recorder.answer, note))
+        gpus.waits, gpus.live = recorder.waited, lambda: recorder.live["gpu"]
+        # Torch keeps weak references to fake tensors, for which Module.to() would refuse to move parameters.
+        stack.enter_context(patch.object(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])))
+        stack.enter_context(recorder.fake)
+        stack.enter_context(recorder.recording())
+        try:
+            program()
+            if recorder.position.stepped:
+                recorder.finish()
+        except _Enough:
+            pass
+        except _WITHOUT_MEANING as error:
+            raise Unobservable(_meaningless(error)) from error
+        except NotImplementedError as error:
+            if "backend" not in str(error):
+                raise
+            raise Unobservable(_meaningless(error)) from error
+    if not results:
+        raise Unobservable("the program ended before its first step: no torch optimizer's step() was called")
+    for (what, value, place), count in recorder.answered.items():
+        note(f"{what} of a tensor without content: {value} ({count} x, {place})")
+    if results[-1].step < wanted:
+        note("the program took one step: what is initialised in the first step is part of it")
+    return replace(results[-1], notes=tuple(notes)), recorder.device, names.axes
+
+
+_WITHOUT_MEANING = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+_OPERATION = re.compile(r"'?\b(\w+)(?:::|\.)(\w+)")
+
+
+def _meaningless(error: BaseException) -> str:
+    """Return one line about an operation that needs content: the call, the place, and what can be done."""
+    name = getattr(error, "func", None) or ".".join(_operation(str(error)))
+    return (
+        f"{name} needs what tensors hold, or a kernel that says nothing about shapes, at {place_of(error)}: "
+        "call it on the host, give it a fake kernel (torch.library.register_fake), or leave it out of this run"
+    )
+
+
+def _operation(message: str) -> tuple[str, ...]:
+    found = _OPERATION.search(message)
+    return found.groups() if found else (message.splitlines()[0],)
+
+
+def place_of(error: BaseException) -> str:
+    """Return "file:line" of the innermost frame outside torch and Phalanx in which an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not f.filename.startswith(OWN)]
+    frame = (outside or frames)[-1]
+    return f"{relative(frame.filename)}:{frame.lineno}"

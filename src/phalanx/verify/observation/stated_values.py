@@ -1,0 +1,125 @@
+"""What the host is told where it asks for a value that a tensor without content does not hold.
+
+Constants are followed: a tensor of one element that was filled with 0, or computed from such, has that value, and
+whether something is nan or infinite has an answer. Everything else is 1, or False. Where a shape depends on values
+(nonzero, masks, unique), half of the elements are taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+_aten = torch.ops.aten
+_KNOWN = {_aten.isnan.default: False, _aten.isinf.default: False, _aten.isfinite.default: True}
+_FILLS = {
+    "zeros": 0,
+    "zeros_like": 0,
+    "new_zeros": 0,
+    "zero_": 0,
+    "ones": 1,
+    "ones_like": 1,
+    "new_ones": 1,
+}
+_FILLED_BY = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "scalar_tensor": 0, "fill": 1}
+"""Operations whose argument at this place is the value of all elements."""
+_REDUCED = ("any", "all", "max", "min", "mean", "amax", "amin", "stack", "cat", "sum")
+_VIEWS = ("detach", "alias", "view", "_unsafe_view", "reshape", "expand", "unsqueeze", "squeeze", "select", "slice")
+_SAME = {"_to_copy", "clone", *_VIEWS, *_REDUCED}
+"""Operations whose result has the value of their arguments, if all have the same and results have one element."""
+
+
+def value_of(tensor: Tensor) -> Any:
+    """Return the value of all elements of a tensor if it is known, else None."""
+    if isinstance(tensor, FakeTensor):
+        return getattr(tensor, "_stated", None)
+    return tensor.reshape(-1)[0].item() if tensor.numel() == 1 else None
+
+
+def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], out: Any) -> None:
+    """Note the value of what an operation returned, if it follows from constants."""
+    if not isinstance(out, FakeTensor):
+        return
+    name = func._overloadpacket.__name__
+    value: Any = None
+    if func in _KNOWN:
+        value = _KNOWN[func]
+    elif out.numel() == 1 or out.dtype == torch.bool:
+        if name in _FILLS:
+            value = _FILLS[name]
+        elif name in _FILLED_BY:
+            value = args[_FILLED_BY[name]] if len(args) > _FILLED_BY[name] else kwargs.get("fill_value")
+            value = value_of(value) if isinstance(value, Tensor) else value
+        elif tensors:
+            values = [value_of(t) for t in tensors]
+            if None not in values:
+                value = _computed(func, name, args, kwargs, tensors, values)
+    if value is not None:
+        out._stated = value  # type: ignore[attr-defined]
+    elif getattr(out, "_stated", None) is not None:  # changed in place
+        del out._stated  # type: ignore[attr-defined]
+
+
+def _computed(
+    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], values: list[Any]
+) -> Any:
+    if name in _SAME and len(set(values)) == 1 and (name != "sum" or tensors[0].numel() == 1):
+        return values[0]
+    if torch.Tag.pointwise not in func.tags or func._schema.is_mutable:
+        return None
+    with unset_fake_temporarily():
+        scalars = {id(t): torch.tensor(v, dtype=t.dtype) for t, v in zip(tensors, values, strict=True)}
+        given = [scalars.get(id(a), a) if isinstance(a, Tensor) else a for a in args]
+        return func(*given, **{k: v for k, v in kwargs.items() if k != "device"}).item()
+
+
+def stated(tensor: Tensor) -> Any:
+    """Return the value of a tensor of one element: the one that follows from constants, else 1, or False."""
+    value = value_of(tensor)
+    if value is None:
+        value = 1
+    if tensor.dtype.is_floating_point:
+        return float(value)
+    return (bool(value) if value_of(tensor) is not None else False) if tensor.dtype == torch.bool else int(value)
+
+
+def array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """Return a NumPy array of a tensor's shape that holds its stated value, without memory of that size."""
+    kind = {torch.bfloat16: torch.float32}.get(tensor.dtype, tensor.dtype)
+    with unset_fake_temporarily():
+        one = torch.tensor(stated(tensor), dtype=kind).numpy()
+    return np.broadcast_to(one, tuple(tensor.shape))
+
+
+def half(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what an operation whose result's shape depends on values returns if half of the elements are taken, or
+    NotImplemented where that has no meaning."""
+    x = args[0]
+    if func is _aten.nonzero.default:
+        return x.new_empty((-(-x.numel() // 2), x.dim()), dtype=torch.int64)
+    if func is _aten.masked_select.default:
+        return x.new_empty((-(-x.numel() // 2),))
+    if func in (_aten._unique2.default, _aten.unique_consecutive.default):
+        values = x.new_empty((-(-x.numel() // 2),))
+        return values, x.new_empty(x.shape, dtype=torch.int64), x.new_empty(values.shape, dtype=torch.int64)
+    if func is _aten.bincount.default:
+        return x.new_empty((max(int(kwargs.get("minlength", 0) or (args[2] if len(args) > 2 else 0)), 1),))
+    if func in (_aten.index.Tensor, _aten.index_put_.default, _aten._unsafe_index.Tensor):
+        return func(x, _as_numbers(args[1]), *args[2:], **kwargs)
+    return NotImplemented
+
+
+def _as_numbers(indices: Any) -> list[Any]:
+    """Return an index list with every mask replaced by the coordinates of half of its elements."""
+    result: list[Any] = []
+    for index in indices:
+        if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+            count = -(-index.numel() // 2)
+            result += [index.new_empty((count,), dtype=torch.int64) for _ in range(index.dim())]
+        else:
+            result.append(index)
+    return result

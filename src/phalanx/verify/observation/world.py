@@ -1,0 +1,154 @@
+"""A world of which one rank exists: its environment, its process group, and what other ranks would answer.
+
+Collectives are recorded and complete at once. Where a program reads what other ranks sent, they sent what this rank
+did: an object gathered from all is this rank's, n times.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh, distributed_c10d
+from torch.testing._internal.distributed import fake_pg
+
+from phalanx.spec.errors import InputError
+from phalanx.verify.observation import gpu
+
+_KNOWN = {"nccl", "gloo", "mpi", "ucc", "xccl", "fake", "undefined", "hccl"}
+
+
+@contextmanager
+def one_rank(rank: int, world: int, per_node: int, note: Callable[[str], None]) -> Iterator[None]:
+    """Be `rank` of a world, with `per_node` ranks on each node; `note` is given what was answered or skipped."""
+    local = rank % per_node
+    environment = {
+        "RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": min(per_node, world),
+        "GROUP_RANK": rank // per_node,
+        "GROUP_WORLD_SIZE": -(-world // per_node),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 29500,
+        "TORCHELASTIC_RUN_ID": "phalanx",
+    }
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, {k: str(v) for k, v in environment.items()}))
+        dist.init_process_group(dist.Backend.FAKE, store=fake_pg.FakeStore(), rank=rank, world_size=world)
+        stack.callback(_destroy)
+        for name, function in _answers(rank, world, note).items():
+            for module in (dist, distributed_c10d, device_mesh):
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, function))
+        yield
+
+
+def _destroy() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Callable[..., Any]]:
+    """Return the functions of torch.distributed that are replaced, by name."""
+    asked = ["nccl"]
+    helper = distributed_c10d._new_process_group_helper
+    backend_of = distributed_c10d.get_backend
+
+    def init_process_group(
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: object = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *args: object,
+        **kwargs: object,
+    ) -> None:
+        names = {part.rpartition(":")[2] for part in str(backend or "nccl").lower().split(",")}
+        if names - _KNOWN:
+            raise InputError(
+                "init_process_group",
+                backend,
+                "is a backend that sends by itself",
+                "observe the program with nccl or gloo",
+            )
+        if world_size not in (-1, world):
+            raise InputError(
+                "init_process_group", world_size, f"is not the world of {world} ranks", "--world must agree with it"
+            )
+        asked[0] = names.pop() if len(names) == 1 else str(backend)
+        note(f"process group {backend or 'of the default backend'}: collectives are recorded and not sent")
+
+    def new_helper(size: int, index: int, ranks: object, backend: object, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("backend_options", None)
+        kwargs.pop("device_id", None)
+        return helper(size, index, ranks, "fake", *args[:2], **{k: v for k, v in kwargs.items() if k in _KEPT})
+
+    def get_backend(group: Any = None) -> str:
+        name = backend_of(group)
+        return asked[0] if name == "fake" else name
+
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        object_list[:] = [obj] * len(object_list)
+        note("all_gather_object: every rank's object is this rank's")
+
+    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+
+    def scatter_object_list(
+        output: list[Any], objects: Sequence[Any] | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        output[0] = objects[0] if objects else None
+
+    def unchanged(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    return {
+        "init_process_group": init_process_group,
+        "destroy_process_group": unchanged,
+        "_new_process_group_helper": new_helper,
+        "_verify_params_across_processes": unchanged,
+        "get_backend": get_backend,
+        "all_gather_object": all_gather_object,
+        "gather_object": gather_object,
+        "broadcast_object_list": unchanged,
+        "scatter_object_list": scatter_object_list,
+        "monitored_barrier": unchanged,
+    }
+
+
+_KEPT = ("group_name", "timeout", "pg_tag", "group_desc")
+
+
+@contextmanager
+def imagined_gpus(per_node: int, redirected: Callable[[], None]) -> Iterator[gpu.Module]:
+    """Let a program find `per_node` GPUs under torch.cuda."""
+    module = gpu.register()
+    module.count = per_node
+    mesh_made, autocast_made = device_mesh.DeviceMesh.__init__, torch.amp.autocast_mode.autocast.__init__
+
+    def mesh(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        mesh_made(self, gpu.NAME if device_type == "cuda" else device_type, *args, **kwargs)
+
+    def autocast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        autocast_made(self, gpu.NAME if device_type == "cuda" else device_type, *args, **kwargs)
+
+    with ExitStack() as stack:
+        for name in dir(module):
+            if name == "_lazy_init" or (not name.startswith("__") and name not in ("count", "waits", "live")):
+                value = getattr(module, name)
+                if hasattr(torch.cuda, name):
+                    stack.enter_context(patch.object(torch.cuda, name, value))
+        stack.enter_context(patch.object(torch.cuda.nccl, "version", lambda: (2, 27, 5)))
+        stack.enter_context(patch.object(device_mesh.DeviceMesh, "__init__", mesh))
+        stack.enter_context(patch.object(torch.amp.autocast_mode.autocast, "__init__", autocast))
+        stack.enter_context(gpu.Redirect(redirected))
+        yield module

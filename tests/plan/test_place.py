@@ -1,0 +1,227 @@
+"""Placement of one job: the price is the engine's, the answer the best of all permutations, the bound below it."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import pairwise, permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.in_process_cli import phalanx
+
+from phalanx.cost.analytic.estimate import estimate
+from phalanx.plan.placement import search
+from phalanx.plan.placement.carve import FreeBlock, carve
+from phalanx.plan.placement.price import PlacedJob
+from phalanx.plan.placement.search import place
+from phalanx.plan.question import model_named
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.cluster.topology import Topology, of_cluster, of_leaves
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.hostlist import compress, expand
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.strategy.spec import Strategy
+
+_NOBODY = np.array([], dtype=np.int64)
+_SMALL = [
+    Strategy(tp=2, dp=2, zero=1),
+    Strategy(tp=2, pp=2),
+    Strategy(pp=2, dp=2),
+    Strategy(tp=3, dp=2, zero=2),
+    Strategy(cp=2, dp=2, zero=3),
+    Strategy(tp=2, dp=3),
+    Strategy(tp=6),
+    Strategy(pp=3, tp=2),
+]
+
+
+@cache
+def _model():
+    return model_named("llama3-8b")[0]
+
+
+def _job(strategy, cluster):
+    stack = "phalanx" if strategy.schedule == "zb-h1" else "megatron-core"
+    return PlacedJob(_model(), cluster, Job(192, 4096, Precision("bfloat16")), strategy, stack)
+
+
+def _leaves() -> tuple:
+    node = preset("dgx-h100", 1)
+    return of_leaves(node, [f"n{i}" for i in range(6)], [0, 0, 0, 1, 1, 2], oversubscription=4)
+
+
+@st.composite
+def cases(draw):
+    name = draw(st.sampled_from(["dgx-h100", "ethernet-a100", "pcie-a100", "leaves"]))
+    cluster, topology = _leaves() if name == "leaves" else ((c := preset(name, 3)), of_cluster(c))
+    strategy = draw(st.sampled_from(_SMALL))
+    free = draw(st.sets(st.integers(0, topology.gpus - 1), min_size=strategy.world, max_size=7))
+    return _job(strategy, cluster), topology, np.array(sorted(free))
+
+
+@given(cases())
+@settings(max_examples=25, deadline=None)
+def test_small_cases_are_the_best_of_all_permutations_and_the_bound_is_below(case):
+    job, topology, free = case
+    busy = np.setdiff1d(np.arange(topology.gpus), free)
+    answer = place(job, topology, free)
+    every = np.array(list(permutations(free.tolist(), job.strategy.world)))
+    best = job.seconds(topology, every, busy).min()
+    assert answer.exact
+    assert answer.seconds == pytest.approx(best, rel=1e-12)
+    assert len(set(answer.placement.gpu.tolist()) & set(free.tolist())) == job.strategy.world
+    assert search.bound_s(job, topology, free, busy) <= best * (1 + 1e-9)
+
+
+@given(cases())
+@settings(max_examples=25, deadline=None)
+def test_carved_placements_of_small_cases_reach_the_best(case):
+    job, topology, free = case
+    exact = place(job, topology, free)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "EXACT", 0)
+        carved = place(job, topology, free)
+    assert not carved.exact
+    assert exact.seconds == pytest.approx(carved.seconds, rel=1e-9)
+    assert carved.bound_s <= exact.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "ethernet-a100", "pcie-a100", "gb200-nvl72"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(tp=4, pp=2, dp=4, zero=1),
+        Strategy(tp=2, cp=2, dp=8, zero=3, sp=True),
+        Strategy(dp=32, zero=1, shard=8),
+        Strategy(cp=8, ulysses=4, dp=2, tp=2),
+        Strategy(tp=4, pp=2, dp=4, zero=1, order="dp/pp/cp/tp"),
+        Strategy(tp=2, pp=4, dp=4, schedule="zb-h1"),
+    ],
+    ids=str,
+)
+def test_ranks_in_order_cost_what_predict_says(name, strategy):
+    node = preset(name, 1).ranks_per_node
+    cluster = preset(name, -(-strategy.world // node))
+    job, topology = _job(strategy, cluster), of_cluster(cluster)
+    in_order = np.arange(strategy.world)[None]
+    # With every GPU in use, as the engine assumes of shared links.
+    others = np.arange(strategy.world, topology.gpus)
+    priced = job.seconds(topology, in_order, others)[0]
+    assert priced == pytest.approx(
+        float(estimate(_model(), cluster, job.job, strategy, job.stack).seconds), rel=1e-12
+    )
+
+
+def test_a_tensor_parallel_group_over_two_nodes_is_slower_and_chosen_only_if_nothing_else_is_free():
+    cluster = preset("dgx-h100", 4)
+    # Micro-batches of 8 keep the GPUs, not the launches, busy: else the step hides what tensor parallelism waits.
+    job, topology = _job(Strategy(tp=8, dp=2, micro_batch=8), cluster), of_cluster(cluster)
+    good = place(job, topology, np.arange(4, 32))
+    halves = np.concatenate([np.arange(8 * n, 8 * n + 4) for n in range(4)])
+    bad = place(job, topology, halves)
+    assert set(good.placement.tiers(good.placement.mesh.groups("tp")).tolist()) == {0}
+    assert bad.seconds > 1.2 * good.seconds
+    assert bad.bound_s == pytest.approx(bad.seconds)
+
+
+def test_16384_ranks_on_uneven_nodes_keep_tensor_groups_in_nodes():
+    cluster = preset("dgx-h100", 2300)
+    free = np.sort(np.random.default_rng(0).permutation(cluster.ranks)[:18_000])
+    answer = place(_job(Strategy(tp=2, pp=16, dp=512, zero=1), cluster), of_cluster(cluster), free)
+    p = answer.placement
+    assert len(set(p.gpu.tolist()) & set(free.tolist())) == 16_384
+    assert p.tiers(p.mesh.groups("tp")).max() == 0
+    assert 0 <= answer.gap < 0.1
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.permutations([2, 3, 2]))
+def test_carved_gpus_are_distinct_and_blocks_stay_in_one_piece_where_a_host_has_room(counts, factors):
+    start = np.cumsum([0, *counts])
+    hosts = [FreeBlock((), np.arange(a, b)) for a, b in pairwise(start) if b > a]
+    sizes = np.cumprod(factors).tolist()
+    assume(hosts)
+    gpus = carve(hosts, sizes)
+    if sum(counts) < 12:
+        assert gpus is None
+        return
+    assert len(set(gpus.tolist())) == 12
+    host = np.repeat(np.arange(len(counts)), counts)[gpus]
+    for size in sizes:
+        intact = sum(len(set(block)) == 1 for block in host.reshape(-1, size).tolist())
+        if sum(c // size for c in counts) >= 12 // size:
+            assert intact == 12 // size
+
+
+def test_host_lists():
+    assert expand("node[01-03,7],login") == ["node01", "node02", "node03", "node7", "login"]
+    assert expand("r[1-2]n[0-1]") == ["r1n0", "r1n1", "r2n0", "r2n1"]
+    assert compress(["node08", "node09", "node10", "node12", "x"]) == "node[08-10,12],x"
+    with pytest.raises(InputError, match="partner"):
+        expand("node[1-2")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "gpu-", "n0x"]), st.integers(0, 120)), min_size=1, unique=True))
+def test_a_compressed_host_list_expands_to_the_same(parts):
+    names = [f"{head}{n}" for head, n in parts]
+    assert expand(compress(names)) == names
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory) -> Path:
+    here = tmp_path_factory.mktemp("place")
+    words = "plan --model llama3-8b --cluster dgx-h100 --gpus 16 --batch 64 --seq 4096 --out p.json"
+    assert phalanx(here, *words.split())[0] == 0
+    (here / "free.json").write_text('{"free": {"node[0-2]": "0-3", "node3": [0, 1, 2, 3]}, "nodes": "node[0-3]"}')
+    return here
+
+
+def test_the_command_places_and_compares(plan):
+    line = ("place", "p.json", "--free", "free.json", "--strategy", "tp=8,dp=2,zero=1")
+    code, out, _ = phalanx(plan, *line, "--json", "--plot", "p.svg")
+    answer = json.loads(out)
+    assert code == 0
+    assert {(r["node"], r["gpu"]) for r in answer["ranks"]} == {(f"node{n}", g) for n in range(4) for g in range(4)}
+    assert answer["step_time_s"] > answer["empty_cluster_s"]
+    assert answer["others"][0]["step_time_s"] < answer["step_time_s"]
+    assert "node3" in (plan / "p.svg").read_text()
+    assert "costs" in phalanx(plan, *line, "--no-search")[1]
+
+
+@pytest.mark.parametrize(
+    ("free", "what"),
+    [
+        ('{"free": {"node0": "0-7"}}', "has 8 free GPUs, but"),
+        ('{"free": {"nodd1": "0-7"}}', "did you mean node1"),
+        ('{"free": {"node0": "0-8"}}', "is not a GPU of a node, which has 0 to 7"),
+        ('{"free": {"node0": "a"}}', "does not list GPUs"),
+        ('{"fre": {}}', "has no table `free`"),
+        ('{"free": {}, "leafs": {}}', "did you mean leaves"),
+        ('{"free": {"n0": "0"}, "nodes": "n0,n0"}', "is named twice"),
+        ('{"free": {"n0": "0"}, "nodes": "n[0-1]", "leaves": {"l": "n0"}}', "is under no leaf"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_wrong_free_files_are_one_line(plan, free, what):
+    (plan / "wrong.json").write_text(free)
+    code, _, err = phalanx(plan, "place", "p.json", "--free", "wrong.json")
+    assert code == 2
+    assert what in err
+    assert err.count("\n") == 1
+
+
+def test_leaf_switches_make_a_tier_of_their_own():
+    cluster, topology = _leaves()
+    assert [tier.name for tier in cluster.tiers] == ["nvlink", "infiniband", "spine"]
+    assert isinstance(topology, Topology)
+    job = _job(Strategy(dp=16, zero=1), cluster)
+    leaf1 = np.arange(3 * 8, 5 * 8)
+    across = np.concatenate([np.arange(16, 24), np.arange(40, 48)])
+    near, far = (job.seconds(topology, gpus[None], _NOBODY)[0] for gpus in (leaf1, across))
+    assert near < far
+    everything = np.arange(topology.gpus)
+    chosen = place(job, topology, everything).placement
+    assert len({int(topology.blocks[1][gpu]) for gpu in chosen.gpu}) == 1

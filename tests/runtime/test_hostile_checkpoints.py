@@ -1,0 +1,182 @@
+"""Checkpoints that an enemy has written: every command that reads one refuses it in one line, and runs none of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import forked_cli
+from support.in_process_cli import phalanx
+from support.sockets import Touch
+from support.struck_runs import folder_of_runs, words
+from support.version_2 import as_version_2, reseal
+
+from phalanx.runtime.checkpoint import store
+from phalanx.runtime.checkpoint.container import Reader
+from phalanx.runtime.checkpoint.manifest import MANIFEST, CheckpointError, Chunk, seal
+
+RANK, INDEX = "rank-00000.safetensors", "tensors.json"
+
+
+def _pickle(path: Path, owned: Path) -> None:
+    """Metadata of an earlier release that are a pickle of code."""
+    as_version_2(path.parent, int(path.name.removeprefix("step-")))
+    (path / ".metadata").write_bytes(pickle.dumps(Touch(owned)))
+    reseal(path)
+
+
+def _edit_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    manifest = json.loads((path / MANIFEST).read_text())
+    change(manifest)
+    del manifest["seal"]
+    (path / MANIFEST).write_text(json.dumps({**manifest, "seal": seal(manifest)}))
+
+
+def _edit_index(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    index = json.loads((path / INDEX).read_text())
+    change(index)
+    (path / INDEX).write_text(json.dumps(index))
+    reseal(path)
+
+
+def _replace(path: Path, make: Callable[[Path], object]) -> None:
+    """Replace a file by something else of the same name, whose size the manifest then names."""
+    (path / RANK).unlink()
+    make(path / RANK)
+    _edit_manifest(path, lambda m: m["files"].update({RANK: [(path / RANK).lstat().st_size, "0" * 64]}))
+
+
+def _names(name: str) -> Callable[[Path, Path], None]:
+    return lambda path, _: _edit_manifest(path, lambda m: m["files"].update({name: [0, "0" * 64]}))
+
+
+def _box(change: Callable[[list[Any]], object]) -> Callable[[Path, Path], None]:
+    """Change the place of one box: [file, begin, offsets, sizes]."""
+    return lambda path, _: _edit_index(path, lambda i: change(i["parameters.embed.token.weight"]["boxes"][0]))
+
+
+HOSTILE: dict[str, Callable[[Path, Path], None]] = {
+    "a pickle of code": _pickle,
+    "a file outside": _names("../../../plan.json"),
+    "a device by its path": _names("/dev/zero"),
+    "a file without a name": _names(""),
+    "a link to a device": lambda path, _: _replace(path, lambda file: file.symlink_to("/dev/zero")),
+    "a pipe": lambda path, _: _replace(path, os.mkfifo),
+    "a folder for a file": lambda path, _: _replace(path, Path.mkdir),
+    "a manifest of a terabyte": lambda path, _: os.truncate(path / MANIFEST, 2**40),
+    "a manifest nested deeply": lambda path, _: (path / MANIFEST).write_text("[" * 10**5),  # type: ignore[dict-item, return-value]
+    "a manifest of a list": lambda path, _: (path / MANIFEST).write_text("[]"),  # type: ignore[dict-item, return-value]
+    "files that are numbers": lambda path, _: _edit_manifest(path, lambda m: m.update(files={"a": 1})),
+    "a box beyond its file": _box(lambda box: box.__setitem__(1, 2**40)),
+    "a box before its file": _box(lambda box: box.__setitem__(1, -8)),
+    "a box beyond its tensor": _box(lambda box: box.__setitem__(2, [1, 0])),
+    "a box in a file outside": _box(lambda box: box.__setitem__(0, "../../plan.json")),
+    "a tensor larger than the disk": lambda path, _: _edit_index(
+        path, lambda i: i["parameters.embed.token.weight"].update(shape=[2**31, 2**31])
+    ),
+    "an index of a list": lambda path, _: _edit_index(path, lambda i: i.update(a=[])),
+}
+THOROUGHLY = ("a pickle of code", "a device by its path", "a box beyond its file")  # in every command
+BY_RANKS = ("a pickle of code", "a box beyond its file")  # what only the ranks of a resumed run find
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory, measured: None) -> Path:
+    """A folder with a run of a few steps, to be spoiled."""
+    here = folder_of_runs(tmp_path_factory.mktemp("hostile"))
+    code, _, err = forked_cli.phalanx(here, *words("good", "--set", "train.steps=2", "--set", "train.keep=1"))
+    assert code == 0, err
+    return here
+
+
+def _spoiled(here: Path, kind: str) -> Path:
+    """Return a copy of the run whose only checkpoint is hostile."""
+    run = here / "runs" / "hostile"
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(here / "runs" / "good", run)
+    plan = run / "plan.json"
+    plan.write_text(plan.read_text().replace('"name": "good"', '"name": "hostile"'))
+    HOSTILE[kind](run / "checkpoint" / "step-00000002", here / "owned")
+    return run
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_checkpoint_is_refused(here: Path, kind: str) -> None:
+    _spoiled(here, kind)
+    commands = [["generate", "runs/hostile", "--prompt", "the"]]
+    if kind in THOROUGHLY:
+        commands.append(["export-weights", "runs/hostile", "--out", "exported"])
+        commands.append(words("other", "--set", "train.weights=runs/hostile", "--set", "train.steps=1"))
+    if kind in THOROUGHLY and kind not in BY_RANKS:
+        commands.append(words("hostile", "--resume", "--set", "train.steps=4"))
+    for command in commands:
+        code, _, err = phalanx(here, *command)
+        assert code in (1, 2), err
+        assert err.strip().splitlines()[-1].startswith("error: "), err
+        assert "Traceback" not in err
+        assert not (here / "owned").exists()
+        assert not (here / "exported").exists()
+
+
+def test_verifying_a_run_reads_its_plan_only(here: Path) -> None:
+    _spoiled(here, "a pickle of code")
+    code, _, err = phalanx(here, "verify", "runs/hostile")
+    assert code == 0, err
+    assert not (here / "owned").exists()
+
+
+@pytest.mark.parametrize("kind", BY_RANKS)
+def test_a_hostile_checkpoint_is_not_resumed(here: Path, kind: str) -> None:
+    run = _spoiled(here, kind)
+    code, _, err = forked_cli.phalanx(here, *words("hostile", "--resume", "--set", "train.steps=4"))
+    assert code == 1, err
+    assert "CheckpointError: checkpoint " in err.splitlines()[-1], err
+    assert "cannot be loaded" in err.splitlines()[-1], err
+    assert not (here / "owned").exists()
+    assert run.exists()
+
+
+def test_a_checkpoint_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+    tensors = {
+        "parameters.a": torch.randn(5, 3, 2),
+        "parameters.b": torch.randn(7).bfloat16(),
+        "optimizer.step": torch.tensor(3.0),
+        "residual.draws": torch.arange(3),
+    }
+    chunks = [
+        Chunk(name, tuple(t.shape), (0,) * t.dim(), tuple(t.shape), t.dtype, t.clone) for name, t in tensors.items()
+    ]
+    store.write_alone(tmp_path, 1, chunks, {})
+    path = as_version_2(tmp_path, 1, ranks=3)
+    assert sorted(file.name for file in path.iterdir())[:2] == [".metadata", "__0_0.distcp"]
+    assert store.newest_good(tmp_path) == 1
+    reader = Reader(tmp_path, 1)
+    for name, tensor in tensors.items():
+        assert reader.contents[name] == (tuple(tensor.shape), tensor.dtype)
+        assert reader.read(name, 0, tensor.numel()).equal(tensor.flatten())
+    file = path / "__0_0.distcp"
+    file.write_bytes(file.read_bytes().replace(b"PK\x03\x04", b"PK\x03\x05"))
+    reseal(path)
+    with pytest.raises(CheckpointError, match="an archive of a tensor cannot be read"):
+        Reader(tmp_path, 1)
+
+
+def test_code_beside_the_elements_is_not_run(tmp_path: Path) -> None:
+    """The archives of earlier releases hold a pickle each, data.pkl, which is never looked at."""
+    store.write_alone(tmp_path, 1, [Chunk("a", (2,), (0,), (2,), torch.float32, lambda: torch.ones(2))], {})
+    path = as_version_2(tmp_path, 1, ranks=1)
+    file, evil = path / "__0_0.distcp", pickle.dumps(Touch(tmp_path / "owned"))
+    data = file.read_bytes()
+    at = data.index(b"data.pkl") + 8
+    at = data.index(b"\x80\x02", at)
+    file.write_bytes(data[:at] + evil + data[at + len(evil) :])
+    reseal(path)
+    assert Reader(tmp_path, 1).read("a", 0, 2).tolist() == [1, 1]
+    assert not (tmp_path / "owned").exists()

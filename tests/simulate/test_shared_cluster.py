@@ -1,0 +1,241 @@
+"""Jobs on a shared cluster: what must hold of any trace under any policy, and the command."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import lzma
+import math
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.in_process_cli import phalanx
+
+from phalanx.simulate.shared_cluster.engine import simulate
+from phalanx.simulate.shared_cluster.jobs import TraceJob
+from phalanx.simulate.shared_cluster.nodes import Nodes
+from phalanx.simulate.shared_cluster.outcome import outcome, use_over_time
+from phalanx.simulate.shared_cluster.policy import THRESHOLD, Policy
+
+_WAYS = [
+    *(
+        (name, rule)
+        for name in ("fifo", "easy", "smallest")
+        for rule in ("first-fit", "best-fit", "topology", "scatter")
+    ),
+    *((name, rule) for name in ("conservative", "las") for rule in ("first-fit", "best-fit", "topology")),
+]
+
+
+@st.composite
+def traces(draw, limits=True, elastic=False):
+    sizes = draw(st.sampled_from([(4, 4), (4, 4, 4), (8, 8, 2), (2, 4, 4, 1)]))
+    nodes = Nodes(sizes)
+    jobs, submit = [], 0.0
+    for row in range(draw(st.integers(1, 25))):
+        submit += draw(st.sampled_from([0.0, 0.0, 1.0, 10.0, 500.0]))
+        duration = draw(st.sampled_from([1.0, 7.0, 100.0, 3000.0, 20_000.0, *([0.0] if limits else [])]))
+        limit = duration * draw(st.sampled_from([1.0, 1.0, 2.0, 5.0])) if limits else 0.0
+        gpus = draw(st.integers(1, nodes.widest()))
+        widths = ((gpus // 2, 0.6),) if elastic and gpus > 1 else ()
+        jobs.append(TraceJob(row + 2, submit, duration, gpus, limit, widths))
+    return jobs, sizes
+
+
+def _check(jobs, sizes, history, restarts=60.0):
+    """Gangs are whole, no GPU is held twice, every job does its work, and losses are what is left of the time."""
+    busy = defaultdict(list)
+    work = [0.0] * len(jobs)
+    for run in history.runs:
+        job = jobs[run.job]
+        width = sum(bits.bit_count() for _, bits in run.held)
+        speeds = {job.gpus: 1.0, **dict(job.widths)}
+        assert width in speeds
+        assert run.start >= job.submit
+        work[run.job] += (run.end - run.start) * speeds[width]
+        for node, bits in run.held:
+            assert 0 < bits < 1 << sizes[node]
+            for gpu in range(sizes[node]):
+                if bits >> gpu & 1:
+                    busy[node, gpu].append((run.start, run.end))
+    for spans in busy.values():
+        spans = sorted(span for span in spans if span[1] > span[0])
+        assert all(before[1] <= after[0] + 1e-6 for before, after in itertools.pairwise(spans))
+    for number, job in enumerate(jobs):
+        stops = sum(run.job == number for run in history.runs) - 1
+        assert job.duration - 1e-6 <= work[number] <= job.duration + restarts * max(stops, 0) + 1e-6
+        assert history.finish[number] >= job.submit + min(job.duration, work[number]) - 1e-6 or job.widths
+
+
+@given(traces(), st.sampled_from(_WAYS))
+@settings(max_examples=250, deadline=None)
+def test_gangs_start_whole_or_not_at_all_and_no_gpu_is_held_twice(trace, way):
+    jobs, sizes = trace
+    history = simulate(jobs, Nodes(sizes), Policy(*way))
+    _check(jobs, sizes, history)
+    shape = Nodes(sizes)
+    for run in history.runs:
+        if way[1] != "scatter":  # one node, or entire nodes and a part of one more
+            need = shape.shape(jobs[run.job].gpus)
+            parts = sorted((bits.bit_count() for _, bits in run.held), reverse=True)
+            assert parts == [shape.largest] * need.entire + [need.part] * (need.part > 0)
+    figures = outcome(history)
+    assert 0 <= figures.gpu_use <= 1 + 1e-9
+    use = use_over_time(history, 7)
+    assert use.min() >= -1e-9
+    assert use.max() <= 1 + 1e-9
+    if history.makespan:
+        assert use.mean(axis=1) @ np.array(sizes) / sum(sizes) == pytest.approx(figures.gpu_use, abs=1e-9)
+
+
+@given(traces(), st.sampled_from(["easy", "conservative"]), st.sampled_from(["first-fit", "best-fit", "scatter"]))
+@settings(max_examples=250, deadline=None)
+def test_nobody_starves_under_a_reservation(trace, name, rule):
+    jobs, sizes = trace
+    if name == "conservative" and rule == "scatter":
+        rule = "topology"
+    history = simulate(jobs, Nodes(sizes), Policy(name, rule))
+    for number, start in history.promised.items():
+        assert min(run.start for run in history.runs if run.job == number) <= start + 1e-6
+
+
+@given(traces())
+@settings(max_examples=60, deadline=None)
+def test_fifo_starts_jobs_in_their_order(trace):
+    jobs, sizes = trace
+    history = simulate(jobs, Nodes(sizes), Policy("fifo"))
+    starts = {run.job: run.start for run in history.runs}
+    order = [starts[number] for number in range(len(jobs))]
+    assert order == sorted(order)
+
+
+@given(traces(limits=False))
+@settings(max_examples=60, deadline=None)
+def test_conservative_backfilling_delays_nobody_behind_fifo(trace):
+    """With run times known, a job never waits longer than if all jobs started in their order."""
+    jobs, sizes = trace
+    one_node = (sum(sizes),)  # on one node no shape differs, so the theorem holds (Mu'alem and Feitelson 2001)
+    conservative = simulate(jobs, Nodes(one_node), Policy("conservative"))
+    fifo = simulate(jobs, Nodes(one_node), Policy("fifo"))
+    for own, other in zip(conservative.finish, fifo.finish, strict=True):
+        assert own <= other + 1e-6
+
+
+@given(traces(limits=False, elastic=True), st.sampled_from(["fifo", "easy", "smallest", "las"]))
+@settings(max_examples=120, deadline=None)
+def test_elastic_jobs_run_at_their_widths_only(trace, name):
+    jobs, sizes = trace
+    _check(jobs, sizes, simulate(jobs, Nodes(sizes), Policy(name, elastic=True)))
+
+
+def test_an_elastic_job_starts_narrower_and_widens_when_nobody_waits():
+    jobs = [TraceJob(2, 0.0, 100.0, 2), TraceJob(3, 0.0, 1000.0, 4, widths=((2, 0.5),))]
+    plain = simulate(jobs, Nodes((4,)), Policy("fifo", restart_s=10.0))
+    elastic = simulate(jobs, Nodes((4,)), Policy("fifo", elastic=True, restart_s=10.0))
+    assert plain.finish[1] == 1100.0
+    # 100 s at half speed, then 950 s of work and the restart.
+    assert elastic.finish[1] == pytest.approx(100 + 950 + 10)
+
+
+def test_least_attained_service_stops_a_long_job_for_a_short_one():
+    long = TraceJob(2, 0.0, THRESHOLD, 4)
+    short = TraceJob(3, THRESHOLD / 2, 10.0, 4)
+    history = simulate([long, short], Nodes((4,)), Policy("las", restart_s=5.0))
+    assert history.waited[1] == 0.0
+    assert history.preempted == [1, 0]
+    assert history.finish[0] == pytest.approx(THRESHOLD + 10 + 5)
+
+
+def test_the_textbook_s_fragmentation_is_counted():
+    """Four nodes with two free GPUs each: eight are free, and a job of four has nowhere to go."""
+    jobs = [TraceJob(2, 0.0, 100.0, 2) for _ in range(4)] + [TraceJob(6, 1.0, 50.0, 4)]
+    spread = simulate(jobs, Nodes((4,) * 4), Policy("fifo", "first-fit"))
+    assert spread.waited[4] == 0.0  # first fit fills two nodes
+    half = [TraceJob(2, 0.0, 100.0, 2), TraceJob(2, 0.0, 100.0, 2), TraceJob(3, 0.0, 50.0, 2)] * 2
+    jobs = [*half, TraceJob(9, 60.0, 50.0, 4)]
+    blocked = simulate(jobs, Nodes((4,) * 3), Policy("fifo", "first-fit"))
+    assert blocked.waited[6] in (0.0, 40.0)
+    assert blocked.fragmented == 4 * blocked.waited[6]
+    scattered = simulate(jobs, Nodes((4,) * 3), Policy("fifo", "scatter"))
+    assert scattered.waited[6] == 0.0
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trace")
+    rows = ["submit,duration,gpus"] + [
+        f"{60 * i},{100 + 37 * (i % 50)},{(1, 2, 4, 8, 16)[i % 5]}" for i in range(200)
+    ]
+    (folder / "jobs.csv").write_text("\n".join(rows) + "\n")
+    (folder / "jobs.csv.xz").write_bytes(lzma.compress((folder / "jobs.csv").read_bytes()))
+    return folder
+
+
+def test_the_command_compares_policies(here):
+    line = ("cluster", "simulate", "--trace", "jobs.csv.xz", "--cluster", "3x8,2x4", "--json", "--plot", "use.svg")
+    code, out, _ = phalanx(here, *line)
+    answer = json.loads(out)
+    assert code == 0
+    assert [p["policy"].split(",")[0] for p in answer["policies"]] == [
+        "fifo",
+        "easy",
+        "conservative",
+        "smallest",
+        "las",
+    ]
+    assert len({p["jobs"] for p in answer["policies"]}) == 1
+    assert "mean queue time" in (here / "use.svg").read_text()
+    words = ("--trace", "jobs.csv", "--cluster", "dgx-h100", "--nodes", "3", "--policy", "easy")
+    assert "nodes over time" not in phalanx(here, "cluster", "simulate", *words)[1]
+    assert "full height" in phalanx(here, "cluster", "simulate", *words)[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        ("submit,duration,gpus\n0,10,1\n5,10,33", "row 3: gpus = 33: is wider than the cluster"),
+        ("submit,duration,gpus\n0,-1,1", "row 2: duration = -1.0: ends before it starts"),
+        ("submit,end,gpus\n10,5,1", "row 2: duration = -5.0: ends before it starts"),
+        ("submit,duration,gpus\n0,ten,1", "row 2: duration = 'ten': is not a number"),
+        ("submit,duration,gpus\n0,10,1.5", "row 2: gpus = 1.5"),
+        ("submit,duration,gpus\nyesterday,10,1", "is no time"),
+        ("submit,duration,gpus,limit\n0,10,1,5", "is shorter than the duration"),
+        ("submit,duration,gpus,widths\n0,10,4,2:1.5", "does not list GPUs and speeds"),
+        ("submit,gpus\n0,1", "has columns submit, gpus; it needs"),
+        ("submit,plan,steps\n0,p.json,10", "needs a cluster with links"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, rows, what):
+    (tmp_path / "t.csv").write_text(rows + "\n")
+    code, _, err = phalanx(tmp_path, "cluster", "simulate", "--trace", "t.csv", "--cluster", "4x8")
+    assert code == 2
+    assert what in err
+    assert err.count("\n") == 1
+
+
+def test_bad_rows_are_skipped_only_when_asked_and_counted(tmp_path):
+    (tmp_path / "t.csv").write_text("submit,duration,gpus\n0,10,1\n1,10,99\n2,-3,1\n")
+    line = ("cluster", "simulate", "--trace", "t.csv", "--cluster", "4x8", "--policy", "fifo")
+    code, out, err = phalanx(tmp_path, *line, "--skip-bad")
+    assert code == 0
+    assert "2 bad rows skipped; the first, row 3" in err
+    assert "1 jobs on 4 nodes" in out
+
+
+def test_plans_run_as_fast_as_their_placement_allows(here):
+    plan = "plan --model llama3-8b --cluster dgx-h100 --gpus 16 --batch 64 --seq 8192 --out p.json"
+    assert phalanx(here, *plan.split())[0] == 0
+    rows = ["submit,gpus,duration,plan,steps"]
+    rows += [f"{i},6,{4000 + i},," for i in range(4)] + ["10,,,p.json,500"]
+    (here / "mixed.csv").write_text("\n".join(rows) + "\n")
+    line = "cluster simulate --trace mixed.csv --cluster dgx-h100 --nodes 4 --policy fifo --json"
+    code, out, _ = phalanx(here, *line.split(), "--placement", "best-fit", "--placement", "scatter")
+    packed, blind = json.loads(out)["policies"]
+    assert code == 0
+    assert packed["placement"] == 0.0
+    assert blind["queue"]["mean"] <= packed["queue"]["mean"]
+    assert math.isfinite(packed["tokens_per_s"])
+    assert packed["tokens_per_s"] > 0

@@ -1,0 +1,139 @@
+"""Observed without content = recorded on real Gloo ranks; what is answered where a program asks for content.
+
+Compared: kind, order, group, bytes, module and line of collectives and messages, FLOPs by module, peak live bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support.in_process_cli import phalanx
+from support.observed_programs import PROGRAMS, both
+
+from phalanx.schedule.observation import RankObservation, from_json, to_json
+
+SAMPLE = ["ddp, small buckets", "ddp, no_sync", "fsdp", "fsdp, synchronised once", "hsdp", "tp"]
+
+
+def _equal(name: str, recorded: RankObservation | str, observed: RankObservation | str) -> None:
+    assert isinstance(recorded, RankObservation), f"{name}, real ranks: {recorded}"
+    assert isinstance(observed, RankObservation), f"{name}, observed: {observed}"
+    ours = [(o.event.identity, o.module, o.site, o.ranks) for o in observed.communication]
+    theirs = [(o.event.identity, o.module, o.site, o.ranks) for o in recorded.communication]
+    assert theirs, name
+    assert ours == theirs, name
+    assert observed.flops == recorded.flops, name
+    assert observed.micro_batches == recorded.micro_batches, name
+    assert abs(observed.peak - recorded.peak) <= 0.01 * recorded.peak, (name, observed.peak, recorded.peak)
+
+
+def test_observed_is_recorded() -> None:
+    for name, pairs in both(SAMPLE, 4, [1]).items():
+        for recorded, observed in pairs:
+            _equal(name, recorded, observed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_observed_is_recorded(name: str, world: int) -> None:
+    if world in PROGRAMS[name][2]:
+        for recorded, observed in both([name], world, list(range(world)))[name]:
+            _equal(name, recorded, observed)
+
+
+SCRIPT = """
+import os, sys
+import torch, torch.nn as nn, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = nn.Sequential(nn.Embedding(100, 64), nn.Linear(64, 64), nn.Linear(64, 100)).cuda()
+for layer in model[1:]:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+data = TensorDataset(torch.randint(0, 100, (1000, 32)))
+steps = 0
+for (x,) in DataLoader(data, batch_size=4, sampler=DistributedSampler(data)):
+    if steps == int(sys.argv[1]):
+        break
+    x = x.to("cuda", non_blocking=True)
+    loss = nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
+    loss.backward()
+    if torch.isnan(loss):
+        raise SystemExit("nan")
+    optimizer.step()
+    optimizer.zero_grad()
+    steps += 1
+    print("loss", loss.item())
+torch.save(model.state_dict(), "model.pt")
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("observed")
+    (folder / "train.py").write_text(SCRIPT)
+    return folder
+
+
+def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path) -> None:
+    code, out, err = phalanx(
+        script, "observe", "--world", "64", "--json", "--out", "observed.json", "--", "python", "train.py", "5"
+    )
+    assert code == 0, err
+    content = json.loads(out)
+    assert to_json(from_json(content)) == content == json.loads((script / "observed.json").read_text())
+    assert content["device"] == "gpu"
+    assert content["world"] == 64
+    bytes_of = {(c["op"], c["where"]["phase"], c["bytes"]) for c in content["collectives"]}
+    linear = 4 * (64 * 64 + 64)
+    assert ("all_gather", "F", linear) in bytes_of
+    assert ("reduce_scatter", "B", linear) in bytes_of
+    assert {c["group_size"] for c in content["collectives"]} == {64}
+    assert all(c["where"]["line"].startswith("train.py:") for c in content["collectives"])
+    waits = {(w["call"], w["where"]["line"]): w["count"] for w in content["host_synchronisations"]}
+    lines = SCRIPT.splitlines()
+    checks, reads = (next(i for i, x in enumerate(lines, 1) if word in x) for word in ("isnan", "loss.item()"))
+    assert waits == {("item", f"train.py:{checks}"): 1, ("item", f"train.py:{reads}"): 1}
+    products = 2 * 4 * 32 * (64 * 64 + 64 * 100)
+    assert sum(f["flops"] for f in content["flops"] if f["phase"] == "F") == products
+    assert sum(r["count"] for r in content["ranks"]) == 64
+    notes = content["ranks"][0]["notes"]
+    assert any("redirected" in n for n in notes)
+    assert any("False" in n for n in notes)
+    assert "loss 1.0" in err
+    assert sorted(p.name for p in script.iterdir()) == ["observed.json", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--", "python", "train.py", "0"], "the program ended before its first step"),
+        (["--", "python", "trian.py"], "is no file"),
+        (["--ranks", "99", "--", "train.py"], "is no rank"),
+        (["--mesh", "pp=3", "--", "train.py"], "has 3 ranks"),
+        (["--", "torchrun", "train.py"], "starts many processes"),
+        (
+            ["--", "python", "train.py", "nine"],
+            "ValueError: invalid literal for int() with base 10: 'nine', at train.py:",
+        ),
+    ],
+)
+def test_what_cannot_be_observed_gets_one_line(script: Path, words: list[str], message: str) -> None:
+    code, out, err = phalanx(script, "observe", "--world", "4", "--ranks", "0", *words)
+    assert (code, out) == (2, ""), err
+    assert message in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("error: ")
+
+
+def test_torch_is_left_as_it_was() -> None:
+    assert not torch.distributed.is_initialized()
+    assert not torch.cuda.is_available()
