@@ -332,7 +332,7 @@ WRONG = [
     (("plan", "job.toml", "--set", f"train.name={'x' * 5000}"), "train.name = 'xxx"),
     (
         ("plan", "job.toml", "--set", "cluster.nodes=99999999999999"),
-        "cluster.nodes = 99999999999999: must be at most",
+        "99999999999999: must be at most",
     ),
     (("plan", "job.toml", "--set", "strategy.recompute=every:99"), "recomputes the first block alone"),
     (("train", "broken.toml"), "is not TOML"),
