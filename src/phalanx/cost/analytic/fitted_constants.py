@@ -16,8 +16,8 @@ CONSTANTS: dict[str, float] = {
     "nvidia.net_bulk_s": 1.38e-05,
     "nvidia.cloud_hop_s": 6.256e-05,
     "nvidia.cloud_bulk_s": 0.0004248,
-    "nvidia.bulk_bytes": 3.051e+05,
-    "nvidia.bulk_reduce_bytes": 8.621e+05,
+    "nvidia.bulk_bytes": 3.051e05,
+    "nvidia.bulk_reduce_bytes": 8.621e05,
     "nvidia.nic": 0.9009,
     "nvidia.nvlink": 0.7221,
     "ampere.nvlink": 0.7676,
@@ -108,7 +108,7 @@ CONSTANTS: dict[str, float] = {
     "megatron-core.cast_bytes": 6.456,
     "megatron-core.gemm8": 0.9693,
     "megatron-core.kept_logit": 5.941,
-    "megatron-core.constant_bytes": 1.143e+08,
+    "megatron-core.constant_bytes": 1.143e08,
     # megatron-2020: vtrain, megatron-sc21, megatron-2020-tp, bigscience-bloom
     "megatron-2020.hidden_bytes": 15.09,
     "megatron-2020.launch_s": 3.204e-05,
@@ -137,7 +137,7 @@ CONSTANTS: dict[str, float] = {
     "nanotron.kept_logit": 9.129,
     "nanotron.idle_bytes": 1.892,
     "nanotron.fragments": 0.06202,
-    "nanotron.constant_bytes": 7.967e+07,
+    "nanotron.constant_bytes": 7.967e07,
     # llm-foundry: llm-foundry
     "llm-foundry.gemm": 1.09,
     "llm-foundry.hidden_bytes": 14.98,
@@ -221,7 +221,7 @@ CONSTANTS: dict[str, float] = {
     "megatron-deepspeed-2022.kept_bytes": 6.937,
     "megatron-deepspeed-2022.whole_bytes": 22.79,
     "megatron-deepspeed-2022.kept_hidden": 10.62,
-    "megatron-deepspeed-2022.context_bytes": 3.544e+09,
+    "megatron-deepspeed-2022.context_bytes": 3.544e09,
     "megatron-deepspeed-2022.kept_logit": 6.532,
     "megatron-deepspeed-2022.fragments": 0.06296,
     # nemo-25.04: NeMo 25.04 of nvidia-dgxc-benchmarking
