@@ -65,29 +65,34 @@ def _all(pricing: Pricing, s: Strategy) -> Iterator[Flow]:
     e = layout.activation_bytes
     hidden = tokens * shape.hidden * e
     per_step = m * blocks
+    tp_stride, cp_stride = (int(np.ravel(distance)[0]) for distance in (layout.tp_stride, layout.cp_stride))
 
     def flow(axis: str, op: str, what: str, ranks: int, stride: int, count: float, n: float) -> Flow:
         return _flow(pricing, s, axis, op, what, ranks, stride, count, n)
 
     if s.sp:
-        yield flow("tp", "all_gather", "inputs of layers", s.tp, 1, per_step * 2 * (forwards + 1), hidden)
-        yield flow("tp", "reduce_scatter", "outputs of layers", s.tp, 1, per_step * 2 * (forwards + 1), hidden)
+        yield flow("tp", "all_gather", "inputs of layers", s.tp, tp_stride, per_step * 2 * (forwards + 1), hidden)
+        yield flow(
+            "tp", "reduce_scatter", "outputs of layers", s.tp, tp_stride, per_step * 2 * (forwards + 1), hidden
+        )
     else:
         yield flow(
             "tp",
             "all_reduce",
             "outputs of layers, gradients of inputs",
             s.tp,
-            1,
+            tp_stride,
             per_step * 2 * (forwards + 1),
             hidden,
         )
     kv = (shape.heads if shape.kv_rank else shape.kv_heads) * (shape.head_dim + shape.value_dim)
     ring = s.cp // s.ulysses
     hops = per_step * (ring - 1) * (forwards + 2)
-    yield flow("ring", "send", "keys and values", ring, s.tp * s.ulysses, hops, tokens * kv / s.tp * e)
+    yield flow("ring", "send", "keys and values", ring, cp_stride * s.ulysses, hops, tokens * kv / s.tp * e)
     exchanged = tokens * (shape.heads * (shape.head_dim + shape.value_dim) + kv) / s.tp * e
-    yield flow("ulysses", "all_to_all", "heads for tokens", s.ulysses, s.tp, per_step * (forwards + 1), exchanged)
+    yield flow(
+        "ulysses", "all_to_all", "heads for tokens", s.ulysses, cp_stride, per_step * (forwards + 1), exchanged
+    )
     routed = tokens * shape.top_k * shape.hidden / s.tp * e
     expert_stride = int(np.max(layout.expert_stride))
     yield flow(
