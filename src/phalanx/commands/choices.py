@@ -93,12 +93,14 @@ def score(rows: Sequence[Row], announce: Callable[[str], None] = lambda _: None)
     tuned, others = recipes(usable)
     of_sweeps = {links: [score_sweep(s, links) for s in questions] for links in LINKS}
     of_recipes = []
+    reasons = Counter(reason for _, reason in (*others, *skipped))
     for i, c in enumerate(tuned):
-        of_recipes.append(score_recipe(c))
+        try:
+            of_recipes.append(score_recipe(c))
+        except InputError as error:  # a layout that no search has, such as one of more chunks than blocks
+            reasons[str(error)] += 1
         if (i + 1) % 10 == 0 or i + 1 == len(tuned):
             announce(f"recipes: {i + 1} of {len(tuned)} searched")
-    reasons = Counter(reason for _, reason in others)
-    reasons.update(reason for _, reason in skipped)
     return {
         "sweeps": {
             **_summary_of_sweeps(of_sweeps["cluster"]),
@@ -150,7 +152,8 @@ def _regret(predicted: dict[Strategy, float], measured: dict[Strategy, float]) -
 
 
 def score_recipe(c: Case) -> RecipeScore:
-    """Search an expert's question and compare the best strategy with the expert's."""
+    """Search an expert's question and compare the best strategy with the expert's. Raises InputError for a layout
+    that cannot be run."""
     pricing, theirs = question(c), expert(c)
     own = price_expert(c, pricing)
     found = best_on(pricing, c.strategy.world)
@@ -172,7 +175,7 @@ def score_recipe(c: Case) -> RecipeScore:
 
 
 def price_expert(c: Case, pricing: Pricing) -> PricedStrategy:
-    """Price the strategy of a recipe on its question."""
+    """Price the strategy of a recipe on its question. Raises InputError for a layout that cannot be run."""
     try:
         return refined(pricing, [expert(c)])[0][0]
     except InputError:  # a strategy that the search would not name, such as one of unequal chunks

@@ -24,13 +24,16 @@ class Unspecified(Exception):
 def model_of(row: Row) -> ModelSpec:
     """Build the ModelSpec of a row. Raises Unspecified if sizes are missing or the architecture is not modelled."""
     sizes = tuple(row.count(name) for name in _SIZES)
-    return _model(
-        row["model"].lower(), row["arch"], sizes, row.count("seq_len") or 0, "tied_embeddings=False" in row["options"]
-    )
+    untied = "tied_embeddings=False" in row["options"]
+    try:
+        return _model(row["model"].lower(), row["arch"], sizes, row.count("seq_len") or 0, untied)
+    except InputError as error:
+        raise Unspecified(str(error)) from None
 
 
 @cache
 def _model(name: str, arch: str, sizes: tuple[int | None, ...], seq: int, untied: bool) -> ModelSpec:
+    """Build a ModelSpec. Raises Unspecified, or InputError for sizes that contradict each other."""
     layers, hidden, ffn, heads, kv, vocab, experts, top_k = sizes
     if not layers or not hidden:
         raise Unspecified("the model's shape is not stated")
@@ -60,6 +63,8 @@ def _model(name: str, arch: str, sizes: tuple[int | None, ...], seq: int, untied
         fields["family"] = "gpt2"
     if "qwen3" in name:
         fields |= {"head_dim": 128, "qk_norm": True}
+    if name.startswith("gpt-oss"):
+        fields["head_dim"] = 64
     if hidden % heads and "head_dim" not in fields:
         raise Unspecified(f"hidden = {hidden} is no multiple of heads = {heads}")
     if experts:
@@ -79,7 +84,4 @@ def _model(name: str, arch: str, sizes: tuple[int | None, ...], seq: int, untied
             "experts": Experts(**{**known["experts"], "dense_layers": tuple(known["experts"]["dense_layers"])})
         }
         fields |= {"latent": Latent(**known["latent"]), "ffn": known["ffn"], "head_dim": 192}
-    try:
-        return ModelSpec(**complete(fields))
-    except (InputError, TypeError) as error:
-        raise Unspecified(str(error)) from None
+    return ModelSpec(**complete(fields))

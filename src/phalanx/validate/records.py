@@ -26,12 +26,12 @@ class Row:
         return (self.cells.get(column) or "").strip()
 
     def number(self, column: str) -> float | None:
-        """The cell as a finite number, or None; 4,096 is read as 4096."""
+        """The cell as a finite number that is not negative, or None; 4,096 is read as 4096."""
         try:
             value = float(self[column].replace(",", ""))
         except ValueError:
             return None
-        return value if value == value and abs(value) != float("inf") else None
+        return value if 0 <= value < float("inf") else None
 
     def count(self, column: str, default: int | None = None) -> int | None:
         """The cell as an integer, rounded towards zero, or `default`."""

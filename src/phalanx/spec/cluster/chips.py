@@ -130,7 +130,7 @@ _B200 = Chip(
 _GB200 = replace(
     _B200,
     device="GB200-186GB",
-    memory_bytes=186e9,
+    memory_bytes=189471 * MIB,
     bandwidth_bytes_per_s=8e12,
     half=2500e12,
     fp8=5000e12,
@@ -138,7 +138,6 @@ _GB200 = replace(
     single=80e12,
     double=40e12,
     source="NVIDIA GB200 NVL72 datasheet",
-    memory_source="the datasheet (186 GB)",
 )
 CHIPS: dict[str, Chip] = {
     "V100": _V100,
@@ -173,7 +172,7 @@ CHIPS: dict[str, Chip] = {
         _B200,
         device="B300-SXM-270GB",
         generation="blackwell-ultra",
-        memory_bytes=270e9,
+        memory_bytes=275040 * MIB,
         bandwidth_bytes_per_s=8e12,
         fp4=13500e12,
         source="NVIDIA HGX B300 datasheet",
@@ -184,7 +183,7 @@ CHIPS: dict[str, Chip] = {
         _GB200,
         device="GB300-279GB",
         generation="blackwell-ultra",
-        memory_bytes=279e9,
+        memory_bytes=284208 * MIB,
         fp4=15000e12,
         source="NVIDIA GB300 NVL72 datasheet",
         single=None,  # no source at hand: so there is no preset of it

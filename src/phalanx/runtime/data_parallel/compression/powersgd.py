@@ -20,7 +20,7 @@ from torch import Tensor
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
-from phalanx.runtime.data_parallel.compression.whole_bucket import Whole
+from phalanx.runtime.data_parallel.compression.full_bucket import FullBucketCompressor
 from phalanx.spec.strategy.compressors import Compression, Factors, factors
 from phalanx.spec.strategy.spec import Strategy
 
@@ -39,7 +39,7 @@ class _Parts:
     plain: dict[str, Tensor]
 
 
-class PowerSGD(Whole):
+class PowerSGD(FullBucketCompressor):
     """powersgd: two all-reduces of factors for every bucket."""
 
     def __init__(

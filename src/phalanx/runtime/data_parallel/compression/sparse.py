@@ -17,7 +17,7 @@ from torch import Tensor
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
-from phalanx.runtime.data_parallel.compression.whole_bucket import Whole
+from phalanx.runtime.data_parallel.compression.full_bucket import FullBucketCompressor
 from phalanx.runtime.observe import host_values
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
 from phalanx.spec.strategy.compressors import PLACE_BYTES, Compression, elements_sent, max_elements
@@ -27,8 +27,8 @@ _PIECE = 1 << 14  # elements compared with a threshold at a time
 _SAMPLE = 1 << 15  # elements from which the threshold is estimated
 
 
-class _Sparse(Whole):
-    """What the three share beside `Whole`: memory that neighbouring buckets use in turn."""
+class _Sparse(FullBucketCompressor):
+    """What the three share beside `FullBucketCompressor`: memory that neighbouring buckets use in turn."""
 
     def __init__(
         self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype

@@ -16,7 +16,7 @@ from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy
 
 
-class Whole:
+class FullBucketCompressor:
     """A compressor of full buckets; subclasses define `_run`. Implements Compressor."""
 
     def __init__(
