@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -342,6 +343,8 @@ def test_every_command_of_the_page_runs(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "handbook.md").read_text()
     found = dict.fromkeys(re.findall(r"`phalanx ([^`]*)`", page))
     assert len(found) > 20
+    shutil.copytree(Path(__file__).parents[2] / "examples", tmp_path / "examples")
+    (tmp_path / "free.json").write_text(re.findall(r'`(\{"free": .*?)`', page)[0])
     for words in found:
         code, _, err = phalanx(tmp_path, *words.split())
         assert code == 0, f"{words}: {err}"
