@@ -272,6 +272,10 @@ STACKS: dict[str, Stack] = {
     "nemo-23.05": Stack("megatron-core"),
     "nemo-24.03": Stack("nemo-24.11"),
     "nemo-24.11": Stack("megatron-core", _RECIPE),
+    # Its largest models reduce gradients in bf16 before its others do (NeMo-Framework-Launcher 26e42fa,
+    # launcher_scripts/conf/training/nemotron/nemotron_340b.yaml:167, mixtral/mixtral_8x7b.yaml:153).
+    "nemo-24.03-bf16": Stack("nemo-24.03", _BF16_GRADIENTS),
+    "nemo-24.11-bf16": Stack("nemo-24.11", _BF16_GRADIENTS),
     "nemo-25.02": Stack("nemo-24.11", _BF16_GRADIENTS),
     "nemo-25.04": Stack("nemo-25.02"),
     "nemo-25.05": Stack("nemo-25.04"),

@@ -485,8 +485,8 @@ def build(name: str, ranks: int, micro_batches: int, virtual: int | None = None)
     """
     if name not in SCHEDULES:
         raise InputError("schedule", name, "no such schedule", nearest(name, SCHEDULES))
-    for field, value in (("ranks", ranks), ("micro-batches", micro_batches), ("virtual", virtual or 1)):
-        if value < 1:
+    for field, value in (("ranks", ranks), ("micro-batches", micro_batches), ("virtual", virtual)):
+        if value is not None and value < 1:
             raise InputError(field, value, "must be at least 1")
     facts = SCHEDULES[name]
     chunks = virtual or facts.chunks
