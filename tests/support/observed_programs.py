@@ -419,7 +419,7 @@ def both(names: list[str], world: int, ranks: list[int]) -> dict[str, list[tuple
 
 
 def _receive(pipe: Connection) -> Any:
-    if not pipe.poll(60):
+    if not pipe.poll(240):
         return "no answer in a minute"
     try:
         return pipe.recv()

@@ -32,6 +32,7 @@ from phalanx.cli.pipeline import pipeline
 from phalanx.cli.place import place
 from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
+from phalanx.cli.root import OneLineErrors
 from phalanx.cli.tables import cases, comm, memory, roofline, scaling
 from phalanx.cli.terminal import INTERRUPTED
 from phalanx.cli.train import train
@@ -40,6 +41,7 @@ from phalanx.cli.verify import verify
 from phalanx.cli.weights import export_weights, import_weights
 
 app = typer.Typer(
+    cls=OneLineErrors,
     help="Plan, prove, run and measure the parallel training of large models.",
     no_args_is_help=True,
     add_completion=False,

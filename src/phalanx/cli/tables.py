@@ -25,7 +25,7 @@ from phalanx.cli.options import (
     Stack,
     StrategyLine,
 )
-from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
+from phalanx.cli.terminal import announce, console, exit_on_error, in_progress, print_json, require_writable
 
 if TYPE_CHECKING:
     from phalanx.plan.tables.table import Sheet
@@ -211,7 +211,12 @@ def cases(
         from phalanx.plan.tables import case_studies as studied
         from phalanx.plan.tables import rules_of_thumb as taught
 
-        _print([taught.sheet() if rules else studied.sheet()], as_json, as_csv)
+        if rules:
+            sheet = taught.sheet()
+        else:
+            results = in_progress(map(studied.study, studied.CASES), f"of {len(studied.CASES)} trainings studied")
+            sheet = studied.sheet(list(results))
+        _print([sheet], as_json, as_csv)
 
 
 def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Sheet:

@@ -15,9 +15,9 @@ from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
-from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
+from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, v_shaped
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
-from phalanx.plan.search.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
+from phalanx.plan.search.space import ORDERS, RECOMPUTE, SEARCHED, Ints, Options, Strategies, repeated
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -73,7 +73,7 @@ class Pricing:
         return Options(
             schedules=can.schedules,
             recompute=tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective")),
-            orders=ORDERS if len(rates) > 1 and self.stack != "phalanx" else ORDERS[:1],
+            orders=SEARCHED if len(rates) > 1 and self.stack != "phalanx" else SEARCHED[:1],
             zero=can.zero,
             zero_in_pipeline=can.zero_in_pipeline,
             ulysses=can.ulysses,
@@ -88,7 +88,7 @@ class Pricing:
 
         m = rows.micro_batches(self.job)
         first, last = in_flight(rows.schedule, m, rows.pp)
-        inside, stages_inside = rows.tp * rows.cp, rows.order == ORDERS.index("dp/pp/cp/tp")
+        stride = _strides(rows)
         return Layout(
             tp=as_float(rows.tp),
             sp=as_float(rows.sp),
@@ -108,13 +108,14 @@ class Pricing:
             selective=selective[rows.recompute],
             format=FORMATS.index(self.number_format),
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
-            tp_stride=1.0,
-            cp_stride=as_float(rows.tp),
-            dp_stride=as_float(np.where(stages_inside, inside * rows.pp, inside)),
-            pp_stride=as_float(np.where(stages_inside, inside, inside * rows.dp)),
+            tp_stride=as_float(stride["tp"]),
+            cp_stride=as_float(stride["cp"]),
+            dp_stride=as_float(stride["dp"]),
+            pp_stride=as_float(stride["pp"]),
             bubble=bubble(rows.schedule, m, rows.pp, rows.virtual),
             in_flight=first,
             in_flight_last=last,
+            v_shaped=v_shaped(rows.schedule),
         )
 
     @cached_property
@@ -177,10 +178,22 @@ class Pricing:
     def may_fit(self, rows: Strategies, complete: bool) -> npt.NDArray[np.bool_]:
         """Whether the lower bound on memory fits; faster than `least_bytes`, since one way that fits is enough."""
         fits = np.zeros(len(rows), dtype=bool)
+        possible = np.ones(len(rows), dtype=bool)
+        highest = self._smallest[0]
         for zero, kind in self._least_ways(complete):
-            undecided = np.flatnonzero(~fits & self._has_level(rows, zero))
-            bytes_ = self.bytes_(_smallest_of(rows.take(undecided), zero, kind, complete))
-            fits[undecided[bytes_ <= self.usable]] = True
+            if zero == highest:
+                possible[:] = True
+            undecided = np.flatnonzero(~fits & possible & self._has_level(rows, zero))
+            some = _smallest_of(rows.take(undecided), zero, kind, complete)
+            for start in range(0, len(undecided), _SLICE):
+                part = undecided[start : start + _SLICE]
+                needed = self.memory(some.take(slice(start, start + _SLICE)))
+                fits[part] = needed.reserved <= self.usable
+                if zero == highest:
+                    # No level keeps less state: what exceeds the device without what this one gathers, on either end
+                    # of a pipeline, fits at none.
+                    gathered = 2 * (1 + self.profile.fragments) * needed.terms["gathered"]
+                    possible[part] = needed.reserved - gathered <= self.usable
         return fits
 
     def _least_ways(self, complete: bool) -> list[tuple[int, str]]:
@@ -207,6 +220,24 @@ class Pricing:
     def usable(self) -> int:
         """Bytes of a device that the stack's allocator may have."""
         return int(allocatable_bytes(self.cluster.device.usable_bytes, self.profile))
+
+
+def _strides(rows: Strategies) -> dict[str, Ints]:
+    """Distance in ranks to the next rank along each axis, of each row's order."""
+    sizes = {"pp": rows.pp, "dp": rows.dp, "cp": rows.cp, "tp": rows.tp}
+    if not len(rows) or rows.order.max() < len(SEARCHED):  # as in every search: without a loop over orders
+        inside, stages_inside = rows.tp * rows.cp, rows.order == SEARCHED.index("dp/pp/cp/tp")
+        dp = np.where(stages_inside, inside * rows.pp, inside)
+        pp = np.where(stages_inside, inside, inside * rows.dp)
+        return {"tp": np.ones_like(rows.tp), "cp": rows.tp, "dp": dp, "pp": pp}
+    result = {axis: np.ones_like(size) for axis, size in sizes.items()}
+    for number in np.unique(rows.order).tolist():
+        those = rows.order == number
+        stride: Ints = np.ones_like(rows.tp)[those]
+        for axis in reversed(ORDERS[number].split("/")):
+            result[axis][those] = stride
+            stride = stride * sizes[axis][those]
+    return result
 
 
 def published(cluster: ClusterSpec) -> bool:
