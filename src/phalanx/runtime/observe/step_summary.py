@@ -69,8 +69,8 @@ def _trained(step: Step) -> tuple[Trained, ...]:
 
 
 _OURS = 3
-"""References to a tensor of a list that is iterated: the list's, the loop's, getrefcount's. C++ adds one where it holds
-the tensor too, which then has more than the one use that its Python object is."""
+"""References to a tensor of a list that is iterated: the list's, the loop's, getrefcount's. C++ adds one where it
+holds the tensor too, which then has more than the one use that its Python object is."""
 
 
 def _kept(recorder: AnyStep) -> tuple[Kept, ...]:
@@ -81,7 +81,7 @@ def _kept(recorder: AnyStep) -> tuple[Kept, ...]:
     for x in gc.get_objects():
         if type(x) in PLAIN and x.device.type != "meta" and x.layout == torch.strided:
             key = x.untyped_storage()._cdata
-            if key in alive and sys.getrefcount(x) - (x._use_count() > 1) > _OURS:  # type: ignore[attr-defined]
+            if key in alive and sys.getrefcount(x) - (x._use_count() > 1) > _OURS:
                 alive.remove(key)
     totals: Counter[tuple[str, tuple[str, int, str]]] = Counter()
     for key in alive:
