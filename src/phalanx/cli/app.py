@@ -26,6 +26,7 @@ from phalanx.cli.measure import measure
 from phalanx.cli.mesh import mesh
 from phalanx.cli.models import models
 from phalanx.cli.observe import observe
+from phalanx.cli.observed import compare
 from phalanx.cli.parity import parity
 from phalanx.cli.pipeline import pipeline
 from phalanx.cli.place import place
@@ -65,6 +66,7 @@ for _tables in (scaling, memory, comm, roofline, cases):
     app.command()(_tables)
 app.command()(verify)
 app.command()(observe)
+app.command()(compare)
 app.command()(measure)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)

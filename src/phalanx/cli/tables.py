@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.explain import subject
+from phalanx.cli.observed import observation_in, show_price
 from phalanx.cli.options import (
     Batch,
     Cluster,
@@ -156,6 +157,10 @@ def comm(
             _require_positive({"--rate": rate})
             _print([textbook.gradient_traffic(textbook.counted(params), _RANKS, rate * 1e9)], as_json, as_csv, plot)
             announce(f"note: {textbook.FOLLOWS}")
+            return
+
+        if (seen := observation_in(plan)) is not None:
+            show_price(seen, cluster, as_json, collectives=True)
             return
 
         from phalanx.plan.tables.communication import sheet
