@@ -1,27 +1,41 @@
 # make run: train the quickstart.  make test: the whole suite.  make check: style, types, floors.
 # make bench: every time limit that the project promises.
 # Another build of torch:  make install TORCH="torch==2.13.0 --index-url <your index>"
+# make install LOCKED=1: every file but torch's is one whose hash requirements.lock has (PyPI's).
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
 
 # make coverage: the suite with line coverage.
-.PHONY: install run test long coverage check bench format clean
+.PHONY: install run test long chaos coverage check audit lock bench format clean
 install: $(VENV)/.installed
 
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+
+ifdef LOCKED
+$(VENV)/.installed: pyproject.toml requirements.lock Makefile
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing what requirements.lock names into $(VENV) ..."
+	@$(PIP) --require-hashes -r requirements.lock
+	@$(PIP) -c constraints.txt $(TORCH)
+	@$(PIP) --no-build-isolation --no-deps -e .
+	@touch $@ $(VENV)/.dev
+else
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "pip>=25.1"  # --group needs it
+	@$(PIP) -c constraints.txt "pip>=25.1"  # --group needs it
 	@echo "installing phalanx into $(VENV) ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(TORCH)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train]"
+	@$(PIP) -c constraints.txt $(TORCH)
+	@$(PIP) -c constraints.txt -e ".[train]"
 	@touch $@
+
+endif
 
 # What only developers need stays out of a newcomer's first `make run`.
 $(VENV)/.dev: $(VENV)/.installed
 	@echo "installing the development tools ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group dev
+	@$(PIP) -c constraints.txt --group dev
 	@touch $@
 
 run: install
@@ -42,11 +56,26 @@ coverage: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=
 	@$(BIN)/coverage report --skip-covered --sort=cover
 
+# Runs that are killed, stopped, starved and lied to: `make chaos MINUTES=5` for a few.
+MINUTES ?= 60
+SEED    ?= 0
+chaos: $(VENV)/.dev
+	@cd tests && $(abspath $(BIN))/python -m chaos --minutes $(MINUTES) --seed $(SEED)
+
 check: $(VENV)/.dev
+	@$(BIN)/python .ci/audit.py
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+# The pinned packages against the database of advisories: needs a network, and pip-audit.
+audit: $(VENV)/.dev
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/audit.py --online
+
+# requirements.lock and the bill of materials, from pyproject.toml and constraints.txt: needs uv.
+lock: $(VENV)/.dev
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/lock.py
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks

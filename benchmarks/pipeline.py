@@ -217,8 +217,7 @@ def idle(ours: Ours, batch: Tensor) -> tuple[float, float]:
         watched.spans.clear()
         ours.comm.barrier()
         ours.step(batch)
-        gathered: list[Any] = [None] * world.size
-        dist.all_gather_object(gathered, watched.spans)
+        gathered = ours.comm.gather_objects(watched.spans, "world")
         spans = [span for own in gathered for span in own]
         busy = sum(stop - start - waited for _, start, stop, waited in spans)
         makespan = max(stop for _, _, stop, _ in spans) - min(start for _, start, _, _ in spans)

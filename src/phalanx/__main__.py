@@ -1,5 +1,21 @@
-"""`python -m phalanx` is `phalanx`; so `torchrun -m phalanx train job.toml` works too."""
+"""`python -m phalanx`, and the `phalanx` program."""
 
-from phalanx.cli.app import main
+from __future__ import annotations
 
-main()
+import signal
+
+
+def main() -> None:
+    """Run the command line. Until it is imported, Ctrl-C ends the process at once, without a trace."""
+    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # ignored under nohup and in scripts
+    if heeded:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from phalanx.cli.app import main as run
+
+    if heeded:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
+
+
+if __name__ == "__main__":
+    main()

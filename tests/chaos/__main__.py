@@ -58,7 +58,7 @@ def _outcome(runs: Runs, case: Case) -> str:
     except Skipped as reason:
         outcome, why = "skipped", f": {reason}"
     except (Broken, AssertionError, OSError, ValueError) as error:
-        outcome, why = "broken", f": {error}"
+        outcome, why = "broken", f": {error}".strip()
     print(f"{outcome:7} {time.monotonic() - begin:5.1f} s  {case}{why}", file=sys.stderr, flush=True)
     return outcome
 

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.cost.analytic.estimate import estimate
 from phalanx.cost.analytic.memory import block_bytes, cast_weight_bytes, memory
 from phalanx.cost.analytic.stacks import profile
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout, layout
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.spec.cluster.chips import CONTEXT_BYTES
+from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.spec import Strategy, parse
@@ -81,3 +85,14 @@ def test_gradients_in_bf16_save_two_bytes_of_a_parameter() -> None:
         at = replace(how, zero=level, shards=8 if level else 1)
         more = memory(model, at, in_fp32).terms["state"] - memory(model, at, recipe).terms["state"]
         assert float(more) == pytest.approx(bytes_ * model.params)
+
+
+@pytest.mark.parametrize("stack", ["nanotron", "megatron-core", "phalanx"])
+def test_predict_and_plan_have_the_same_room(stack: str) -> None:
+    """A stack whose context and libraries take more than usual leaves its allocator less, in every command."""
+    spec, cluster, s = make_model({"preset": "llama3-8b"}, Path())[0], preset("dgx-h100", 1), Strategy(dp=8)
+    room = Pricing(spec, cluster, JOB, stack).usable
+    assert int(estimate(spec, cluster, JOB, s, stack).allocatable_bytes) == room
+    beyond = max(float(profile(stack).context_bytes) - CONTEXT_BYTES, 0)
+    assert room == int(cluster.device.usable_bytes - beyond)
+    assert (beyond > 0) == (stack == "nanotron")

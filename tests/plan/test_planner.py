@@ -231,7 +231,7 @@ source = "datasheet"
         ("450e9", "50e9", ""),
         ("900e9", "50e9", "does it count both directions? halve it"),
         ("450e9", "400e9", "is it in bits? divide by 8"),
-        ("450e9", "0.0", "positive bandwidth"),
+        ("450e9", "0.0", "must be at least 1"),
     ],
 )
 def test_links_that_no_device_has_are_refused(tmp_path, inside, outside, said):

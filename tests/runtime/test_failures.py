@@ -121,6 +121,26 @@ def test_wrong_input_is_not_tried_again(here: Path) -> None:
     assert "restart" not in err
 
 
+def test_a_second_interrupt_ends_a_run_that_cannot_stop(here: Path) -> None:
+    """A stopped rank finishes no step, and nobody waits for it any longer."""
+    (here / "struck").unlink(missing_ok=True)
+    process = begin(here, *words("stuck", "--set", "train.timeout_s=1000"), strokes=(("SIGSTOP", 1, "forward", 3),))
+    while not (here / "struck").exists():
+        assert process.running()
+        time.sleep(0.01)
+    process.signal(signal.SIGINT)
+    deadline = time.monotonic() + 30
+    while "Ctrl-C again" not in process.said():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert process.running()
+    process.signal(signal.SIGINT)
+    code, _, err = process.finish()
+    assert code == 130
+    assert err.strip().splitlines()[-1] == "interrupted"
+    assert nothing_is_left(here)
+
+
 def test_ranks_end_without_their_launcher(here: Path) -> None:
     words = ("train", "job.toml", "--set", "train.name=orphans", "--set", "train.steps=100000")
     process = Launcher(here, *words, environment={"TMPDIR": str(here / "tmp")})

@@ -70,6 +70,10 @@ class Launcher:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
+    def said(self) -> str:
+        """Return what it has written to stderr so far."""
+        return self._said[1].read_text() if self._said[1].exists() else ""
+
     def finish(self, timeout_s: float = 180.0) -> tuple[int, str, str]:
         self._process.join(timeout_s)
         code = self._process.exitcode

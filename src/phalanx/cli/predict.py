@@ -107,7 +107,7 @@ def _as_json(e: Estimate, title: str) -> dict[str, Any]:
             "peak": float(memory.peak),
             "reserved": float(memory.reserved),
             "shown": float(memory.shown),
-            "usable": float(e.system.memory_bytes),
+            "usable": float(e.allocatable_bytes),
             "terms": {name: float(value) for name, value in memory.terms.items()},
         },
         "compression": None if (compression := compression_payment(e)) is None else asdict(compression),

@@ -91,7 +91,10 @@ def _score_choices(measured: list[Row], each: bool, as_json: bool) -> None:
             out.print(choices.each_recipe(summary))
         out.print(choices.recipes(summary))
         out.print(choices.options(summary))
-    out.print(choices.left_out(summary))
+    if not summary["sweeps"]["n"] and not any(kind["n"] for kind in summary["recipes"].values()):
+        out.print(f"no recipe, and no question with enough strategies, among {len(measured)} rows")
+    if summary["left_out"]:
+        out.print(choices.left_out(summary))
 
 
 def _of_family(measured: list[Row], family: str) -> list[Row]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from phalanx.report.style import table
+from phalanx.report.style import empty_table, table
 
 _LINKS = {"cluster": "measured", "datasheet": "datasheet"}
 _WORST = 5
@@ -23,13 +23,12 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 
 def sweeps(scores: Mapping[str, Any]) -> Table:
-    """Tabulate the sweeps by family and links: rank correlation, and regret of the first predicted."""
-    grid = table(
-        "sweeps: strategies measured for one question, against the order predicted",
-        *("family", "links", "sweeps", "strategies", "rank corr.", "regret median", "regret p90", "left out p90"),
-        *("refused", "chosen ran out of memory"),
-        left=("family", "links"),
-    )
+    """Tabulate the sweeps by family and links: rank correlation, regret of the first predicted, strategies that ran
+    but are said not to fit, and sweeps whose chosen strategy ran out of memory (OOM)."""
+    grid = empty_table("sweeps: regret of the first predicted of the strategies measured for one question")
+    columns = ("sweeps", "strategies", "rank corr.", "median", "p90", "left out p90", "refused", "OOM")
+    for name in ("family", "links", *columns):
+        grid.add_column(name, justify="left" if name in ("family", "links") else "right", no_wrap=True)
     lines = [(family, by_links) for family, by_links in scores["sweeps"]["by_family"].items()]
     for family, by_links in [*lines, ("all", scores["sweeps"]["links"])]:
         for links, name in _LINKS.items():

@@ -21,7 +21,7 @@ def figures(e: Estimate, line: str) -> Table:
     table.add_column("predicted", justify="right")
     table.add_column("how it came about")
     tokens, world = e.layout.step_tokens, e.layout.world
-    memory, usable = e.memory, float(e.system.memory_bytes)
+    memory, usable = e.memory, float(e.allocatable_bytes)
     six = 6 * e.active_params * tokens
     table.add_row("step", seconds(float(e.seconds)), "estimated: the terms below, summed")
     table.add_row("tokens/s per GPU", f"{tokens / e.seconds / world:,.0f}", f"{tokens:,.0f} tokens a step")

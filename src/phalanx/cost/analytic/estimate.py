@@ -13,7 +13,7 @@ import numpy as np
 
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.compression import Payment, payment
-from phalanx.cost.analytic.memory import Memory, memory
+from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
 from phalanx.cost.analytic.stacks import Profile, profile, require_runnable
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather
@@ -68,9 +68,14 @@ class Estimate:
         return self.hardware_flops / (self.seconds * self.layout.world * self.system.peak_bf16)
 
     @property
+    def allocatable_bytes(self) -> Column:
+        """Bytes of the device that the stack's allocator may have."""
+        return allocatable_bytes(self.system.memory_bytes, self.profile)
+
+    @property
     def fits(self) -> Column:
-        """Whether the reserved bytes fit in the device's usable memory."""
-        return self.memory.reserved <= self.system.memory_bytes
+        """Whether the reserved bytes fit in the device's memory that the stack's allocator may have."""
+        return self.memory.reserved <= self.allocatable_bytes
 
 
 def require_modelled(s: Strategy, stack: str) -> None:

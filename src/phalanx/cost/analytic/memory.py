@@ -20,6 +20,7 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout, stages
 from phalanx.cost.ledger.sharding import Sharding, sharding
+from phalanx.spec.cluster.chips import CONTEXT_BYTES
 
 QUEUE = 1024
 """Kernel launches that CUDA queues before the CPU has to wait for the GPU."""
@@ -38,6 +39,12 @@ class Memory:
     first: Column
     shown: Column
     terms: dict[str, Column]
+
+
+def allocatable_bytes(usable: Column, profile: Profile) -> Column:
+    """Return the bytes of a device that a stack's allocator may have: `usable`, those of the device less what context
+    and libraries usually take, and less what this stack's take beyond that."""
+    return usable - np.maximum(profile.context_bytes - CONTEXT_BYTES, 0.0)
 
 
 def _per_parameter(layout: Layout, profile: Profile, how: Sharding, shards: Column) -> Column:

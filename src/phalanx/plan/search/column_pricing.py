@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost.analytic.chips import system_of
-from phalanx.cost.analytic.memory import Memory, memory
+from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
 from phalanx.cost.analytic.stacks import Profile, capabilities, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
@@ -205,10 +205,8 @@ class Pricing:
 
     @property
     def usable(self) -> int:
-        """Bytes of a device that a job's allocator may have: less than its usable bytes under a stack whose context
-        and communication libraries take more than usual."""
-        device = self.cluster.device
-        return min(device.usable_bytes, int(device.memory_bytes - np.max(self.profile.context_bytes)))
+        """Bytes of a device that the stack's allocator may have."""
+        return int(allocatable_bytes(self.cluster.device.usable_bytes, self.profile))
 
 
 def published(cluster: ClusterSpec) -> bool:

@@ -14,7 +14,7 @@ from phalanx.spec.cluster.spec import Device
 from phalanx.spec.job import DType
 
 MIB = 2**20
-_CONTEXT = 2048 * MIB
+CONTEXT_BYTES = 2048 * MIB
 """What CUDA's context, cuBLAS's workspaces and NCCL's buffers take of a device, about."""
 
 
@@ -64,7 +64,7 @@ class Chip:
             name=name or self.device,
             kind="cuda",
             memory_bytes=mib * MIB,
-            usable_bytes=mib * MIB - _CONTEXT,
+            usable_bytes=mib * MIB - CONTEXT_BYTES,
             memory_bandwidth_bytes_per_s=bandwidth_bytes_per_s or self.bandwidth_bytes_per_s,
             dense_flops_per_s=self.flops_per_s(),
             own_communication_engine=True,
