@@ -8,7 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 # make coverage: the suite with line coverage.
-.PHONY: install run test long chaos coverage check audit lock bench format clean
+.PHONY: install run test long chaos fuzz coverage check audit lock bench format clean
 install: $(VENV)/.installed
 
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
@@ -50,6 +50,12 @@ test: $(VENV)/.dev
 # The suite, and every drawn examination at its full number of cases.
 long: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long or not long"
+
+# Drawn inputs with mistakes, each held to the rule in tests/support/fuzz/rule.py:  make fuzz CASES=500 SEED=7
+CASES ?= 2000
+SEED  ?= 1
+fuzz: $(VENV)/.dev
+	@cd tests && ../$(BIN)/python -m support.fuzz --cases $(CASES) --seed $(SEED)
 
 # The suite, traced: half as much CPU time again on Python 3.11. Ranks and forked runs are not counted.
 coverage: $(VENV)/.dev

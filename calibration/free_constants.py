@@ -131,9 +131,11 @@ def free() -> list[Free]:
         ("step_s", 0.3),
         ("cast_bytes", 0.5),
         ("fine_cast", 0.3),
-        ("token_bytes", 0.5),
+        ("token_bytes", 1.0),
         ("grouped", 0.2),
-        ("router_s", 0.7),
+        ("router_s", 0.3),
+        ("imbalance", 0.7),
+        ("expert_launches", 0.5),
         ("ep_overlap", 0.8),
     )
     roots = ("eager", "compiled", "megatron-core", "megatron-2020")
@@ -157,7 +159,13 @@ def free() -> list[Free]:
         "megatron-bridge-26.06.01",
         "nemo-24.11",
     )
-    constants += _of(of_experts, ("token_bytes", 0.4), ("router_s", 0.5), ("ep_overlap", 0.6))
+    constants += _of(
+        of_experts,
+        ("token_bytes", 1.0),
+        ("imbalance", 0.5),
+        ("expert_launches", 0.4),
+        ("ep_overlap", 0.6),
+    )
     in_8_bits = ("megatron-core", "compiled", "torchtitan-compiled", "megatron-bridge-25.09", "nemo-24.11", "pax")
     constants += _of(in_8_bits, ("cast_bytes", 0.4), ("gemm8", 0.15))
     constants += [Free("torchtitan-eager", "cast_bytes", 0.4)]

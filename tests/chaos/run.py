@@ -141,7 +141,7 @@ class Runs:
         if case.stroke == "two runs in one folder":
             self._twice(case, name, expected)
             return
-        code, err = self._run(case, name, strokes=(("SIGTERM", -1, "optimizer", 6),))
+        code, err = self._run(case, name, strokes=(("SIGTERM", -1, "optimizer", 4),))
         _require(code == 130, f"interrupted it ends with {code}: {err}")
         run = self.here / "runs" / name
         checkpoint = newest(run / "checkpoint")

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from support.in_process_cli import phalanx
 from typer.testing import CliRunner
 
 from phalanx.cli.collectives import collectives
+from phalanx.plan.tables import collectives as tables
 from phalanx.schedule.collectives.registry import ALGORITHMS
+from phalanx.spec.cluster import presets
 
 NAMES = [(op, algorithm) for op, names in ALGORITHMS.items() for algorithm in names]
 
@@ -109,3 +112,23 @@ def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
 
 def test_the_proof_ends_with_one_line() -> None:
     assert invoke("prove", "--max-ranks", "4").strip().endswith("schedules proved, 1 to 4 ranks")
+
+
+def test_a_million_ranks_are_priced_by_formula_alone(tmp_path: Path) -> None:
+    code, out, err = phalanx(tmp_path, "collectives", "table", "--ranks", "1000000", "--json")
+    assert code == 0, err
+    rows = {row["algorithm"]: row for row in json.loads(out)["rows"]}
+    ring = rows["ring"]
+    assert ring["rounds"] == 2 * (10**6 - 1)
+    assert ring["seconds"] == ring["formula_seconds"] > ring["bound"]
+
+
+def test_formulas_and_followed_messages_agree_where_both_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_tier = presets.dgx_h100(1)
+    followed = {row.algorithm: row for row in tables.compare("all_reduce", 1e8, 8, one_tier).rows}
+    monkeypatch.setattr(tables, "_FOLLOWED", 4)
+    for row in tables.compare("all_reduce", 1e8, 8, one_tier).rows:
+        assert row.seconds == pytest.approx(followed[row.algorithm].seconds, rel=1e-6)
+        if row.algorithm in ("ring", "rabenseifner", "doubling"):  # in others the busiest rank waits for itself
+            assert row.rounds == followed[row.algorithm].rounds
+            assert row.sent_bytes == pytest.approx(followed[row.algorithm].sent_bytes, rel=1e-6)

@@ -324,6 +324,17 @@ WRONG_PIPELINES = [  # a model of two layers, on two ranks
 WRONG = [
     (("train", "none.toml"), "no such file"),
     (("train",), "JOB.toml"),
+    (("train", "--modle", "x"), "--modle: no such option"),
+    (("trian",), "command = 'trian': no such command; did you mean train?"),
+    (("pipeline", "show", "1f1b", "--ranks", "x"), "--ranks = 'x': should be a valid integer"),
+    (("generate", "runs/job", "--tokens"), "--tokens: requires an argument"),
+    (("models", "llama3-8b", "gpt2"), "unexpected extra argument"),
+    (("plan", "job.toml", "--set", f"train.name={'x' * 5000}"), "train.name = 'xxx"),
+    (
+        ("plan", "job.toml", "--set", "cluster.nodes=99999999999999"),
+        "99999999999999: must be at most",
+    ),
+    (("plan", "job.toml", "--set", "strategy.recompute=every:99"), "recomputes the first block alone"),
     (("train", "broken.toml"), "is not TOML"),
     (("plan", "cut.json"), "a job file is TOML; phalanx train, explain and lint read plans"),
     (("explain", "job.toml"), "a plan is JSON; phalanx plan job.toml writes its plan.json"),

@@ -286,3 +286,12 @@ def test_an_expert_bucket_that_is_forgotten_is_caught(pool: Pool, zero: int) -> 
     assert all(
         d.grad_rel_max > 1e-2 for d in pool.run(4, rank_cases.examine_broken, "experts", *case, "float64", 2)[0]
     )
+
+
+def test_replicas_evaluate_different_numbers_of_sequences(pool: Pool) -> None:
+    """A replica that has no more takes part in the passes of the others, whose tokens go to its experts."""
+    spec, job = model(), Job(2, 8, Precision("float64"))
+    alone = pool.run(1, rank_cases.evaluates_unevenly, spec, job, strategy("dp=1"))[0]
+    for line in ("dp=2,ep=2", "dp=2,ep=2,zero=2", "dp=2,tp=2,ep=4"):
+        s = strategy(line)
+        assert pool.run(s.world, rank_cases.evaluates_unevenly, spec, job, s) == pytest.approx([alone] * s.world)

@@ -18,9 +18,14 @@ from support.sockets import Touch
 from support.struck_runs import folder_of_runs, words
 from support.version_2 import as_version_2, reseal
 
+from phalanx.nn.hugging_face import files
 from phalanx.runtime.checkpoint import store
 from phalanx.runtime.checkpoint.container import Reader
 from phalanx.runtime.checkpoint.manifest import MANIFEST, CheckpointError, Chunk, seal
+from phalanx.spec.errors import InputError
+from phalanx.spec.model import presets
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.spec import ModelSpec
 
 RANK, INDEX = "rank-00000.safetensors", "tensors.json"
 
@@ -180,3 +185,11 @@ def test_code_beside_the_elements_is_not_run(tmp_path: Path) -> None:
     reseal(path)
     assert Reader(tmp_path, 1).read("a", 0, 2).tolist() == [1, 1]
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_weights_that_are_no_file_are_refused(tmp_path: Path, name: str, make: Callable[[Path], object]) -> None:
+    make(tmp_path / name)
+    with pytest.raises(InputError, match="not a regular file"):
+        files.read(tmp_path, ModelSpec(**complete(presets.PRESETS["gpt2"])))

@@ -235,7 +235,9 @@ def test_the_command_draws_compares_and_writes(tmp_path: Path) -> None:
         (("show", "1fb1"), "no such schedule; did you mean 1f1b"),
         (("show", "1f1b", "--ranks", "0"), "ranks = 0: must be at least 1"),
         (("show", "missing.csv"), "missing.csv': cannot be read"),
-        (("show", "1f1b", "--costs", "1,2"), "is not three positive numbers"),
+        (("show", "1f1b", "--costs", "1,2"), "is not three numbers"),
+        (("show", "1f1b", "--virtual", "0"), "virtual = 0: must be at least 1"),
+        (("show", "1f1b", "--ranks", "100000"), "forward passes are too many to follow"),
         (("show", "1f1b", "--virtual", "3"), "virtual = 3: 1f1b has 1 per rank"),
         (("csv", "dualpipe-v", "--micro-batches", "7"), "needs two per rank to fill both ways, 8"),
     ):

@@ -758,6 +758,16 @@ def fails_waiting(world: World, late: int) -> str:
     raise AssertionError("unreachable")
 
 
+def evaluates_unevenly(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> float:
+    """Return the loss per token on three sequences, of which the first replica has two and each other at most one."""
+    comm = Comm(world, mesh(strategy))
+    training = Training(spec, job, strategy, comm, seed=5)
+    sequences = torch.randint(spec.vocab, (3, 1, job.seq + 1), generator=torch.Generator().manual_seed(0))
+    mine = sequences[comm.mesh.replica(world.rank) :: strategy.dp]
+    loss, tokens = training.evaluate(list(map(training.context.cut, mine)), passes=-(-3 // strategy.dp))
+    return loss / tokens
+
+
 def gathers_with_secrets(world: World, secrets: list[str], folder: Path) -> str:
     """Return the ranks' numbers, or this rank's error. With two secrets the second rank sends what makes a folder."""
     foreign = world.rank == 1 and len(set(secrets)) > 1

@@ -21,6 +21,7 @@ from phalanx.validate.collectives import link_scores
 from phalanx.validate.from_row import cases
 from phalanx.validate.prediction_error import compare, scores
 from phalanx.validate.scores import errors, fit
+from phalanx.validate.stacks import stack_of
 from phalanx.validate.systems import Benched, measured
 
 
@@ -155,6 +156,16 @@ def test_the_nearest_release_stands_in_for_one_that_is_not_known(framework: str,
     assert (line["priced_as"], line["generic"], line["rows"]) == (name, False, 1)
     assert summary["time"]["n"] == 1
     assert "generic_stacks" not in summary
+
+
+def test_the_type_of_gradients_follows_the_recipe() -> None:
+    for model, version, name in (
+        ("Nemotron-340B", "24.07", "nemo-24.03-bf16"),
+        ("mixtral-8x7b", "24.11", "nemo-24.11-bf16"),
+        ("llama3-8b", "24.11", "nemo-24.11"),
+        ("mixtral-8x7b", "25.04", "nemo-25.04"),
+    ):
+        assert stack_of(records.Row({"framework": "NeMo", "framework_version": version, "model": model})).name == name
 
 
 @pytest.mark.parametrize(

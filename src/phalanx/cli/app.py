@@ -26,11 +26,13 @@ from phalanx.cli.measure import measure
 from phalanx.cli.mesh import mesh
 from phalanx.cli.models import models
 from phalanx.cli.observe import observe
+from phalanx.cli.observed import compare
 from phalanx.cli.parity import parity
 from phalanx.cli.pipeline import pipeline
 from phalanx.cli.place import place
 from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
+from phalanx.cli.root import OneLineErrors
 from phalanx.cli.tables import cases, comm, memory, roofline, scaling
 from phalanx.cli.terminal import INTERRUPTED
 from phalanx.cli.train import train
@@ -39,6 +41,7 @@ from phalanx.cli.verify import verify
 from phalanx.cli.weights import export_weights, import_weights
 
 app = typer.Typer(
+    cls=OneLineErrors,
     help="Plan, prove, run and measure the parallel training of large models.",
     no_args_is_help=True,
     add_completion=False,
@@ -63,6 +66,7 @@ for _tables in (scaling, memory, comm, roofline, cases):
     app.command()(_tables)
 app.command()(verify)
 app.command()(observe)
+app.command()(compare)
 app.command()(measure)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)

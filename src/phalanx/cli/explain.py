@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from phalanx.cli.observed import observation_in, show_price
 from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, OptionalStack, Plan, Seq, StrategyLine
 from phalanx.cli.terminal import FAILED, console, exit_on_error, print_json
 
@@ -32,6 +33,9 @@ def explain(
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
     """
     with exit_on_error():
+        if (seen := observation_in(plan)) is not None:
+            show_price(seen, cluster, as_json, collectives=True)
+            return
         _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
         exact_subject = _exact_subject(plan, strategy, gpus, profile)
         if exact_subject is not None:

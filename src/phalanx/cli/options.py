@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share. `Optional...` and `Required...` differ in the type alone."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -56,11 +56,6 @@ Cluster = Annotated[str | None, _CLUSTER]
 Gpus = Annotated[int | None, _GPUS]
 Batch = Annotated[int | None, _BATCH]
 Seq = Annotated[int | None, _SEQ]
-RequiredModel = Annotated[str, _MODEL]
-RequiredCluster = Annotated[str, _CLUSTER]
-RequiredGpus = Annotated[int, _GPUS]
-RequiredBatch = Annotated[int, _BATCH]
-RequiredSeq = Annotated[int, _SEQ]
 Stack = Annotated[str, _PROFILE]
 OptionalStack = Annotated[
     str | None,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from phalanx.schedule.pipeline.schedules import PipelineSchedule
 
 pipeline = typer.Typer(no_args_is_help=True, help="Draw, compare and prove pipeline schedules, or write them as CSV.")
+_MOST_PASSES = 30_000
+"""Forward passes of chunks in a schedule that is proved or priced: 3 seconds of work."""
 Ranks = Annotated[int, typer.Option(help="Number of pipeline ranks.")]
 MicroBatches = Annotated[int, typer.Option(help="Number of micro-batches per step.")]
 Virtual = Annotated[int | None, typer.Option(help="Chunks per rank of the interleaved schedule; 2 by default.")]
@@ -49,8 +51,21 @@ def _schedule(name: str, ranks: int, micro_batches: int, virtual: int | None) ->
     from phalanx.schedule.pipeline.torch_csv import from_csv
 
     if name.endswith(".csv"):
-        return from_csv(Path(name))
+        schedule = from_csv(Path(name))
+        _require_few(sum(map(len, schedule.actions)) // 2, "schedule", name)
+        return schedule
+    passes = max(ranks, 0) * max(virtual or 1, 1) * max(micro_batches, 0)
+    _require_few(passes, "--micro-batches" if micro_batches > ranks else "--ranks", max(ranks, micro_batches))
     return build(name, ranks, micro_batches, virtual)
+
+
+def _require_few(passes: int, field: str, value: object) -> None:
+    """Require that a schedule can be followed pass by pass in seconds. Raises InputError."""
+    from phalanx.spec.errors import InputError
+
+    if passes > _MOST_PASSES:
+        reason = f"{passes:,} forward passes are too many to follow one by one: at most {_MOST_PASSES:,}"
+        raise InputError(field, value, reason, "phalanx predict prices a pipeline of any size in closed form")
 
 
 def _priced(s: PipelineSchedule, costs: str, transfer: float) -> PricedSchedule:
@@ -62,15 +77,16 @@ def _priced(s: PipelineSchedule, costs: str, transfer: float) -> PricedSchedule:
     from phalanx.schedule.pipeline.proof import prove
     from phalanx.schedule.pipeline.sends import strip_sends
     from phalanx.spec.errors import InputError
+    from phalanx.spec.ranges import Range
 
     try:
         times = [float(word) for word in costs.split(",")]
     except ValueError:
         times = []
-    if len(times) != 3 or not all(0 < number < float("inf") for number in times):
-        raise InputError("--costs", costs, "is not three positive numbers", "for F, I and W, such as 1,1,1")
-    if not 0 <= transfer < float("inf"):
-        raise InputError("--transfer", transfer, "must not be negative")
+    if len(times) != 3 or not all(1e-3 <= number <= 1e6 for number in times):
+        raise InputError("--costs", costs, "is not three numbers from 0.001 to 1e6", "for F, I and W, such as 1,1,1")
+    if problem := Range(0, 1e6).problem(transfer):
+        raise InputError("--transfer", transfer, problem)
     prove(s)
     each = s.ranks / s.chunks
     forward, input_grad, weight_grad = (number * each for number in times)
@@ -153,7 +169,7 @@ def pipeline_table(
             try:
                 schedule = _schedule(name, ranks, micro_batches, virtual if SCHEDULES[name].takes_virtual else None)
             except InputError as error:
-                if ranks < 1 or micro_batches < 1 or (virtual or 1) < 1:
+                if ranks < 1 or micro_batches < 1 or (virtual is not None and virtual < 1):
                     raise
                 left_out.append(f"{name}: {error}")
                 continue

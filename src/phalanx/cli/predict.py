@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import Json, RequiredBatch, RequiredCluster, RequiredGpus, RequiredModel, RequiredSeq, Stack
+from phalanx.cli.observed import observation_in, show_price
+from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, Seq, Stack
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json
 
 if TYPE_CHECKING:
@@ -15,11 +17,19 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: RequiredModel,
-    cluster: RequiredCluster,
-    gpus: RequiredGpus,
-    batch: RequiredBatch,
-    seq: RequiredSeq,
+    observed: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="OBSERVED.json",
+            help="What `phalanx observe --out` wrote: priced on --cluster; without one, name the model and the rest.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    gpus: Gpus = None,
+    batch: Batch = None,
+    seq: Seq = None,
     strategy: Annotated[
         str,
         typer.Option(
@@ -37,6 +47,18 @@ def predict(
 ) -> None:
     """Predict how long a step takes, how much memory it needs and where the time goes, without running anything."""
     with exit_on_error():
+        from phalanx.spec.errors import InputError
+
+        if observed is not None:
+            seen = observation_in(observed)
+            if seen is None:
+                raise InputError("observation", str(observed), "is none", "write one with phalanx observe --out")
+            show_price(seen, cluster, as_json, collectives=False)
+            return
+        if model is None or cluster is None or gpus is None or batch is None or seq is None:
+            given = {"--model": model, "--cluster": cluster, "--gpus": gpus, "--batch": batch, "--seq": seq}
+            missing = ", ".join(name for name, value in given.items() if value is None)
+            raise InputError(missing, None, "missing", "phalanx predict needs all of them, or an observed.json")
         prediction, title = _predict(model, cluster, gpus, batch, seq, strategy, profile, precision)
         if as_json:
             print_json(_as_json(prediction, title))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.explain import subject
+from phalanx.cli.observed import observation_in, show_price
 from phalanx.cli.options import (
     Batch,
     Cluster,
@@ -24,7 +25,7 @@ from phalanx.cli.options import (
     Stack,
     StrategyLine,
 )
-from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
+from phalanx.cli.terminal import announce, console, exit_on_error, in_progress, print_json, require_writable
 
 if TYPE_CHECKING:
     from phalanx.plan.tables.table import Sheet
@@ -158,6 +159,10 @@ def comm(
             announce(f"note: {textbook.FOLLOWS}")
             return
 
+        if (seen := observation_in(plan)) is not None:
+            show_price(seen, cluster, as_json, collectives=True)
+            return
+
         from phalanx.plan.tables.communication import sheet
 
         _print([sheet(subject(plan, strategy, model, cluster, gpus, batch, seq, profile))], as_json, as_csv, plot)
@@ -206,7 +211,12 @@ def cases(
         from phalanx.plan.tables import case_studies as studied
         from phalanx.plan.tables import rules_of_thumb as taught
 
-        _print([taught.sheet() if rules else studied.sheet()], as_json, as_csv)
+        if rules:
+            sheet = taught.sheet()
+        else:
+            results = in_progress(map(studied.study, studied.CASES), f"of {len(studied.CASES)} trainings studied")
+            sheet = studied.sheet(list(results))
+        _print([sheet], as_json, as_csv)
 
 
 def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Sheet:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+T = TypeVar("T")
+_QUIET_S = 5.0  # a command that takes longer shows progress
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -34,6 +37,8 @@ def exit_on_error() -> Iterator[None]:
     except KeyboardInterrupt:
         announce("interrupted")
         raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        raise
     except OSError as error:
         announce(f"error: {error}")
         raise typer.Exit(FAILED) from None
@@ -74,6 +79,16 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 120)
+
+
+def in_progress(items: Iterable[T], what: str) -> Iterator[T]:
+    """Yield the items; where they take long, say on stderr every few seconds how many are done."""
+    start = last = time.monotonic()
+    for done, item in enumerate(items, 1):
+        yield item
+        if time.monotonic() - last > _QUIET_S:
+            last = time.monotonic()
+            announce(f"{done:,} {what} in {last - start:.0f} s ...")
 
 
 def announce(text: str) -> None:

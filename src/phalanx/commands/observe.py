@@ -101,12 +101,16 @@ def ranks_of(line: str, world: int) -> str | list[int]:
     return ranks
 
 
-def observe(target: Program, world: int, ranks: str | list[int], axes: dict[str, int], per_node: int) -> Observation:
+def observe(
+    target: Program, world: int, ranks: str | list[int], axes: dict[str, int], per_node: int, step: int = 2
+) -> Observation:
     """Observe a program; what it prints goes to stderr. Raises InputError where it cannot be observed."""
     if world < 1:
         raise InputError("--world", world, "is no number of ranks")
     if per_node < 1:
         raise InputError("--node", per_node, "is no number of ranks")
+    if step < 1:
+        raise InputError("--step", step, "is no step", "2 is the first without lazy initialisation")
     reads, writes = os.pipe()
     task = {
         "script": target.script,
@@ -116,6 +120,7 @@ def observe(target: Program, world: int, ranks: str | list[int], axes: dict[str,
         "ranks": ranks,
         "per_node": per_node,
         "axes": axes,
+        "step": step,
         "result": writes,
     }
     source = str(Path(phalanx.__file__).parent.parent)

@@ -147,6 +147,7 @@ def measure_collectives(comm: Comm, axis: str) -> list[CollectiveFit]:
     several = comm.world.size > comm.world.local_size
     sizes, count = (_SIZES_BETWEEN, _ROUNDS_BETWEEN) if several else (_SIZES, _ROUNDS)
     for op in OPS:
+        comm.status.now(f"measuring {op} of {len(ranks)} ranks")
         seconds: dict[Way, list[float]] = {way: [] for way in ways(op, ranks, comm)}
         for size in sizes:
             source, target = tensors(op, size, len(ranks), lambda n: comm.buffer(n, torch.float32))

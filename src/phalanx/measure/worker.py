@@ -53,16 +53,23 @@ def measure_host(comm: Comm, dtype: DType, threads: int, at_once: Sequence[int])
         world = replace(comm.world, size=concurrent, local_size=concurrent)
         together = Comm(world, mesh(Strategy(dp=concurrent)))
         if concurrent > 1:
-            comm.status.now(f"measuring collectives of {concurrent} ranks")
+            _begin(comm, f"collectives of {concurrent} ranks")
             fits += collectives.measure_collectives(Comm(world, together.mesh, collectives.SHARED), "world")
             # Passes are timed with the collectives that a run on these ranks will use: decided by rank 0.
             together = Comm(world, together.mesh, agreed(fits, together))
-        comm.status.now(f"measuring kernels, {concurrent} at once")
+        _begin(comm, f"kernels, {concurrent} rank{'s' * (concurrent > 1)} at once")
         # Longest where it matters most: in a run, all compute at once.
         rounds = 6 if concurrent == comm.world.size else 3
         rates.append(kernel_rates(together, dtype, threads, concurrent, _all_reduce(fits, concurrent), rounds))
     comm.barrier()
     return written(rates, fits, measure_figures(comm, dtype))
+
+
+def _begin(comm: Comm, part: str) -> None:
+    """Say what is measured next: on the rank's status page, and on rank 0 as a line of progress."""
+    comm.status.now(f"measuring {part}")
+    if comm.world.rank == 0:
+        print(f"measuring {part} ...", file=sys.stderr, flush=True)
 
 
 def kernel_rates(
@@ -94,7 +101,7 @@ def kernel_rates(
 
 def measure_figures(comm: Comm, dtype: DType) -> list[Figure]:
     """Measure the figures for people: products, attention, memory, launches, and γ."""
-    comm.status.now("measuring products, attention and memory")
+    _begin(comm, "products, attention and memory")
     return [*microbenchmarks.measure_figures(dtype, comm.world.device, comm.barrier), measure_gamma(RealWire(comm))]
 
 

@@ -22,6 +22,11 @@ def _number(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
+def _line(strategy: str) -> str:
+    """Return a strategy's line with spaces, so that it wraps between fields."""
+    return strategy.replace(",", ", ")
+
+
 def sweeps(scores: Mapping[str, Any]) -> Table:
     """Tabulate the sweeps by family and links: rank correlation, regret of the first predicted, strategies that ran
     but are said not to fit, and sweeps whose chosen strategy ran out of memory (OOM)."""
@@ -50,7 +55,7 @@ def worst_sweeps(scores: Mapping[str, Any]) -> Table:
     )
     each = sorted(scores["sweeps"]["each"]["cluster"], key=lambda s: -s["regret"])
     for s in each[:_WORST]:
-        chosen = s["chosen"] + (", ran out of memory" if s["chosen_out_of_memory"] else "")
+        chosen = _line(s["chosen"]) + (", ran out of memory" if s["chosen_out_of_memory"] else "")
         grid.add_row(
             s["question"], str(s["strategies"]), _number(s["spearman"], 2), _percent(s["regret"]), chosen or "none"
         )
@@ -94,7 +99,9 @@ def each_recipe(scores: Mapping[str, Any]) -> Table:
     )
     for r in (r for kind in scores["recipes"].values() for r in kind["each"]):
         share = f"{100 * r['share_of_memory']:.0f} %"
-        grid.add_row(r["question"], r["stack"], r["expert"], share, r["best"] or "none fits", _number(r["ratio"]))
+        grid.add_row(
+            r["question"], r["stack"], _line(r["expert"]), share, _line(r["best"]) or "none fits", _number(r["ratio"])
+        )
     return grid
 
 

@@ -15,7 +15,7 @@ from phalanx.schedule.collectives.proof import Counts, Run, run
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import CollectiveFit
 
-_MOST = 26  # contributions are letters
+MOST_DRAWN = 26  # contributions are letters
 
 
 def steps(schedule: Schedule) -> Iterator[tuple[str, Table]]:
@@ -25,11 +25,6 @@ def steps(schedule: Schedule) -> Iterator[tuple[str, Table]]:
     for number, counts in symbolic.states():
         title = "start" if number == 0 else f"round {number} of {schedule.rounds}"
         yield f"{title}{_messages(schedule, symbolic, number - 1)}", holdings(symbolic, counts)
-
-
-def drawable(schedule: Schedule) -> bool:
-    """Whether the schedule has few enough ranks to name their contributions by letters."""
-    return schedule.ranks <= _MOST
 
 
 def _messages(s: Schedule, symbolic: Run, number: int) -> str:

@@ -19,6 +19,8 @@ _DEEPEST = 64  # tables in tables; ours have 5
 def read_text(path: Path, field: str, largest: int = LARGEST) -> str:
     """Return the text of a file in UTF-8; `field` says in messages what the file is for. Raises InputError."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+            raise InputError(field, str(path), "is not a regular file")
         with path.open("rb") as file:
             content = file.read(largest + 1)
         if len(content) > largest:

@@ -15,7 +15,8 @@ class InputError(ValueError):
     def __init__(self, field: str, value: object, reason: str, remedy: str = "") -> None:
         self.field, self.value, self.reason, self.remedy = field, value, reason, remedy
         shown = "" if value is None else f" = {_short(value)}"
-        super().__init__(f"{field}{shown}: {reason}" + (f"; {remedy}" if remedy else ""))
+        line = f"{_cut(field, 120)}{shown}: {_cut(reason, 400)}" + (f"; {_cut(remedy, 600)}" if remedy else "")
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -26,5 +27,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= 80 else f"{text[:20]}...{text[-57:]}"  # the end of a path says most
+    return _cut(repr(value) if isinstance(value, str) else str(value), 80)
+
+
+def _cut(text: str, most: int) -> str:
+    """Shorten a text to `most` characters by leaving out some near its start: the end of a path says most."""
+    return text if len(text) <= most else f"{text[: most // 4]}...{text[most // 4 + 3 - most :]}"

@@ -224,16 +224,16 @@ class Training:
     @torch.no_grad()
     def evaluate(self, batches: list[Tensor], passes: int) -> tuple[float, int]:
         """Return (loss summed over target tokens, their number), over the sequences of all replicas; `batches` are
-        this one's. `passes`: the most batches of any replica, since at ZeRO-3 every rank takes part in every
-        pass."""
+        this one's. `passes`: the most batches of any replica, since at ZeRO-3, and where replicas hold experts of
+        each other, every rank takes part in every pass."""
         total = torch.zeros(2, dtype=torch.float64, device=self.comm.world.device)
         for batch in batches:
             total[0] += self._evaluate(batch)
             total[1] += self._targets(batch)
-        if self.engine.zero == 3:
+        if self.engine.zero == 3 or self.strategy.ep > 1:
             # The smallest batch possible; ranks that share sequences, or the stream of a pipeline, need a full row.
             shape: tuple[int, ...] = (1, 2)
-            if self.cp is not None or self.strategy.pp > 1:
+            if self.cp is not None or self.strategy.pp > 1 or self.strategy.ep > 1:
                 shape = self.context.shape(1, self.job.documents == "separate")
             filler = torch.zeros(shape, dtype=torch.int64, device=self.comm.world.device)
             for _ in range(passes - len(batches)):

@@ -16,6 +16,9 @@ from phalanx.validate.records import Row
 _COMPILERS = ("compile", "jax", "xla", "inductor", "maxtext")
 """Words in a row's framework and options that say that a compiler fuses its kernels."""
 
+_BF16_GRADIENTS = ("nemotron-340b", "nemotron4-340b", "mixtral")
+"""How the names of models begin whose recipes reduce gradients in bf16 where a stack has both."""
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -34,7 +37,12 @@ def stack_of(row: Row) -> Stack:
         words = f"{row['framework']} {row['framework_version']} {row['options']}".lower()
         generic = "compiled" if any(word in words for word in _COMPILERS) else "eager"
         return Stack(generic, row["framework"] or "not stated", generic=True)
-    return Stack(name) if name in STACKS else Stack(_nearest_release(name), name)
+    known = name if name in STACKS else _nearest_release(name)
+    stated = "" if known == name else name
+    in_bf16 = f"{known}-bf16"
+    if in_bf16 in STACKS and row["model"].lower().startswith(_BF16_GRADIENTS):
+        known = in_bf16
+    return Stack(known, stated)
 
 
 def _nearest_release(name: str) -> str:

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 import support.preload  # noqa: F401 (its imports are made once, not in every case)
-from support.fuzz.campaign import Tally, campaign, prepared
+from phalanx.measure import this_machine
+from support.fuzz.campaign import Tally, campaign, measured, prepared
 from support.fuzz.examine import forked
 
 
@@ -21,6 +22,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="phalanx-fuzz-") as folder:
         os.environ["PHALANX_CACHE"] = f"{folder}/cache"
+        this_machine._measure = measured
         work = prepared(Path(folder) / "work")
 
         def show(tally: Tally) -> None:
@@ -29,9 +31,7 @@ def main() -> None:
 
         tally = campaign(work, options.cases, options.seed, forked, quick=options.quick, progress=show)
     print(tally.table())
-    for how, group in tally.alike():
-        case, outcome = group[0]
-        print(f"\n== {len(group)} x {how} ({outcome.seconds:.1f} s)\n{str(case)[:4000]}\n{outcome.err[-700:]}")
+    print(f"\n{tally.problems()}")
     sys.exit(bool(tally.broken))
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from phalanx.measure import this_machine
 from phalanx.spec.files.cluster_toml import to_toml
 from support.fitted_cluster import laptop
 from support.fuzz import files
@@ -38,6 +37,16 @@ class Tally:
         self.slowest = max(self.slowest, outcome.seconds)
         if how not in _KEPT:
             self.broken.append((how, case, outcome))
+
+    def problems(self) -> str:
+        """Return one case of each kind that broke the rule, with what it printed."""
+        parts = []
+        for how, group in self.alike():
+            case, outcome = group[0]
+            parts.append(
+                f"== {len(group)} x {how} ({outcome.seconds:.1f} s)\n{str(case)[:4000]}\n{outcome.err[-700:]}"
+            )
+        return "\n\n".join(parts)
 
     def alike(self) -> list[tuple[str, list[tuple[Case, Outcome]]]]:
         """Group what broke the rule by how and where, most frequent first."""
@@ -79,9 +88,8 @@ def _place(outcome: Outcome) -> str:
 
 
 def prepared(folder: Path) -> Path:
-    """Make a folder with the valid files that command lines name. From now on, this machine counts as measured."""
+    """Make a folder with the valid files that command lines name."""
     folder.mkdir(parents=True)
-    this_machine._measure = _as_measured
     (folder / "cluster.toml").write_text(to_toml(laptop(4)))
     (folder / "job.toml").write_text(JOB.replace("[cluster]\nranks = 2", '[cluster]\nfile = "cluster.toml"'))
     (folder / "text.txt").write_text(TEXT)
@@ -112,7 +120,7 @@ def prepared(folder: Path) -> Path:
     return folder
 
 
-def _as_measured(ranks: int, dtype: str, threads: int) -> dict[str, Any]:
+def measured(ranks: int, dtype: str, threads: int) -> dict[str, Any]:
     """What a measurement of `ranks` ranks would have found."""
     content = asdict(laptop(ranks))
     kernels = [{**row, "dtype": dtype, "threads": threads} for row in content["kernels"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from phalanx.spec.cluster.presets import PRESETS, preset
 from phalanx.spec.files.versions import VERSION
-from support.fuzz.leaves import Raw, leaves, numbers, words
+from support.fuzz.leaves import Raw, leaves, near, numbers, words
 
 Tree = Any
 Path = tuple[str | int, ...]
@@ -28,18 +28,26 @@ def paths(tree: Tree, at: Path = ()) -> Iterator[Path]:
         yield from paths(inner, (*at, key))
 
 
+def _at(tree: Tree, path: Sequence[str | int]) -> Tree:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
 @st.composite
 def mistaken(draw: st.DrawFn, tree: Tree) -> Tree:
     """Change one to three values of a tree: replace, drop, add, repeat or wrap them."""
     tree = copy.deepcopy(tree)
+    only_numbers = draw(st.booleans())  # half of the time: wrong types are refused before anything is computed
     for _ in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
-        every = list(paths(tree))
+        every = [p for p in paths(tree) if not only_numbers or type(_at(tree, p)) in (int, float)]
         if not every:
             break
         *above, last = draw(st.sampled_from(every))
-        table = tree
-        for key in above:
-            table = table[key]
+        table = _at(tree, above)
+        if only_numbers:
+            table[last] = draw(near(table[last]))
+            continue
         how = draw(st.sampled_from(("replace",) * 8 + ("drop", "add", "repeat", "wrap")))
         if how == "replace":
             table[last] = draw(leaves(table[last]))
@@ -124,7 +132,10 @@ def as_json(tree: Any) -> bytes:
 @cache
 def _clusters() -> dict[str, Any]:
     names = [n for n in PRESETS if n != "local"]
-    return {n: {"version": VERSION, **json.loads(json.dumps(asdict(preset(n, 2))))} for n in names}
+    return {
+        n: {"version": VERSION, **json.loads(json.dumps(asdict(preset(n, -(-16 // preset(n, 1).ranks_per_node)))))}
+        for n in names
+    }
 
 
 def clusters() -> st.SearchStrategy[Tree]:

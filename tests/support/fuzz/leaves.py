@@ -58,19 +58,30 @@ def numbers() -> st.SearchStrategy[Any]:
 
 def words() -> st.SearchStrategy[str]:
     """A word that means nothing, or something else than was asked for."""
-    return st.sampled_from(WORDS) | st.text(max_size=12)
+    return st.sampled_from(WORDS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+def near(before: float) -> st.SearchStrategy[Any]:
+    """Change a number to one that may well be legal, and disagree with others."""
+    if isinstance(before, int):
+        ways: tuple[Any, ...] = (
+            before + 1,
+            before - 1,
+            before * 2,
+            before * 4,
+            before // 2,
+            1000 * before,
+            10 * before,
+        )
+        return st.sampled_from((*ways, -before, 0, 1, 2, 4, 8))
+    return st.sampled_from((before * 2, before / 2, before * 1e6, before * 1e-6, -before, before * 1.5, 1.0))
 
 
 def leaves(before: Any) -> st.SearchStrategy[Any]:
     """Replace `before`: often by a value of its own type, at times by one of another."""
     others = words() | st.sampled_from(_OTHER_TYPES) | st.sampled_from(RAW)
-    # Half of the mistakes are in the value alone: a wrong type is refused before anything is computed.
     if isinstance(before, bool) or before is None:
         return st.booleans() | numbers() | others
-    if isinstance(before, int):
-        near = (before + 1, before - 1, before * 2, before * 4, before // 2, before * 1000, 10 * before, -before)
-        return st.sampled_from(near) | st.sampled_from(near) | numbers() | others
-    if isinstance(before, float):
-        near = (before * 2, before / 2, before * 1e6, before * 1e-6, -before, before * 1.5)
-        return st.sampled_from(near) | st.sampled_from(near) | numbers() | others
+    if isinstance(before, int | float):
+        return near(before) | numbers() | others
     return words() | words() | numbers() | others

@@ -20,7 +20,7 @@ SECONDS = 25.0
 """CPU time that a case may take."""
 MEMORY = 2 * 2**30
 """Bytes that a case may allocate."""
-_FIELD = re.compile(r"error: [^\s:][^:]{0,120}: \S.*", re.DOTALL)
+_FIELD = re.compile(r"error: [^\s:=].{0,130}?( = .{1,90}?)?: \S.*", re.DOTALL)
 _MAY_FAIL = (
     "lint",
     "verify",
@@ -67,7 +67,7 @@ def verdict(case: Case, o: Outcome) -> str:
             return "not one line"
         if not _FIELD.fullmatch(errors[0]):
             return "names no field"
-        return "refused" if len(errors[0]) <= 600 else "long line"
+        return "refused" if len(errors[0]) <= 1300 else "long line"
     if o.code == 1 and case.words[0] in _MAY_FAIL:
         return "failed"
     return f"exit {o.code}"

@@ -17,7 +17,8 @@ import numpy as np
 
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.model_shape import Shape
+from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart
+from phalanx.cost.ledger.model_shape import Shape, on_rank
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout, stages
 from phalanx.cost.ledger.sharding import Sharding, sharding
 from phalanx.spec.cluster.chips import CONTEXT_BYTES
@@ -143,11 +144,14 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     memory waiting. `room`: bytes of the device that the allocator can have."""
     parts = stages(shape, layout, profile.balanced)
     moe = shape.moe_layers / shape.layers
-    dense_params = ((1 - moe) * shape.block_params + moe * shape.moe_block_params) / layout.tp
+    dense_params = (1 - moe) * on_rank(shape.block_params, shape.block_whole, shape.block_kv, shape, layout.tp)
+    dense_params = dense_params + moe * on_rank(
+        shape.moe_block_params, shape.moe_block_whole, shape.block_kv, shape, layout.tp
+    )
     expert_params = moe * shape.expert_params / (layout.ep * layout.etp)
     how = sharding(layout, profile.policy)
     shards = how.shards
-    expert_shards = np.maximum(shards * layout.tp / (layout.ep * layout.etp), 1)
+    expert_shards = np.where(experts_apart(layout), np.where(how.level > 0, expert_ranks(layout), 1.0), shards)
     dense_bytes = _per_parameter(layout, profile, how, shards)
     expert_bytes = _per_parameter(layout, profile, how, expert_shards)
     one_stage = layout.pp == 1

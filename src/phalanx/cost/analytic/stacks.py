@@ -14,7 +14,7 @@ from typing import Any
 
 from phalanx.cost.analytic.fitted_constants import CONSTANTS, resolve
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.policy import DEEPSPEED, FSDP, JAX, MEGATRON, PHALANX, Policy
+from phalanx.cost.ledger.policy import DEEPSPEED, FSDP, JAX, MEGATRON, MEGATRON_2021, PHALANX, Policy
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.strategy.spec import Strategy
@@ -95,12 +95,18 @@ class Profile:
     """Traffic per parameter of norm, clipping and update."""
     bucket_bytes: Column = 160e6
     """Bytes of gradients per bucket."""
+    rank_bucket_bytes: Column = 0.0
+    """The same per data-parallel rank, where buckets grow with their number."""
     step_s: Column = 0.01
     """Fixed seconds per step: data, the norm's all-reduce, logging."""
     token_bytes: Column = 8.0
     """Traffic per routed token and hidden element: permutation there and back."""
     router_s: Column = 1.0e-4
     """Seconds per layer with experts: routing, and waiting for the counts."""
+    imbalance: Column = 0.1
+    """Share of the experts' products that a rank waits for the one whose experts got the most tokens."""
+    expert_launches: Column = 30.0
+    """Kernels that a block with experts launches beyond an MLP's: router, permutation, exchange."""
     balanced: Column = 0.0
     """1: pipeline ranks have equal work (the head counted), not equal numbers of blocks."""
     whole_bytes: Column = 18.0
@@ -239,6 +245,7 @@ STACKS: dict[str, Stack] = {
     "megatron-2020": Stack(
         "any",
         _SCORES | _FP16_GRADIENTS | _LATE | {"launches": 30.0},
+        policy=MEGATRON_2021,
         zero=(0,),
         zero_in_pipeline=(0,),
         ulysses=False,
@@ -254,7 +261,9 @@ STACKS: dict[str, Stack] = {
     # Megatron-Core on Transformer Engine; NeMo and Megatron-Bridge are recipes over it.
     # Transformer Engine keeps a product's input as it was quantised: transformer_engine/pytorch/module/linear.py:616,
     # layernorm_linear.py:469 (d0067d0).
-    "megatron-core": Stack("any", {"kept_cast": 1.0}),
+    # Buckets: max(40e6, 1e6 dp) parameters (Megatron-LM d98e8a6,
+    # megatron/core/distributed/distributed_data_parallel.py:134).
+    "megatron-core": Stack("any", {"kept_cast": 1.0, "rank_bucket_bytes": 4e6}),
     # With FlashAttention 2, the fastest until cuDNN 9 (2024).
     "megatron-core-flash2": Stack("megatron-core", {"portable": 1.0}),
     # Without flash attention.
@@ -262,6 +271,10 @@ STACKS: dict[str, Stack] = {
     "nemo-23.05": Stack("megatron-core"),
     "nemo-24.03": Stack("nemo-24.11"),
     "nemo-24.11": Stack("megatron-core", _RECIPE),
+    # Its largest models reduce gradients in bf16 before its others do (NeMo-Framework-Launcher 26e42fa,
+    # launcher_scripts/conf/training/nemotron/nemotron_340b.yaml:167, mixtral/mixtral_8x7b.yaml:153).
+    "nemo-24.03-bf16": Stack("nemo-24.03", _BF16_GRADIENTS),
+    "nemo-24.11-bf16": Stack("nemo-24.11", _BF16_GRADIENTS),
     "nemo-25.02": Stack("nemo-24.11", _BF16_GRADIENTS),
     "nemo-25.04": Stack("nemo-25.02"),
     "nemo-25.05": Stack("nemo-25.04"),

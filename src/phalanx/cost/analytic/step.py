@@ -8,6 +8,7 @@ the chunks of a rank (Narayanan et al. 2021, section 2.2).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +19,9 @@ from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.flow import Flow, Held
+from phalanx.cost.ledger.gradient_flows import Types, expert_ranks, gradient_flows, parameters_of
+from phalanx.cost.ledger.layer_flows import layer_flows, messages, routed_rows, stream_bytes
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import Layout, stages
 from phalanx.cost.ledger.sharding import sharding
@@ -50,7 +54,8 @@ FORMULAS = {
     "memory": "micro_batches x blocks x (forward_s + backward_s)",
     "tp": "micro_batches x blocks x (forward_s + backward_s), the exposed part of two all-reduces each",
     "cp": "micro_batches x blocks x (forward_s + backward_s), keys and values that attention does not overlap",
-    "ep": "micro_batches x blocks x (forward_s + backward_s), two all-to-alls each, permutation, the router",
+    "ep": "micro_batches x blocks x (forward_s + backward_s), two all-to-alls each, permutation, the router, waiting "
+    "for the fullest rank",
     "recompute": "micro_batches x blocks x repeated_s",
     "launch": "micro_batches x blocks x the time by which a pass's launches exceed its GPU time (max, not sum)",
     "head": "micro_batches x (slowest_s - blocks_s): logits and loss, as far as they make their rank the slowest",
@@ -99,62 +104,107 @@ class _Block:
         return sum(p.backward for p in self.parts.values())
 
 
-def _tensor_parallel(shape: Shape, layout: Layout, system: System, profile: Profile, products: Passes) -> Passes:
-    """Return exposed seconds of tensor parallelism in one block: two all-reduces a pass, or with sequence parallelism
-    two all-gathers and two reduce-scatters; the backward pass gathers each product's input again, next to the
-    gradient of its weight (Korthikanti et al. 2022). Within a node they overlap the neighbouring products, half of a
-    block's; between nodes they wait for their hops and overlap nothing."""
-    n = layout.tokens * shape.hidden * layout.activation_bytes
-    all_reduces = 2 * collective_s("all_reduce", n, layout.tp, layout.tp_stride, system)
-    group = (layout.tp, layout.tp_stride, system)
-    narrow = np.where((profile.tp_narrow > 0) & (np.asarray(layout.format) == 1), 1 / layout.activation_bytes, 1.0)
-    split = 2 * (collective_s("all_gather", n * narrow, *group) + collective_s("reduce_scatter", n, *group))
-    total = np.where(layout.sp > 0, split, all_reduces)
-    inside = layout.tp * layout.tp_stride <= system.tiers[0].ranks
-    hidden = np.where(inside, profile.tp_overlap, 0.0) * total
+_Flows = Sequence[Flow]
+
+
+class _Timer:
+    """Seconds of flows on a system; flows of the same bytes over the same ranks are timed once."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self._known: dict[tuple[str, int, int], tuple[Flow, Column]] = {}
+
+    def one(self, flow: Flow) -> Column:
+        """Return seconds of one of a flow's operations."""
+        key = (flow.op, id(flow.bytes), id(flow.ranks))
+        if key not in self._known:  # with the flow, lest its arrays' numbers be given to others
+            self._known[key] = flow, _seconds(flow, self.system)
+        return self._known[key][1]
+
+
+def _seconds(flow: Flow, system: System) -> Column:
+    """Return seconds of one of a flow's operations."""
+    if flow.op == "send":
+        return message_s(flow.bytes, flow.stride, system) * (np.asarray(flow.ranks) > 1)
+    return collective_s(flow.op, flow.bytes, flow.ranks, flow.stride, system)
+
+
+def _tensor_parallel(flows: _Flows, layout: Layout, timer: _Timer, profile: Profile, products: Passes) -> Passes:
+    """Return exposed seconds of tensor parallelism in one block. Within a node collectives overlap the neighbouring
+    products, half of a block's; between nodes they wait for their hops and overlap nothing. What only weight
+    gradients read is gathered beside the backward pass's products."""
+    forward: Column = 0.0
+    backward: Column = 0.0
+    beside: Column = 0.0
+    for flow in flows:
+        each = timer.one(flow)
+        if flow.op == "all_gather":
+            narrow = np.where(
+                (profile.tp_narrow > 0) & (np.asarray(layout.format) == 1), 1 / layout.activation_bytes, 1.0
+            )
+            if np.any(narrow < 1):
+                each = _seconds(replace(flow, bytes=flow.bytes * narrow), timer.system)
+        forward = forward + flow.count("F") * each
+        backward = backward + (flow.count("B") - flow.beside) * each
+        beside = beside + flow.beside * each
+    inside = np.where(layout.tp * layout.tp_stride <= timer.system.tiers[0].ranks, profile.tp_overlap, 0.0)
+    room = products.backward / 2
     return Passes(
-        total - np.minimum(hidden, products.forward / 2),
-        total - np.minimum(hidden, products.backward / 2),
+        forward - np.minimum(inside * forward, products.forward / 2),
+        backward - np.minimum(inside * backward, room) + np.maximum(beside - products.backward, 0.0),
     )
 
 
-def _context_parallel(shape: Shape, layout: Layout, system: System, core: Passes) -> Passes:
+def _context_parallel(flows: _Flows, layout: Layout, system: System, core: Passes) -> Passes:
     """Return exposed seconds of context parallelism in one block. Ring: keys and values travel while attention runs
-    over the part received before; what does not fit is exposed. Ulysses: exposed all-to-alls of queries, keys and
-    values before attention and of its result after it."""
-    kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
-    n = layout.tokens * kv / layout.tp * layout.activation_bytes
-    ring = layout.cp / layout.ulysses
-    hop = message_s(n, layout.cp_stride * layout.ulysses, system) * (ring > 1)
-    hops = np.maximum(ring - 1, 0)
-    overlapping = 1 - 1 / ring
-    heads = shape.heads * (shape.head_dim + shape.value_dim) + kv
-    bytes_exchanged = layout.tokens * heads / layout.tp * layout.activation_bytes
-    all_to_alls = collective_s("all_to_all", bytes_exchanged, layout.ulysses, layout.cp_stride, system)
+    over the part received before; what does not fit is exposed, and so is the gradients' last hop, beside which
+    nothing is left to compute. Ulysses: exposed all-to-alls of queries, keys and values before attention and of its
+    result after it."""
+    if not flows:
+        return _NONE
+    exchanged: Column = 0.0
+    ring: Column = 0.0
+    for flow in flows:
+        if flow.axis == "ring":
+            ring = _seconds(flow, system)
+        else:
+            exchanged = exchanged + flow.count("F") * _seconds(flow, system)
+    degree = layout.cp / layout.ulysses
+    hops, overlapping = np.maximum(degree - 1, 0), 1 - 1 / degree
+    last = ring * (degree > 1)
     return Passes(
-        np.maximum(hops * hop - core.forward * overlapping, 0) + hop + all_to_alls,
-        np.maximum(2 * hops * hop - core.backward * overlapping, 0) + 2 * hop + all_to_alls,
+        np.maximum(hops * ring - core.forward * overlapping, 0) + exchanged,
+        np.maximum(2 * hops * ring - last - core.backward * overlapping, 0) + last + exchanged,
     )
 
 
-def _expert_parallel(shape: Shape, layout: Layout, system: System, profile: Profile) -> Passes:
-    """Return exposed seconds of expert parallelism in one block: two all-to-alls a pass (dispatch and combine),
-    permutation on both sides, and the router."""
-    routed = layout.tokens * shape.top_k * shape.hidden / layout.tp
-    n = routed * layout.activation_bytes
-    sent = 2 * collective_s("all_to_all", n, layout.ep, layout.expert_stride, system)
-    permuted = profile.token_bytes * routed / (system.memory_bytes_per_s * system.memory)
-    etp_stride = np.where(layout.pp_stride < layout.etp, layout.pp, 1)
-    etp_gathers = 2 * collective_s("all_gather", n * layout.etp, layout.etp, etp_stride, system)
-    each = (sent + etp_gathers) * (1 - profile.ep_overlap) + permuted + profile.router_s
-    return Passes(each, each)
+def _expert_parallel(
+    flows: _Flows, shape: Shape, layout: Layout, system: System, profile: Profile, products: Passes
+) -> Passes:
+    """Return exposed seconds of expert parallelism in one block: all-to-alls (dispatch and combine), permutation on
+    both sides, the router, and waiting for the rank whose experts got the most tokens (`products`: the experts')."""
+    forward: Column = 0.0
+    backward: Column = 0.0
+    for flow in flows:
+        each = _seconds(flow, system)
+        forward, backward = forward + flow.count("F") * each, backward + flow.count("B") * each
+    rows = routed_rows(shape, layout, np.maximum(shape.experts, 1)) * shape.hidden
+    fixed = profile.token_bytes * rows / (system.memory_bytes_per_s * system.memory) + profile.router_s
+    shown, waits = 1 - profile.ep_overlap, np.where(np.asarray(layout.ep) > 1, profile.imbalance, 0.0)
+    return Passes(
+        forward * shown + fixed + waits * products.forward, backward * shown + fixed + waits * products.backward
+    )
 
 
 _NONE = Passes(0.0, 0.0)
 
 
-def _block(shape: Shape, layout: Layout, system: System, profile: Profile, moe: bool) -> _Block:
-    """Return the seconds of one block, with experts (`moe`) or a dense MLP."""
+def _block(flows: _Flows, shape: Shape, layout: Layout, timer: _Timer, profile: Profile, moe: bool) -> _Block:
+    """Return the seconds of one block, with experts (`moe`) or a dense MLP. `flows`: what it sends."""
+    by_axis: dict[str, list[Flow]] = {}
+    for flow in flows:
+        by_axis.setdefault({"ring": "cp", "ulysses": "cp", "tp": "tp"}.get(flow.axis, "ep"), []).append(flow)
+    system = timer.system
     rate = kernels.rate_of(layout, system, profile)
     core = kernels.attention(shape, layout, system, profile)
     inside = layout.tp * layout.tp_stride <= system.tiers[0].ranks
@@ -163,13 +213,13 @@ def _block(shape: Shape, layout: Layout, system: System, profile: Profile, moe: 
     around = kernels.projections(shape, layout, by)
     if moe:
         inner = kernels.experts(shape, layout, replace(by, rate=rate * profile.grouped, parts=1.0))
+        ep = _expert_parallel(by_axis.get("ep", ()), shape, layout, system, profile, inner)
         shared = kernels.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), by)
         has = shape.shared_ffn > 0
         inner = Passes(
             inner.forward + np.where(has, shared.forward, 0), inner.backward + np.where(has, shared.backward, 0)
         )
         width = shape.top_k * shape.expert_ffn + shape.shared_ffn
-        ep = _expert_parallel(shape, layout, system, profile)
     else:
         inner, width, ep = kernels.mlp(shape, layout, shape.ffn, by), shape.ffn, _NONE
     products = Passes(around.forward + inner.forward, around.backward + inner.backward)
@@ -177,8 +227,8 @@ def _block(shape: Shape, layout: Layout, system: System, profile: Profile, moe: 
         matmul=products,
         attention=core,
         memory=kernels.traffic(shape, layout, width, system, profile),
-        tp=_tensor_parallel(shape, layout, system, profile, products),
-        cp=_context_parallel(shape, layout, system, core),
+        tp=_tensor_parallel(by_axis.get("tp", ()), layout, timer, profile, products),
+        cp=_context_parallel(by_axis.get("cp", ()), layout, system, core),
         ep=ep,
     )
 
@@ -187,22 +237,29 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
     """Return the terms of one step."""
     out = Step()
     terms = out.terms
-    kinds = [(_block(shape, layout, system, profile, False), shape.layers - shape.moe_layers)]
+    by_unit: dict[str, list[Flow]] = {}
+    for flow in layer_flows(shape, layout, profile.policy):
+        by_unit.setdefault(flow.unit, []).append(flow)
+    timer = _Timer(system)
+    dense = _block(by_unit.get("dense", ()), shape, layout, timer, profile, False)
+    kinds = [(dense, shape.layers - shape.moe_layers)]
     if np.any(shape.moe_layers):
-        kinds.append((_block(shape, layout, system, profile, True), shape.moe_layers))
+        kinds.append((_block(by_unit.get("experts", ()), shape, layout, timer, profile, True), shape.moe_layers))
 
     parts = stages(shape, layout, profile.balanced)
     blocks = parts.most
     m, full = layout.micro_batches, layout.full
     sync_factor = 1 + profile.launch_sync * (np.minimum(layout.tp, 8) - 1) / 7
-    launched = profile.launches * profile.launch_s * sync_factor
+    of_block = profile.launches * profile.launch_s * sync_factor
     listed = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s * system.held_up, 0.0)
     every_second = kernels.every_second(shape)
     forward: Column = 0.0
     backward: Column = 0.0
-    for block, count in kinds:
+    for place, (block, count) in enumerate(kinds):
         share = count / shape.layers * blocks  # blocks of this kind on a rank
-        selected = np.where(profile.per_op > 0, every_second * block.matmul.forward, block.attention.forward)
+        core_again = block.attention.forward + block.cp.forward
+        selected = np.where(profile.per_op > 0, every_second * block.matmul.forward, core_again)
+        launched = of_block * (1 + profile.expert_launches / np.maximum(profile.launches, 1) * (place > 0))
         repeated = full * block.forward + layout.selective * selected
         f = np.maximum(block.forward, launched + listed)
         b = np.maximum(block.backward + repeated, launched * (profile.launch_backward + full) + listed * (1 + full))
@@ -218,12 +275,22 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
         out.blocks.append((count, Passes(f, b)))
         # Within a tenth of each other, the variation from block to block decides who is ahead.
         cpu = launched * (1 + profile.launch_backward + full) + listed * (2 + full)
-        out.ahead = np.clip((1.1 - cpu / (block.forward + block.backward + repeated)) / 0.2, 0.0, 1.0)
+        keeps_ahead = np.clip((1.1 - cpu / (block.forward + block.backward + repeated)) / 0.2, 0.0, 1.0)
+        out.ahead = np.where(np.asarray(count) > 0, keeps_ahead, out.ahead)
         forward = forward + share * f
         backward = backward + share * b
 
     products, loss = kernels.head(shape, layout, system, profile)
     out.head = Passes(products.forward + loss / 2, products.backward + loss / 2)
+    if np.any(np.asarray(layout.tp) > 1):
+        of_head = _tensor_parallel(by_unit.get("head", ()), layout, timer, profile, products)
+        # A rank that has the embedding too, without a pipeline, pays for both.
+        of_embedding = _tensor_parallel(by_unit.get("embed", ()), layout, timer, profile, _NONE)
+        both = 1.0 * (np.asarray(layout.pp) == 1)
+        out.head = Passes(
+            out.head.forward + of_head.forward + both * of_embedding.forward,
+            out.head.backward + of_head.backward + both * of_embedding.backward,
+        )
     top = out.head.forward + out.head.backward
     # The last rank has the head too; where blocks do not divide evenly, it has fewer blocks.
     fewer = parts.last * (forward + backward) / blocks
@@ -243,19 +310,27 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
 
 
 def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile: Profile) -> None:
-    """Add the messages of a pipeline: each tp rank sends its part, which the receivers gather within their node
-    (scatter/gather, Narayanan et al. 2021, section 4.1)."""
-    n = layout.tokens * shape.hidden * layout.activation_bytes
-    sent = message_s(n / layout.tp, layout.pp_stride, system) + profile.stalled_s * system.cut_off
-    gather = collective_s("all_gather", n, layout.tp, layout.tp_stride, system)
-    gathered = np.where(layout.sp == 0, gather, 0.0)
+    """Add the messages of a pipeline. Where each tp rank sends its part of an unsplit stream, the receivers gather it
+    within their node (scatter/gather, Narayanan et al. 2021, section 4.1)."""
+    message = messages(shape, layout, profile.policy, 1.0)
+    sent = _seconds(message, system) + profile.stalled_s * system.cut_off
+    whole = stream_bytes(shape, layout)
+    gather = collective_s("all_gather", whole, layout.tp, layout.tp_stride, system)
+    gathered = np.where(
+        (np.asarray(layout.sp) == 0) & (np.asarray(profile.policy.scatters_messages) > 0), gather, 0.0
+    )
     steady = 2 * layout.micro_batches * layout.virtual
     # Where a rank has several chunks, the messages of one overlap the compute of the next.
     overlap = np.where(layout.virtual > 1, profile.pp_overlap, 0.0)
     times = steady * (1 - overlap) + 2 * (layout.pp - 1)
-    factors = {"messages": steady, "bytes": n / layout.tp, "message_s": sent, "gathered_s": gathered}
+    factors = {"messages": steady, "bytes": message.bytes, "message_s": sent, "gathered_s": gathered}
     out.of["transfers"] = factors | {"overlap": overlap, "pp": layout.pp}
     out.terms["transfers"] = np.where(layout.pp > 1, times * (sent + gathered), 0.0)
+
+
+def bucket_bytes(layout: Layout, profile: Profile) -> Column:
+    """Return the bytes of gradients that a stack reduces together."""
+    return np.maximum(profile.bucket_bytes, profile.rank_bucket_bytes * layout.dp * layout.cp)
 
 
 def _data_parallel(
@@ -272,37 +347,39 @@ def _data_parallel(
     parameters after the update (ZeRO-1, 2) or for every pass (ZeRO-3), coding, and the update itself."""
     ranks = layout.dp * layout.cp
     stride = layout.data_stride(system.tiers[0].ranks)
-    moe_share = shape.moe_layers / shape.layers
-    blocks_dense = blocks * ((1 - moe_share) * shape.block_params + moe_share * shape.moe_block_params) / layout.tp
-    ends = np.where(layout.pp > 1, np.maximum(shape.embedding_params, shape.head_params), shape.ends) / layout.tp
-    dense_params = blocks_dense + ends
-    expert_params = blocks * moe_share * shape.expert_params / (layout.ep * layout.etp)
-    expert_ranks = np.maximum(ranks * layout.tp / (layout.ep * layout.etp), 1)
-    expert_stride = layout.ep * layout.expert_stride
     how = sharding(layout, profile.policy)
-    by_unit = how.parameters > 0  # gathered and reduced block by block, not in buckets
-
-    def over(op: str, bytes_: Column, group: Column, distance: Column, cut: Column = 0.0) -> Column:
-        """Return seconds of `op` on all gradients or parameters, `bytes_` per element, over `group` ranks at distance
-        `distance`: in buckets, or block by block where every pass gathers. Experts go over their own ranks. `cut`:
-        bytes per element by which buckets are filled, where it differs from what is sent."""
-        filled = np.where(np.asarray(cut) > 0, cut, bytes_)
-        buckets = np.where(by_unit, blocks, np.maximum(np.ceil(dense_params * filled / profile.bucket_bytes), 1))
-        first = buckets * collective_s(op, dense_params * bytes_ / buckets, group, distance, system)
-        if not np.any(expert_params):
-            return first
-        buckets = np.where(by_unit, blocks, np.maximum(np.ceil(expert_params * filled / profile.bucket_bytes), 1))
-        return first + buckets * collective_s(
-            op, expert_params * bytes_ / buckets, expert_ranks, expert_stride, system
-        )
-
+    moe_share = shape.moe_layers / shape.layers
+    one_rank = 1.0 * (np.asarray(layout.pp) == 1)
+    held = Held(blocks * (1 - moe_share), blocks * moe_share, 1.0, one_rank)
+    params = parameters_of(shape, layout, held)
+    dense_params, expert_params = params.dense, params.experts
     shards, replicas = how.shards, how.replicas
     grad, param = profile.gradient_bytes, profile.parameter_bytes
-    # With several replicas of the sharded model, each shard is summed over them.
+    cut = bucket_bytes(layout, profile)
+    m = layout.micro_batches
+    totals = {"reduce_scatter": 0.0 * m, "all_reduce": 0.0 * m, "all_gather": 0.0 * m}
+    for flow in gradient_flows(shape, layout, how, Types(grad, param, grad), held, stride, cut):
+        totals[flow.op] = totals[flow.op] + flow.count() * _seconds(flow, system)
+    reductions = np.where(how.reduces_each > 0, m, 1.0)
+    gathers = np.where(how.gathers_each > 0, m * (1 + how.regathers), 1.0)
+    scatter, replicate, gather = (
+        totals["reduce_scatter"] / reductions,
+        totals["all_reduce"],
+        totals["all_gather"] / gathers,
+    )
     replica_distance = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
-    replicate = over("all_reduce", grad / shards, replicas, replica_distance)
-    scatter = np.where(layout.zero >= 1, over("reduce_scatter", grad, shards, stride), 0.0)
-    gather = np.where(layout.zero >= 1, over("all_gather", param, shards, stride), 0.0)
+    expert_ranks_ = expert_ranks(layout)
+    expert_stride = layout.ep * layout.expert_stride
+
+    def over(op: str, bytes_: Column, group: Column, distance: Column, filled: Column = 0.0) -> Column:
+        """Return seconds of `op` on all compressed gradients, `bytes_` per element, over `group` ranks at distance
+        `distance`, in buckets filled by `cut` bytes per element."""
+        result: Column = 0.0
+        for n, among, between in ((dense_params, group, distance), (expert_params, expert_ranks_, expert_stride)):
+            buckets = np.where(how.parameters > 0, blocks, np.maximum(np.ceil(n * filled / cut), 1))
+            result = result + buckets * collective_s(op, n * bytes_ / buckets, among, between, system) * (n > 0)
+        return result
+
     c = layout.compressed
     if np.any(c.kind):
         groups = ((ranks, stride), (shards, stride), (replicas, replica_distance))
@@ -310,7 +387,6 @@ def _data_parallel(
         scatter, replicate = (
             np.where(c.kind, new, old) for new, old in zip(compressed, (scatter, replicate), strict=True)
         )
-    m = layout.micro_batches
     forward_room = profile.dp_overlap * forward / profile.contention
     backward_room = profile.dp_overlap * backward / profile.contention
     hidden = np.minimum(profile.dp_overlap * (scatter + replicate), backward_room)
@@ -321,6 +397,8 @@ def _data_parallel(
     again = how.regathers * gather
     slowed = (profile.contention - 1) * np.minimum(forward + backward, gather + again + scatter)
     both_passes = np.maximum(gather - forward_room, 0) + np.maximum(again + scatter - backward_room, 0) + slowed
+    # Nothing is computed beside the gather of a pass's first unit, nor beside the reduction of its last one.
+    both_passes = both_passes + (gather + scatter) / np.maximum(params.units, 1)
     reduced_each = scatter - np.minimum(profile.dp_overlap * scatter, backward_room)
     gathered_once = gather - np.minimum(profile.gather_overlap * gather, forward)
     last_replicate = np.maximum(replicate - backward_room, 0)
@@ -347,7 +425,7 @@ def _data_parallel(
             "times": times,
         }
         out.terms["coding"] = np.where(c.kind, times * coding, 0.0)
-    expert_shards = np.where(layout.zero >= 1, expert_ranks, 1)
+    expert_shards = np.where(how.level >= 1, expert_ranks_, 1)
     updated_params = dense_params / shards + expert_params / expert_shards
     out.terms["optimizer"] = (
         (1 - layout.frozen) * profile.optimizer_bytes * updated_params / (system.memory_bytes_per_s * system.memory)

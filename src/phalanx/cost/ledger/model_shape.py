@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from phalanx.cost.hardware.columns import Column
+from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec, parameters
 
 
@@ -40,6 +43,30 @@ class Shape:
     expert_params: Column
     embedding_params: Column
     head_params: Column
+    block_whole: Column = 0.0
+    """Of `block_params`, those that every tp rank holds: norms, biases after a sum, latent projections."""
+    moe_block_whole: Column = 0.0
+    """The same of `moe_block_params`; the router too."""
+    block_kv: Column = 0.0
+    """Of a block's parameters, those of key and value heads, of which no rank holds less than one."""
+    block_own: Column = 0.0
+    """Of `block_whole`, those whose gradient on a tp rank covers its own heads alone: latent projections, norms
+    inside attention."""
+    moe_block_own: Column = 0.0
+    """The same of `moe_block_whole`; and the router, which covers the tokens that a rank routes."""
+    ends_whole: Column = 0.0
+    """Of embedding and head: learned positions and the last norm."""
+    core_dim: Column = 0.0
+    """Width of a head in attention's core: of keys or values, whichever is wider."""
+    parallel: Column = 0.0
+    """1: attention and MLP read the same input, and their outputs are summed (parallel residual)."""
+    capacity: Column = 0.0
+    """Capacity factor of experts; 0: unlimited."""
+    experts_choose: Column = 0.0
+    """1: experts choose tokens."""
+    gathers_choices: Column = 0.0
+    """Bytes per token that ranks sharing sequences gather where a choice depends on a sequence's other tokens; 0: no
+    choice does."""
 
     @property
     def params(self) -> Column:
@@ -53,14 +80,39 @@ class Shape:
         return self.embedding_params + self.head_params
 
 
+def on_rank(params: Column, whole: Column, kv: Column, shape: Shape, tp: Column) -> Column:
+    """Return how many of a block's parameters each of `tp` ranks holds (spec/strategy/split.py)."""
+    return (params - whole - kv) / tp + kv / np.minimum(tp, np.maximum(shape.kv_heads, 1)) + whole
+
+
+def _choice_bytes(e: Experts) -> float:
+    """Return the bytes per token that say what it, or experts, chose; 0 if no choice depends on another token."""
+    if e.chooser == "experts":
+        return 4.0 * e.count  # scores in fp32
+    return 4.0 * e.top_k if e.balance_loss or e.capacity is not None else 0.0
+
+
+_SPLIT = ("column", "column_bias", "row", "sink", "embedding", "head")
+"""Roles of parameters that are split over tp ranks."""
+
+
 def shape(spec: ModelSpec) -> Shape:
     """Return the Shape of a model."""
     e, latent = spec.experts, spec.latent
     moe = [i for i in range(spec.layers) if e and i not in e.dense_layers]
     sizes: dict[tuple[str, bool], int] = {}
+    whole: dict[str, int] = {}
+    kv: dict[str, int] = {}
+    own: dict[str, int] = {}
     for p in parameters(spec):
         key = (p.unit, p.of_experts)
         sizes[key] = sizes.get(key, 0) + p.numel
+        if not p.of_experts and p.role not in _SPLIT:
+            whole[p.unit] = whole.get(p.unit, 0) + p.numel
+            if p.role.startswith(("latent", "router")) or (p.role == "norm" and ".attention." in p.fqn):
+                own[p.unit] = own.get(p.unit, 0) + p.numel
+        if latent is None and p.fqn.split(".attention.")[-1].split(".")[0] in ("k", "v"):
+            kv[p.unit] = kv.get(p.unit, 0) + p.numel
     dense = next((i for i in range(spec.layers) if i not in moe), None)
     windowed = [i for i in range(spec.layers) if spec.window_of(i) is not None]
     return Shape(
@@ -89,4 +141,15 @@ def shape(spec: ModelSpec) -> Shape:
         expert_params=sizes[f"blocks.{moe[0]}", True] if moe else 0,
         embedding_params=sizes.get(("embed", False), 0) + sizes.get(("model", False), 0),
         head_params=sizes.get(("head", False), 0),
+        block_whole=whole.get(f"blocks.{dense}", 0),
+        moe_block_whole=whole.get(f"blocks.{moe[0]}", 0) if moe else 0,
+        block_kv=kv.get("blocks.0", 0),
+        block_own=own.get(f"blocks.{dense}", 0),
+        moe_block_own=own.get(f"blocks.{moe[0]}", 0) if moe else 0,
+        ends_whole=sum(whole.get(unit, 0) for unit in ("embed", "head", "model")),
+        core_dim=spec.core_dim,
+        parallel=float(spec.residual != "serial"),
+        capacity=(e.capacity or float(e.chooser == "experts")) if e else 0.0,
+        experts_choose=float(e is not None and e.chooser == "experts"),
+        gathers_choices=_choice_bytes(e) if e else 0.0,
     )

@@ -21,14 +21,19 @@ from phalanx.spec.strategy.spec import Strategy
 NAMES = tuple(SCHEDULES)
 """A column's number of a schedule is its place here."""
 
+_V_SHAPED = np.array([float(facts.v_shaped) for facts in SCHEDULES.values()])
 ROUNDS = 3
 """Micro-batches per rank that are run: by then every schedule here repeats itself."""
 
 
+def v_shaped(schedule: Column) -> Column:
+    """Where chunks lie in a V."""
+    return _V_SHAPED[np.asarray(schedule, dtype=int)]
+
+
 def chunks_per_rank(schedule: Column, virtual: Column) -> Column:
     """2 where they lie in a V."""
-    two = [number for number, facts in enumerate(SCHEDULES.values()) if facts.v_shaped]
-    return np.where(np.isin(schedule, two), 2.0, virtual)
+    return np.where(v_shaped(schedule) > 0, 2.0, virtual)
 
 
 def by_schedule(schedule: Column, fact: Literal["bubble", "least_wait"], m: Column, p: Column, v: Column) -> Column:
@@ -56,6 +61,8 @@ def in_flight(schedule: Column, m: Column, p: Column) -> tuple[Column, Column]:
         if facts.in_flight is usual:
             continue
         own = (schedule == number) & (p > 1)
+        if not np.any(own):
+            continue
         of_first, of_last = facts.in_flight(m, p)
         first, last = np.where(own, of_first, first), np.where(own, of_last, last)
     return first, last

@@ -34,22 +34,41 @@ class Policy:
     zero3_gathers: Column = 1.0
     """At level 3 the backward pass gathers again."""
     zero3_gathers_in_pipeline: Column = 1.0
+    repeats_last: Column = 1.0
+    """1: recomputing a block repeats its last collective too, whose result nothing reads."""
+    scatters_messages: Column = 0.0
+    """1: each tp rank sends its part of a pipeline message, which the receivers gather, without sequence parallelism
+    too."""
+    halves_stream: Column = 0.0
+    """1: collectives of sequence parallelism run in two halves, where each rank has equally many tokens of both."""
+    sends_copies: Column = 0.0
+    """1: a token goes to all etp ranks of its expert; 0: to one, and they gather."""
+    sends_counts: Column = 0.0
+    """1: ranks tell each other in an all-to-all how many tokens come; and gather the choices of a sequence's tokens
+    where one depends on others."""
 
 
-PHALANX = Policy(zero3_gathers_in_pipeline=0.0)
+PHALANX = Policy(
+    zero3_gathers_in_pipeline=0.0, repeats_last=0.0, halves_stream=1.0, sends_copies=1.0, sends_counts=1.0
+)
 """Our runtime: gradients after every micro-batch at 2 and 3 (runtime/data_parallel/engine.py); with a pipeline,
-parameters once a step (Strategy.gathers_once)."""
+parameters once a step (Strategy.gathers_once). What layers send: schedule/layers/collectives.py."""
 
 MEGATRON = Policy()
 """Megatron-FSDP, the only one of Megatron's that shards gradients: `optim_grads` reduce-scatters on all
 micro-batches, `optim_grads_params` also gathers on all (Megatron-LM d98e8a6,
 megatron/core/distributed/fsdp/mcore_fsdp_adapter.py:167-169; fsdp/src/megatron_fsdp/megatron_fsdp.py:879-882,
-`grad_reduce_every_bprop`), whatever the pipeline. Its DistributedOptimizer is level 1."""
+`grad_reduce_every_bprop`), whatever the pipeline. Its DistributedOptimizer is level 1. A checkpointed
+block runs again as a whole (megatron/core/tensor_parallel/random.py:591, CheckpointFunction); a pipeline message is a
+rank's part of the tokens only under sequence parallelism (megatron/core/pipeline_parallel/schedules.py:2140)."""
 
-DEEPSPEED = Policy()
+MEGATRON_2021 = Policy(scatters_messages=1.0)
+"""Before Megatron-Core: scatter/gather of pipeline messages (Narayanan et al. 2021, section 4.1)."""
+
+DEEPSPEED = Policy(scatters_messages=1.0)
 """Level 2 reduces in every backward pass (DeepSpeed edaa722, deepspeed/runtime/zero/stage_1_and_2.py:1768,
 `partition_gradients or is_gradient_accumulation_boundary`), level 3 too (stage3.py); with a pipeline both are refused
-(deepspeed/runtime/pipe/engine.py:77)."""
+(deepspeed/runtime/pipe/engine.py:77). Messages are scattered over tp ranks (engine.py:143, `is_pipe_partitioned`)."""
 
 FSDP = Policy(
     zero2_gathers=1.0,
@@ -69,6 +88,3 @@ JAX = Policy(zero2_gathers=1.0)
 """MaxText's accumulated gradients have the shardings of the parameters, in the carry of a scan over micro-batches
 (maxtext e591f30, src/maxtext/utils/gradient_accumulation.py:73-130), so that each micro-batch's are reduced into
 shards. PAX is taken to do the same."""
-
-POLICIES = {"phalanx": PHALANX, "megatron": MEGATRON, "deepspeed": DEEPSPEED, "fsdp": FSDP, "jax": JAX}
-"""By name."""

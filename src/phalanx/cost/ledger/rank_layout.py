@@ -10,6 +10,7 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.compressed import DENSELY, Compressed
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.strategy.spec import Strategy
 
@@ -52,6 +53,8 @@ class Layout:
     """Micro-batches whose activations the first pipeline rank holds at once; 0: as 1f1b or interleaved does."""
     in_flight_last: Column = 1.0
     """The same on the last pipeline rank."""
+    v_shaped: Column = 0.0
+    """1: the chunks of a pipeline lie in a V."""
     frozen: Column = 0.0
     """1: weights have no gradients (only adapters are trained)."""
     compressed: Compressed = DENSELY
@@ -167,6 +170,7 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         bubble=float(bubble(number, m, s.pp, s.virtual)),
         in_flight=float(first),
         in_flight_last=float(last),
+        v_shaped=float(s.pp > 1 and SCHEDULES[s.schedule].v_shaped),
         tp_stride=stride["tp"],
         cp_stride=stride["cp"],
         dp_stride=stride["dp"],

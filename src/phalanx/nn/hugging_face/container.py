@@ -20,7 +20,7 @@ from phalanx.spec.errors import InputError
 FIELD = "weights"
 """The field that errors name; nn/weight_files.py replaces it by the setting that names the weights."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_LONGEST_HEADER = 100_000_000  # the library's own limit
+LONGEST_HEADER = 100_000_000  # the library's own limit
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,12 @@ def contents(path: Path) -> dict[str, Stored]:
     Raises InputError if it is no such file, is cut short, or its header contradicts itself.
     """
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise InputError(FIELD, str(path), "is not a regular file")
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= _LONGEST_HEADER:
+            if size < 8 or not 2 <= length <= LONGEST_HEADER:
                 raise InputError(FIELD, str(path), "is not a safetensors file")
             if 8 + length > size:
                 raise InputError(FIELD, str(path), f"is cut short: {size} bytes, its header alone has {8 + length}")

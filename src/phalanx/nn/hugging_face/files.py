@@ -134,8 +134,10 @@ def _stored(path: Path) -> Iterator[Stored]:
 def _index(path: Path) -> dict[str, str]:
     """Read an index: tensor name -> file name."""
     try:
+        if not path.is_file() or path.stat().st_size > container.LONGEST_HEADER:
+            raise ValueError("not a regular file, or larger than 100 MB")
         placed = json.loads(path.read_text())["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(FIELD, str(path), f"is not an index of safetensors files ({error!r})") from None
     if not isinstance(placed, dict) or not all(isinstance(f, str) and f == Path(f).name for f in placed.values()):
         raise InputError(FIELD, str(path), "weight_map does not map tensors to files beside it")

@@ -8,13 +8,17 @@ network     the part of `sent` that leaves the node through the rank's own port
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from phalanx.cost.analytic.step import bucket_bytes
 from phalanx.cost.collectives.nccl_model import collective_s, message_s, together
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger import flow as ledger
+from phalanx.cost.ledger.flow import Held
+from phalanx.cost.ledger.gradient_flows import Types, gradient_flows
+from phalanx.cost.ledger.layer_flows import layer_flows, messages
 from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.cost.ledger.sharding import sharding
 from phalanx.plan.search.column_pricing import Pricing
@@ -50,76 +54,47 @@ class Flow:
 
 
 def flows(pricing: Pricing, s: Strategy) -> list[Flow]:
-    """Return what a rank in the middle of the pipeline sends; axes of one rank are left out."""
-    return [flow for flow in _all(pricing, s) if flow.ranks > 1 and flow.payload > 0]
-
-
-def _all(pricing: Pricing, s: Strategy) -> Iterator[Flow]:
+    """Return what a rank in the middle of the pipeline sends, read from the ledger. Axes of one rank are left out,
+    and equal operations of different blocks are one row."""
     shape, profile = pricing.shape, pricing.profile
     layout: Layout = pricing.layout(of([s]))
-    m = s.accumulation(pricing.job)
-    blocks = shape.layers / s.pp
-    forwards = 1 + float(layout.full[0])  # forward passes of a block, recomputation included
-    moe, how = shape.moe_layers / shape.layers, sharding(layout, profile.policy)
-    tokens = float(layout.tokens[0])
-    e = layout.activation_bytes
-    hidden = tokens * shape.hidden * e
-    per_step = m * blocks
-
-    def flow(axis: str, op: str, what: str, ranks: int, stride: int, count: float, n: float) -> Flow:
-        return _flow(pricing, s, axis, op, what, ranks, stride, count, n)
-
-    if s.sp:
-        yield flow("tp", "all_gather", "inputs of layers", s.tp, 1, per_step * 2 * (forwards + 1), hidden)
-        yield flow("tp", "reduce_scatter", "outputs of layers", s.tp, 1, per_step * 2 * (forwards + 1), hidden)
-    else:
-        yield flow(
-            "tp",
-            "all_reduce",
-            "outputs of layers, gradients of inputs",
-            s.tp,
-            1,
-            per_step * 2 * (forwards + 1),
-            hidden,
+    moe, blocks, whole = shape.moe_layers / shape.layers, shape.layers / s.pp, float(s.pp == 1)
+    held = Held(blocks * (1 - moe), blocks * moe, whole, whole)
+    # Of embedding and head a rank has gradients of at most one, as its price has it.
+    reduced = Held(held.dense, held.experts, 1.0, whole)
+    stride = layout.data_stride(pricing.system.tiers[0].ranks)
+    types = Types(profile.gradient_bytes, profile.parameter_bytes, profile.gradient_bytes)
+    how = sharding(layout, profile.policy)
+    rows = [
+        *layer_flows(shape, layout, profile.policy),
+        *gradient_flows(shape, layout, how, types, reduced, stride, bucket_bytes(layout, profile)),
+        messages(shape, layout, profile.policy, layout.virtual),
+    ]
+    merged: dict[tuple[str, str, str, float], list[tuple[ledger.Flow, float]]] = {}
+    for row in rows:
+        times = 1.0 if row.unit == "rank" else s.accumulation(pricing.job) * held.of(row.unit)
+        count = _number(row.count()) * _number(times)
+        if _number(row.ranks) > 1 and count * _number(row.bytes) > 0:
+            merged.setdefault((row.axis, row.op, row.what, _number(row.bytes)), []).append((row, count))
+    return [
+        _flow(
+            pricing,
+            s,
+            axis,
+            op,
+            what,
+            int(_number(same[0][0].ranks)),
+            int(_number(same[0][0].stride)),
+            sum(n for _, n in same),
+            size,
         )
-    kv = (shape.heads if shape.kv_rank else shape.kv_heads) * (shape.head_dim + shape.value_dim)
-    ring = s.cp // s.ulysses
-    hops = per_step * (ring - 1) * (forwards + 2)
-    yield flow("ring", "send", "keys and values", ring, s.tp * s.ulysses, hops, tokens * kv / s.tp * e)
-    exchanged = tokens * (shape.heads * (shape.head_dim + shape.value_dim) + kv) / s.tp * e
-    yield flow("ulysses", "all_to_all", "heads for tokens", s.ulysses, s.tp, per_step * (forwards + 1), exchanged)
-    routed = tokens * shape.top_k * shape.hidden / s.tp * e
-    expert_stride = int(np.max(layout.expert_stride))
-    yield flow(
-        "ep",
-        "all_to_all",
-        "tokens to experts and back",
-        s.ep,
-        expert_stride,
-        per_step * moe * 2 * (forwards + 1),
-        routed,
-    )
+        for (axis, op, what, size), same in merged.items()
+    ]
 
-    dense = ((1 - moe) * shape.block_params + moe * shape.moe_block_params) / s.tp * blocks
-    ends = (max(shape.embedding_params, shape.head_params) if s.pp > 1 else shape.ends) / s.tp
-    experts = moe * shape.expert_params / (s.ep * s.etp) * blocks
-    edp = max(s.dp * s.cp * s.tp // (s.ep * s.etp), 1)
-    stride = int(layout.data_stride(pricing.system.tiers[0].ranks)[0])
-    parts = [("dp", dense + ends, s.dp * s.cp, stride), ("edp", experts, edp, s.ep * expert_stride)]
-    for axis, params, ranks, between in parts:
-        shards = min(s.shards, ranks)
-        grad, parameters = profile.gradient_bytes * params, profile.parameter_bytes * params
-        reductions = m if how.reduces_each > 0 else 1
-        gathers = m * (1 + float(how.regathers[0])) if how.gathers_each > 0 else 1
-        for op, what, among, distance, often, n in (
-            ("reduce_scatter", "gradients", shards, between, reductions, grad),
-            ("all_gather", "parameters", shards, between, gathers, parameters),
-            ("all_reduce", "gradients", ranks // shards, between * shards, 1, grad / shards),
-        ):
-            buckets = blocks if how.parameters > 0 else max(math.ceil(n / profile.bucket_bytes), 1)
-            yield flow(axis, op, what, among, distance, often * buckets, n / buckets)
-    stages = int(layout.pp_stride[0])
-    yield flow("pp", "send", "activations and their gradients", s.pp, stages, 2 * m * s.virtual, hidden / s.tp)
+
+def _number(column: Column) -> float:
+    """Return the number of a column of one row."""
+    return float(np.max(column))
 
 
 def _flow(

@@ -15,7 +15,7 @@ from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
-from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
+from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, v_shaped
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 from phalanx.plan.search.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -115,6 +115,7 @@ class Pricing:
             bubble=bubble(rows.schedule, m, rows.pp, rows.virtual),
             in_flight=first,
             in_flight_last=last,
+            v_shaped=v_shaped(rows.schedule),
         )
 
     @cached_property
@@ -177,10 +178,22 @@ class Pricing:
     def may_fit(self, rows: Strategies, complete: bool) -> npt.NDArray[np.bool_]:
         """Whether the lower bound on memory fits; faster than `least_bytes`, since one way that fits is enough."""
         fits = np.zeros(len(rows), dtype=bool)
+        possible = np.ones(len(rows), dtype=bool)
+        highest = self._smallest[0]
         for zero, kind in self._least_ways(complete):
-            undecided = np.flatnonzero(~fits & self._has_level(rows, zero))
-            bytes_ = self.bytes_(_smallest_of(rows.take(undecided), zero, kind, complete))
-            fits[undecided[bytes_ <= self.usable]] = True
+            if zero == highest:
+                possible[:] = True
+            undecided = np.flatnonzero(~fits & possible & self._has_level(rows, zero))
+            some = _smallest_of(rows.take(undecided), zero, kind, complete)
+            for start in range(0, len(undecided), _SLICE):
+                part = undecided[start : start + _SLICE]
+                needed = self.memory(some.take(slice(start, start + _SLICE)))
+                fits[part] = needed.reserved <= self.usable
+                if zero == highest:
+                    # No level keeps less state: what exceeds the device without what this one gathers, on either end
+                    # of a pipeline, fits at none.
+                    gathered = 2 * (1 + self.profile.fragments) * needed.terms["gathered"]
+                    possible[part] = needed.reserved - gathered <= self.usable
         return fits
 
     def _least_ways(self, complete: bool) -> list[tuple[int, str]]:

@@ -3,7 +3,8 @@
 T is the time of all passes of one micro-batch on the ranks that share its layers (tp, cp, ep), with the communication
 inside layers. With m micro-batches over p pipeline ranks and equal chunks, each rank computes m T/p and waits
 
-    1f1b, gpipe  (p-1) T/p     interleaved  (p-1) T/(p v)     zero-bubble  (p-1) T/(3p)     naive  m (p-1) T/p
+    1f1b, gpipe  (p-1) T/p     interleaved  (p-1) T/(p v)     naive           m (p-1) T/p
+    zb-h1        (p-1) T/(3p)  zb-v, dualpipe-v               (p-1) T/(6p)
 
 which chunks of whole blocks hardly undercut: the bound leaves them a few hundredths, which `expected` takes out again
 so that a pipeline is not priced before strategies likely to be as fast. Without a pipeline T is exact. Communication

@@ -15,6 +15,8 @@ from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
 
+_FOLLOWED = 256
+"""Most ranks whose messages are followed one by one; the formulas hold for any number."""
 _SIZES = tuple(2.0**k for k in range(8, 33))  # 256 B .. 4 GiB
 
 
@@ -71,11 +73,15 @@ class _SizedSchedule:
 def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Comparison:
     """Price every algorithm of a collective of `size_bytes` over the first `ranks` ranks of a cluster.
 
-    A barrier ignores the size. Raises InputError for an unknown collective or more ranks than the cluster has."""
+    Beyond 256 ranks by the published formulas alone. A barrier ignores the size.
+
+    Raises InputError for an unknown collective or more ranks than the cluster has."""
     if op not in ALGORITHMS:
         raise InputError("--op", op, "is not a collective", nearest(op, ALGORITHMS))
     if not 1 <= ranks <= cluster.ranks:
         raise InputError("--ranks", ranks, f"{cluster.name} has {cluster.ranks} ranks", "ask for as many or fewer")
+    if ranks > _FOLLOWED:
+        return _by_formula(op, 0.0 if op == "barrier" else size_bytes, ranks, cluster)
     links = costs(cluster)
     tiers_used = next((i for i, t in enumerate(cluster.tiers) if t.ranks >= ranks), len(cluster.tiers) - 1) + 1
     priced = _pricing(op, ranks, cluster, links.tiers[tiers_used - 1][1:])
@@ -108,6 +114,36 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Com
         Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction)
         for t in cluster.tiers[:tiers_used]
     ]
+    return Comparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
+
+
+def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> Comparison:
+    """Price the algorithms by their published formulas, as if the slowest tier's links were between all ranks."""
+    used = [t for i, t in enumerate(cluster.tiers) if i == 0 or cluster.tiers[i - 1].ranks < ranks]
+    links = costs(cluster)
+    _, alpha, beta = links.tiers[len(used) - 1]
+    bound = lower_bound(op, ranks, n, links)
+
+    def priced(algorithm: str, size: float) -> float | None:
+        segments = best_segments(op, algorithm, ranks, size, alpha, beta)
+        return closed_form(op, algorithm, ranks, size, alpha, beta, links.gamma_s_per_byte, segments)
+
+    rows = []
+    for algorithm in ALGORITHMS[op]:
+        seconds = priced(algorithm, n)
+        if seconds is None:
+            continue
+        segments = best_segments(op, algorithm, ranks, n, alpha, beta)
+        # With α = 1 alone the formula counts messages, with β = 1 alone the bytes sent.
+        rounds, sent = (closed_form(op, algorithm, ranks, n, a, b, 0.0, segments) or 0.0 for a, b in ((1, 0), (0, 1)))
+        shown = segments if (op, algorithm) in SEGMENTED else None
+        rows.append(Row(algorithm, shown, round(rounds), sent, seconds, bound, seconds))
+    winners: list[tuple[float, float, str]] = []
+    for size in _SIZES if op != "barrier" else ():
+        best = min((row.algorithm for row in rows), key=lambda a: priced(a, size) or math.inf)
+        low = winners.pop()[0] if winners and winners[-1][2] == best else size
+        winners.append((low, size, best))
+    crossovers = [Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in used]
     return Comparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
 
 

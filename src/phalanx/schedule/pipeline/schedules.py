@@ -302,6 +302,11 @@ def _wait_zero(m: Column, p: Column, v: Column) -> Column:
     return (p - 1) / 3
 
 
+def _wait_zero_in_a_v(m: Column, p: Column, v: Column) -> Column:
+    """Of chunks half as large."""
+    return (p - 1) / 6
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFacts:
     """Every fact about one pipeline schedule. No field has a default: a row that lacks a fact cannot be made."""
@@ -451,7 +456,7 @@ SCHEDULES = table(
             build=_zb_v,
             bubble=_bubble_zero,
             in_flight=_in_flight_zero,
-            least_wait=_wait_zero,
+            least_wait=_wait_zero_in_a_v,
         ),
         ScheduleFacts(
             name="dualpipe-v",
@@ -466,7 +471,7 @@ SCHEDULES = table(
             build=_dualpipe_v,
             bubble=_bubble_zero,
             in_flight=_in_flight_dualpipe_v,
-            least_wait=_wait_zero,
+            least_wait=_wait_zero_in_a_v,
         ),
     ]
 )
@@ -480,8 +485,8 @@ def build(name: str, ranks: int, micro_batches: int, virtual: int | None = None)
     """
     if name not in SCHEDULES:
         raise InputError("schedule", name, "no such schedule", nearest(name, SCHEDULES))
-    for field, value in (("ranks", ranks), ("micro-batches", micro_batches), ("virtual", virtual or 1)):
-        if value < 1:
+    for field, value in (("ranks", ranks), ("micro-batches", micro_batches), ("virtual", virtual)):
+        if value is not None and value < 1:
             raise InputError(field, value, "must be at least 1")
     facts = SCHEDULES[name]
     chunks = virtual or facts.chunks

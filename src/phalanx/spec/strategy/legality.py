@@ -50,6 +50,10 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             f"use one of {_first_twelve(fits)}",
         )
     require_split(model, s)
+    kind, _, k = s.recompute.partition(":")
+    if kind == "every" and int(k) > model.layers:
+        reason = f"recomputes the first block alone: there are {model.layers}"
+        raise InputError("strategy.recompute", s.recompute, reason, f"use every:k with k up to {model.layers}")
     if model.experts is not None and s.separate_experts and s.compressor is not None:
         raise InputError(
             "strategy.compression",

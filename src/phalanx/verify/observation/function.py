@@ -1,4 +1,4 @@
-"""`phalanx.observe`: observe a Python function in this process."""
+"""`phalanx.observe`: observe a Python function, in processes forked from this one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from phalanx.schedule.observation import Observation, RankObservation
+from phalanx.schedule.observation import Observation
+from phalanx.verify.observation.processes import Processes
 from phalanx.verify.observation.rank_classes import observe_classes
-from phalanx.verify.observation.run import observe_rank
 
 
 def observe(
@@ -27,12 +27,11 @@ def observe(
     `step` builds its model and optimizer and takes at least two steps, as a training script does; or it builds them
     and returns a function that takes one step. It is called once for every observed rank, with the
     DeviceMesh of `mesh` (axis: size, outermost first) if it has a parameter for it. `ranks`: which to observe; None
-    observes one of each class. Torch's default process group must not exist; it exists inside.
+    observes one of each class. Processes are forked for the ranks, so nothing here changes.
 
     Raises Unobservable where no step was taken, or where an operation has no meaning without content.
     """
     axes = dict(mesh or {})
-    device = "cpu"
     wants_mesh = bool(inspect.signature(step).parameters)
 
     def program() -> None:
@@ -45,12 +44,10 @@ def observe(
             for _ in range(3):
                 one()
 
-    def one_rank(rank: int) -> RankObservation:
-        nonlocal device
-        result, device, named = observe_rank(program, rank, world, ranks_per_node, axes)
-        axes.update(named)
-        return result
-
-    results = observe_classes(one_rank, world) if ranks is None else tuple(one_rank(r) for r in ranks)
+    with Processes(program, world, ranks_per_node, axes) as processes:
+        if ranks is None:
+            results = observe_classes(processes.observe, processes.start, world)
+        else:
+            results = tuple(processes.observe(r) for r in ranks)
     name = getattr(step, "__qualname__", repr(step))
-    return Observation(name, world, axes, device, torch.__version__, results)
+    return Observation(name, world, processes.axes, processes.device, torch.__version__, results)

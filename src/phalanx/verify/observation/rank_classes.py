@@ -16,10 +16,14 @@ _MOST = 128
 """Ranks at most that are observed to find classes."""
 
 
-def observe_classes(observe: Callable[[int], RankObservation], world: int) -> tuple[RankObservation, ...]:
-    """Return one observation of each class of ranks, with how many ranks it stands for."""
-    first = _connected(observe, 0)
-    last = {} if world == 1 else _connected(observe, world - 1, set(first))
+def observe_classes(
+    observe: Callable[[int], RankObservation], start: Callable[[int], None], world: int
+) -> tuple[RankObservation, ...]:
+    """Return one observation of each class of ranks, with how many ranks it stands for. `start` begins to observe a
+    rank whose observation will be asked for."""
+    start(world - 1)
+    first = _connected(observe, start, 0)
+    last = {} if world == 1 else _connected(observe, start, world - 1, set(first))
     share = world // len(first)  # ranks for each place in a pipeline or ring
     classes: dict[object, list[RankObservation]] = {}
     for r in (*first.values(), *last.values()):
@@ -39,6 +43,7 @@ def observe_classes(observe: Callable[[int], RankObservation], world: int) -> tu
 
 def _connected(
     observe: Callable[[int], RankObservation],
+    begin: Callable[[int], None],
     start: int,
     known: set[int] = frozenset(),  # type: ignore[assignment]
 ) -> dict[int, RankObservation]:
@@ -48,7 +53,10 @@ def _connected(
         if rank in seen or rank in known:
             continue
         seen[rank] = observe(rank)
-        waiting += sorted({o.event.peer for o in seen[rank].events if o.event.peer is not None} - set(seen))
+        peers = sorted({o.event.peer for o in seen[rank].events if o.event.peer is not None} - set(seen))
+        for peer in peers:
+            begin(peer)
+        waiting += peers
     return seen
 
 

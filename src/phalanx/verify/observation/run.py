@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import torch.utils
@@ -45,9 +46,13 @@ def observe_rank(
     per_node: int = 8,
     axes: Mapping[str, int] | None = None,
     wanted: int = 2,
+    send_object: Callable[[int, list[Any]], None] | None = None,
+    receive_object: Callable[[int], list[Any]] | None = None,
 ) -> tuple[RankObservation, str, dict[str, int]]:
     """Run `program` as one rank until step `wanted` has ended; return what it did in that step, the type of device
     that it computes on, and the mesh axes it named. A program that ends before has its latest step returned.
+
+    `send_object(to, objects)` and `receive_object(sender)` carry objects between observed ranks.
 
     Raises Unobservable where no step was taken, or where an operation has no meaning without content.
     """
@@ -69,7 +74,7 @@ def observe_rank(
         if not gc.get_freeze_count():
             gc.freeze()
             stack.callback(gc.unfreeze)
-        stack.enter_context(one_rank(rank, world, per_node, note))
+        stack.enter_context(one_rank(rank, world, per_node, note, send_object, receive_object))
         gpus = stack.enter_context(
             imagined_gpus(per_node, lambda: note("device cuda: redirected to a GPU without content"))
         )

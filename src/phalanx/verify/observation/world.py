@@ -24,7 +24,14 @@ _KNOWN = {"nccl", "gloo", "mpi", "ucc", "xccl", "fake", "undefined", "hccl"}
 
 
 @contextmanager
-def one_rank(rank: int, world: int, per_node: int, note: Callable[[str], None]) -> Iterator[None]:
+def one_rank(
+    rank: int,
+    world: int,
+    per_node: int,
+    note: Callable[[str], None],
+    send_object: Callable[[int, list[Any]], None] | None = None,
+    receive_object: Callable[[int], list[Any]] | None = None,
+) -> Iterator[None]:
     """Be `rank` of a world, with `per_node` ranks on each node; `note` is given what was answered or skipped."""
     local = rank % per_node
     environment = {
@@ -44,7 +51,10 @@ def one_rank(rank: int, world: int, per_node: int, note: Callable[[str], None]) 
         stack.enter_context(patch.dict(os.environ, {k: str(v) for k, v in environment.items()}))
         dist.init_process_group(dist.Backend.FAKE, store=fake_pg.FakeStore(), rank=rank, world_size=world)
         stack.callback(_destroy)
-        for name, function in _answers(rank, world, note).items():
+        answers = _answers(rank, world, note)
+        if send_object is not None and receive_object is not None:
+            answers |= _messages(send_object, receive_object)
+        for name, function in answers.items():
             for module in (dist, distributed_c10d, device_mesh):
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, function))
@@ -123,6 +133,39 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
         "scatter_object_list": scatter_object_list,
         "monitored_barrier": unchanged,
     }
+
+
+def _messages(
+    send_object: Callable[[int, list[Any]], None], receive_object: Callable[[int], list[Any]]
+) -> dict[str, Callable[..., Any]]:
+    """Return the functions that send objects from rank to rank."""
+
+    def end(rank: int | None, group: Any, in_group: int | None) -> int:
+        return dist.get_global_rank(group or dist.group.WORLD, in_group) if rank is None else rank  # type: ignore
+
+    def send_object_list(
+        object_list: list[Any],
+        dst: int | None = None,
+        group: Any = None,
+        device: object = None,
+        group_dst: int | None = None,
+        use_batch: bool = False,
+    ) -> None:
+        send_object(end(dst, group, group_dst), list(object_list))
+
+    def recv_object_list(
+        object_list: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        device: object = None,
+        group_src: int | None = None,
+        use_batch: bool = False,
+    ) -> int:
+        sender = end(src, group, group_src)
+        object_list[:] = receive_object(sender)
+        return sender
+
+    return {"send_object_list": send_object_list, "recv_object_list": recv_object_list}
 
 
 _KEPT = ("group_name", "timeout", "pg_tag", "group_desc")

@@ -1,0 +1,70 @@
+"""One kind of operation that a rank issues, and how often: what the ledger's rows are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from phalanx.cost.hardware.columns import Column
+
+Unit = Literal["dense", "experts", "embed", "head", "rank"]
+"""What issues an operation: a block with an MLP, a block with experts, embedding, head; or a rank as a whole."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Equal operations of one rank. `bytes`: of one, as Event.bytes counts. `counts` by phase: F, B, R (recomputation
+    repeats a forward pass) in one micro-batch of one `unit`; of a unit `rank`, in a step."""
+
+    axis: str
+    op: str
+    what: str
+    unit: Unit
+    ranks: Column
+    """Group size; 2 of a message."""
+    stride: Column
+    """Distance in ranks from one member of the group to the next."""
+    bytes: Column
+    counts: Mapping[str, Column]
+    beside: Column = 0.0
+    """Of B's operations, those whose result only a weight gradient reads, beside the product before it."""
+
+    def count(self, phases: str = "FBR") -> Column:
+        """Return the operations of some phases."""
+        return sum((self.counts.get(phase, 0.0) for phase in phases), 0.0)
+
+
+@dataclass(frozen=True)
+class Held:
+    """How many units of each kind a rank has, or ranks together."""
+
+    dense: Column
+    experts: Column
+    embed: Column
+    head: Column
+
+    def of(self, unit: Unit) -> Column:
+        """Return the number of units of a kind."""
+        return 1.0 if unit == "rank" else getattr(self, unit)
+
+
+@dataclass(frozen=True)
+class Total:
+    """Operations and bytes of a step."""
+
+    count: Column
+    bytes: Column
+
+
+def totals(flows: list[Flow], held: Held, micro_batches: Column) -> dict[tuple[str, str], Total]:
+    """Return the totals of a step by (axis, operation)."""
+    result: dict[tuple[str, str], Total] = {}
+    for flow in flows:
+        times = held.of(flow.unit) * np.where(flow.unit == "rank", 1.0, micro_batches)
+        count = np.where(np.asarray(flow.ranks) > 1, flow.count() * times, 0.0)
+        before = result.get((flow.axis, flow.op), Total(0.0, 0.0))
+        result[flow.axis, flow.op] = Total(before.count + count, before.bytes + count * flow.bytes)
+    return result

@@ -1,0 +1,191 @@
+"""What data parallelism sends in a step: gradients reduced, parameters gathered, under a level of ZeRO and a policy.
+
+    level 0     all-reduce of gradients over dp x cp                    once
+    above       reduce-scatter over the shards                          once, or after every micro-batch
+                all-reduce of each shard over its replicas (HSDP)       once
+                all-gather of parameters over the shards                once; or m times, at level 3 twice
+
+Experts reduce and shard over the ranks with the same experts, edp = dp cp tp / (ep etp), if those are others than the
+rest's. The head stays gathered from its forward to its backward pass. tp ranks sum the gradients of which each has a
+part; the first and the last pipeline rank those of a tied embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.flow import Flow, Held
+from phalanx.cost.ledger.model_shape import Shape, on_rank
+from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.sharding import Sharding
+
+
+@dataclass(frozen=True)
+class Types:
+    """Bytes of an element: of a gradient as it is sent, of a parameter as it is gathered, of an accumulated
+    gradient."""
+
+    gradient: Column
+    parameter: Column
+    accumulated: Column = 4.0
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters on a rank. `dense`: all but experts; `kept`: of these, the head's, gathered once for both passes.
+    `units`, `kept_units`: in how many units they lie; a tied embedding is one of its own."""
+
+    dense: Column
+    experts: Column
+    kept: Column
+    units: Column
+    kept_units: Column
+
+    @property
+    def all(self) -> Column:
+        """Experts too."""
+        return self.dense + self.experts
+
+
+def parameters_of(shape: Shape, layout: Layout, held: Held) -> Parameters:
+    """Return the parameters of a rank that holds these units (with several ranks' units, of them together)."""
+    blocks = held.dense * on_rank(shape.block_params, shape.block_whole, shape.block_kv, shape, layout.tp)
+    blocks = blocks + held.experts * on_rank(
+        shape.moe_block_params, shape.moe_block_whole, shape.block_kv, shape, layout.tp
+    )
+    vocab = np.ceil(shape.vocab / layout.tp) * shape.hidden
+    positions = np.where(shape.embedding_params > 0, shape.embedding_params - shape.vocab * shape.hidden, 0.0)
+    tied = np.asarray(shape.tied) > 0
+    norm = np.where(tied, shape.head_params, shape.head_params - shape.vocab * shape.hidden)
+    # One rank with both ends shares a tied embedding between them; else the first and the last have a copy each.
+    shared = tied & ((np.asarray(layout.pp) == 1) | (np.asarray(layout.v_shaped) > 0))
+    own_head = np.where(shared, 0.0, vocab)
+    embed, head = held.embed * (vocab + positions), held.head * (own_head + norm)
+    kept = np.where(shared, head + held.embed * vocab, head)
+    copies = np.where(shared, np.minimum(held.embed + held.head, 1.0), held.embed + held.head)
+    kept_units = held.head + np.where(tied, copies, 0.0)
+    units = held.dense + held.experts + held.embed * (~tied | (positions > 0)) + kept_units
+    experts = held.experts * shape.expert_params / (layout.ep * layout.etp)
+    return Parameters(blocks + embed + head, experts, kept, units, kept_units)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Parameters that reduce over the same ranks."""
+
+    axis: str
+    params: Column
+    kept: Column
+    ranks: Column
+    stride: Column
+    shards: Column
+    replicas: Column
+    replica_stride: Column
+    units: Column
+    """In which they are gathered and reduced where that is by unit."""
+    kept_units: Column
+
+
+def experts_apart(layout: Layout) -> Column:
+    """Return where experts reduce over other ranks than all else."""
+    return layout.tp * layout.ep * layout.etp > 1
+
+
+def expert_ranks(layout: Layout) -> Column:
+    """Return edp, the ranks with the same experts."""
+    return np.maximum(layout.dp * layout.cp * layout.tp / (layout.ep * layout.etp), 1)
+
+
+def gradient_flows(
+    shape: Shape, layout: Layout, how: Sharding, types: Types, held: Held, stride: Column, bucket_bytes: Column
+) -> list[Flow]:
+    """Return the collectives of gradients and parameters of a rank that holds these units. `stride`: ranks' distance
+    along dp and cp together. `bucket_bytes`: of gradients that are reduced together, where not by unit."""
+    p = parameters_of(shape, layout, held)
+    apart = experts_apart(layout)
+    ranks, edp = layout.dp * layout.cp, expert_ranks(layout)
+    replica_stride = np.where(how.shards > 1, layout.dp_stride * how.shards / layout.cp, stride)
+    dense = p.dense + np.where(apart, 0.0, p.experts)
+    groups = [
+        _Group("dp", dense, p.kept, ranks, stride, how.shards, how.replicas, replica_stride, p.units, p.kept_units)
+    ]
+    if np.any(p.experts):
+        params, shards = np.where(apart, p.experts, 0.0), np.where(how.level > 0, edp, 1.0)
+        between = layout.ep * layout.expert_stride
+        groups.append(_Group("edp", params, 0.0, edp, between, shards, edp / shards, between, held.experts, 0.0))
+    flows: list[Flow] = []
+    for group in groups:
+        flows += _of_group(group, layout.micro_batches, how, types, bucket_bytes)
+    return flows
+
+
+def _of_group(g: _Group, m: Column, how: Sharding, types: Types, bucket_bytes: Column) -> list[Flow]:
+    by_unit = how.parameters > 0
+
+    def flow(
+        op: str,
+        what: str,
+        params: Column,
+        e: Column,
+        ranks: Column,
+        stride: Column,
+        times: Column,
+        units: Column = g.units,
+    ) -> Flow:
+        """Return an operation on `params` elements of e bytes, in buckets or by unit, `times` times a step."""
+        cut = np.maximum(np.ceil(params * e / bucket_bytes), 1.0)
+        pieces = np.where(by_unit, np.maximum(units, 1.0), cut)
+        count = np.where(params > 0, pieces * times, 0.0)
+        return Flow(
+            g.axis, op, what, "rank", ranks, stride, params * e / pieces, {"B" if "grad" in what else "F": count}
+        )
+
+    sharded = 1.0 * (np.asarray(g.shards) > 1)
+    reductions = np.where(how.reduces_each > 0, m, 1.0)
+    gathers = np.where(how.gathers_each > 0, m * (1 + how.regathers), 1.0)
+    kept = g.kept * how.regathers  # these are gathered once for both passes
+    unsharded = flow(
+        "all_reduce", "gradients", g.params, types.gradient, g.ranks, g.stride, 1 - 1.0 * (how.level > 0)
+    )
+    scatter = flow("reduce_scatter", "gradients", g.params, types.gradient, g.shards, g.stride, reductions * sharded)
+    across = flow(
+        "all_reduce",
+        "gradients of shards",
+        g.params / g.shards,
+        types.accumulated,
+        g.replicas,
+        g.replica_stride,
+        1.0 * (how.level > 0),
+    )
+    over = (types.parameter, g.shards, g.stride)
+    again = g.units - g.kept_units * how.regathers
+    gather = flow("all_gather", "parameters", g.params - kept, *over, gathers * sharded, again)
+    once = flow("all_gather", "parameters of the head", kept, *over, m * sharded, g.kept_units)
+    return [f for f in (unsharded, scatter, across, gather, once) if np.any(f.count())]
+
+
+def summed_copies(shape: Shape, layout: Layout, how: Sharding, types: Types, held: Held) -> Flow:
+    """Return the all-reduce over tp of gradients of which each rank has a part: under sequence parallelism of all
+    that every rank holds; else of what sees a rank's own heads or tokens; and of key heads of which ranks hold
+    copies."""
+    split = np.asarray(layout.sp) > 0
+    dense = np.where(split, shape.block_whole, shape.block_own)
+    experts = np.where(split, shape.moe_block_whole, shape.moe_block_own)
+    copied = np.where(layout.tp > shape.kv_heads, shape.block_kv, 0.0) * (np.asarray(shape.kv_rank) == 0)
+    elements = held.dense * (dense + copied) + held.experts * (experts + copied)
+    elements = elements + np.where(split, shape.ends_whole, 0.0) * np.minimum(held.embed, 1.0)
+    size = elements / np.maximum(how.shards, 1) * types.accumulated
+    return Flow("tp", "all_reduce", "copies", "rank", layout.tp, layout.tp_stride, size, {"B": 1.0 * (elements > 0)})
+
+
+def tied_embedding(shape: Shape, layout: Layout, how: Sharding, types: Types) -> Flow:
+    """Return the all-reduce of a tied embedding's gradient between the first and the last pipeline rank."""
+    size = np.ceil(shape.vocab / layout.tp) * shape.hidden / np.maximum(how.shards, 1) * types.accumulated
+    count = 1.0 * ((np.asarray(shape.tied) > 0) & (np.asarray(layout.pp) > 1) & (np.asarray(layout.v_shaped) == 0))
+    stride = layout.pp_stride * (layout.pp - 1)
+    return Flow(
+        "embed", "all_reduce", "tied embedding", "rank", np.where(count, 2.0, 1.0), stride, size, {"B": count}
+    )

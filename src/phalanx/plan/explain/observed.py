@@ -1,0 +1,122 @@
+"""What an observed program would cost on a cluster: its own events, priced one by one.
+
+compute        FLOPs of products and attention at the rate that the chip's long bf16 products reach; other kernels are
+               not counted, so it is a lower bound
+communication  each collective alone (cost/collectives/nccl_model.py), with its group's own ranks on the links
+step           at least the longer of the two (all hidden), at most their sum (nothing hidden): what overlaps is
+               decided by streams, which a recording without time does not show
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from phalanx.cost.analytic.chips import system_of
+from phalanx.cost.collectives.nccl_model import collective_s, message_s
+from phalanx.cost.hardware.system import System
+from phalanx.schedule.observation import Observation, Observed, RankObservation, from_json
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError
+
+_ALIKE = {"broadcast": "all_gather", "reduce": "reduce_scatter", "gather": "all_gather", "scatter": "reduce_scatter"}
+"""Collectives priced as another one that sends as much over a ring."""
+
+
+@dataclass(frozen=True)
+class ObservedFlow:
+    """Collectives or messages that are alike: how many, bytes of one, the links they span, seconds of all alone."""
+
+    op: str
+    axis: str
+    ranks: int
+    dtype: str
+    links: str
+    count: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PricedRank:
+    """An observed rank's step on a cluster. `usable`: bytes of a device's memory that a program can have."""
+
+    rank: RankObservation
+    flops: int
+    compute_s: float
+    flows: tuple[ObservedFlow, ...]
+    usable: float
+
+    @property
+    def communication_s(self) -> float:
+        """Seconds of all collectives, one after the other."""
+        return sum(f.seconds for f in self.flows)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak of live bytes fits in the device's memory."""
+        return self.rank.peak <= self.usable
+
+
+def read(path: Path) -> Observation | None:
+    """Read an observation from a file; None where the file is something else. Raises InputError for a damaged one."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or content.get("kind") != "observation":
+        return None
+    try:
+        return from_json(content)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InputError("observation", str(path), f"is damaged: {error}", "observe the program again") from None
+
+
+def priced(o: Observation, cluster: ClusterSpec) -> tuple[PricedRank, ...]:
+    """Price every observed rank on a cluster. Raises InputError where it has fewer ranks than the program."""
+    if cluster.ranks < o.world:
+        raise InputError("--cluster", cluster.name, f"has {cluster.ranks} ranks, the program {o.world}")
+    system = system_of(cluster)
+    rate = float(np.asarray(system.peak_bf16 * system.gemm))
+    result = []
+    for r in o.ranks:
+        flops = sum(r.flops.values())
+        result.append(
+            PricedRank(
+                r, flops, flops / rate, tuple(_flows(r, cluster, system)), float(np.asarray(system.memory_bytes))
+            )
+        )
+    return tuple(result)
+
+
+def _flows(r: RankObservation, cluster: ClusterSpec, system: System) -> list[ObservedFlow]:
+    counts: Counter[tuple[str, str, tuple[int, ...], str, int]] = Counter()
+    for o in r.communication:
+        e = o.event
+        counts[e.op, e.axis, _ends(o, r.rank), e.dtype, e.bytes] += 1
+    result = []
+    for (op, axis, ranks, dtype, n), count in counts.items():
+        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        if op in ("send", "recv"):
+            seconds = message_s(n, stride, system) if op == "send" else 0.0
+        else:
+            seconds = collective_s(_ALIKE.get(op, op), n, len(ranks), stride, system)
+        each = float(np.asarray(seconds))
+        result.append(ObservedFlow(op, axis, len(ranks), dtype, _links(ranks, cluster), count, n, count * each))
+    return result
+
+
+def _ends(o: Observed, rank: int) -> tuple[int, ...]:
+    return tuple(sorted((rank, o.event.peer))) if o.event.peer is not None else o.ranks
+
+
+def _links(ranks: tuple[int, ...], cluster: ClusterSpec) -> str:
+    """Name the innermost tier of links of which one block holds all ranks of a group."""
+    for tier in cluster.tiers:
+        if len({r // tier.ranks for r in ranks}) == 1:
+            return tier.name
+    return cluster.tiers[-1].name

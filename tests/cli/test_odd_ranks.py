@@ -1,0 +1,30 @@
+"""Numbers of ranks that are no powers of two: what 2 and 4 divide hides mistakes in padding, cutting and pairing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.forked_cli import phalanx
+from support.quick_runs import JOB, TEXT
+
+BRIEF = {"phalanx.measure.worker": "support.tiny_measurement"}
+
+
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (5, 6, 7))])
+def test_measuring_and_training(tmp_path: Path, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "cache"))
+    here = tmp_path / "work"
+    here.mkdir()
+    (here / "job.toml").write_text(JOB)
+    (here / "text.txt").write_text(TEXT)
+    code, _, err = phalanx(here, "measure", "--ranks", str(ranks), instead=BRIEF)
+    assert code == 0, err
+    assert f"measuring collectives of {ranks} ranks ..." in err
+    sets = (f"cluster.ranks={ranks}", f"job.global_batch={2 * ranks}", "train.steps=4", "train.warmup=0")
+    words = [word for item in (*sets, "train.sample_tokens=0") for word in ("--set", item)]
+    for line in (f"dp={ranks}", f"dp={ranks},zero=3"):
+        code, out, err = phalanx(here, "train", "job.toml", "--strategy", line, "--json", *words, instead=BRIEF)
+        assert code == 0, err
+        assert json.loads(out)["last_step"] == 4

@@ -1,0 +1,131 @@
+"""Drawn agreement: what the ledger says that our own stack sends equals the totals of its StepPrograms.
+
+By design they differ in these alone, each held by its own assertion:
+
+    padding        buckets are padded to equal parts of whole cache lines: the program sends at most that much more
+    buckets        how many collectives a level below 3 takes follows the bucket size, which the ledger gets as bytes
+    copies         where gradients are sharded, the shard with the most partial gradients sets the buffer's size
+    routing        where tp does not divide tokens, a program's first rank routes one more than the average
+    every:k        repeats the same share of blocks with and without experts in the ledger
+    metrics        the all-reduce of the loss and the stop flag, a few numbers a step
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.sizes import examples
+from support.strategies import cases
+
+from phalanx.cost.ledger.flow import Flow, Held, totals
+from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, summed_copies, tied_embedding
+from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
+from phalanx.cost.ledger.model_shape import Shape, shape
+from phalanx.cost.ledger.policy import PHALANX
+from phalanx.cost.ledger.rank_layout import Layout, layout
+from phalanx.cost.ledger.sharding import sharding
+from phalanx.cost.step.terms import terms
+from phalanx.schedule.event import INSIDE
+from phalanx.schedule.layout import Layout as StepLayout
+from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+
+Case = tuple[ModelSpec, Job, Strategy]
+Totals = dict[tuple[str, str], tuple[float, float]]
+DENSE = st.sampled_from([2, 4, 8, 12]).flatmap(lambda ranks: cases(ranks, small=False))
+EXPERTS = st.sampled_from([2, 4, 8]).flatmap(lambda ranks: cases(ranks, small=False, experts=True))
+
+
+def _evenly(case: Case) -> bool:
+    """Whether every tp rank routes as many tokens (where not, the program's rank 0 routes the most), and blocks with
+    and without experts are recomputed alike (every:k may repeat more of one kind)."""
+    model, job, s = case
+    alike = not (model.experts and model.experts.dense_layers and s.recompute.startswith("every"))
+    return alike and s.micro_batch * job.seq // s.cp % s.tp == 0
+
+
+def ledger(case: Case) -> tuple[list[Flow], Shape, Layout, Held]:
+    """The flows of a whole pipeline, each of its units once."""
+    model, job, s = case
+    sizes, how = shape(model), layout(s, job, model.layers)
+    held = Held(sizes.layers - sizes.moe_layers, sizes.moe_layers, 1.0, 1.0)
+    p = job.precision
+    types = Types(*(DTYPE_BYTES[t] for t in (p.reduce_dtype, p.compute, p.accumulate_dtype)))
+    sharded = sharding(how, PHALANX)
+    flows = [
+        *layer_flows(sizes, how, PHALANX),
+        messages(sizes, how, PHALANX, boundaries(how)),
+        *gradient_flows(sizes, how, sharded, types, held, 1.0, 25 * 2**20),
+        summed_copies(sizes, how, sharded, types, held),
+        tied_embedding(sizes, how, sharded, types),
+    ]
+    return flows, sizes, how, held
+
+
+def program(case: Case) -> Totals:
+    """Operations and bytes by (axis, operation), of one rank of every pipeline stage together. Axes over which dense
+    gradients reduce are called dp."""
+    model, job, s = case
+    result: Totals = {}
+    for view in StepLayout(model, job, s).stage_views():
+        for t in terms(view):
+            e = t.event
+            if e.kind == "compute" or not t.count or e.op == "recv":
+                continue
+            axis = e.axis if e.axis in (*INSIDE, "pp", "edp", "embed", "world") else "dp"
+            op = "copies" if e.unit == "copies" else e.op
+            count, bytes_ = result.get((axis, op), (0.0, 0.0))
+            result[axis, op] = count + t.count, bytes_ + t.bytes
+    return result
+
+
+def agree(case: Case) -> None:
+    """Hold the ledger against the program."""
+    model, job, s = case
+    s = replace(s, grad_sync=None, reshard=None)
+    case = model, job, s
+    flows, _, how, held = ledger(case)
+    copies = [f for f in flows if f.what == "copies"]
+    of_ledger = totals([f for f in flows if f.what != "copies"], held, how.micro_batches)
+    of_ledger["tp", "copies"] = totals(copies, held, how.micro_batches)["tp", "all_reduce"]
+    of_program = program(case)
+    metrics = of_program.pop(("world", "all_reduce"), (0, 0))
+    assert metrics[0] == s.pp * (s.world > 1)
+    sent = {key for key, total in of_ledger.items() if float(total.bytes)}
+    assert sent == {key for key, total in of_program.items() if total[1]}
+    cut = [b for view in StepLayout(model, job, s).stage_views() for b in view.buckets]
+    pads = sum(16 * b.parts(s) for b in cut)
+    for key in sent:
+        axis, op = key
+        count, bytes_ = of_program[key]
+        of = of_ledger[key]
+        if axis == "embed":  # on the first and on the last rank
+            count, bytes_ = count / 2, bytes_ / 2
+        if op == "copies":
+            exact = s.shards == 1
+            assert bytes_ == of.bytes if exact else bytes_ >= of.bytes * (1 - 1e-9), key
+        elif axis in ("dp", "edp", "embed"):
+            m = s.accumulation(job)
+            most = pads * 8 * (m * 2 + 1)
+            assert 0 <= bytes_ - of.bytes <= most, (key, bytes_, of.bytes)
+            if s.shards == 1:
+                assert bytes_ == of.bytes, key
+            if s.zero == 3 and s.shards > 1:
+                assert count == of.count, key
+        else:
+            # Exactly, but for the rounding of the share of blocks that are recomputed.
+            assert (count, bytes_) == pytest.approx((float(of.count), float(of.bytes)), rel=1e-12), key
+
+
+@examples(70, 1400)
+def test_dense_models(examples: int) -> None:
+    settings(max_examples=examples)(given(DENSE)(agree))()
+
+
+@examples(30, 600)
+def test_models_with_experts(examples: int) -> None:
+    settings(max_examples=examples)(given(EXPERTS.filter(_evenly))(agree))()
