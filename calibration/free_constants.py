@@ -125,7 +125,6 @@ def free() -> list[Free]:
         ("tp_overlap", 0.8),
         ("dp_overlap", 0.8),
         ("gather_overlap", 0.8),
-        ("contention", 0.05),
         ("ring_bytes", 0.5),
         ("optimizer_bytes", 0.3),
         ("step_s", 0.3),
@@ -179,5 +178,5 @@ def free() -> list[Free]:
         ("logit_bytes", 0.3),
     )
     constants += _of(("llm-foundry", "nemo-24.03"), ("attention", 0.3))
-    constants += _of(("torchtitan-compiled", "torchtitan-eager", "megatron-core"), ("contention", 0.5))
+    constants += _of(("compiled", "llm-foundry", "torchtitan-compiled", "torchtitan-eager"), ("contention", 0.5))
     return order(constants)

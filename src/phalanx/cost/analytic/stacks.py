@@ -85,8 +85,9 @@ class Profile:
     ring_bytes: Column = 24.0
     """Traffic per element of attention's result and step of a context-parallel ring, in each pass: partial results
     are weighted and summed in fp32."""
-    contention: Column = 1.05
-    """Slowdown of compute that overlaps communication."""
+    contention: Column = 1.13
+    """Slowdown of compute that overlaps communication: near 1.13 as Galvatron measured it (Miao et al. 2022); fitted
+    for stacks with runs at ZeRO-3."""
     gradient_bytes: Column = 4.0
     """Bytes of a gradient element as it is sent."""
     parameter_bytes: Column = 2.0
