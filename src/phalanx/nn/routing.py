@@ -4,8 +4,8 @@
     choose      the top_k best experts of each token, from its best groups if there are groups; by p + bias if there
                 is a balance bias (Wang et al. 2024), which does not enter the weight
     fits        whether a choice is among the first `most` of its expert and sequence
-    take        the `most` best tokens of a sequence for each expert (Zhou et al. 2022, "expert choice"); of equal ones
-                the first
+    take        the `most` best tokens of a sequence for each expert (Zhou et al. 2022, "expert choice"), of
+                equal ones the first
     weights     p of the chosen experts, divided by their sum if `normalized`, times `scale`; (tokens, top_k) where
                 tokens choose, (tokens, count) where experts do
 
