@@ -70,7 +70,7 @@ def take(p: Tensor, most: int) -> Tensor:
     to it, and the first such tokens are taken.
     """
     last = p.topk(most, 1).values[:, -1:]  # (batch, 1, count)
-    tie = torch.finfo(p.dtype).eps ** 0.75
+    tie: float = torch.finfo(p.dtype).eps ** 0.75
     above = p > last * (1 + tie)
     equal = (p >= last * (1 - tie)).logical_and_(above.logical_not())
     room = most - above.sum(1, keepdim=True)
