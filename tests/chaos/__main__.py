@@ -29,7 +29,9 @@ def main() -> int:
     random.Random(options.seed).shuffle(cases)
     counts: Counter[tuple[str, str]] = Counter()
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        here = folder_of_runs(Path(folder))
+        here = Path(folder) / "here"  # what launchers write lies beside it
+        here.mkdir()
+        folder_of_runs(here)
         os.environ["PHALANX_CACHE"] = str(here / "cache")
         for ranks in sorted({world(family) for family in FAMILIES}):
             _measure(here, ranks)

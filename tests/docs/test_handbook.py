@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -342,6 +343,41 @@ def test_every_command_of_the_page_runs(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "handbook.md").read_text()
     found = dict.fromkeys(re.findall(r"`phalanx ([^`]*)`", page))
     assert len(found) > 20
+    shutil.copytree(Path(__file__).parents[2] / "examples", tmp_path / "examples")
+    (tmp_path / "free.json").write_text(re.findall(r'`(\{"free": .*?)`', page)[0])
     for words in found:
         code, _, err = phalanx(tmp_path, *words.split())
         assert code == 0, f"{words}: {err}"
+
+
+# Fragmentation.
+
+
+def test_c21_a_job_of_four_waits_though_eight_are_free(tmp_path):
+    trace = str(Path(__file__).parents[2] / "examples" / "fragmentation.csv")
+    line = ("cluster", "simulate", "--trace", trace, "--cluster", "4x8", "--policy", "fifo", "--json")
+    packed = json.loads(phalanx(tmp_path, *line)[1])["policies"][0]
+    assert packed["queue"]["quantiles"][-1] == 50 * 60
+    assert packed["fragmented"] == 4 * 50 * 60
+    scattered = json.loads(phalanx(tmp_path, *line, "--placement", "scatter")[1])["policies"][0]
+    assert scattered["queue"]["quantiles"][-1] == 0
+    # As taught, with four free on each node, it starts at once.
+    rows = (tmp_path / "taught.csv", "submit,duration,gpus\n" + "0,3600,4\n" * 4 + "600,1800,4\n")
+    rows[0].write_text(rows[1])
+    taught = json.loads(phalanx(tmp_path, *line[:3], str(rows[0]), *line[4:])[1])["policies"][0]
+    assert taught["queue"]["quantiles"][-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "apart", "together", "loss"),
+    [("tp=4,micro_batch=2,recompute=full", 13.6, 9.5, 0.30), ("dp=2,zero=1,tp=2,sp=1", 6.5, 6.5, 0.007)],
+)
+def test_c21_what_scattering_costs(tmp_path, strategy, apart, together, loss):
+    words = "plan --model llama3-8b --cluster dgx-h100 --gpus 4 --batch 32 --seq 8192 --out p4.json"
+    assert phalanx(tmp_path, *words.split())[0] == 0
+    (tmp_path / "free.json").write_text('{"free": {"node[0-3]": "6-7"}, "nodes": "node[0-3]"}')
+    line = ("place", "p4.json", "--free", "free.json", "--strategy", strategy, "--no-search", "--json")
+    answer = json.loads(phalanx(tmp_path, *line)[1])
+    assert answer["step_time_s"] == pytest.approx(apart, abs=0.1)
+    assert answer["empty_cluster_s"] == pytest.approx(together, abs=0.1)
+    assert 1 - answer["empty_cluster_s"] / answer["step_time_s"] == pytest.approx(loss, abs=0.01)

@@ -14,17 +14,22 @@ from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 
 from phalanx.cost.analytic.estimate import estimate
+from phalanx.plan.explain.analytic import AnalyticSubject
+from phalanx.plan.explain.lint import lint
 from phalanx.plan.placement import search
 from phalanx.plan.placement.carve import FreeBlock, carve
 from phalanx.plan.placement.price import PlacedJob
 from phalanx.plan.placement.search import place
 from phalanx.plan.question import model_named
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.priced import price
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.topology import Topology, of_cluster, of_leaves
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.hostlist import compress, expand
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import AXES, Strategy
 
 _NOBODY = np.array([], dtype=np.int64)
 _SMALL = [
@@ -114,6 +119,21 @@ def test_ranks_in_order_cost_what_predict_says(name, strategy):
     assert priced == pytest.approx(
         float(estimate(_model(), cluster, job.job, strategy, job.stack).seconds), rel=1e-12
     )
+
+
+@pytest.mark.parametrize("order", list(map("/".join, permutations(AXES))))
+def test_every_order_of_the_mesh_is_priced_and_linted(order):
+    s = Strategy(tp=4, pp=2, cp=2, dp=4, zero=1, order=order)
+    cluster = preset("dgx-h100", 8)
+    job = Job(192, 4096, Precision("bfloat16"))
+    pricing = Pricing(_model(), cluster, job, "megatron-core")
+    by_columns = price(pricing, [s])[0].seconds
+    assert by_columns == pytest.approx(float(estimate(_model(), cluster, job, s, "megatron-core").seconds), rel=1e-12)
+    findings = {f.name: f for f in lint(AnalyticSubject(lambda _: pricing, s, s.world))}
+    together = bool(mesh(s).within("tp", 8))
+    assert ("wide-tp" in findings) != together
+    if not together:
+        assert findings["wide-tp"].remedy.startswith("order=")
 
 
 def test_a_tensor_parallel_group_over_two_nodes_is_slower_and_chosen_only_if_nothing_else_is_free():

@@ -231,6 +231,10 @@ def test_plans_run_as_fast_as_their_placement_allows(here):
     rows = ["submit,gpus,duration,plan,steps"]
     rows += [f"{i},6,{4000 + i},," for i in range(4)] + ["10,,,p.json,500"]
     (here / "mixed.csv").write_text("\n".join(rows) + "\n")
+    line = "cluster simulate --trace mixed.csv --cluster dgx-h100 --nodes 1 --policy fifo"
+    code, _, err = phalanx(here, *line.split())
+    assert code == 2
+    assert "row 6: plan = 'p.json': has 16 ranks, and the cluster 8 GPUs" in err
     line = "cluster simulate --trace mixed.csv --cluster dgx-h100 --nodes 4 --policy fifo --json"
     code, out, _ = phalanx(here, *line.split(), "--placement", "best-fit", "--placement", "scatter")
     packed, blind = json.loads(out)["policies"]

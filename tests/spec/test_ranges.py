@@ -77,5 +77,10 @@ def test_damaged_documents_are_refused_in_one_line(tmp_path: Path, content: byte
         with pytest.raises(InputError, match=r"^plan = .*: (is|cannot|holds)") as error:
             read(path, "plan")
         assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="is larger than"):
-        documents.read_text(Path("/dev/zero"), "plan", 2**20)
+
+
+def test_documents_are_of_bounded_size(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (2**20 + 1))
+    with pytest.raises(InputError, match="is larger than 1 MiB"):
+        documents.read_text(path, "plan", 2**20)

@@ -5,6 +5,7 @@ A program builds its model for the world it is in and takes three steps; it is t
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import time
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, schedules
@@ -358,6 +359,8 @@ def recorded(name: str) -> RankObservation:
         function(**options)  # to its end: a rank that stopped early would leave the others waiting
         recorder.finish()
     dist.barrier()
+    for mesh in [x for x in gc.get_objects() if issubclass(type(x), DeviceMesh)]:
+        mesh._dim_group_names = []  # the next program names the same groups by its own mesh
     return results[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import compressors
 from phalanx.spec.strategy.compression import parse
 from phalanx.spec.strategy.context import require_context
-from phalanx.spec.strategy.spec import Strategy, divisors
+from phalanx.spec.strategy.spec import AXES, Strategy, divisors
 from phalanx.spec.strategy.split import require_split
 
 PRECISIONS = [
@@ -164,6 +165,10 @@ def pipelines(model: ModelSpec, ranks: int, micro_batches: int) -> list[Strategy
     return found
 
 
+ORDERS = ["/".join(order) for order in permutations(AXES)]
+"""Every order of the mesh's axes, the default first."""
+
+
 @st.composite
 def cases(
     draw: st.DrawFn, ranks: int, small: bool = True, compressed: bool = False, experts: bool = False
@@ -202,8 +207,9 @@ def cases(
         grad_sync=draw(st.sampled_from([None, "step"])) if zero == 2 else None,
         reshard=draw(st.sampled_from([None, "step"] + ["action"] * (pipeline.pp == 1))) if zero == 3 else None,
         prefetch=draw(st.sampled_from([0, 1])),
-        recompute=draw(st.sampled_from(["none", "selective", "full", "every:2"])),
+        recompute=draw(st.sampled_from(["none", "selective", "full", *["every:2"] * (model.layers > 1)])),
         bucket=draw(st.sampled_from([0.002, 0.02, 0.5, "auto"])),
+        order=draw(st.sampled_from(ORDERS)),
         compression=draw(st.sampled_from(usable))
         if compressed and tp == pipeline.pp == ep * etp == 1 and not coarse
         else "none",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from phalanx.cli.observed import observation_in, show_price
+from phalanx.cli.observed import observation_in, show_lint, show_price
 from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, OptionalStack, Plan, Seq, StrategyLine
 from phalanx.cli.terminal import FAILED, console, exit_on_error, print_json
 
@@ -105,9 +105,14 @@ def lint(
 ) -> None:
     """Find anti-patterns in a strategy, with numbers and what to do about each; exit code 1 if there are any.
 
-    Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
+    Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; or an observed.json, of which it finds
+    those of the program, in seconds too with --cluster.
     """
     with exit_on_error():
+        if (seen := observation_in(plan)) is not None:
+            others = {"--model": model, "--strategy": strategy, "--gpus": gpus, "--batch": batch, "--seq": seq}
+            show_lint(seen, cluster, {**others, "--stack": profile}, as_json)
+            return
         _require_only_a_plan(plan, {"--model": model, "--cluster": cluster, "--batch": batch, "--seq": seq})
         from dataclasses import asdict
 

@@ -46,6 +46,29 @@ def show_price(o: Observation, cluster: str | None, as_json: bool, collectives: 
     )
 
 
+def show_lint(o: Observation, cluster: str | None, others: dict[str, object], as_json: bool) -> None:
+    """Print what is wrong with an observed program; exit code 1 if anything is. `others`: options that belong to a
+    strategy and must not be given. Raises InputError."""
+    from phalanx.plan.explain.observed_lint import lint
+    from phalanx.plan.question import cluster_named
+    from phalanx.report.observe import finding
+    from phalanx.report.style import counted
+    from phalanx.spec.errors import InputError
+
+    for name, value in others.items():
+        if value is not None:
+            raise InputError(name, value, "belongs to a strategy, not to an observed program", "leave it out")
+    findings = lint(o, cluster_named(cluster)(o.world) if cluster else None)
+    if as_json:
+        print_json({"program": o.program, "findings": [asdict(f) for f in findings]})
+    else:
+        for f in findings:
+            print(finding(f))
+        print(f"{o.program}: " + (counted(len(findings), "finding") if findings else "nothing found"))
+    if findings:
+        raise typer.Exit(FAILED)
+
+
 def _as_json(p: PricedRank) -> dict[str, Any]:
     return {
         "rank": p.rank.rank,

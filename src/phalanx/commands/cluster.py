@@ -83,7 +83,9 @@ class _Prices:
 
     def facts(self, path: str, fewest: int) -> PlanFacts:
         """What a trace needs of a plan, placed on the empty cluster. Raises InputError."""
-        job = self.job(path)
+        job, room = self.job(path), self.topology.gpus
+        if job.strategy.world > room:
+            raise InputError("plan", path, f"has {job.strategy.world} ranks, and the cluster {room} GPUs")
         step = self.step_s(path, tuple(range(self.topology.gpus)))
         widths: list[tuple[int, float]] = []
         width = job.strategy.world // 2

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from phalanx.report.style import size, table
+from phalanx.plan.explain.observed_lint import ProgramFinding, lint
+from phalanx.report.style import seconds, size, table
 from phalanx.schedule.observation import Observation, RankObservation, unit
 
 _ROWS = 40
@@ -20,6 +21,14 @@ def tables(o: Observation) -> Iterator[Table | str]:
     yield f"{o.program}: {o.world} ranks{f' ({axes})' if axes else ''}, torch {o.torch}, device {o.device}"
     for r in o.ranks:
         yield from _rank(r, o.world)
+    for n, f in enumerate(lint(o)):
+        yield f"{'' if n else chr(10)}lint: {f.where or '(unknown line)'}: {f.name}: {f.problem}"
+
+
+def finding(f: ProgramFinding) -> str:
+    """Write a finding on one line: place, name, problem, what it costs in time, mend."""
+    lost = f" ({seconds(f.seconds)} of communication)" if f.seconds is not None else ""
+    return f"{f.where or '(unknown line)'}: {f.name}: {f.problem}{lost}; {f.remedy}"
 
 
 def _rank(r: RankObservation, world: int) -> Iterator[Table | str]:

@@ -44,8 +44,8 @@ def tables(outcomes: Sequence[Outcome]) -> Iterator[Table]:
             o.policy,
             span(o.makespan),
             f"{o.gpu_use:.1%}",
-            f"{o.fragmented / 3600:,.0f} GPU-h",
-            f"{o.placement / 3600:,.0f} GPU-h",
+            _gpu_hours(o.fragmented),
+            _gpu_hours(o.placement),
             f"{o.preemptions:,}",
             f"{o.tokens_per_s:,.0f}" if o.tokens_per_s else "",
         )
@@ -55,6 +55,11 @@ def tables(outcomes: Sequence[Outcome]) -> Iterator[Table]:
     )
     grid.caption_justify = "left"
     yield grid
+
+
+def _gpu_hours(gpu_seconds: float) -> str:
+    hours = gpu_seconds / 3600
+    return f"{hours:,.0f} GPU-h" if hours >= 100 else f"{hours:.1f} GPU-h"
 
 
 def _queue(o: Outcome) -> Distribution:

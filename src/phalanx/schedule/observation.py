@@ -63,6 +63,25 @@ class Holder:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Parameters of one unit that an optimizer updates: elements on this rank, elements of all, and their type."""
+
+    unit: str
+    elements: int
+    all_elements: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Bytes that the forward pass computed at `site` and that only autograd still held when the step ended."""
+
+    module: str
+    site: Site
+    bytes: int
+
+
 @dataclass(frozen=True)
 class RankObservation:
     """One observed step of `rank`, which stands for `count` ranks that are `are`.
@@ -70,7 +89,8 @@ class RankObservation:
     `start`: live bytes by kind when the step began; `peak`: the most live bytes of the device; `peak_phase`,
     `peak_module`: what ran then; `holders`: what was live then; `host_peak`: the most bytes in host memory, where the
     program computes on another device. `flops`: by (phase, module). `step`: 1 for the program's first, which includes
-    lazy initialisation, and is taken only where there is no second.
+    lazy initialisation, and is taken only where there is no second. `flops_by_type`: by the type of the operands;
+    `trained`: the parameters that got a gradient; `kept`: what only autograd's graph held when the step ended.
     """
 
     rank: int
@@ -88,6 +108,9 @@ class RankObservation:
     synchronisations: tuple[Synchronisation, ...]
     micro_batches: int
     optimizers: tuple[str, ...]
+    flops_by_type: dict[str, int]
+    trained: tuple[Trained, ...]
+    kept: tuple[Kept, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -205,6 +228,9 @@ def rank_to_json(r: RankObservation) -> dict[str, Any]:
         "host_synchronisations": [[s.call, s.phase, s.module, list(s.site), s.count] for s in r.synchronisations],
         "micro_batches": r.micro_batches,
         "optimizers": list(r.optimizers),
+        "flops_by_type": r.flops_by_type,
+        "trained": [asdict(t) for t in r.trained],
+        "kept": [[k.module, list(k.site), k.bytes] for k in r.kept],
         "notes": list(r.notes),
         "sites": [list(s) for s in sites],
         "groups": [list(g) for g in groups],
@@ -257,5 +283,8 @@ def rank_from_json(r: dict[str, Any]) -> RankObservation:
         tuple(Synchronisation(c, p, m, Site(*s), n) for c, p, m, s, n in r["host_synchronisations"]),
         r["micro_batches"],
         tuple(r["optimizers"]),
+        r["flops_by_type"],
+        tuple(Trained(**t) for t in r["trained"]),
+        tuple(Kept(module, Site(*site), n) for module, site, n in r["kept"]),
         tuple(r["notes"]),
     )

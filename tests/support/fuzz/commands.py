@@ -76,7 +76,6 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("lint", "plan.json"), {"--strategy": "dp=2", "--json": None}),
     (("measure",), {"--nccl-tests": "nccl.txt", "--preset": "dgx-h100", "--op": "all_reduce", "--json": None}),
     (("validate",), {"--runs": "runs.csv", "--rows": "own", "--json": None}),
-    (("experts", "show", "."), {"--json": None}),
     (("verify", "job.toml"), {"--strategy": "dp=2,zero=1", "--json": None}),
 )
 """Commands that take a moment: words, and options with values that are right."""
@@ -103,6 +102,7 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("export-weights", "runs/job"), {"--out": "hf", "--dtype": "float32", "--step": "2", "--shard-size": "1MB"}),
     (("import", "hf"), {"--name": "imported", "--json": None}),
     (("cases",), {"--rules": None, "--json": None}),
+    (("experts", "show", "."), {"--json": None}),
     (("lab", "run", "--", "true"), {"--hosts": "2", "--ranks": "1", "--rate": "1gbit"}),
     (("plan", "job.toml"), {"--set": "cluster.ranks=3", "--json": None}),
 )

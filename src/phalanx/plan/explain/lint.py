@@ -95,11 +95,15 @@ def _wide_tp(x: LintSubject) -> Iterator[Finding]:
     s, node = x.strategy, x.cluster.ranks_per_node
     fast = x.cluster.tiers[0].ranks
     if s.tp > 1 and not mesh(s).within("tp", min(fast, node)):
+        order = "/".join([*(axis for axis in s.order.split("/") if axis != "tp"), "tp"])
+        narrow = s.tp <= min(fast, node)
         yield Finding(
             "wide-tp",
             f"tp={s.tp} leaves the {min(fast, node)} ranks that the fastest links join: its communication is "
             f"{x.tensor_parallel:.0%} of the step",
-            f"tp at most {min(fast, node)}, more of pp",
+            f"order={order}, whose tp ranks are neighbours"
+            if narrow
+            else f"tp at most {min(fast, node)}, more of pp",
         )
 
 

@@ -17,7 +17,7 @@ from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, v_shaped
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
-from phalanx.plan.search.space import ORDERS, RECOMPUTE, Ints, Options, Strategies, repeated
+from phalanx.plan.search.space import ORDERS, RECOMPUTE, SEARCHED, Ints, Options, Strategies, repeated
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -73,7 +73,7 @@ class Pricing:
         return Options(
             schedules=can.schedules,
             recompute=tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective")),
-            orders=ORDERS if len(rates) > 1 and self.stack != "phalanx" else ORDERS[:1],
+            orders=SEARCHED if len(rates) > 1 and self.stack != "phalanx" else SEARCHED[:1],
             zero=can.zero,
             zero_in_pipeline=can.zero_in_pipeline,
             ulysses=can.ulysses,
@@ -88,7 +88,7 @@ class Pricing:
 
         m = rows.micro_batches(self.job)
         first, last = in_flight(rows.schedule, m, rows.pp)
-        inside, stages_inside = rows.tp * rows.cp, rows.order == ORDERS.index("dp/pp/cp/tp")
+        stride = _strides(rows)
         return Layout(
             tp=as_float(rows.tp),
             sp=as_float(rows.sp),
@@ -108,10 +108,10 @@ class Pricing:
             selective=selective[rows.recompute],
             format=FORMATS.index(self.number_format),
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
-            tp_stride=1.0,
-            cp_stride=as_float(rows.tp),
-            dp_stride=as_float(np.where(stages_inside, inside * rows.pp, inside)),
-            pp_stride=as_float(np.where(stages_inside, inside, inside * rows.dp)),
+            tp_stride=as_float(stride["tp"]),
+            cp_stride=as_float(stride["cp"]),
+            dp_stride=as_float(stride["dp"]),
+            pp_stride=as_float(stride["pp"]),
             bubble=bubble(rows.schedule, m, rows.pp, rows.virtual),
             in_flight=first,
             in_flight_last=last,
@@ -220,6 +220,24 @@ class Pricing:
     def usable(self) -> int:
         """Bytes of a device that the stack's allocator may have."""
         return int(allocatable_bytes(self.cluster.device.usable_bytes, self.profile))
+
+
+def _strides(rows: Strategies) -> dict[str, Ints]:
+    """Distance in ranks to the next rank along each axis, of each row's order."""
+    sizes = {"pp": rows.pp, "dp": rows.dp, "cp": rows.cp, "tp": rows.tp}
+    if not len(rows) or rows.order.max() < len(SEARCHED):  # as in every search: without a loop over orders
+        inside, stages_inside = rows.tp * rows.cp, rows.order == SEARCHED.index("dp/pp/cp/tp")
+        dp = np.where(stages_inside, inside * rows.pp, inside)
+        pp = np.where(stages_inside, inside, inside * rows.dp)
+        return {"tp": np.ones_like(rows.tp), "cp": rows.tp, "dp": dp, "pp": pp}
+    result = {axis: np.ones_like(size) for axis, size in sizes.items()}
+    for number in np.unique(rows.order).tolist():
+        those = rows.order == number
+        stride: Ints = np.ones_like(rows.tp)[those]
+        for axis in reversed(ORDERS[number].split("/")):
+            result[axis][those] = stride
+            stride = stride * sizes[axis][those]
+    return result
 
 
 def published(cluster: ClusterSpec) -> bool:

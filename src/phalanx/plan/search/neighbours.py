@@ -8,7 +8,7 @@ from dataclasses import replace
 from phalanx.cost.ledger.pipeline_formulas import NAMES
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.space import ORDERS, RECOMPUTE
+from phalanx.plan.search.space import ORDERS, RECOMPUTE, SEARCHED
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
@@ -56,7 +56,7 @@ def _changes(s: Strategy) -> Iterator[tuple[str, dict[str, object]]]:
                 continue
             virtual = SCHEDULES[name].chunks if SCHEDULES[name].takes_virtual else 1
             yield f"schedule {s.schedule} -> {name}", {"schedule": name, "virtual": virtual}
-        for order in ORDERS:
+        for order in SEARCHED:
             yield f"order {s.order} -> {order}", {"order": order}
     if s.zero and s.dp_shard > 1:
         for shard in (s.dp_shard // 2, 2 * s.dp_shard):

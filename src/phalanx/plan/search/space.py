@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,16 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.context import require_context
-from phalanx.spec.strategy.spec import Strategy, divisors
+from phalanx.spec.strategy.spec import AXES, Strategy, divisors
 from phalanx.spec.strategy.split import require_split
 
 Ints = npt.NDArray[np.int64]
 Ways = Sequence[tuple[int, ...]]
-ORDERS = ("pp/dp/cp/tp", "dp/pp/cp/tp")
-"""Stages outermost, the default of the mesh; or replicas outermost, with stages on neighbouring nodes."""
+SEARCHED = ("pp/dp/cp/tp", "dp/pp/cp/tp")
+"""Orders that a search chooses from: stages outermost, the default of the mesh; or replicas outermost, with stages on
+neighbouring nodes."""
+ORDERS = SEARCHED + tuple(name for name in map("/".join, permutations(AXES)) if name not in SEARCHED)
+"""Every order of the mesh's axes, those of SEARCHED first."""
 RECOMPUTE = ("none", "selective", "full", "every:2", "every:4")
 _DEFAULT = NAMES.index(Strategy.schedule)
 
@@ -46,7 +50,7 @@ class Options:
 
     schedules: tuple[str, ...] = NAMES
     recompute: tuple[str, ...] = RECOMPUTE
-    orders: tuple[str, ...] = ORDERS
+    orders: tuple[str, ...] = SEARCHED
     zero: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO levels without a pipeline."""
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
@@ -129,12 +133,11 @@ COLUMNS = tuple(f.name for f in fields(Strategies))
 def of(strategies: Sequence[Strategy]) -> Strategies:
     """Turn strategies into columns; fields that a search does not choose are dropped.
 
-    Raises InputError for a `recompute` or `order` that a search never chooses."""
+    Raises InputError for a `recompute` that a search never chooses."""
     columns: dict[str, list[int]] = {name: [] for name in COLUMNS}
     for s in strategies:
-        for name, known in (("recompute", RECOMPUTE), ("order", ORDERS)):
-            if getattr(s, name) not in known:
-                raise InputError(f"strategy.{name}", getattr(s, name), "is not searched", f"use {' or '.join(known)}")
+        if s.recompute not in RECOMPUTE:
+            raise InputError("strategy.recompute", s.recompute, "is not searched", f"use {' or '.join(RECOMPUTE)}")
         row = {name: getattr(s, name) for name in COLUMNS} | {
             "shard": s.dp_shard,
             "sp": int(s.sp),

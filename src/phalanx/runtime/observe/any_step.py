@@ -24,12 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from phalanx.runtime.observe import collective_ops
 from phalanx.runtime.observe.instrument import flops_of
-from phalanx.runtime.observe.position import OUTSIDE, Call, Position
+from phalanx.runtime.observe.position import OUTSIDE, Call, Position, place_outside
 from phalanx.schedule.event import Event, Phase
-from phalanx.schedule.observation import Observed, Site, unit
+from phalanx.schedule.observation import Observed, Site, Trained, unit
 
 GATHERED = "gathered parameters"
-_PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
+PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 _aten = torch.ops.aten
 WAITS = {
     _aten._local_scalar_dense.default: "item",
@@ -58,6 +58,8 @@ class Life:
     phase: str
     died: int = 2**62
     ref: Any = None
+    place: tuple[str, int, str] | None = None
+    """File, line and function of the program, of what the forward pass returned."""
 
 
 @dataclass
@@ -68,11 +70,14 @@ class Step:
     began: int = 0
     events: list[Observed] = field(default_factory=list)
     flops: Counter[tuple[str, str]] = field(default_factory=Counter)
+    flops_by_type: Counter[str] = field(default_factory=Counter)
     waits: Counter[tuple[str, str, str, Site]] = field(default_factory=Counter)
     lives: list[Life] = field(default_factory=list)
     peak: dict[str, tuple[int, int, str, str]] = field(default_factory=dict)
     """By type of device: the most live bytes, when (a count of changes), in which phase and module."""
     micro_batches: int = 0
+    trained: dict[int, Trained] = field(default_factory=dict)
+    """By the id of the parameter: what the optimizers update."""
 
 
 class AnyStep(TorchDispatchMode):
@@ -145,6 +150,8 @@ class AnyStep(TorchDispatchMode):
         phase, call = self._now
         size = storage.nbytes()
         life = Life(device, size, self._clock + 1, kind, call.module, phase)
+        if phase == "F":
+            life.place = place_outside()
 
         def freed(_: Any) -> None:
             ended = self.known.pop(key)
@@ -169,6 +176,10 @@ class AnyStep(TorchDispatchMode):
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         for group in optimizer.param_groups:
             for p in group["params"]:
+                if p.grad is not None:
+                    local = sum(t.numel() for t in inner_tensors(p))
+                    module = unit(self.position.module_of(p))
+                    self.step.trained[id(p)] = Trained(module, local, p.numel(), dtype_name(p.dtype))
                 for t in inner_tensors(p.grad):
                     if life := self.known.get(t.untyped_storage()._cdata):
                         life.kind = "gradients"
@@ -184,7 +195,7 @@ class AnyStep(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.prim.device.default:  # asked very often
             return self.call(func, args, kwargs or {})
-        if not all(t in _PLAIN for t in types):
+        if not all(t in PLAIN for t in types):
             return NotImplemented  # a wrapper such as DTensor: what it does with its inner tensors arrives here
         kwargs = kwargs or {}
         self._now = self.position.now()
@@ -200,6 +211,7 @@ class AnyStep(TorchDispatchMode):
         if flops := flops_of(func, args, kwargs, out):
             phase, call = self._now
             self.step.flops[phase, call.module] += flops
+            self.step.flops_by_type[dtype_name(next(_tensors(args)).dtype)] += flops
             at = self.step.events[self._segment]
             self.step.events[self._segment] = replace(at, event=replace(at.event, flops=at.event.flops + flops))
         return out
@@ -301,7 +313,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        if type(value) in _PLAIN:
+        if type(value) in PLAIN:
             yield value
     elif isinstance(value, list | tuple):
         for item in value:

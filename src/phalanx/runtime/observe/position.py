@@ -160,23 +160,24 @@ class Position:
             return OUTSIDE
         number = node._sequence_nr()
         if number >= _ACCUMULATE or number < 0:
-            name = self._parameters.get(id(getattr(node, "variable", None)), "")
-            return Call(name, self._backward.micro_batch)
+            return Call(self.module_of(getattr(node, "variable", None)), self._backward.micro_batch)
         span = self._spans.get(self._main)
         self._backward = (span and span.at(number)) or OUTSIDE
         return self._backward
+
+    def module_of(self, parameter: torch.Tensor | None) -> str:
+        """Return the name of the module that a parameter belongs to, "" where that is unknown."""
+        return self._parameters.get(id(parameter), "")
 
     def site(self) -> Site:
         """Return the innermost line outside torch and Phalanx that led here.
 
         On a thread of autograd that is the line of the main thread, which waits in backward().
         """
-        frame = _outside(sys._getframe(1))
-        if frame is None and threading.get_ident() != self._main:
-            frame = _outside(sys._current_frames().get(self._main))
-        if frame is None:
-            return Site()
-        return Site(relative(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
+        place = place_outside()
+        if place is None and threading.get_ident() != self._main:
+            place = _place(sys._current_frames().get(self._main))
+        return Site() if place is None else Site(relative(place[0]), *place[1:])
 
 
 OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent), "<frozen ", "<string>")
@@ -186,6 +187,16 @@ def _outside(frame: FrameType | None) -> FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith(OWN):
         frame = frame.f_back
     return frame
+
+
+def _place(frame: FrameType | None) -> tuple[str, int, str] | None:
+    frame = _outside(frame)
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def place_outside() -> tuple[str, int, str] | None:
+    """Return file, line and function of the innermost frame of this thread outside torch and Phalanx, if any."""
+    return _place(sys._getframe(1))
 
 
 def relative(file: str) -> str:

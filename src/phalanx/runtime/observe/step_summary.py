@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,8 +14,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.runtime.observe.any_step import GATHERED, AnyStep, Life, Step, inner_tensors
-from phalanx.schedule.observation import Holder, Observed, RankObservation, Synchronisation, unit
+from phalanx.runtime.observe.any_step import GATHERED, PLAIN, AnyStep, Life, Step, inner_tensors
+from phalanx.runtime.observe.position import relative
+from phalanx.schedule.observation import (
+    Holder,
+    Kept,
+    Observed,
+    RankObservation,
+    Site,
+    Synchronisation,
+    Trained,
+    unit,
+)
 
 
 def summarise(recorder: AnyStep, step: Step, groups: GroupNames) -> RankObservation:
@@ -42,7 +53,42 @@ def summarise(recorder: AnyStep, step: Step, groups: GroupNames) -> RankObservat
         synchronisations=tuple(Synchronisation(*what, n) for what, n in step.waits.items()),
         micro_batches=step.micro_batches,
         optimizers=tuple(recorder.position.optimizers),
+        flops_by_type=dict(step.flops_by_type),
+        trained=_trained(step),
+        kept=_kept(recorder),
     )
+
+
+def _trained(step: Step) -> tuple[Trained, ...]:
+    """Return the trained parameters, those of one unit and type together."""
+    totals: dict[tuple[str, str], tuple[int, int]] = {}
+    for t in step.trained.values():
+        local, whole = totals.get((t.unit, t.dtype), (0, 0))
+        totals[t.unit, t.dtype] = local + t.elements, whole + t.all_elements
+    return tuple(Trained(name, *elements, dtype) for (name, dtype), elements in totals.items())
+
+
+_OURS = 3
+"""References to a tensor of a list that is iterated: the list's, the loop's, getrefcount's. C++ adds one where it
+holds the tensor too, which then has more than the one use that its Python object is."""
+
+
+def _kept(recorder: AnyStep) -> tuple[Kept, ...]:
+    """Return what of the forward pass is still alive and held by no Python object, so by autograd's graph alone."""
+    alive = {key for key, life in recorder.known.items() if life.place and life.module and not life.kind}
+    if not alive:
+        return ()
+    for x in gc.get_objects():
+        if type(x) in PLAIN and x.device.type != "meta" and x.layout == torch.strided:
+            key = x.untyped_storage()._cdata
+            if key in alive and sys.getrefcount(x) - (x._use_count() > 1) > _OURS:
+                alive.remove(key)
+    totals: Counter[tuple[str, tuple[str, int, str]]] = Counter()
+    for key in alive:
+        life = recorder.known[key]
+        if life.device == recorder.device and life.place:
+            totals[life.module, life.place] += life.bytes
+    return tuple(Kept(m, Site(relative(p[0]), *p[1:]), n) for (m, p), n in totals.most_common())
 
 
 def _events(step: Step, groups: GroupNames) -> list[Observed]:

@@ -392,35 +392,32 @@ class _Simulation:
             self.history.promised[head] = self.reservation.time
 
     def _backfill(self, head: int) -> None:
-        """Start jobs behind the first that do not delay its reservation."""
+        """Start jobs behind the first that end before its reservation, or leave what is reserved."""
+        reservation = self.reservation
+        assert reservation is not None
         for width in sorted(self.waiting):
             own, position, seen = self.waiting[width], 0, 0
-            while position < len(own) and seen < DEPTH and self.nodes.count >= width:
+            beside = True  # whether jobs of this width may still find GPUs that are not reserved
+            while position < len(own) and seen < DEPTH:
+                chosen = self.nodes.choose(width, self.policy.rule)
+                if not chosen:
+                    break
                 number = own[position][1]
+                job = self.jobs[number]
                 seen += 1
-                if number == head or not self._fill(number):
-                    if not self.nodes.choose(width, self.policy.rule):
-                        break  # nothing of this width can start, whoever it is
+                speed = self._speed(number, chosen)
+                late = self.now + job.planned / speed > reservation.time
+                if late and beside and number != head:
+                    chosen = self._beside(job)
+                    beside = bool(chosen)
+                if number == head or (late and not beside):
                     position += 1
-
-    def _fill(self, number: int) -> bool:
-        """Start a job if it ends before the reservation, or leaves what is reserved."""
-        job, reservation = self.jobs[number], self.reservation
-        assert reservation is not None
-        chosen = self.nodes.choose(job.gpus, self.policy.rule)
-        if not chosen:
-            return False
-        speed = self._speed(number, chosen)
-        late = self.now + job.planned / speed > reservation.time
-        if late:
-            chosen = self._beside(job)
-            if not chosen:
-                return False
-            speed = self._speed(number, chosen)
-            reservation.use(chosen)
-        self._unwait(number)
-        self._start(number, chosen, 1.0, speed)
-        return True
+                    continue
+                if late:
+                    speed = self._speed(number, chosen)
+                    reservation.use(chosen)
+                self._unwait(number)
+                self._start(number, chosen, 1.0, speed)
 
     def _beside(self, job: TraceJob) -> Chosen:
         """Nodes for a job that ends after the reservation."""

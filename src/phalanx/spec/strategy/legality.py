@@ -101,7 +101,7 @@ _RUNNABLE: dict[str, set[Any] | None] = {
     "reshard": None,
     "bucket": None,
     "prefetch": {0, 1},
-    "order": {"pp/dp/cp/tp"},
+    "order": None,
 }
 
 

@@ -225,6 +225,8 @@ class Redirect(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             out = _attention(*args, **kwargs)
             return func(*args, **kwargs) if out is None else out
+        if func == _SET_DATA and NAME in (args[0].device.type, args[1].device.type):
+            return _moved(*args)
         if func is torch.Tensor.record_stream or func is torch.Tensor.pin_memory:
             return args[0]
         if any(type(a) in (str, torch.device) for a in args):
@@ -234,6 +236,20 @@ class Redirect(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         return func(*args, **kwargs)
+
+
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _moved(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Do what `tensor.data = value` does on CUDA: torch refuses it between the host and other devices than CUDA."""
+    if tensor.device.type == value.device.type:
+        tensor.data = value
+        return
+    new = value.detach().requires_grad_(tensor.requires_grad)
+    if isinstance(tensor, torch.nn.Parameter):
+        new = torch.nn.Parameter(new, tensor.requires_grad)
+    torch.utils.swap_tensors(tensor, new)
 
 
 def _attention(

@@ -82,6 +82,11 @@ def observe_rank(
         gpus.waits, gpus.live = recorder.waited, lambda: recorder.live["gpu"]
         # Torch keeps weak references to fake tensors, for which Module.to() would refuse to move parameters.
         stack.enter_context(patch.object(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])))
+        # torch.tensor(x, device=...) then makes its tensor on the host first, where the mode sees it; by itself torch
+        # does so only where it finds no CUDA.
+        lifts = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
         stack.enter_context(recorder.fake)
         stack.enter_context(recorder.recording())
         try:

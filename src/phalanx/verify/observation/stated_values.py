@@ -37,7 +37,10 @@ def value_of(tensor: Tensor) -> Any:
     """Return the value of all elements of a tensor if it is known, else None."""
     if isinstance(tensor, FakeTensor):
         return getattr(tensor, "_stated", None)
-    return tensor.reshape(-1)[0].item() if tensor.numel() == 1 else None
+    if tensor.numel() != 1:
+        return None
+    with unset_fake_temporarily():
+        return tensor.reshape(-1)[0].item()
 
 
 def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], out: Any) -> None:

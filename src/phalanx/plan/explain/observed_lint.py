@@ -1,0 +1,317 @@
+"""Anti-patterns in an observed program, each with the line of the program, what it costs, and the mend.
+
+Gradients and parameters are recognised by their number: what the collectives of one operation over one axis carry in
+a pass is a whole multiple of the trained elements of the rank (times the group, where they are sharded). Costs are
+bytes or seconds of one rank and step; seconds need a cluster and are those of each collective alone
+(cost/collectives/nccl_model.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.cost.analytic.chips import system_of
+from phalanx.cost.collectives.nccl_model import collective_s
+from phalanx.cost.hardware.system import System
+from phalanx.schedule.observation import Observation, Observed, RankObservation
+from phalanx.spec.byte_sizes import write_bytes
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import DTYPE_BYTES
+
+_PADDING = 0.02
+"""By how much a padded collective may exceed the elements that it carries, as a share."""
+_SMALL, _BUCKET, _FEW = 2**20, 25 * 2**20, 8
+"""Reductions of less than 1 MiB on average are small, if there are 8 or more; DDP's default bucket is 25 MiB."""
+_SHARE = 0.05
+"""Traffic below this share of a step's bytes, and memory below this share of the peak, is not reported."""
+
+
+@dataclass(frozen=True)
+class ProgramFinding:
+    """One anti-pattern of a program. `where`: "file:line"; `bytes`: sent or held in vain by a rank in a step, 0 where
+    the loss is not one of bytes; `seconds`: of communication lost in a step, None without a cluster."""
+
+    name: str
+    where: str
+    problem: str
+    remedy: str
+    bytes: int = 0
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The collectives of one operation over one axis in one phase that carry gradients or parameters: they do so
+    `rounds` times in a step."""
+
+    rounds: int
+    events: tuple[Observed, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(o.event.bytes for o in self.events)
+
+
+class Subject:
+    """One observed rank, and the cluster that it would run on, if one is named."""
+
+    def __init__(self, rank: RankObservation, cluster: ClusterSpec | None) -> None:
+        self.rank, self.cluster = rank, cluster
+        self.system: System | None = system_of(cluster) if cluster else None
+        self.elements = sum(t.elements for t in rank.trained)
+        self.gradients = [
+            flow for op in ("all_reduce", "reduce_scatter") for flow in self._flows(op, "B", limit=rank.micro_batches)
+        ]
+        self.parameters = self._flows("all_gather", "F", limit=2 * rank.micro_batches)
+
+    def _flows(self, op: str, phase: str, limit: int) -> list[Flow]:
+        groups: dict[tuple[str, int], list[Observed]] = defaultdict(list)
+        for o in self.rank.communication:
+            if o.event.op == op and o.event.phase == phase and o.event.group_size > 1:
+                groups[o.event.axis, o.event.group_size].append(o)
+        result = []
+        for (_, size), events in groups.items():
+            once = self.elements * (1 if op == "all_reduce" else size)
+            carried = sum(o.event.bytes // DTYPE_BYTES.get(o.event.dtype, 4) for o in events)
+            rounds = round(carried / once) if once else 0
+            if 1 <= rounds <= limit and -1e-9 <= carried / (rounds * once) - 1 <= _PADDING:
+                result.append(Flow(rounds, tuple(events)))
+        return result
+
+    def seconds(self, events: Iterable[Observed], share: float = 1.0) -> float | None:
+        """Return `share` of the seconds that collectives take, one after the other."""
+        if self.system is None:
+            return None
+        return share * sum(_price(o, o.event.bytes, self.system) for o in events)
+
+    def fits(self, extra: int) -> bool:
+        """Whether the device holds `extra` bytes more than the peak; unknown, and so true, without a cluster."""
+        return self.system is None or self.rank.peak + extra <= float(np.asarray(self.system.memory_bytes))
+
+
+def _price(o: Observed, n: int, system: System, stride: int | None = None) -> float:
+    apart = o.ranks[1] - o.ranks[0] if stride is None else stride
+    return float(np.asarray(collective_s(o.event.op, n, o.event.group_size, apart, system)))
+
+
+def lint(o: Observation, cluster: ClusterSpec | None = None) -> list[ProgramFinding]:
+    """Return what every lint finds in a program, each once for all ranks. Raises InputError for a small cluster."""
+    if cluster is not None and cluster.ranks < o.world:
+        raise InputError("--cluster", cluster.name, f"has {cluster.ranks} ranks, the program {o.world}")
+    results: dict[tuple[str, str], ProgramFinding] = {}
+    for r in o.ranks:
+        subject = Subject(r, cluster)
+        for finds in LINTS.values():
+            for finding in finds(subject):
+                results.setdefault((finding.name, finding.where), finding)
+    return list(results.values())
+
+
+def _where(events: Iterable[Observed]) -> str:
+    return Counter(str(o.site) for o in events).most_common(1)[0][0]
+
+
+_INSTEAD = {
+    "item": "keep it on the device, and read it once every many steps",
+    "copy to the host": "copy it with non_blocking=True, or once every many steps",
+    "synchronize": "leave it out of the step",
+}
+
+
+def _synchronisation(x: Subject) -> Iterator[ProgramFinding]:
+    """The host waits for the device in the middle of a step, so that it cannot queue work ahead."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for s in x.rank.synchronisations:
+        counts[s.call, str(s.site)] += s.count
+    for (call, where), n in counts.items():
+        yield ProgramFinding(
+            "host-synchronisation",
+            where,
+            f"{call}: the host waits for the device {n} time{'s' * (n > 1)} a step, and queues nothing meanwhile",
+            _INSTEAD.get(call, "use torch.where or a shape that does not depend on values"),
+        )
+
+
+def _repeated_gathers(x: Subject) -> Iterator[ProgramFinding]:
+    """Parameters are gathered several times in a step, and the memory would hold them."""
+    for flow in x.parameters:
+        axis = flow.events[0].event.axis
+        again = [
+            o
+            for o in x.rank.communication
+            if o.event.op == "all_gather" and o.event.phase == "B" and o.event.axis == axis
+        ]
+        once = flow.bytes // flow.rounds
+        in_vain = flow.bytes - once + sum(o.event.bytes for o in again)
+        if in_vain and (flow.rounds > 1 or x.cluster) and x.fits(once):
+            yield ProgramFinding(
+                "repeated-gathers",
+                _where(flow.events),
+                f"parameters are gathered over {axis} in {flow.rounds} forward pass{'es' * (flow.rounds > 1)}"
+                f"{' and again in backward' if again else ''}: {write_bytes(in_vain)} a step more than once needs",
+                f"reshard_after_forward=False, and set_reshard_after_backward(False) before all but the last "
+                f"micro-batch, keep them for {write_bytes(once)} of memory",
+                in_vain,
+                x.seconds((*flow.events, *again), in_vain / (flow.bytes + sum(o.event.bytes for o in again))),
+            )
+
+
+def _repeated_reductions(x: Subject) -> Iterator[ProgramFinding]:
+    """Gradients are reduced in every micro-batch, though only their sum is needed."""
+    for flow in x.gradients:
+        if flow.rounds > 1:
+            in_vain = flow.bytes - flow.bytes // flow.rounds
+            e = flow.events[0].event
+            yield ProgramFinding(
+                "repeated-reductions",
+                _where(flow.events),
+                f"gradients are reduced over {e.axis} in each of {flow.rounds} micro-batches: {write_bytes(in_vain)} "
+                "a step more than once needs",
+                "all but the last micro-batch under no_sync() (DDP), or set_requires_gradient_sync(False) "
+                "(fully_shard), which keeps unsharded gradients",
+                in_vain,
+                x.seconds(flow.events, 1 - 1 / flow.rounds),
+            )
+
+
+def _replicated_state(x: Subject) -> Iterator[ProgramFinding]:
+    """Every rank of an axis holds all of the optimizer's state."""
+    state, whole = x.rank.start.get("optimizer state", 0), all(t.elements == t.all_elements for t in x.rank.trained)
+    for flow in x.gradients:
+        e = flow.events[0].event
+        if e.op != "all_reduce" or not whole or state < 3 * x.elements or state < 2 * _SHARE * x.rank.peak:
+            continue
+        if x.system is not None and x.rank.peak < 0.5 * float(np.asarray(x.system.memory_bytes)):
+            continue
+        saved = state - state // e.group_size
+        yield ProgramFinding(
+            "replicated-state",
+            _where(flow.events),
+            f"each of {e.group_size} ranks of {e.axis} holds all of the optimizer's state: {write_bytes(saved)} of "
+            f"the peak of {write_bytes(x.rank.peak)} could lie on other ranks",
+            "fully_shard (parameters and gradients too), or ZeroRedundancyOptimizer",
+            saved,
+        )
+
+
+def _kept(x: Subject) -> Iterator[ProgramFinding]:
+    """Activations live on after the backward pass, for the graph of something that is not used."""
+    by_place: Counter[str] = Counter()
+    modules: dict[str, str] = {}
+    for k in x.rank.kept:
+        by_place[str(k.site)] += k.bytes
+        modules.setdefault(str(k.site), k.module)
+    for where, n in by_place.items():
+        if n > _SHARE * x.rank.peak:
+            yield ProgramFinding(
+                "kept-by-autograd",
+                where,
+                f"{write_bytes(n)} of {modules[where]} are alive when the step has ended, held by the graph of "
+                "something that has no backward pass",
+                "leave it out, or compute it under torch.no_grad()",
+                n,
+            )
+
+
+def _straddling(x: Subject) -> Iterator[ProgramFinding]:
+    """A group that a node could hold lies on several, or partly on one and partly on another."""
+    if x.cluster is None or x.system is None:
+        return
+    node = x.cluster.ranks_per_node
+    groups: dict[tuple[int, ...], list[Observed]] = defaultdict(list)
+    for o in x.rank.communication:
+        if o.event.kind == "collective" and len(o.ranks) > 1:
+            groups[o.ranks].append(o)
+    inside = [sum(o.event.bytes for o in events) for ranks, events in groups.items() if _nodes(ranks, node) == [1]]
+    for ranks, events in groups.items():
+        counts = _nodes(ranks, node)
+        e, sent = events[0].event, sum(o.event.bytes for o in events)
+        uneven = max(counts) > min(counts)
+        if len(ranks) > node or counts == [1] or not (uneven or any(n < sent for n in inside)):
+            continue
+        lost = sum(_price(o, o.event.bytes, x.system) - _price(o, o.event.bytes, x.system, 1) for o in events)
+        yield ProgramFinding(
+            "straddling-groups",
+            _where(events),
+            f"groups of {e.axis} ({len(ranks)} ranks) lie on {len(_members(ranks, node))} nodes of {node} and send "
+            f"{write_bytes(sent)} a step",
+            f"make {e.axis} {f'a divisor of {node}' if uneven else 'the innermost axis of the DeviceMesh'}",
+            0,
+            lost,
+        )
+
+
+def _members(ranks: tuple[int, ...], node: int) -> Counter[int]:
+    return Counter(r // node for r in ranks)
+
+
+def _nodes(ranks: tuple[int, ...], node: int) -> list[int]:
+    """Return how many ranks of a group lie on each of its nodes; [1] where one node holds all."""
+    counts = _members(ranks, node)
+    return [1] if len(counts) == 1 else sorted(counts.values())
+
+
+def _small_buckets(x: Subject) -> Iterator[ProgramFinding]:
+    """Gradients travel in many small collectives, each of which pays the latency of its links."""
+    for flow in x.gradients:
+        count = len(flow.events) // flow.rounds
+        mean = flow.bytes // len(flow.events)
+        if count < _FEW or mean >= _SMALL:
+            continue
+        merged = -(-flow.bytes // flow.rounds // _BUCKET)
+        now = x.seconds(flow.events)
+        lost = None
+        if now is not None and x.system is not None:
+            each = flow.bytes // flow.rounds // merged
+            lost = now - flow.rounds * merged * _price(flow.events[0], each, x.system)
+        e = flow.events[0].event
+        how = "a larger bucket_cap_mb" if e.op == "all_reduce" else "fully_shard of larger modules"
+        yield ProgramFinding(
+            "small-buckets",
+            _where(flow.events),
+            f"gradients travel over {e.axis} in {count} collectives of {write_bytes(mean)} on average",
+            f"{how}: {merged} would do",
+            0,
+            lost,
+        )
+
+
+def _wide_traffic(x: Subject) -> Iterator[ProgramFinding]:
+    """The program computes in 16 bits, but sends parameters or activations in 32."""
+    types = x.rank.flops_by_type
+    if sum(n for t, n in types.items() if t in ("bfloat16", "float16")) < 0.9 * sum(types.values()) or not types:
+        return
+    gradients = {id(o) for flow in x.gradients for o in flow.events}
+    everything = sum(o.event.bytes for o in x.rank.communication)
+    wide: dict[tuple[str, str], list[Observed]] = defaultdict(list)
+    for o in x.rank.communication:
+        if o.event.dtype == "float32" and o.event.phase != "opt" and id(o) not in gradients:
+            wide[o.event.op, o.event.axis].append(o)
+    for (op, axis), events in wide.items():
+        n = sum(o.event.bytes for o in events)
+        if n >= _SHARE * everything:
+            yield ProgramFinding(
+                "fp32-traffic",
+                _where(events),
+                f"{op} over {axis} sends {write_bytes(n)} a step in float32, while the products are in 16 bits",
+                "MixedPrecisionPolicy(param_dtype=torch.bfloat16) for parameters, a cast before it for activations",
+                n // 2,
+                x.seconds([o for o in events if o.event.kind == "collective"], 0.5),
+            )
+
+
+LINTS: dict[str, Callable[[Subject], Iterator[ProgramFinding]]] = {
+    "host-synchronisation": _synchronisation,
+    "repeated-gathers": _repeated_gathers,
+    "repeated-reductions": _repeated_reductions,
+    "replicated-state": _replicated_state,
+    "kept-by-autograd": _kept,
+    "straddling-groups": _straddling,
+    "small-buckets": _small_buckets,
+    "fp32-traffic": _wide_traffic,
+}
