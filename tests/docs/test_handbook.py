@@ -197,8 +197,9 @@ def _sent(
     here: Path, model: str, strategy: str, batch: int, gpus: int = 8, cluster: str = "dgx-a100", seq: int = 2048
 ):
     words = ("--model", model, "--cluster", cluster, "--gpus", gpus, "--batch", batch, "--seq", seq)
+    """Return the first row of each axis: what its layers send. Embedding, head and loss have rows of their own."""
     (sheet,) = json.loads(phalanx(here, "comm", *map(str, words), "--strategy", strategy, "--json")[1])
-    return {row["axis"]: row for row in sheet["rows"]}
+    return {row["axis"]: row for row in reversed(sheet["rows"])}
 
 
 def test_g19_c3_c7_tensor_parallelism_of_gpt3(tmp_path):
@@ -231,8 +232,9 @@ def test_g11_g19_c7_messages_of_a_pipeline(tmp_path):
 
 
 def test_c15_all_to_all_of_mixtral(tmp_path):
+    # Tokens to experts; their results, as many bytes, have the second row.
     row = _sent(tmp_path, "mixtral-8x7b", "dp=8,ep=8", 8, cluster="dgx-h100", seq=4096)["ep"]
-    assert row["sent_bytes"] / 32 == pytest.approx(234.9e6, rel=1e-3)
+    assert 2 * row["sent_bytes"] / 32 == pytest.approx(234.9e6, rel=1e-3)
 
 
 @pytest.mark.parametrize(
