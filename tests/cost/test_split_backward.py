@@ -21,7 +21,7 @@ from phalanx.spec.files.job_file import build
 from phalanx.spec.job import DTYPE_BYTES, Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import Recompute, Strategy
 from phalanx.spec.strategy.split import local_model
 
 
@@ -44,6 +44,18 @@ def cases(draw: st.DrawFn) -> tuple[ModelSpec, Job, Strategy, int]:
 @settings(max_examples=25)
 def test_of_two_parts(case: tuple[ModelSpec, Job, Strategy, int]) -> None:
     compare(case, split=True)
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("repeat", ["none", "full"])
+@pytest.mark.parametrize("s", [Strategy(), Strategy(tp=2)], ids=str)
+def test_of_one_head_with_narrow_values(s: Strategy, repeat: Recompute, split: bool) -> None:
+    """Latent attention whose values are narrower than its keys, with one head on each rank."""
+    latent = {"kv_rank": 16, "nope_dim": 24, "rope_dim": 8, "v_dim": 16}
+    sizes = {"family": "llama", "vocab": 300, "hidden": 64, "layers": 1, "heads": s.tp, "kv_heads": s.tp}
+    sizes |= {"head_dim": 32, "ffn": 64, "max_seq": 256, "position": "rotary", "latent": latent}
+    spec = build(ModelSpec, complete(sizes), "model")
+    compare((spec, Job(4, 256), replace(s, micro_batch=2, recompute=repeat), 0), split)
 
 
 @given(cases())

@@ -105,6 +105,21 @@ def test_experts_take_their_best_tokens_of_each_sequence() -> None:
             )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(st.integers(1, 12), st.integers(0, 9))
+def test_of_equal_tokens_experts_take_the_first_however_they_are_rounded(
+    dtype: torch.dtype, most: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    p = torch.randint(0, 4, (2, 12, 3), generator=generator).to(dtype) / 4  # a few values, 0 among them
+    eps = torch.finfo(dtype).eps
+    rounded = p * (1 + 4 * eps * (2 * torch.rand(p.shape, generator=generator, dtype=dtype) - 1))
+    best = p.argsort(dim=1, descending=True, stable=True)[:, :most]
+    wanted = torch.zeros_like(p, dtype=torch.bool).scatter_(1, best, True)
+    assert torch.equal(routing.take(p, most), wanted)
+    assert torch.equal(routing.take(rounded, most), wanted)
+
+
 @pytest.mark.parametrize("capacity", [None, 0.5, 1.0, 1.25])
 @pytest.mark.parametrize("tokens", [1, 7, 24])
 def test_even_choices_are_as_many_as_counted(tokens: int, capacity: float | None) -> None:
@@ -161,3 +176,10 @@ def test_a_bad_balance_is_told_with_its_numbers() -> None:
 def test_what_cannot_be_routed_is_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         Experts(**{"count": 8, "top_k": 2, "ffn": 4} | fields)
+
+
+@pytest.mark.parametrize("residual", ["parallel", "parallel_one_norm"])
+def test_experts_beside_attention_are_refused(residual: str) -> None:
+    """They come after attention's sum over tp, which a parallel residual takes of both together."""
+    with pytest.raises(InputError, match=r"model.residual = .*: experts need a serial residual; use serial"):
+        model(residual=residual, family="mixtral", experts={"count": 4, "top_k": 2, "ffn": 8})

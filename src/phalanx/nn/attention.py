@@ -116,7 +116,12 @@ class Core(nn.Module):
         return self._of_values(out.transpose(1, 2))
 
     def _of_values(self, out: Tensor) -> Tensor:
-        return (out if self.v_dim in (None, out.shape[-1]) else out[..., : self.v_dim]).flatten(2)
+        """Return the numbers of values, (batch, new, heads x v_dim), of a result (batch, new, heads, width). Narrower
+        ones are copied: of a single head `flatten` would return a view, and a deferred weight gradient of `o` would
+        keep the padding too."""
+        if self.v_dim not in (None, out.shape[-1]):
+            out = out[..., : self.v_dim].contiguous()
+        return out.flatten(2)
 
 
 class Attention(Core):

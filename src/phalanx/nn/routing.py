@@ -4,7 +4,8 @@
     choose      the top_k best experts of each token, from its best groups if there are groups; by p + bias if there
                 is a balance bias (Wang et al. 2024), which does not enter the weight
     fits        whether a choice is among the first `most` of its expert and sequence
-    take        the `most` best tokens of a sequence for each expert (Zhou et al. 2022, "expert choice")
+    take        the `most` best tokens of a sequence for each expert (Zhou et al. 2022, "expert choice"), of
+                equal ones the first
     weights     p of the chosen experts, divided by their sum if `normalized`, times `scale`; (tokens, top_k) where
                 tokens choose, (tokens, count) where experts do
 
@@ -62,9 +63,18 @@ def fits(chosen: Tensor, count: int, most: int) -> Tensor:
 
 
 def take(p: Tensor, most: int) -> Tensor:
-    """Mark the tokens that each expert takes, the `most` best of each sequence: scores (batch, seq, count) to
-    bool."""
-    return torch.zeros_like(p, dtype=torch.bool).scatter_(1, p.topk(most, 1).indices, True)
+    """Mark the tokens that each expert takes, the `most` best of each sequence: scores (batch, seq, count) to bool.
+
+    Tokens with the same history in their documents, such as the same first token of two, have the same score, and
+    every layout rounds it differently. So scores that differ from the last one taken by less than eps^(3/4) are equal
+    to it, and the first such tokens are taken.
+    """
+    last = p.topk(most, 1).values[:, -1:]  # (batch, 1, count)
+    tie: float = torch.finfo(p.dtype).eps ** 0.75
+    above = p > last * (1 + tie)
+    equal = (p >= last * (1 - tie)).logical_and_(above.logical_not())
+    room = most - above.sum(1, keepdim=True)
+    return equal.logical_and_(equal.cumsum(1, dtype=torch.int32) <= room).logical_or_(above)
 
 
 @dataclass
