@@ -22,6 +22,7 @@ from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job, Train
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.verify.observation.function import observe as phalanx_observe
 
 SAMPLE = ["ddp, small buckets", "fsdp, synchronised once", "tp and sp", "ScheduleInterleaved1F1B"]
 
@@ -192,3 +193,22 @@ def test_what_cannot_be_observed_gets_one_line(script: Path, words: list[str], m
 def test_torch_is_left_as_it_was() -> None:
     assert not torch.distributed.is_initialized()
     assert not torch.cuda.is_available()
+
+
+def test_autocast_casts_as_on_cuda() -> None:
+    """Products in bf16, losses in fp32."""
+
+    def program() -> None:
+        model = torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 10)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            x = torch.ones(4, device="cuda", dtype=torch.long)
+            with torch.autocast("cuda", torch.bfloat16):
+                y = model(x) + model(x)
+                loss = torch.nn.functional.cross_entropy(y, x)
+            loss.backward()
+            assert (y.dtype, loss.dtype) == (torch.bfloat16, torch.float32)
+            optimizer.step()
+
+    result = phalanx_observe(program, world=1).ranks[0]
+    assert set(result.flops_by_type) == {"bfloat16"}

@@ -18,6 +18,7 @@ from torch.distributed import device_mesh, distributed_c10d
 from torch.testing._internal.distributed import fake_pg
 
 from phalanx.spec.errors import InputError
+from phalanx.verify.observation import autocast as autocast_of_gpu
 from phalanx.verify.observation import gpu
 
 _KNOWN = {"nccl", "gloo", "mpi", "ucc", "xccl", "fake", "undefined", "hccl"}
@@ -175,6 +176,7 @@ _KEPT = ("group_name", "timeout", "pg_tag", "group_desc")
 def imagined_gpus(per_node: int, redirected: Callable[[], None]) -> Iterator[gpu.Module]:
     """Let a program find `per_node` GPUs under torch.cuda."""
     module = gpu.register()
+    autocast_of_gpu.register()
     module.count = per_node
     mesh_made, autocast_made = device_mesh.DeviceMesh.__init__, torch.amp.autocast_mode.autocast.__init__
 
@@ -193,5 +195,6 @@ def imagined_gpus(per_node: int, redirected: Callable[[], None]) -> Iterator[gpu
         stack.enter_context(patch.object(torch.cuda.nccl, "version", lambda: (2, 27, 5)))
         stack.enter_context(patch.object(device_mesh.DeviceMesh, "__init__", mesh))
         stack.enter_context(patch.object(torch.amp.autocast_mode.autocast, "__init__", autocast))
+        stack.enter_context(autocast_of_gpu.cached())
         stack.enter_context(gpu.Redirect(redirected))
         yield module
