@@ -64,7 +64,6 @@ coverage: $(VENV)/.dev
 
 # Runs that are killed, stopped, starved and lied to: `make chaos MINUTES=5` for a few.
 MINUTES ?= 60
-SEED    ?= 0
 chaos: $(VENV)/.dev
 	@cd tests && $(abspath $(BIN))/python -m chaos --minutes $(MINUTES) --seed $(SEED)
 

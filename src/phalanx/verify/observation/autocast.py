@@ -1,7 +1,7 @@
 """torch.autocast on the imagined GPU: the casts that CUDA's autocast makes.
 
 Source of the lists: torch 2.13, aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32,
-AT_FORALL_FP32_SET_OPT_DTYPE); a parameter's cast is kept until the outermost context ends, as cached_cast does there.
+AT_FORALL_FP32_SET_OPT_DTYPE), without recurrent cells, upsampling and AT_FORALL_PROMOTE; a parameter's cast is kept until the outermost context ends, as cached_cast does there.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _LOWER = [
     "convolution",
     "conv_transpose1d",
     "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "conv_tbc",
     "prelu",
     "addmm",
     "addmv",
@@ -40,6 +42,7 @@ _LOWER = [
     "bmm",
     "chain_matmul",
     "linalg_multi_dot",
+    "linalg_vecdot",
     "scaled_dot_product_attention",
 ]
 _FULL = [
@@ -63,7 +66,9 @@ _FULL = [
     "softplus",
     "layer_norm",
     "native_layer_norm",
+    "rms_norm",
     "group_norm",
+    "binary_cross_entropy_with_logits",
     "nll_loss",
     "nll_loss2d",
     "mse_loss",
@@ -71,13 +76,26 @@ _FULL = [
     "smooth_l1_loss",
     "huber_loss",
     "kl_div",
+    "poisson_nll_loss",
+    "cosine_embedding_loss",
+    "triplet_margin_loss",
+    "margin_ranking_loss",
     "cosine_similarity",
     "dist",
     "cdist",
     "renorm",
     "logsumexp",
 ]
-_RESULT = ["prod", "cumprod", "cumsum", "sum", "sum.dim_IntList", "softmax.int", "log_softmax.int"]
+_RESULT = [
+    "prod",
+    "cumprod",
+    "cumsum",
+    "sum",
+    "sum.dim_IntList",
+    "softmax.int",
+    "log_softmax.int",
+    "linalg_vector_norm",
+]
 _libraries: list[Library] = []
 _cast: dict[int, tuple[Any, Tensor]] = {}
 
