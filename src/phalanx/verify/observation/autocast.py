@@ -1,7 +1,8 @@
 """torch.autocast on the imagined GPU: the casts that CUDA's autocast makes.
 
 Source of the lists: torch 2.13, aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32,
-AT_FORALL_FP32_SET_OPT_DTYPE), without recurrent cells, upsampling and AT_FORALL_PROMOTE; a parameter's cast is kept until the outermost context ends, as cached_cast does there.
+AT_FORALL_FP32_SET_OPT_DTYPE), without recurrent cells, upsampling and AT_FORALL_PROMOTE. A parameter's cast is kept
+until the outermost context ends, as cached_cast does there.
 """
 
 from __future__ import annotations
