@@ -11,7 +11,7 @@ from rich.table import Table
 from phalanx.plan.budget import Goal
 from phalanx.plan.search.planner import Answer
 from phalanx.plan.search.refine import RankedStrategy
-from phalanx.report.style import empty_table, seconds, size
+from phalanx.report.style import between_fields, empty_table, seconds, size
 from phalanx.spec.job import Job
 
 if TYPE_CHECKING:  # printing a table does not load the pricing code
@@ -29,7 +29,7 @@ def ranked(rows: Sequence[RankedStrategy], title: str, marked: RankedStrategy | 
         table.add_row(
             "→" if marked is not None and r.strategy == marked.strategy else "",
             r.family,
-            str(r.strategy),
+            between_fields(r.strategy),
             seconds(r.seconds),
             f"{r.mfu:.1%}",
             f"{r.priced.communication:.0%}",
@@ -45,7 +45,7 @@ def rejected(a: Answer, most: int) -> Table:
     for name in ("family", "strategy", "reason"):
         table.add_column(name, overflow="fold")
     for r in a.rejected[:most]:
-        table.add_row(r.family, str(r.priced.strategy), r.reason)
+        table.add_row(r.family, between_fields(r.priced.strategy, 40), r.reason)
     return table
 
 

@@ -23,6 +23,17 @@ def size(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def between_fields(strategy: object, width: int = 56) -> str:
+    """Write a strategy's line in lines of at most `width` columns, broken between fields."""
+    lines = [""]
+    for field in str(strategy).split(","):
+        if lines[-1] and len(lines[-1]) + 1 + len(field) > width:
+            lines[-1] += ","
+            lines.append("")
+        lines[-1] += f",{field}" if lines[-1] else field
+    return "\n".join(lines)
+
+
 def counted(n: int, noun: str) -> str:
     """Write a number with its noun in the singular or with an s: 1 rank, 2,048 ranks."""
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
