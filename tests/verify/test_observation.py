@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.fresh_process import in_fresh_process
 from support.in_process_cli import phalanx
 from support.observed_programs import PROGRAMS, both
 from support.toy_model import model
@@ -23,8 +24,9 @@ from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job, Train
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.verify.observation.function import observe as phalanx_observe
+from phalanx.verify.observation.run import Unobservable
 
-SAMPLE = ["ddp, small buckets", "fsdp, synchronised once", "tp and sp", "ScheduleInterleaved1F1B"]
+SAMPLE = ["ddp, small buckets", "fsdp, synchronised once", "tp and sp"]
 
 
 def _equal(name: str, recorded: RankObservation | str, observed: RankObservation | str) -> None:
@@ -160,6 +162,7 @@ def test_a_program_is_compared_with_a_plan() -> None:
 
     def seen(*more: Observed) -> Observation:
         of = (0, 2, "alike", 2, (*events, *more), flops, {}, program.peak_bytes, "B", "", (), 0, (), 2, ("AdamW",))
+        of = (*of, {}, (), ())
         return Observation("train.py", 2, {}, "cpu", "2.13", (RankObservation(*of),))
 
     assert not any(d.differs for d in compare(seen(), plan))
@@ -198,6 +201,10 @@ def test_torch_is_left_as_it_was() -> None:
 def test_autocast_casts_as_on_cuda() -> None:
     """Products in bf16, losses in fp32."""
 
+    assert set(in_fresh_process(_autocast).ranks[0].flops_by_type) == {"bfloat16"}
+
+
+def _autocast() -> Observation:
     def program() -> None:
         model = torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 10)).cuda()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -210,5 +217,15 @@ def test_autocast_casts_as_on_cuda() -> None:
             assert (y.dtype, loss.dtype) == (torch.bfloat16, torch.float32)
             optimizer.step()
 
-    result = phalanx_observe(program, world=1).ranks[0]
-    assert set(result.flops_by_type) == {"bfloat16"}
+    return phalanx_observe(program, world=1)
+
+
+def test_a_process_that_has_differentiated_is_told_so() -> None:
+    """torch's autograd engine knows the devices of its first backward pass only."""
+    with pytest.raises(Unobservable, match="before any backward pass"):
+        in_fresh_process(_after_a_backward_pass)
+
+
+def _after_a_backward_pass() -> Observation:
+    torch.ones(1, requires_grad=True).sum().backward()
+    return _autocast()

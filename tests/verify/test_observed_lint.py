@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.fresh_process import in_fresh_process
 from support.in_process_cli import phalanx
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -99,6 +100,10 @@ def replicated(no_sync: bool = True, bucket: float = 25) -> None:
 
 @cache
 def observed(program: str, *options: tuple[str, object]) -> Observation:
+    return in_fresh_process(_observed, program, options)
+
+
+def _observed(program: str, options: tuple[tuple[str, object], ...]) -> Observation:
     function = {"sharded": sharded, "replicated": replicated}[program]
     return observe(lambda: function(**dict(options)), world=WORLD, ranks=[0])  # type: ignore[operator]
 

@@ -46,8 +46,16 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
         words = line.split()
         # size count type redop root, then time algbw busbw wrong twice; without validation, wrong may be N/A
         if len(words) >= 11 and words[0].isdigit() and words[1].isdigit():
-            size, seconds = int(words[0]), float(words[-4]) * 1e-6
-            if size and seconds:
+            try:
+                size, seconds = int(words[0]), float(words[-4]) * 1e-6
+            except ValueError:
+                raise InputError(
+                    "--nccl-tests",
+                    name,
+                    f"{words[-4][:40]!r} is no time in µs",
+                    "give the output as all_reduce_perf wrote it",
+                ) from None
+            if size and 0 < seconds < float("inf"):
                 points.append((size, seconds))
     if len(points) < 2:
         raise InputError(

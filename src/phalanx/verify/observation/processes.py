@@ -101,6 +101,13 @@ class Processes:
         except (Unobservable, InputError) as error:
             return str(error), None
         except Exception as error:
+            if "device_ready_queues_" in str(
+                error
+            ):  # torch/csrc/autograd/engine.cpp: started with the devices of then
+                return (
+                    "a backward pass has run in this process; observe before any backward pass, or in another",
+                    None,
+                )
             lines = str(error).strip().splitlines() or ["no message"]
             return f"{type(error).__name__}: {lines[0]}, at {place_of(error)} (rank {rank} of the program)", None
 
