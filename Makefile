@@ -20,7 +20,11 @@ $(VENV)/.installed: pyproject.toml requirements.lock Makefile
 	@$(PIP) --require-hashes -r requirements.lock
 	@$(PIP) -c constraints.txt $(TORCH)
 	@$(PIP) --no-build-isolation --no-deps -e .
-	@touch $@ $(VENV)/.dev
+	@touch $@
+
+# The lock names the development tools too.
+$(VENV)/.dev: $(VENV)/.installed
+	@touch $@
 else
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -30,13 +34,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	@$(PIP) -c constraints.txt -e ".[train]"
 	@touch $@
 
-endif
-
 # What only developers need stays out of a newcomer's first `make run`.
 $(VENV)/.dev: $(VENV)/.installed
 	@echo "installing the development tools ..."
 	@$(PIP) -c constraints.txt --group dev
 	@touch $@
+endif
 
 run: install
 	@$(BIN)/phalanx train examples/quickstart.toml
