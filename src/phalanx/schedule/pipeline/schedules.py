@@ -262,13 +262,15 @@ def _bubble_interleaved(m: Column, p: Column, v: Column) -> Column:
 def _bubble_zb_h1(m: Column, p: Column, v: Column) -> Column:
     """(p-1)(F+I-W) instead of (p-1)(F+I+W): a third where F, I and W take the same time. With fewer than p
     micro-batches only m - 1 passes W fill the wait of a rank: (p-1)(F+I) - (m-1) W."""
-    return np.maximum(p - 1, 2 * p - 1 - m) / (3 * np.maximum(p - 1, 1))
+    share: Column = np.maximum(p - 1, 2 * p - 1 - m) / (3 * np.maximum(p - 1, 1))
+    return share
 
 
 def _bubble_zb_v(m: Column, p: Column, v: Column) -> Column:
     """The same (p-1)(F+I-W) of chunks half as large, over 1f1b with two chunks per rank. One micro-batch waits for
     2 (p-1) chunks there and back; each further one fills a W of both chunks, until (3p-1)/2 of them leave p-1."""
-    return np.maximum(p - 1, 4 * p - 2 - 2 * m) / (3 * np.maximum(p - 1, 1))
+    share: Column = np.maximum(p - 1, 4 * p - 2 - 2 * m) / (3 * np.maximum(p - 1, 1))
+    return share
 
 
 def _bubble_dualpipe_v(m: Column, p: Column, v: Column) -> Column:
