@@ -57,7 +57,7 @@ def flows(pricing: Pricing, s: Strategy) -> list[Flow]:
     """Return what a rank in the middle of the pipeline sends, read from the ledger. Axes of one rank are left out,
     and equal operations of different blocks are one row."""
     shape, profile = pricing.shape, pricing.profile
-    layout: Layout = pricing.layout(of([s]))
+    layout: Layout = pricing.layout(of([s])).on_nodes(pricing.system.tiers[0].ranks)
     moe, blocks, whole = shape.moe_layers / shape.layers, shape.layers / s.pp, float(s.pp == 1)
     held = Held(blocks * (1 - moe), blocks * moe, whole, whole)
     # Of embedding and head a rank has gradients of at most one, as its price has it.
