@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.explain import subject
 from phalanx.cli.observed import observation_in, show_price
 from phalanx.cli.options import (
     Batch,
@@ -21,13 +20,16 @@ from phalanx.cli.options import (
     Params,
     Plan,
     Plot,
+    Precision,
     Seq,
     Stack,
     StrategyLine,
 )
+from phalanx.cli.show import show_notes
 from phalanx.cli.terminal import announce, console, exit_on_error, in_progress, print_json, require_writable
 
 if TYPE_CHECKING:
+    from phalanx.commands.question import Question
     from phalanx.plan.tables.table import Sheet
     from phalanx.spec.model.spec import ModelSpec
 
@@ -136,7 +138,8 @@ def comm(
     gpus: Gpus = None,
     batch: Batch = None,
     seq: Seq = None,
-    profile: OptionalStack = None,
+    stack: OptionalStack = None,
+    precision: Precision = None,
     params: Params = None,
     rate: Annotated[
         float, typer.Option("--rate", help="Bandwidth of a rank in one direction, in GB/s, with --params.")
@@ -163,9 +166,13 @@ def comm(
             show_price(seen, cluster, as_json, collectives=True)
             return
 
-        from phalanx.plan.tables.communication import sheet
+        from phalanx.commands.question import Asked, read
+        from phalanx.plan.tables.communication import exact_sheet, sheet
 
-        _print([sheet(subject(plan, strategy, model, cluster, gpus, batch, seq, profile))], as_json, as_csv, plot)
+        asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision))
+        show_notes(asked.notes)
+        table = exact_sheet(asked.exact) if asked.exact is not None else sheet(asked.subject)
+        _print([table], as_json, as_csv, plot, asked)
 
 
 def roofline(
@@ -176,7 +183,8 @@ def roofline(
     gpus: Gpus = None,
     batch: Batch = None,
     seq: Seq = None,
-    profile: OptionalStack = None,
+    stack: OptionalStack = None,
+    precision: Precision = None,
     params: Params = None,
     plot: Plot = None,
     as_json: Json = False,
@@ -194,11 +202,15 @@ def roofline(
             _print(_intensities(params, cluster or "dgx-h100", 2048 if seq is None else seq), as_json, as_csv, plot)
             return
 
-        sheets = [ridges()]
+        asked, sheets = None, [ridges()]
         if plan is not None or model is not None:
-            x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
-            sheets += rooflines(x.pricing, x.strategy)
-        _print(sheets, as_json, as_csv, plot)
+            from phalanx.commands.question import Asked, read
+
+            asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision))
+            show_notes(asked.notes)
+            assert asked.strategy is not None
+            sheets += rooflines(asked.pricing, asked.strategy)
+        _print(sheets, as_json, as_csv, plot, asked)
 
 
 def cases(
@@ -284,7 +296,10 @@ def _counts(text: str) -> list[int]:
     return sorted({max(1, counts[0] // 2**k) for k in range(5)})
 
 
-def _print(sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | None = None) -> None:
+def _print(
+    sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | None = None, asked: Question | None = None
+) -> None:
+    """Print sheets; `asked`: the question that they are about."""
     sheets = list(sheets)
     if plot is not None:
         from phalanx.report.plots import svg
@@ -292,12 +307,15 @@ def _print(sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | No
         plot.write_text(svg(sheets))
         announce(f"wrote {plot}")
     if as_json:
-        print_json([{"title": s.title, "rows": s.records(), "note": s.note} for s in sheets])
+        about = {} if asked is None else {"question": asked.as_json()}
+        print_json([{**about, "title": s.title, "rows": s.records(), "note": s.note} for s in sheets])
     elif as_csv:
         print("\n".join(s.as_csv() for s in sheets), end="")
     else:
         from phalanx.report.sheets import drawn
 
         out = console()
+        if asked is not None:
+            out.print(asked.heading, highlight=False, soft_wrap=True)
         for sheet in sheets:
             out.print(drawn(sheet))

@@ -373,7 +373,7 @@ def profile(name: str, constants: Mapping[str, float] = CONSTANTS) -> Profile:
 def lineage(name: str) -> list[str]:
     """Return a stack and its ancestors, nearest first. Raises InputError for an unknown stack."""
     if name not in STACKS:
-        raise InputError("profile", name, "is not a software stack that Phalanx knows", nearest(name, STACKS))
+        raise InputError("--stack", name, "is not a software stack that Phalanx knows", nearest(name, STACKS))
     chain = [name]
     while STACKS[chain[-1]].parent:
         chain.append(STACKS[chain[-1]].parent)

@@ -26,7 +26,7 @@ from phalanx.plan.search.space import of
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
-_SENT = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+SENT = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def _flow(
     else:
         per_node = int(together(ranks, stride, inner))
         nodes = -(-ranks // per_node)
-        sent = _SENT[op] * n * (ranks - 1) / ranks
-        network = _SENT[op] * n * (nodes - 1) / nodes / (1 if op == "all_to_all" else per_node)
+        sent = SENT[op] * n * (ranks - 1) / ranks
+        network = SENT[op] * n * (nodes - 1) / nodes / (1 if op == "all_to_all" else per_node)
         seconds = collective_s(op, n, ranks, stride, system)
     return Flow(
         axis=axis,
