@@ -1,1 +1,1 @@
-"""What each training framework can do, as data: a file per framework, a row per release, and the source of each entry."""
+"""What training frameworks can do, as data: a file per framework, a row per release, each entry with its source."""
