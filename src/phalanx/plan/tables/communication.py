@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from phalanx.cost.step.terms import terms
 from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.explain.exact import ExactSubject
-from phalanx.plan.explain.traffic import SENT, job_flows, term_of
+from phalanx.plan.explain.program_traffic import program_flows
+from phalanx.plan.explain.traffic import job_flows, term_of
 from phalanx.plan.tables.table import Sheet, columns
-from phalanx.schedule.layout import Layout
-from phalanx.spec.strategy.mesh import mesh
 
 
 def sheet(x: AnalyticSubject) -> Sheet:
@@ -69,26 +67,10 @@ def sheet(x: AnalyticSubject) -> Sheet:
 
 def exact_sheet(x: ExactSubject) -> Sheet:
     """Tabulate the collectives and messages of our own runtime's program, by axis and operation."""
-    layout = Layout(x.model, x.job, x.chosen.strategy)
-    stages, grid = x.strategy.pp, mesh(x.strategy)
-    ranks: dict[tuple[str, str], int] = {}
-    payload: dict[tuple[str, str], int] = {}
-    times: dict[tuple[str, str], list[float]] = {}
-    sent: dict[tuple[str, str], list[float]] = {}
-    for stage, view in enumerate(layout.stage_views()):
-        for term in terms(view):
-            e = term.event
-            if e.kind == "compute" or not term.count or e.op == "recv":
-                continue
-            key = (e.axis, e.op)
-            p = ranks[key] = grid.size(e.axis) if e.kind == "collective" else 2
-            payload[key] = max(payload.get(key, 0), -(-term.bytes // term.count))
-            times.setdefault(key, [0.0] * stages)[stage] += term.count
-            share = 1.0 if e.kind == "p2p" else SENT.get(e.op, 1.0) * (p - 1) / p
-            sent.setdefault(key, [0.0] * stages)[stage] += share * term.bytes
+    world = x.strategy.world // x.strategy.pp
     rows = [
-        (*key, ranks[key], max(times[key]), payload[key], max(sent[key]), sum(sent[key]) * x.strategy.world / stages)
-        for key in sent
+        (f.axis, f.op, f.ranks, max(f.times), f.payload, max(f.sent), sum(f.sent) * world)
+        for f in program_flows(x.model, x.job, x.chosen.strategy)
     ]
     return Sheet(
         f"what {x.strategy} sends in a step",
