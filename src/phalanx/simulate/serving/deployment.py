@@ -1,4 +1,4 @@
-"""What serves: workers with their slots, caches and scheduling, and the link between those that prefill and decode."""
+"""What serves: workers with their slots, cache and scheduling, and the link over which caches are handed on."""
 
 from __future__ import annotations
 

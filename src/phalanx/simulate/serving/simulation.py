@@ -35,7 +35,7 @@ class History:
     sent: Floats
     """(runs, 3): end, seconds, tokens of runs of steps, of all workers, by end."""
     gaps: Floats
-    """(runs, 3): tokens, and the seconds between a sequence's tokens at the first and at the last step of each run."""
+    """(runs, 3): tokens, seconds between a sequence's tokens at the first and at the last step of each run."""
     preemptions: int
 
 

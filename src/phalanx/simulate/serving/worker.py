@@ -230,7 +230,7 @@ class Worker:
         self.context += tokens + 1
 
     def _book(self, request: int, after: int, sign: int) -> None:
-        """Add to the calendar (or take from it) the steps, from the `after`-th on, in which a sequence needs a page."""
+        """Add to the calendar, or take from it, the steps (from the `after`-th) in which a sequence needs a page."""
         if self.spec.reserve:
             return
         begin, tokens, steps, accepted = self.decoding[request]
@@ -254,7 +254,7 @@ class Worker:
     # Runs of steps that only decode
 
     def _plan_run(self, now: float, loading: float) -> None:
-        """Plan a run up to the first end of a sequence, the first step without pages, or the end of the price's line."""
+        """Plan a run to the first end of a sequence, the first step without pages, or the end of the price's line."""
         while self.finishing[0][1] not in self.decoding or self._ends(self.finishing[0][1]) != self.finishing[0][0]:
             heappop(self.finishing)
         steps = self.finishing[0][0] - self.step
@@ -289,7 +289,7 @@ class Worker:
         return steps * self.first_s + self.slope_s * (0.5 * steps * (steps - 1))
 
     def cut(self, now: float) -> bool:
-        """End the run under way at the first step boundary from `now` on; return whether that is earlier than planned."""
+        """End the run under way at the first step boundary from `now` on; return whether that is an earlier end."""
         if not self.busy or self.run < 2:
             return False
         if self.times is not None:
