@@ -53,6 +53,9 @@ class WorkerSpec:
     reserve: bool = False
     """When the cache is full. False: the youngest request of the lowest priority gives its pages back and is computed
     again later. True: a request begins only when there are pages to its end."""
+    stages: int = 1
+    """Pipeline stages. A step's tokens of prompts go through them in up to so many chunks, one behind the other, and
+    the price of a step is that of one chunk through all: the last of m chunks is out (m - 1) / stages of it later."""
     role: Role = "both"
     """prefill: hands each request on after its first token. decode: gets requests with their cache."""
     speculation: Speculation | None = None

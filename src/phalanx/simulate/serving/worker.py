@@ -326,7 +326,7 @@ class Worker:
             if item[1] == item[2]:
                 ready += 1
                 self.prefilling.remove(item) if self.prefilling[0] is not item else self.prefilling.popleft()
-                self._computed(item[0], item[2], now)
+                self._computed(item[0], item[2], now + self._behind())
         if ready:
             self.sent.append((now, self.first_s, ready))
 
@@ -334,6 +334,14 @@ class Worker:
         if self.times is None:
             return self.first_s + self.slope_s * (self.run - 1)
         return float(self.times[self.run - 1] - (self.times[self.run - 2] if self.run > 1 else 0.0))
+
+    def _behind(self) -> float:
+        """Seconds by which a prompt's last chunk leaves the pipeline after the step's first."""
+        if self.spec.stages == 1:
+            return 0.0
+        chunk = max(1, self.spec.step_tokens // self.spec.stages)
+        chunks = min(self.spec.stages, -(-sum(n for _, n in self.chunks) // chunk))
+        return (chunks - 1) / self.spec.stages * self.first_s
 
     def _count_gaps(self, steps: int, batch: int, last: float) -> None:
         """Note the times between tokens of a run. Its first step ends the waiting for steps of prompts alone, which
