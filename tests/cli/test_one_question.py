@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 from support.sizes import examples
 
-_COMMANDS = ("predict", "explain", "lint", "comm", "roofline")
+_COMMANDS = ("predict", "explain", "lint", "comm", "memory", "roofline")
 
 
 @st.composite
@@ -57,9 +57,11 @@ def _agree(here: Path, asked: list[str]) -> None:
     assert explained["mfu"] == pytest.approx(predicted["mfu"], rel=1e-12)
     assert explained["memory_bytes"] == int(predicted["memory_bytes"]["reserved"])
     assert explained["usable_bytes"] == int(predicted["memory_bytes"]["usable"])
+    assert found["memory"][0]["rows"][-1]["takes_bytes"] == pytest.approx(predicted["memory_bytes"]["reserved"])
     sent: dict[str, float] = {}
     for row in found["comm"][0]["rows"]:
-        sent[row["axis"]] = sent.get(row["axis"], 0.0) + row["sent_bytes"]
+        if row["hidden"] is not None:  # the others are of the pipeline's ends
+            sent[row["axis"]] = sent.get(row["axis"], 0.0) + row["sent_bytes"]
     for row in explained["communication"]:
         assert sent[row["axis"]] == pytest.approx(row["sent_bytes"], rel=1e-12)
     in_block = {row["operator"]: row for row in found["roofline"][1]["rows"]}

@@ -29,7 +29,7 @@ from phalanx.cli.show import show_notes
 from phalanx.cli.terminal import announce, console, exit_on_error, in_progress, print_json, require_writable
 
 if TYPE_CHECKING:
-    from phalanx.commands.question import Question
+    from phalanx.commands.question import Asked, Question
     from phalanx.plan.tables.table import Sheet
     from phalanx.spec.model.spec import ModelSpec
 
@@ -98,7 +98,14 @@ def scaling(
 
 
 def memory(
+    plan: Plan = None,
+    strategy: StrategyLine = None,
     model: Model = None,
+    cluster: Cluster = None,
+    gpus: Gpus = None,
+    batch: Batch = None,
+    stack: OptionalStack = None,
+    precision: Precision = None,
     params: Params = None,
     policy: Annotated[
         int,
@@ -114,9 +121,23 @@ def memory(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """Tabulate the memory of a model's state by level of ZeRO, and of its activations by recomputation, tp and sp."""
+    """Tabulate the memory of a model's state by level of ZeRO, and of its activations by recomputation, tp and sp.
+
+    Of a plan, or of --model with --cluster, --gpus, --batch, --seq and --strategy: the memory of that strategy.
+    """
     with exit_on_error():
         require_writable("--plot", plot)
+        asked = (plan, strategy, cluster, gpus, batch, stack, precision)
+        if any(value is not None for value in asked):
+            from phalanx.commands.question import Asked
+            from phalanx.spec.errors import InputError
+
+            if params is not None:
+                raise InputError("--params", params, "has no shape to split", "name a --model, or leave the rest out")
+            _memory_of(
+                Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision), as_json, as_csv, plot
+            )
+            return
         from phalanx.plan.tables import textbook
 
         _require_positive({"--card": card, "--micro-batch": micro_batch, "--seq": seq})
@@ -128,6 +149,28 @@ def memory(
         _print(sheets, as_json, as_csv, plot)
         if spec is None:
             announce(f"note: {textbook.FOLLOWS}")
+
+
+def _memory_of(asked: Asked, as_json: bool, as_csv: bool, plot: Path | None) -> None:
+    """Print the memory of a strategy by what occupies it, as `predict` and `explain` have it. Raises InputError."""
+    from phalanx.commands.question import read
+    from phalanx.plan.explain.exact import ExactExplanation
+    from phalanx.plan.tables.memory import sheet
+
+    question = read(asked)
+    show_notes(question.notes)
+    if question.exact is not None:
+        usable = question.exact.cluster.device.usable_bytes
+        exact = ExactExplanation(question.exact.chosen, (), usable)
+        table = sheet(
+            question.exact.strategy, exact.memory_terms, float(exact.chosen.prediction.memory_bytes), usable
+        )
+    else:
+        e = question.estimate
+        terms = {name: float(value) for name, value in e.memory.terms.items()}
+        assert question.strategy is not None
+        table = sheet(question.strategy, terms, float(e.memory.reserved), int(e.allocatable_bytes))
+    _print([table], as_json, as_csv, plot, question)
 
 
 def comm(

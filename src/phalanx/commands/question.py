@@ -164,7 +164,7 @@ def _of_options(asked: Asked, searched: bool) -> Question:
     def pricing_on(count: int) -> Pricing:
         return _in_precision(larger(count), precision)
 
-    strategy, rule = (None, "dp searched") if searched else _strategy(asked.strategy or "", gpus)
+    strategy, rule = (None, "dp searched") if searched else strategy_on(asked.strategy or "", gpus)
     if strategy is not None:
         pricing = pricing_on(gpus)
         check(strategy, model, pricing.job, None)
@@ -182,7 +182,7 @@ def _of_plan(asked: Asked) -> Question:
         names.require_counts(("--gpus", asked.gpus))
     saved = plans.read(asked.source / "plan.json" if asked.source.is_dir() else asked.source)
     gpus = asked.gpus or saved.strategy.world
-    strategy, rule = _strategy(asked.strategy, gpus) if asked.strategy else _planned(saved.strategy, gpus)
+    strategy, rule = strategy_on(asked.strategy, gpus) if asked.strategy else _planned(saved.strategy, gpus)
     about, own = str(asked.source), str(saved.choices.get("stack", OWN_STACK))
     if own == OWN_STACK and "stack" not in saved.choices and asked.stack is None:
         if asked.precision is not None:
@@ -217,7 +217,7 @@ def _planned(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:
     return strategy, f"dp={strategy.dp} of the plan{_idle(strategy, gpus)}"
 
 
-def _strategy(line: str, gpus: int) -> tuple[Strategy, str]:
+def strategy_on(line: str, gpus: int) -> tuple[Strategy, str]:
     """Return the strategy of a line on so many GPUs, and where its dp is from. Raises InputError."""
     table = strategies.parse(line)
     if "dp" in table:
