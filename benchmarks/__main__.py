@@ -480,9 +480,9 @@ def main() -> None:
         print(f"{name} ...", file=sys.stderr, flush=True)
         for result in BENCHES[name]():
             failed |= not result.kept
-            table.add_row(
-                result.name, result.shown, result.limit, ("yes" if result.kept else "NO") * bool(result.limit)
-            )
+            kept = ("yes" if result.kept else "NO") * bool(result.limit)
+            table.add_row(result.name, result.shown, result.limit, kept)
+            print("   ", result.name, "|", result.shown, "|", result.limit, kept, file=sys.stderr, flush=True)
     Console(width=160).print(table)
     sys.exit(failed)
 

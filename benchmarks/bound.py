@@ -43,8 +43,8 @@ def main() -> None:
         runs: dict[str, tuple[Step, int]] = {"DistributedDataParallel": (torch_step(spec, job, ddp), ranks)}
         for transport in ("native", "shm"):
             for zero in (0, 1):
-                strategy = Strategy(dp=ranks, zero=zero)  # type: ignore[arg-type]
-                runs[f"zero={zero}, {transport}"] = (our_step(spec, job, world, strategy, transport), ranks)  # type: ignore[arg-type]
+                strategy = Strategy(dp=ranks, zero=zero)
+                runs[f"zero={zero}, {transport}"] = (our_step(spec, job, world, strategy, transport), ranks)
         results = rounds(runs, torch.randint(spec.vocab, (1, SEQ + 1)), comm, ROUNDS, STEPS)
         if world.rank == 0:
             write_json(Path(arguments["out"]), results)

@@ -37,7 +37,7 @@ def _ddp_step(file: job_file.JobFile) -> Step:
     model: Decoder = create(file.model, torch.float32, torch.device("cpu"))
     initialise(model, file.model, 0)
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    own = dict(model.named_parameters())
+    own: dict[str, Tensor] = dict(model.named_parameters())
     optimizer = make_optimizer(file.job.optimizer, own, {name for name, p in own.items() if p.ndim > 1})
     for group in optimizer.param_groups:
         group["lr"] = 1e-3

@@ -105,7 +105,7 @@ def main() -> None:
         for transport in ("native", "shm"):
             for name, ep in (("replicated", 1), (f"ep={ranks}", ranks)):
                 strategy = Strategy(dp=ranks, ep=ep, micro_batch=BATCH)
-                runs[f"{name}, {transport}"] = (our_step(spec, job, world, strategy, transport), ranks)  # type: ignore[arg-type]
+                runs[f"{name}, {transport}"] = (our_step(spec, job, world, strategy, transport), ranks)
         tokens: Tensor = torch.randint(
             spec.vocab, (BATCH, SEQ + 1), generator=torch.Generator().manual_seed(world.rank)
         )

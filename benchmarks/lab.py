@@ -11,6 +11,7 @@ import io
 import json
 import sys
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.world import ALONE, World
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
+from phalanx.spec.files.cluster_toml import cluster_from_toml
 from phalanx.spec.files.job_file import build as build_spec
-from phalanx.spec.files.job_file import cluster_from_toml, make_strategy
+from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete
@@ -44,9 +46,11 @@ SHM = "hierarchical, shm"  # shared memory inside the hosts
 STEP_ROUNDS, STEPS = 5, 2
 # Repeat up to TRIES times, until QUIET rounds of each were not disturbed by the host of the virtual machine.
 QUIET, TRIES = 5, 6
-COMPRESSORS = ("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "powersgd:4")
 # What `threshold` sends depends on the gradients; a low one sends the most it may, which is known beforehand.
-COMPRESSORS += ("threshold:1e-7", "threshold:1e-3")
+COMPRESSORS = (
+    *("fp16", "bf16", "int8", "int4", "topk:0.01", "randk:0.01", "powersgd:4"),
+    *("threshold:1e-7", "threshold:1e-3"),
+)
 # Compressors with one rank per core: four ranks on two cores would measure how short work is scheduled.
 WHOLE = "dp=2"
 COMPRESSED = tuple(f"{WHOLE},compression={c}" for c in COMPRESSORS)
@@ -91,6 +95,11 @@ def model() -> ModelSpec:
     return build_spec(ModelSpec, complete(SIZES), "model")
 
 
+def _step(training: Training, batch: torch.Tensor) -> None:
+    """Take a step on a batch."""
+    training.step([batch], 1e-3)
+
+
 def _train(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the step times of every strategy, and those predicted from the measured cluster."""
     cluster, job, spec = cluster_from_toml(Path(arguments["cluster"])), Job(world.size, SEQ), model()
@@ -104,7 +113,7 @@ def _train(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
         predicted[line] = float(candidate.prediction.step_time_s)
         comm = Comm(world, mesh(candidate.strategy), chosen)
         training = Training(spec, job, candidate.strategy, comm, 0)
-        runs[line] = (lambda batch, t=training: t.step([batch], 1e-3), world.size)
+        runs[line] = (partial(_step, training), world.size)
     batch = torch.randint(spec.vocab, (1, job.seq + 1))
     everyone = Comm(world, mesh(Strategy(dp=world.size)))
     results: Figures = {}

@@ -76,7 +76,7 @@ def _measured(world: World, job: Job, strategy: Strategy) -> int:
             training.step(batches, 1e-3)
         peak = tracker.peak
     comm.barrier()
-    return max(comm.gather_objects(int(peak), "world"))
+    return int(max(comm.gather_objects(int(peak), "world")))
 
 
 def main() -> None:

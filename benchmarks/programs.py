@@ -43,7 +43,8 @@ def fsdp(reshard: bool) -> Callable[[Decoder], nn.Module]:
     def wrap(model: Decoder) -> nn.Module:
         for block in model.blocks.values():
             fully_shard(block, reshard_after_forward=reshard)
-        return fully_shard(model, reshard_after_forward=reshard)
+        fully_shard(model, reshard_after_forward=reshard)
+        return model
 
     return wrap
 

@@ -16,7 +16,7 @@ from phalanx.measure import lab
 from phalanx.measure.lab import Lab
 from phalanx.measure.steal_time import NOTED
 from phalanx.schedule.collectives.registry import ALGORITHMS
-from phalanx.spec.files.job_file import cluster_from_toml
+from phalanx.spec.files.cluster_toml import cluster_from_toml
 
 RATE = "1gbit"
 SIZE = 2**24

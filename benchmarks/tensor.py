@@ -74,8 +74,8 @@ def dtensor_step(spec: ModelSpec, job: Job, ranks: int, sp: bool = False) -> Ste
     initialise(model, spec, 0)
     parallelize_module(model, init_device_mesh("cpu", (ranks,)), dtensor_plan(spec, sp))
     first, n = (dist.get_rank() * job.seq // ranks, job.seq // ranks) if sp else (0, job.seq)  # this rank's positions
-    split = [p for p in model.parameters() if isinstance(p, DTensor)]
-    rest = [p for p in model.parameters() if not isinstance(p, DTensor)]
+    split: list[Tensor] = [p for p in model.parameters() if isinstance(p, DTensor)]
+    rest: list[Tensor] = [p for p in model.parameters() if not isinstance(p, DTensor)]
     optimizer = torch.optim.AdamW([{"params": split}, {"params": rest}], lr=1e-3, fused=True)
 
     def step(batch: Tensor) -> None:
@@ -98,7 +98,7 @@ def dtensor_step(spec: ModelSpec, job: Job, ranks: int, sp: bool = False) -> Ste
             assert local is not None
             local.mul_(factor)
         optimizer.step()
-        loss.full_tensor().item()
+        loss.full_tensor().item()  # type: ignore[attr-defined]  # a DTensor
 
     return step
 

@@ -50,8 +50,8 @@ def main() -> None:
         }
         for transport in ("native", "shm"):
             for zero in (0, 2, 3):
-                strategy = Strategy(dp=ranks, zero=zero, micro_batch=size)  # type: ignore[arg-type]
-                runs[f"zero={zero}, {transport}"] = (our_step(spec, job, world, strategy, transport), ranks)  # type: ignore[arg-type]
+                strategy = Strategy(dp=ranks, zero=zero, micro_batch=size)
+                runs[f"zero={zero}, {transport}"] = (our_step(spec, job, world, strategy, transport), ranks)
         alone = Training(spec, Job(size, SEQ), Strategy(micro_batch=size), Comm(ALONE, mesh(Strategy())), 0)
         runs["one process"] = (lambda batch: alone.step([batch], 1e-3), 1)
         results = rounds(runs, torch.randint(spec.vocab, (size, SEQ + 1)), comm, ROUNDS, STEPS)

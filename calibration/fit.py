@@ -22,9 +22,10 @@ from phalanx.cost.analytic import stacks
 from phalanx.cost.analytic.chips import _BUILT as GENERATIONS
 from phalanx.cost.analytic.chips import _DEFAULTS as HARDWARE
 from phalanx.cost.analytic.chips import chain, system
-from phalanx.cost.analytic.stacks import profile
+from phalanx.cost.analytic.stacks import Profile, profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import gather, take
+from phalanx.cost.hardware.system import System
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.validate.from_row import Case
 from phalanx.validate.systems import benched, description, measured
@@ -148,10 +149,10 @@ class Data:
         self.names = sorted({c.profile for c in self.cases})
         self.stack = np.array([self.names.index(c.profile) for c in self.cases])
 
-    def systems(self, constants: Mapping[str, float]) -> object:
+    def systems(self, constants: Mapping[str, float]) -> System:
         return measured(take([system(*kind, constants=constants) for kind in self.kinds], self.which), self.benched)
 
-    def stacks(self, constants: Mapping[str, float]) -> object:
+    def stacks(self, constants: Mapping[str, float]) -> Profile:
         return take([profile(name, constants) for name in self.names], self.stack)
 
     def rows(self, free: Free) -> list[int]:

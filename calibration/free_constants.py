@@ -141,7 +141,7 @@ def free() -> list[Free]:
     constants += _of(roots, ("hidden_bytes", 0.4), ("launch_s", 0.15), ("gemm", 0.05))
     constants += _of(roots[:3], ("dp_overlap", 0.8), ("tp_overlap", 0.8))
     constants += _of(("megatron-2020",), ("score_bytes", 0.4))
-    stacks = ("nanotron", "llm-foundry", "torchtitan-compiled", "torchtitan-eager", "maxtext", "pax")
+    stacks: tuple[str, ...] = ("nanotron", "llm-foundry", "torchtitan-compiled", "torchtitan-eager", "maxtext", "pax")
     stacks += ("nemo-24.11", "nemo-24.03", "megatron-2021", "megatron-2022", "megatron-deepspeed-2022")
     stacks += ("megatron-bridge-25.09", "simumax-b200")
     constants += _of(("megatron-core",), ("pp_overlap", 0.8))

@@ -89,7 +89,7 @@ def _fit_stack(
         predicted = np.choose([_KINDS.index(k) for k in kinds], [np.asarray(getattr(held, k)) for k in _KINDS])
         error = float((weight * np.abs(np.log(predicted / measured))).sum())
         error += float((weight * np.abs(np.log(np.asarray(held.steady) / steady)))[published].sum())
-        return error + _PRIOR * sum(np.log(x[f] / start[f]) ** 2 for f in fields)
+        return float(error + _PRIOR * sum(np.log(x[f] / start[f]) ** 2 for f in fields))
 
     x, steps = dict(start), dict.fromkeys(fields, 0.3)
     best = cost(x)

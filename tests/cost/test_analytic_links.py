@@ -17,6 +17,7 @@ from phalanx.cost.ledger.rank_layout import layout
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
+from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, parse
 from phalanx.validate.systems import Benched, measured
 
@@ -72,3 +73,31 @@ def test_ranks_that_nvlink_does_not_join_hold_their_pipeline_up() -> None:
         laid = layout(Strategy(**parse(line)), job, spec.layers)
         whole, free = (step(shape(spec), laid, on, stack).seconds for on in (apart, replace(apart, cut_off=0.0)))
         assert float(whole - free) == pytest.approx(messages * float(np.asarray(stack.stalled_s)))
+
+
+def _tp_seconds(line: str) -> float:
+    s, model = Strategy(**parse(line)), make_model({"preset": "llama2-7b"}, Path())[0]
+    job = Job(96, 4096, Precision("bfloat16"))
+    on = system("H100", 8, 50e9)
+    return float(step(shape(model), layout(s, job, 32), on, profile("megatron-core")).terms["tp"])
+
+
+def test_tensor_parallel_groups_that_straddle_nodes_are_priced_by_the_worst_of_them() -> None:
+    """With 3 ranks a group on nodes of 8, ranks 6, 7, 8 are on two nodes, and one of them sends for all."""
+    job = Job(96, 4096, Precision("bfloat16"))
+    strides = {}
+    for line in ("dp=8,tp=3", "dp=8,tp=6", "dp=4,tp=12", "dp=2,tp=3", "dp=8,tp=4", "dp=4,tp=16"):
+        strides[line] = float(layout(Strategy(**parse(line)), job, 32).on_nodes(8).tp_stride)
+    # 1 of 3 in a node, 2 of 6, 4 of 12; 6 ranks are in one node; 4 and 16 fill theirs.
+    assert strides == {
+        "dp=8,tp=3": 8,
+        "dp=8,tp=6": 4,
+        "dp=4,tp=12": 2,
+        "dp=2,tp=3": 1,
+        "dp=8,tp=4": 1,
+        "dp=4,tp=16": 1,
+    }
+    groups = mesh(Strategy(**parse("dp=8,tp=6"))).groups("tp")
+    assert min(int(n) for row in groups for n in np.unique(row // 8, return_counts=True)[1]) == 2
+    inside, across = (_tp_seconds(line) for line in ("dp=2,tp=3", "dp=8,tp=3"))
+    assert across > 5 * inside / 4  # of a quarter of the micro-batches

@@ -40,7 +40,7 @@ StrategyLine = Annotated[
     typer.Option(
         "--strategy",
         metavar="LINE",
-        help="Strategy, such as dp=2,micro_batch=4; replaces that of a job file or a plan.",
+        help="Strategy, such as tp=8,zero=1: replaces that of a job file or a plan; dp takes the remaining GPUs.",
     ),
 ]
 _MODEL = typer.Option("--model", metavar="NAME|config.json", help="Model: a preset or a Hugging Face config.json.")
@@ -50,19 +50,28 @@ _CLUSTER = typer.Option(
 _GPUS = typer.Option("--gpus", help="Number of GPUs.")
 _BATCH = typer.Option("--batch", help="Global batch: sequences per step, over all GPUs.")
 _SEQ = typer.Option("--seq", help="Sequence length in tokens.")
-_PROFILE = typer.Option("--profile", metavar="STACK", help="Software stack whose step is priced.")
+_STACK = typer.Option("--stack", "--profile", metavar="STACK", help="Software stack whose step is priced.")
 Model = Annotated[str | None, _MODEL]
 Cluster = Annotated[str | None, _CLUSTER]
 Gpus = Annotated[int | None, _GPUS]
 Batch = Annotated[int | None, _BATCH]
 Seq = Annotated[int | None, _SEQ]
-Stack = Annotated[str, _PROFILE]
+Stack = Annotated[str, _STACK]
 OptionalStack = Annotated[
     str | None,
     typer.Option(
+        "--stack",
         "--profile",
         metavar="STACK",
         help="Software stack whose step is priced; by default that of the plan, else megatron-core.",
+    ),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        help="Precision of matrix products: bf16, fp16, fp8, fp8-mx or fp4; by default bf16, or fp16 where the "
+        "device has no bf16.",
     ),
 ]
 Params = Annotated[

@@ -11,11 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import Batch, Cluster, Gpus, Json, Model, OptionalJob, Seq, Set, Stack, StrategyLine
+from phalanx.cli.options import (
+    Batch,
+    Cluster,
+    Gpus,
+    Json,
+    Model,
+    OptionalJob,
+    OptionalStack,
+    Precision,
+    Seq,
+    Set,
+    StrategyLine,
+)
 from phalanx.cli.show import decision_json, show_choices, show_decision, show_notes
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
 
 if TYPE_CHECKING:
+    from phalanx.commands.question import Question
     from phalanx.plan.budget import Goal
     from phalanx.plan.search.planner import Answer
     from phalanx.plan.search.refine import RankedStrategy
@@ -23,33 +36,21 @@ if TYPE_CHECKING:
 
 
 def _plan_model(
-    model: str,
-    cluster: str | None,
-    gpus: int | None,
-    batch: int | None,
-    seq: int | None,
+    asked: Question,
+    cluster: str,
     tokens: str | None,
     price: float | None,
     objective: str,
-    stack: str,
     front: bool,
     out: Path,
     as_json: bool,
 ) -> None:
     """Search all legal strategies for a model on a cluster, write and show the best. Raises InputError."""
-    from phalanx.plan import question
     from phalanx.plan.budget import Goal
     from phalanx.plan.budget import tokens as token_count
     from phalanx.plan.search.planner import COST_OBJECTIVES, OBJECTIVES, answer, cheapest_gpu_count
     from phalanx.spec.errors import InputError, nearest
 
-    for name, value in (("--cluster", cluster), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
-        if value is None:
-            raise InputError(name, None, "is missing", "a plan needs --model, --cluster, --gpus, --batch and --seq")
-    assert cluster is not None
-    assert gpus is not None
-    assert batch is not None
-    assert seq is not None
     if objective not in (*OBJECTIVES, *COST_OBJECTIVES, "days"):
         raise InputError(
             "--objective",
@@ -70,23 +71,22 @@ def _plan_model(
             "--price", price, "is for the cost of a whole training", "say how long it is, e.g. --tokens 300B"
         )
     require_writable("--out", out)
-    spec, notes = question.model_named(model)
-    for note in notes:
-        announce(f"note: {note}")
-    pricing = question.pricing_by_gpus(spec, question.cluster_named(cluster), batch, seq, stack)
+    show_notes(asked.notes)
+    gpus, pricing = asked.gpus, asked.pricing_on
     if objective in COST_OBJECTIVES:
         offered, gpus = gpus, cheapest_gpu_count(pricing, gpus)
         announce(f"{gpus} GPUs take the fewest GPU-hours, of {offered} and its halves")
-    goal = Goal(token_count(tokens, spec), gpus, price) if tokens else None
+    goal = Goal(token_count(tokens, asked.pricing.model), gpus, price) if tokens else None
     result = answer(pricing, gpus, "memory" if objective == "memory" else "throughput", whole_front=front)
 
     from phalanx.spec.files import plan as plans
 
-    plans.write(_plan(result, cluster), out)
+    plans.write(_plan(result, cluster, asked.precision), out)
     announce(f"plan: {out}")
     if as_json:
-        print_json(_as_json(result, goal))
+        print_json({"question": asked.as_json(), **_as_json(result, goal)})
     else:
+        console().print(asked.heading, highlight=False, soft_wrap=True)
         _show(result, goal)
 
 
@@ -166,7 +166,7 @@ def _one(r: RankedStrategy, a: Answer, goal: Goal | None) -> dict[str, Any]:
     return row
 
 
-def _plan(a: Answer, cluster: str) -> Plan:
+def _plan(a: Answer, cluster: str, precision: str) -> Plan:
     """Return the best strategy as a plan that `train`, `verify`, `explain` and `lint` read."""
     from dataclasses import asdict
 
@@ -179,6 +179,7 @@ def _plan(a: Answer, cluster: str) -> Plan:
     chosen = ClusterChoice(file=cluster) if from_file else ClusterChoice(preset=cluster, nodes=p.cluster.nodes)
     choices: dict[str, Any] = {
         "stack": p.stack,
+        "precision": precision,
         "transport": "auto",
         "collectives": [],
         "bucket": None,
@@ -231,7 +232,8 @@ def plan(
             "GPUs, a quarter, ...), or memory (the most left free by strategies within 10 % of the fastest).",
         ),
     ] = "throughput",
-    profile: Stack = "megatron-core",
+    stack: OptionalStack = None,
+    precision: Precision = None,
     front: Annotated[
         bool,
         typer.Option(
@@ -246,12 +248,37 @@ def plan(
     Name a job file, or --model, --cluster, --gpus, --batch and --seq. The result is written as a plan.
     """
     with exit_on_error():
+        from phalanx.spec.errors import InputError
+
         if model is not None:
-            _plan_model(model, cluster, gpus, batch, seq, tokens, price, objective, profile, front, out, as_json)
+            from phalanx.commands.question import Asked, read
+
+            if job is not None:
+                raise InputError("--model", model, f"is that of {job}", "leave one of them out")
+            for name, value in (("--strategy", strategy), ("--set", overrides), ("--choices", choices or None)):
+                if value:
+                    raise InputError(name, value, "is about a job file", "leave it out, or name a job file")
+            asked = read(Asked(None, model, cluster, gpus, batch, seq, None, stack, precision), searched=True)
+            _plan_model(asked, str(cluster), tokens, price, objective, front, out, as_json)
             return
+        of_model = {
+            "--cluster": cluster,
+            "--gpus": gpus,
+            "--batch": batch,
+            "--seq": seq,
+            "--tokens": tokens,
+            "--price": price,
+            "--stack": stack,
+            "--precision": precision,
+            "--front": front or None,
+            "--objective": None if objective == "throughput" else objective,
+        }
+        for name, given in of_model.items():
+            if given is not None:
+                remedy = "leave it out; --set changes fields of a job" if job else "name a --model"
+                raise InputError(name, given, "belongs to a plan of a --model", remedy)
 
         from phalanx.commands.plan import decide, with_strategy
-        from phalanx.spec.errors import InputError
         from phalanx.spec.files import job_file
         from phalanx.spec.files import plan as plans
 

@@ -156,11 +156,12 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     expert_bytes = _per_parameter(layout, profile, how, expert_shards)
     one_stage = layout.pp == 1
     tied = shape.tied > 0
-    # With pp > 1 the last rank holds a copy of a tied embedding for its head.
-    first_ends = np.where(one_stage, shape.ends, shape.embedding_params) / layout.tp
-    last_ends = (
-        np.where(one_stage, shape.ends, np.where(tied, shape.vocab * shape.hidden, shape.head_params)) / layout.tp
-    )
+    # Where chunks lie in a V, the first rank holds the first and the last of them. Else the last rank has the head,
+    # which of a tied embedding is a copy.
+    both_ends = one_stage | (np.asarray(layout.v_shaped) > 0)
+    head = np.where(tied, shape.vocab * shape.hidden, shape.head_params)
+    first_ends = np.where(both_ends, shape.ends, shape.embedding_params) / layout.tp
+    last_ends = np.where(one_stage, shape.ends, np.where(both_ends, 0.0, head)) / layout.tp
 
     cast_bytes = cast_weight_bytes(layout, profile)
     kept = block_bytes(shape, layout, profile)
@@ -203,8 +204,8 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     ranks = []
     last_blocks = np.where(one_stage, parts.most, np.maximum(parts.last, 0))
     for blocks, ends, in_flight, loss_bytes in (
-        (parts.most, first_ends, flight, np.where(one_stage, logits, 0.0)),
-        (last_blocks, last_ends, flight_last, logits),
+        (parts.most, first_ends, flight, np.where(both_ends, logits, 0.0)),
+        (last_blocks, last_ends, flight_last, np.where(both_ends & ~one_stage, 0.0, logits)),
     ):
         block_state = dense_params * (dense_bytes + cast_bytes) + expert_params * (expert_bytes + cast_bytes)
         state = blocks * block_state + ends * dense_bytes

@@ -235,6 +235,7 @@ def _block(flows: _Flows, shape: Shape, layout: Layout, timer: _Timer, profile: 
 
 def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step:
     """Return the terms of one step."""
+    layout = layout.on_nodes(system.tiers[0].ranks)
     out = Step()
     terms = out.terms
     by_unit: dict[str, list[Flow]] = {}

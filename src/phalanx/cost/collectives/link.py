@@ -1,4 +1,10 @@
-"""The α (seconds per message) and β (seconds per byte, one direction, one rank) of a group's links."""
+"""The α (seconds per message) and β (seconds per byte, one direction, one rank) of a group's links.
+
+A message crosses one link, so `link` gives it one port. A ring of NCCL is several rings side by side: the r ranks
+that a group has in a node leave it through r ports, each with its part of the buffer. So `ring_link` gives a group r
+times the port's rate, at most the rate inside the node; and of the p - 1 hops of a chunk only one out of each node
+takes the network's latency.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +38,43 @@ def link(cluster: ClusterSpec, mesh: Mesh, axis: str) -> Link:
             break
         below = t.ranks
     return Link(tier.latency_s, beta)
+
+
+def ring_link(cluster: ClusterSpec, mesh: Mesh, axis: str) -> Link:
+    """Return the mean link of a hop in ring collectives over the axis's groups: on GPUs as NCCL builds rings between
+    nodes, over the ports of all ranks that a group has in a node; elsewhere as `link`."""
+    over = link(cluster, mesh, axis)
+    outermost = mesh.tier(axis, cluster)
+    if cluster.device.kind != "cuda" or outermost.ranks <= cluster.ranks_per_node:
+        return over
+    p, groups = mesh.size(axis), np.sort(mesh.groups(axis), axis=1)
+    inside = [tier for tier in cluster.tiers if tier.ranks <= cluster.ranks_per_node]
+    node = inside[-1].ranks if inside else 1
+    blocks, members = _blocks(groups, node)
+    beta = 1 / inside[-1].bandwidth_bytes_per_s_per_gpu_per_direction if inside and members > 1 else 0.0
+    hops = min(blocks, p - 1)  # between nodes, of the slowest chunk
+    alpha = (p - 1 - hops) * inside[-1].latency_s if inside else 0.0
+    outer = cluster.tiers[len(inside) :]
+    for below, tier in zip((node, *(t.ranks for t in outer)), outer, strict=False):
+        beta = max(beta, 1 / (members * tier.bandwidth_bytes_per_s_per_gpu_per_direction))
+        uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
+        if uplink is not None:
+            beta = max(beta, _leaving(groups, below) / uplink)
+        blocks, members = _blocks(groups, tier.ranks)
+        further = 0 if tier is outermost else min(blocks, p - 1)
+        alpha += (hops - further) * tier.latency_s
+        hops = further
+        if tier is outermost:
+            break
+    return Link(alpha / (p - 1), beta)
+
+
+def _blocks(groups: Ranks, size: int) -> tuple[int, int]:
+    """Return the most blocks of `size` neighbouring ranks that a group spans, and the fewest ranks that a group has
+    in a block. `groups`: rank numbers, ascending, (groups, ranks)."""
+    first = np.diff(groups // size, axis=1, prepend=-1) > 0  # of each block that a group is in
+    starts = np.append(np.flatnonzero(first), groups.size)
+    return int(first.sum(axis=1).max()), int(np.diff(starts).min())
 
 
 def _leaving(groups: Ranks, host: int) -> int:

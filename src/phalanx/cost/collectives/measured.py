@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.cost.collectives.link import Link, link
+from phalanx.cost.collectives.link import Link, link, ring_link
 from phalanx.cost.compute.unit_work import Column
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.strategy.mesh import Mesh
@@ -38,4 +38,5 @@ def seconds(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str, count: Column,
     if fits:
         size = total_bytes / np.maximum(count, 1)
         return count * np.minimum.reduce([fit.seconds(size) for fit in fits])
-    return ring_seconds(op, p, count, total_bytes, link(cluster, mesh, axis))
+    over = link if op == "all_to_all" else ring_link  # pairs send through their own ports
+    return ring_seconds(op, p, count, total_bytes, over(cluster, mesh, axis))

@@ -54,7 +54,7 @@ def bubble(schedule: Column, m: Column, p: Column, v: Column) -> Column:
 
 def in_flight(schedule: Column, m: Column, p: Column) -> tuple[Column, Column]:
     """Micro-batches whose activations the first and the last pipeline rank hold at once; 0 where 1f1b's formula says
-    so. Where chunks lie in a V, the first rank is the last one too."""
+    so."""
     usual = SCHEDULES[Strategy.schedule].in_flight
     first, last = (np.full(np.shape(np.minimum(p, m)), of_rank) for of_rank in usual(m, p))
     for number, facts in enumerate(SCHEDULES.values()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -80,6 +80,12 @@ class Layout:
         both = np.clip(between, near, far / inner)
         return np.where(np.asarray(self.cp) == 1, self.dp_stride, np.where(self.dp == 1, self.cp_stride, both))
 
+    def on_nodes(self, node: Column) -> Layout:
+        """Return the layout with the stride of tp, where its groups straddle nodes of `node` ranks, as tp=3 does on
+        nodes of 8, set to one that leaves as few ranks in a node as the worst group has there."""
+        stride = _straddling(self.tp, self.tp_stride, node, self.world)
+        return self if stride is None else replace(self, tp_stride=stride)
+
     @property
     def expert_stride(self) -> Column:
         """Distance in ranks to the rank with the next experts: ep x etp takes a stage's innermost ranks first, and
@@ -100,6 +106,10 @@ class PlacedLayout(Layout):
     data: Column = 1.0
     expert: Column = 1.0
 
+    def on_nodes(self, node: Column) -> Layout:
+        """Return this layout: its strides are those of the nodes already."""
+        return self
+
     def data_stride(self, node: Column) -> Column:
         """Return `data`, whatever the size of a node."""
         return self.data
@@ -108,6 +118,19 @@ class PlacedLayout(Layout):
     def expert_stride(self) -> Column:
         """Return `expert`."""
         return self.expert
+
+
+def _straddling(size: Column, stride: Column, node: Column, world: Column) -> Column | None:
+    """Return the strides of an axis on nodes of `node` ranks; None if no row's groups straddle nodes.
+
+    Groups fill blocks of size x stride neighbouring ranks. If these neither divide a node nor are whole nodes, some
+    group has only gcd(block, node) / stride ranks in a node."""
+    block = np.asarray(size * stride)
+    straddles = (np.asarray(size) > 1) & (np.asarray(world) > node) & (block % node != 0) & (node % block != 0)
+    if not np.any(straddles):
+        return None
+    members = np.maximum(np.gcd(block.astype(np.int64), np.asarray(node).astype(np.int64)) // stride, 1)
+    return np.where(straddles, np.maximum(stride, node / members), stride)
 
 
 @dataclass(frozen=True)

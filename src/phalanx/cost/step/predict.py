@@ -16,6 +16,7 @@ from phalanx.cost.compute.unit_work import NO_WORK
 from phalanx.cost.memory.footprint import documents
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.expand import expand
+from phalanx.cost.step.overlap import exposed_outside_layers
 from phalanx.cost.step.predict_pipeline import exposed_seconds, price_pipeline, rates_of
 from phalanx.cost.step.term import Term, highest
 from phalanx.cost.step.terms import terms
@@ -63,6 +64,7 @@ def _price(view: RankView, cluster: ClusterSpec) -> Prediction:
     forward = backward = communication = optimizer = 0.0
     inside_layers = 0.0  # seconds of communication in the middle of layers
     exposed_inside = 0.0  # the part of it that no compute overlaps
+    sent: list[tuple[Term, float]] = []  # communication outside layers
     flops = 0
     traffic: dict[str, int] = {}
     step_terms = terms(view)
@@ -89,12 +91,12 @@ def _price(view: RankView, cluster: ClusterSpec) -> Prediction:
                 exposed_inside += exposed_part
             else:
                 communication += seconds
+                sent.append((term, seconds))
             traffic[axis] = traffic.get(axis, 0) + term.bytes
         flops += term.work.flops
     exposed = communication
     if cluster.device.own_communication_engine:
-        # Buckets travel during the last micro-batch's backward pass; what does not fit there is exposed.
-        exposed = max(communication - backward / view.layout.micro_batches, 0.0)
+        exposed = exposed_outside_layers(sent, view.layout, forward, backward)
     state = model_state(view).total
     peak = state + _peak(view, step_terms)
     return Prediction(

@@ -17,6 +17,7 @@ from phalanx.cost.collectives.measured import seconds as collective_seconds
 from phalanx.cost.compute import unit_work
 from phalanx.cost.pipeline_time import Costs, PricedSchedule, price
 from phalanx.cost.step.layer_terms import layer_terms
+from phalanx.cost.step.overlap import exposed_outside_layers
 from phalanx.cost.step.pass_terms import pass_terms
 from phalanx.cost.step.term import Term
 from phalanx.schedule.event import INSIDE
@@ -56,18 +57,22 @@ def price_pipeline(views: Sequence[RankView], terms_of: Sequence[Sequence[Term]]
             for phase in seconds:
                 seconds[phase][chunk] = sum(of_pass.get((phase, view.class_of[unit]), 0.0) for unit in units)
         collectives = [t for t in rank_terms if t.event.kind == "collective" and not _inside(t) and t.count]
-        sent_seconds = sum(
-            float(collective_seconds(cluster, view.mesh, t.event.op, t.event.axis, t.count, t.bytes))
+        sent = [
+            (t, float(collective_seconds(cluster, view.mesh, t.event.op, t.event.axis, t.count, t.bytes)))
             for t in collectives
-        )
-        communication.append(sent_seconds)
-        last_passes = sum(sum(seconds[p][c] for p in "IW") for c in view.chunk_indices)
-        # Communication overlaps the last micro-batch's backward passes.
-        hidden = last_passes if cluster.device.own_communication_engine else 0.0
+        ]
+        exposed_s = sent_s = sum(seconds for _, seconds in sent)
+        communication.append(sent_s)
+        if cluster.device.own_communication_engine:
+            forward_s, backward_s = (
+                layout.micro_batches * sum(seconds[p][c] for p in phases for c in view.chunk_indices)
+                for phases in ("F", "IW")
+            )
+            exposed_s = exposed_outside_layers(sent, layout, forward_s, backward_s)
         coding_seconds = sum(
             float(unit_work.around_collective_seconds(t.work, t.coding, t.code, rates)) for t in collectives
         )
-        exposed.append(max(sent_seconds - hidden, 0.0) + coding_seconds)
+        exposed.append(exposed_s + coding_seconds)
         update = next(t for t in rank_terms if t.event.op == "optimizer")
         optimizer.append(unit_work.optimizer_seconds(update.work, rates))
     pp_link = link(cluster, layout.mesh, "pp")

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from phalanx.cost.collectives.link import link
+from phalanx.cost.collectives.link import ring_link
 from phalanx.cost.collectives.measured import measured, ring_seconds
 from phalanx.schedule.layout import Layout
 from phalanx.spec.byte_sizes import write_bytes
@@ -106,6 +106,6 @@ def _line(cluster: ClusterSpec, grid: Mesh, op: str, axis: str, total: float) ->
         sizes = [best_bytes(total, line.crossover_bytes) for line in lines]
         times = [total / size * float(fit.seconds(size)) for fit, size in zip(fits, sizes, strict=True)]
         return lines[times.index(min(times))]
-    over = link(cluster, grid, axis)
+    over = ring_link(cluster, grid, axis)
     alpha, beta = ring_seconds(op, ranks, 1, 0, over), ring_seconds(op, ranks, 0, 1, over)
     return Line(float(alpha), float(beta), f"a ring of {ranks} on {grid.tier(axis, cluster).name}")

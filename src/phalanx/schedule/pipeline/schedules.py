@@ -259,8 +259,22 @@ def _bubble_interleaved(m: Column, p: Column, v: Column) -> Column:
     return np.where(m < p, (v * (p - m) + m - 1) / np.maximum(p - 1, 1), 1.0)
 
 
-def _bubble_zero(m: Column, p: Column, v: Column) -> Column:
-    """(P-1)(F+I-W) instead of (P-1)(F+I+W): a third where F, I and W take the same time."""
+def _bubble_zb_h1(m: Column, p: Column, v: Column) -> Column:
+    """(p-1)(F+I-W) instead of (p-1)(F+I+W): a third where F, I and W take the same time. With fewer than p
+    micro-batches only m - 1 passes W fill the wait of a rank: (p-1)(F+I) - (m-1) W."""
+    share: Column = np.maximum(p - 1, 2 * p - 1 - m) / (3 * np.maximum(p - 1, 1))
+    return share
+
+
+def _bubble_zb_v(m: Column, p: Column, v: Column) -> Column:
+    """The same (p-1)(F+I-W) of chunks half as large, over 1f1b with two chunks per rank. One micro-batch waits for
+    2 (p-1) chunks there and back; each further one fills a W of both chunks, until (3p-1)/2 of them leave p-1."""
+    share: Column = np.maximum(p - 1, 4 * p - 2 - 2 * m) / (3 * np.maximum(p - 1, 1))
+    return share
+
+
+def _bubble_dualpipe_v(m: Column, p: Column, v: Column) -> Column:
+    """A third, as zb-v with its 2p micro-batches or more."""
     return 1 / 3
 
 
@@ -276,9 +290,15 @@ def _in_flight_gpipe(m: Column, p: Column) -> tuple[Column, Column]:
     return m, m
 
 
-def _in_flight_zero(m: Column, p: Column) -> tuple[Column, Column]:
+def _in_flight_zb_h1(m: Column, p: Column) -> tuple[Column, Column]:
     both = np.minimum(p, m)
     return both, both
+
+
+def _in_flight_zb_v(m: Column, p: Column) -> tuple[Column, Column]:
+    """The first rank's second chunk runs right before its backward pass, so of few micro-batches it holds only one
+    twice; the last rank's chunks run one after the other."""
+    return np.minimum(p, (m + 1) / 2), np.minimum(p, m)
 
 
 def _in_flight_dualpipe_v(m: Column, p: Column) -> tuple[Column, Column]:
@@ -334,8 +354,7 @@ class ScheduleFacts:
     """(m, p, v) -> the bubble over that of 1f1b with as many chunks per rank."""
     in_flight: Callable[[Column, Column], tuple[Column, Column]]
     """(m, p) -> micro-batches whose activations the first and the last pipeline rank hold at once. (0, 1): as 1f1b
-    and interleaved do, whose formula needs `virtual` and stands in cost/analytic/memory.py. Where chunks lie in a V,
-    the first rank is the last one too."""
+    and interleaved do, whose formula needs `virtual` and stands in cost/analytic/memory.py."""
     least_wait: Callable[[Column, Column, Column], Column]
     """(m, p, v) -> the least idle time of a rank in a step, in units of one micro-batch's passes over p ranks: what
     the search prunes by."""
@@ -439,8 +458,8 @@ SCHEDULES = table(
             overlaps=True,
             refusal=_any_number,
             build=_zb_h1,
-            bubble=_bubble_zero,
-            in_flight=_in_flight_zero,
+            bubble=_bubble_zb_h1,
+            in_flight=_in_flight_zb_h1,
             least_wait=_wait_zero,
         ),
         ScheduleFacts(
@@ -454,8 +473,8 @@ SCHEDULES = table(
             overlaps=True,
             refusal=_any_number,
             build=_zb_v,
-            bubble=_bubble_zero,
-            in_flight=_in_flight_zero,
+            bubble=_bubble_zb_v,
+            in_flight=_in_flight_zb_v,
             least_wait=_wait_zero_in_a_v,
         ),
         ScheduleFacts(
@@ -469,7 +488,7 @@ SCHEDULES = table(
             overlaps=True,
             refusal=_two_per_rank,
             build=_dualpipe_v,
-            bubble=_bubble_zero,
+            bubble=_bubble_dualpipe_v,
             in_flight=_in_flight_dualpipe_v,
             least_wait=_wait_zero_in_a_v,
         ),
