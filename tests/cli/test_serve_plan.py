@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import phalanx
 
-_ASK = "--model llama3-8b --cluster dgx-h100 --gpus 2 --input 1000 --output 100".split()
+_ASK = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "2", "--input", "1000", "--output", "100"]
 
 
 def test_a_plan_is_found_written_and_launched(tmp_path: Path) -> None:
