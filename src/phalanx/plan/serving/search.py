@@ -286,7 +286,6 @@ def answer(search: Search) -> Answer:
 
 
 def _why_none(search: Search) -> tuple[str, str]:
-    q = search.q
     copies = list(search.known.values())
     if not copies:
         return "no layout of the model is legal on them", "its heads, layers and experts must be divided evenly"
