@@ -294,3 +294,31 @@ MEGATRON_CORE_14 = Stack(
     modules=MODULES,
     needs=_NEEDS,
 )
+
+_FSDP: Facts = {
+    **STRATEGY,
+    "zero": (
+        None,
+        "--use-megatron-fsdp --data-parallel-sharding-strategy no_shard | optim | optim_grads | ..._params",
+    ),
+    "grad_sync": (("step", "micro"), "", "micro from level 2 on: reduce-scatters in every backward pass"),
+    "reshard": (("action",), ""),
+    "order": (("pp/dp/cp/tp",), "", "--use-tp-pp-dp-mapping is refused"),
+}
+_FSDP_LINES = _LINES_19 | {
+    "zero": f"{_ARGUMENTS}:3023",
+    "grad_sync": "megatron/core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py:755",
+    "reshard": f"{_ARGUMENTS}:3023",
+}
+MEGATRON_FSDP = Stack(
+    name="megatron-fsdp",
+    title="Megatron-FSDP (Megatron-Core 0.19)",
+    repository="NVIDIA/Megatron-LM",
+    commit="5be9626709af2722333bf54797c954c09edeada3",
+    constants="megatron-core",
+    strategy=entries(_FSDP, _FSDP_LINES),
+    options=entries({name: fact for name, fact in OPTIONS.items() if name != "optimizer"}, _LINES_19),
+    rules=rules(_RULES_19),
+    modules=MODULES,
+    needs=("CUDA_DEVICE_MAX_CONNECTIONS unset or more than 1",),
+)

@@ -9,10 +9,28 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
-from phalanx.stacks import megatron
+from phalanx.stacks.bridge import MEGATRON_BRIDGE
+from phalanx.stacks.fsdp import ACCELERATE, FSDP2, TORCHTITAN
+from phalanx.stacks.megatron import MEGATRON_CORE, MEGATRON_CORE_14, MEGATRON_FSDP
+from phalanx.stacks.others import DEEPSPEED, MAXTEXT, NANOTRON, PHALANX
 from phalanx.stacks.stack import Stack
 
-ROWS: dict[str, Stack] = {row.name: row for row in (megatron.MEGATRON_CORE, megatron.MEGATRON_CORE_14)}
+ROWS: dict[str, Stack] = {
+    row.name: row
+    for row in (
+        MEGATRON_CORE,
+        MEGATRON_CORE_14,
+        MEGATRON_FSDP,
+        MEGATRON_BRIDGE,
+        TORCHTITAN,
+        FSDP2,
+        DEEPSPEED,
+        ACCELERATE,
+        NANOTRON,
+        MAXTEXT,
+        PHALANX,
+    )
+}
 
 
 def stack_named(name: str) -> Stack:
