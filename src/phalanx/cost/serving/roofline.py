@@ -128,8 +128,9 @@ class ServingPrice:
         """Bytes of weights on the GPU that has most."""
         e, b = self._elements, BYTES[self.weights]
         split = e.attention / x.tp + e.mlp / x.width + e.experts / (x.moe_tp * x.moe_ep)
-        ends = 2.0 * max(e.embedding, e.head) / x.tp * (1 if x.pp > 1 or self.model.tied else 2)
-        return (split * b + 2.0 * e.replicated) / x.pp + ends
+        apart = x.pp > 1 and not self.model.tied  # on the first and on the last stage
+        ends = max(e.embedding, e.head) if apart else e.embedding + e.head
+        return (split * b + 2.0 * e.replicated) / x.pp + 2.0 * ends / x.tp
 
     def cache_tokens(self, x: ServingLayout) -> int:
         """Tokens whose cache one copy holds; 0 where weights leave no room."""

@@ -96,7 +96,7 @@ class Tabulated:
         edges, values = self._rows.get(sequences) or self._row(sequences)
         i = min(bisect_right(edges, context), len(edges) - 1)
         slope = (values[i] - values[i - 1]) / (edges[i] - edges[i - 1])
-        end = UNBOUNDED if i == len(edges) - 1 else int(edges[i])
+        end = UNBOUNDED if i == len(edges) - 1 else math.ceil(edges[i])
         return values[i - 1] + slope * (context - edges[i - 1]), slope, end
 
     def mixed(self, tokens: int, pairs: float, sequences: int, context: int, uneven: float = 1.0) -> float:
