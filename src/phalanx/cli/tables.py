@@ -22,6 +22,9 @@ from phalanx.cli.options import (
     Plot,
     Precision,
     Seq,
+    ServedCache,
+    ServedWeights,
+    Serving,
     Stack,
     StrategyLine,
 )
@@ -117,6 +120,9 @@ def memory(
     card: Annotated[float, typer.Option("--card", help="Memory of a GPU in GB.")] = 80.0,
     micro_batch: Annotated[int, typer.Option("--micro-batch", help="Sequences per micro-batch.")] = 1,
     seq: Seq = None,
+    serving: Serving = False,
+    weights: ServedWeights = None,
+    kv: ServedCache = None,
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -127,6 +133,13 @@ def memory(
     """
     with exit_on_error():
         require_writable("--plot", plot)
+        of_training = (plan, strategy, batch, stack, precision, params)
+        if serving or weights or kv:
+            from phalanx.cli.serving_tables import sheets as of_serving
+
+            tables = of_serving("memory", serving, of_training, model, cluster, seq, weights, kv, gpus)
+            _print(tables, as_json, as_csv, plot)
+            return
         asked = (plan, strategy, cluster, gpus, batch, stack, precision)
         if any(value is not None for value in asked):
             from phalanx.commands.question import Asked
@@ -187,6 +200,9 @@ def comm(
     rate: Annotated[
         float, typer.Option("--rate", help="Bandwidth of a rank in one direction, in GB/s, with --params.")
     ] = 25.0,
+    serving: Serving = False,
+    weights: ServedWeights = None,
+    kv: ServedCache = None,
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -197,6 +213,13 @@ def comm(
     """
     with exit_on_error():
         require_writable("--plot", plot)
+        of_training = (plan, strategy, batch, stack, precision, params)
+        if serving or weights or kv:
+            from phalanx.cli.serving_tables import sheets as of_serving
+
+            tables = of_serving("comm", serving, of_training, model, cluster, seq, weights, kv, gpus)
+            _print(tables, as_json, as_csv, plot)
+            return
         if params is not None:
             from phalanx.plan.tables import textbook
 
@@ -229,6 +252,9 @@ def roofline(
     stack: OptionalStack = None,
     precision: Precision = None,
     params: Params = None,
+    serving: Serving = False,
+    weights: ServedWeights = None,
+    kv: ServedCache = None,
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -239,6 +265,13 @@ def roofline(
     """
     with exit_on_error():
         require_writable("--plot", plot)
+        of_training = (plan, strategy, batch, stack, precision, params)
+        if serving or weights or kv:
+            from phalanx.cli.serving_tables import sheets as of_serving
+
+            tables = of_serving("roofline", serving, of_training, model, cluster, seq, weights, kv, gpus)
+            _print(tables, as_json, as_csv, plot)
+            return
         from phalanx.plan.tables.roofline import ridges, rooflines
 
         if params is not None:
