@@ -96,14 +96,17 @@ class Search:
         q = self.q
         chunk = max(c for c in q.chunks if c <= max(2 * q.input, min(q.chunks)))
         for first in copies:
-            ttft = first.prefill_s(chunk)
-            ttft_moved = ttft + transfer(q, first).seconds(q.input)
-            if q.ttft_s is not None and ttft_moved > q.ttft_s * _SLACK:
-                continue
             for then in copies:
-                if then.weights != first.weights:
-                    continue
-                yield from self.ratios(first, then, ttft, ttft_moved, chunk)
+                if then.weights == first.weights:
+                    yield from self.after(first, then, chunk)
+
+    def after(self, first: Copy, then: Copy, chunk: int) -> Iterator[Candidate]:
+        """Yield the candidates that prefill on copies like `first`, in such chunks, and decode on copies like `then`."""
+        q = self.q
+        ttft = first.prefill_s(chunk)
+        moved = ttft + transfer(q, first).seconds(q.input)
+        if q.ttft_s is None or moved <= q.ttft_s * _SLACK:
+            yield from self.ratios(first, then, ttft, moved, chunk)
 
     def ratios(self, first: Copy, then: Copy, ttft: float, ttft_moved: float, chunk: int) -> Iterator[Candidate]:
         q, rate = self.q, _PREFILL_USE / ttft
