@@ -29,7 +29,7 @@ _LINE = ["--strategy", "tp=4,sp=1,pp=4,virtual=5,schedule=interleaved,zero=1"]
 
 
 def test_json() -> None:
-    done = CliRunner().invoke(app, [*_ARGS, *_LINE, "--profile", "nemo-24.11", "--json"])
+    done = CliRunner().invoke(app, [*_ARGS, *_LINE, "--stack", "nemo-24.11", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert abs(sum(found["terms_s"].values()) / found["step_time_s"] - 1) < 1e-9
@@ -89,7 +89,7 @@ def test_a_cluster_file(tmp_path: Path) -> None:
 def test_wrong_input_is_one_line() -> None:
     for more, word in (
         (["--strategy", "tp=3"], "strategy"),
-        (["--profile", "megatron"], "profile"),
+        (["--stack", "megatron"], "--stack"),
         (["--precision", "fp6"], "--precision"),
         (["--strategy", "dp=64,bucket=50"], "strategy.bucket"),
         (["--strategy", "tp=two"], "strategy.tp"),

@@ -452,3 +452,31 @@ def test_factors_of_a_high_rank_are_proved(zero: int) -> None:
     """What a decomposition works in is larger than any piece that other compressors code."""
     spec = build(ModelSpec, complete(SIZES | {"vocab": 8000, "hidden": 256}), "model")
     prove(spec, JOB, Strategy(dp=8, zero=zero, compression="powersgd:64"))  # type: ignore[arg-type]
+
+
+def test_options_ask_what_a_job_file_asks(tmp_path: Path) -> None:
+    """Without a file verify takes the options of predict; GPUs fill dp."""
+    asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256"]
+    code, out, err = phalanx(tmp_path, "verify", *asked, "--strategy", "tp=4,zero=1", "--json")
+    assert code == 0, err
+    assert json.loads(out)["strategy"].startswith("dp=2,zero=1,tp=4")
+    assert "dp=2 fills 8 GPUs over tp=4" in err
+    for words, said in ((["--precision", "fp8"], "--precision"), (["--set", "job.seq=8"], "--set")):
+        code, _, err = phalanx(tmp_path, "verify", *asked, "--strategy", "tp=4", *words)
+        assert (code, err.startswith(f"error: {said}")) == (2, True)
+
+
+def test_a_plan_of_another_stack_fails_where_traffic_differs(tmp_path: Path) -> None:
+    asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256"]
+    assert phalanx(tmp_path, "plan", *asked)[0] == 0
+    plan = plans.read(tmp_path / "plan.json")
+    plans.write(replace(plan, strategy=_strategy("dp=8,zero=1")), tmp_path / "plan.json")
+    code, out, err = phalanx(tmp_path, "verify", "plan.json")
+    assert code == 0, out + err
+    assert "megatron-core's own program is not run" in out
+    # Its gradients are reduced in two bytes, ours in four.
+    choices = {**plan.choices, "stack": "nemo-25.02"}
+    plans.write(replace(plan, strategy=_strategy("dp=8,zero=1"), choices=choices), tmp_path / "plan.json")
+    code, out, _ = phalanx(tmp_path, "verify", "plan.json")
+    assert code == 1
+    assert "NOT proved: bytes that the job sends over dp" in out

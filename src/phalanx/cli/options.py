@@ -40,7 +40,7 @@ StrategyLine = Annotated[
     typer.Option(
         "--strategy",
         metavar="LINE",
-        help="Strategy, such as dp=2,micro_batch=4; replaces that of a job file or a plan.",
+        help="Strategy, such as tp=8,zero=1: replaces that of a job file or a plan; dp takes the remaining GPUs.",
     ),
 ]
 _MODEL = typer.Option("--model", metavar="NAME|config.json", help="Model: a preset or a Hugging Face config.json.")
@@ -50,19 +50,28 @@ _CLUSTER = typer.Option(
 _GPUS = typer.Option("--gpus", help="Number of GPUs.")
 _BATCH = typer.Option("--batch", help="Global batch: sequences per step, over all GPUs.")
 _SEQ = typer.Option("--seq", help="Sequence length in tokens.")
-_PROFILE = typer.Option("--profile", metavar="STACK", help="Software stack whose step is priced.")
+_STACK = typer.Option("--stack", "--profile", metavar="STACK", help="Software stack whose step is priced.")
 Model = Annotated[str | None, _MODEL]
 Cluster = Annotated[str | None, _CLUSTER]
 Gpus = Annotated[int | None, _GPUS]
 Batch = Annotated[int | None, _BATCH]
 Seq = Annotated[int | None, _SEQ]
-Stack = Annotated[str, _PROFILE]
+Stack = Annotated[str, _STACK]
 OptionalStack = Annotated[
     str | None,
     typer.Option(
+        "--stack",
         "--profile",
         metavar="STACK",
         help="Software stack whose step is priced; by default that of the plan, else megatron-core.",
+    ),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        help="Precision of matrix products: bf16, fp16, fp8, fp8-mx or fp4; by default bf16, or fp16 where the "
+        "device has no bf16.",
     ),
 ]
 Params = Annotated[
@@ -72,6 +81,15 @@ Params = Annotated[
 
 # A run that was trained.
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/quickstart.")]
+
+# Serving instead of training.
+Serving = Annotated[bool, typer.Option("--serving", help="Tabulate serving: decoding a model that is trained.")]
+ServedWeights = Annotated[
+    str | None, typer.Option("--weights", metavar="bf16|fp8|int4|nvfp4", help="Type of the weights, with --serving.")
+]
+ServedCache = Annotated[
+    str | None, typer.Option("--kv", metavar="bf16|fp8", help="Type of the KV cache, with --serving.")
+]
 
 # How results are printed.
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")]

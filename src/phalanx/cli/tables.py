@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.explain import subject
 from phalanx.cli.observed import observation_in, show_price
 from phalanx.cli.options import (
     Batch,
@@ -21,13 +20,19 @@ from phalanx.cli.options import (
     Params,
     Plan,
     Plot,
+    Precision,
     Seq,
+    ServedCache,
+    ServedWeights,
+    Serving,
     Stack,
     StrategyLine,
 )
+from phalanx.cli.show import show_notes
 from phalanx.cli.terminal import announce, console, exit_on_error, in_progress, print_json, require_writable
 
 if TYPE_CHECKING:
+    from phalanx.commands.question import Asked, Question
     from phalanx.plan.tables.table import Sheet
     from phalanx.spec.model.spec import ModelSpec
 
@@ -96,7 +101,14 @@ def scaling(
 
 
 def memory(
+    plan: Plan = None,
+    strategy: StrategyLine = None,
     model: Model = None,
+    cluster: Cluster = None,
+    gpus: Gpus = None,
+    batch: Batch = None,
+    stack: OptionalStack = None,
+    precision: Precision = None,
     params: Params = None,
     policy: Annotated[
         int,
@@ -108,13 +120,37 @@ def memory(
     card: Annotated[float, typer.Option("--card", help="Memory of a GPU in GB.")] = 80.0,
     micro_batch: Annotated[int, typer.Option("--micro-batch", help="Sequences per micro-batch.")] = 1,
     seq: Seq = None,
+    serving: Serving = False,
+    weights: ServedWeights = None,
+    kv: ServedCache = None,
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """Tabulate the memory of a model's state by level of ZeRO, and of its activations by recomputation, tp and sp."""
+    """Tabulate the memory of a model's state by level of ZeRO, and of its activations by recomputation, tp and sp.
+
+    Of a plan, or of --model with --cluster, --gpus, --batch, --seq and --strategy: the memory of that strategy.
+    """
     with exit_on_error():
         require_writable("--plot", plot)
+        of_training = (plan, strategy, batch, stack, precision, params)
+        if serving or weights or kv:
+            from phalanx.cli.serving_tables import sheets as of_serving
+
+            tables = of_serving("memory", serving, of_training, model, cluster, seq, weights, kv, gpus)
+            _print(tables, as_json, as_csv, plot)
+            return
+        asked = (plan, strategy, cluster, gpus, batch, stack, precision)
+        if any(value is not None for value in asked):
+            from phalanx.commands.question import Asked
+            from phalanx.spec.errors import InputError
+
+            if params is not None:
+                raise InputError("--params", params, "has no shape to split", "name a --model, or leave the rest out")
+            _memory_of(
+                Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision), as_json, as_csv, plot
+            )
+            return
         from phalanx.plan.tables import textbook
 
         _require_positive({"--card": card, "--micro-batch": micro_batch, "--seq": seq})
@@ -128,6 +164,28 @@ def memory(
             announce(f"note: {textbook.FOLLOWS}")
 
 
+def _memory_of(asked: Asked, as_json: bool, as_csv: bool, plot: Path | None) -> None:
+    """Print the memory of a strategy by what occupies it, as `predict` and `explain` have it. Raises InputError."""
+    from phalanx.commands.question import read
+    from phalanx.plan.explain.exact import ExactExplanation
+    from phalanx.plan.tables.memory import sheet
+
+    question = read(asked)
+    show_notes(question.notes)
+    if question.exact is not None:
+        usable = question.exact.cluster.device.usable_bytes
+        exact = ExactExplanation(question.exact.chosen, (), usable)
+        table = sheet(
+            question.exact.strategy, exact.memory_terms, float(exact.chosen.prediction.memory_bytes), usable
+        )
+    else:
+        e = question.estimate
+        terms = {name: float(value) for name, value in e.memory.terms.items()}
+        assert question.strategy is not None
+        table = sheet(question.strategy, terms, float(e.memory.reserved), int(e.allocatable_bytes))
+    _print([table], as_json, as_csv, plot, question)
+
+
 def comm(
     plan: Plan = None,
     strategy: StrategyLine = None,
@@ -136,11 +194,15 @@ def comm(
     gpus: Gpus = None,
     batch: Batch = None,
     seq: Seq = None,
-    profile: OptionalStack = None,
+    stack: OptionalStack = None,
+    precision: Precision = None,
     params: Params = None,
     rate: Annotated[
         float, typer.Option("--rate", help="Bandwidth of a rank in one direction, in GB/s, with --params.")
     ] = 25.0,
+    serving: Serving = False,
+    weights: ServedWeights = None,
+    kv: ServedCache = None,
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -151,6 +213,13 @@ def comm(
     """
     with exit_on_error():
         require_writable("--plot", plot)
+        of_training = (plan, strategy, batch, stack, precision, params)
+        if serving or weights or kv:
+            from phalanx.cli.serving_tables import sheets as of_serving
+
+            tables = of_serving("comm", serving, of_training, model, cluster, seq, weights, kv, gpus)
+            _print(tables, as_json, as_csv, plot)
+            return
         if params is not None:
             from phalanx.plan.tables import textbook
 
@@ -163,9 +232,13 @@ def comm(
             show_price(seen, cluster, as_json, collectives=True)
             return
 
-        from phalanx.plan.tables.communication import sheet
+        from phalanx.commands.question import Asked, read
+        from phalanx.plan.tables.communication import exact_sheet, sheet
 
-        _print([sheet(subject(plan, strategy, model, cluster, gpus, batch, seq, profile))], as_json, as_csv, plot)
+        asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision))
+        show_notes(asked.notes)
+        table = exact_sheet(asked.exact) if asked.exact is not None else sheet(asked.subject)
+        _print([table], as_json, as_csv, plot, asked)
 
 
 def roofline(
@@ -176,8 +249,12 @@ def roofline(
     gpus: Gpus = None,
     batch: Batch = None,
     seq: Seq = None,
-    profile: OptionalStack = None,
+    stack: OptionalStack = None,
+    precision: Precision = None,
     params: Params = None,
+    serving: Serving = False,
+    weights: ServedWeights = None,
+    kv: ServedCache = None,
     plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -188,17 +265,28 @@ def roofline(
     """
     with exit_on_error():
         require_writable("--plot", plot)
+        of_training = (plan, strategy, batch, stack, precision, params)
+        if serving or weights or kv:
+            from phalanx.cli.serving_tables import sheets as of_serving
+
+            tables = of_serving("roofline", serving, of_training, model, cluster, seq, weights, kv, gpus)
+            _print(tables, as_json, as_csv, plot)
+            return
         from phalanx.plan.tables.roofline import ridges, rooflines
 
         if params is not None:
             _print(_intensities(params, cluster or "dgx-h100", 2048 if seq is None else seq), as_json, as_csv, plot)
             return
 
-        sheets = [ridges()]
+        asked, sheets = None, [ridges()]
         if plan is not None or model is not None:
-            x = subject(plan, strategy, model, cluster, gpus, batch, seq, profile)
-            sheets += rooflines(x.pricing, x.strategy)
-        _print(sheets, as_json, as_csv, plot)
+            from phalanx.commands.question import Asked, read
+
+            asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision))
+            show_notes(asked.notes)
+            assert asked.strategy is not None
+            sheets += rooflines(asked.pricing, asked.strategy)
+        _print(sheets, as_json, as_csv, plot, asked)
 
 
 def cases(
@@ -284,7 +372,10 @@ def _counts(text: str) -> list[int]:
     return sorted({max(1, counts[0] // 2**k) for k in range(5)})
 
 
-def _print(sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | None = None) -> None:
+def _print(
+    sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | None = None, asked: Question | None = None
+) -> None:
+    """Print sheets; `asked`: the question that they are about."""
     sheets = list(sheets)
     if plot is not None:
         from phalanx.report.plots import svg
@@ -292,12 +383,15 @@ def _print(sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | No
         plot.write_text(svg(sheets))
         announce(f"wrote {plot}")
     if as_json:
-        print_json([{"title": s.title, "rows": s.records(), "note": s.note} for s in sheets])
+        about = {} if asked is None else {"question": asked.as_json()}
+        print_json([{**about, "title": s.title, "rows": s.records(), "note": s.note} for s in sheets])
     elif as_csv:
         print("\n".join(s.as_csv() for s in sheets), end="")
     else:
         from phalanx.report.sheets import drawn
 
         out = console()
+        if asked is not None:
+            out.print(asked.heading, highlight=False, soft_wrap=True)
         for sheet in sheets:
             out.print(drawn(sheet))

@@ -75,10 +75,24 @@ def require_writable(option: str, file: Path | None) -> None:
 
 
 def console() -> Console:
-    """Return a console as wide as the terminal, or 120 columns where output is no terminal."""
+    """Return a console as wide as the terminal, or 120 columns where output is no terminal; no table that it prints
+    breaks a word."""
     from rich.console import Console
+    from rich.table import Table
 
-    return Console(width=None if sys.stdout.isatty() else 120)
+    from phalanx.report.fit import print_fitted
+
+    class Screen(Console):
+        """A console that fits tables."""
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            """Print as a console does; a table alone is fitted."""
+            if len(objects) == 1 and isinstance(objects[0], Table) and not options:
+                print_fitted(Console(width=self.width, file=self.file), objects[0])
+            else:
+                super().print(*objects, **options)
+
+    return Screen(width=None if sys.stdout.isatty() else 120)
 
 
 def in_progress(items: Iterable[T], what: str) -> Iterator[T]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import Json, Set
+from phalanx.cli.options import Batch, Gpus, Json, Model, Precision, Seq, Set, StrategyLine
 from phalanx.cli.terminal import FAILED, announce, console, exit_on_error, print_json, require_torch
 
 if TYPE_CHECKING:
@@ -17,30 +17,39 @@ if TYPE_CHECKING:
 
 def verify(
     path: Annotated[
-        Path, typer.Argument(metavar="PLAN.json|RUN|JOB.toml", help="A plan, a run's folder, or a job file.")
-    ],
-    strategy: Annotated[
-        str | None,
-        typer.Option("--strategy", metavar="LINE", help="Strategy to verify a job file with, such as dp=64,zero=3."),
+        Path | None,
+        typer.Argument(
+            metavar="PLAN.json|RUN|JOB.toml",
+            help="A plan, a run's folder, or a job file; without one, name the model, the cluster and the rest.",
+            show_default=False,
+        ),
     ] = None,
+    strategy: StrategyLine = None,
+    model: Model = None,
     cluster: Annotated[
         str | None,
         typer.Option(
             "--cluster",
             metavar="NAME|FILE.toml",
-            help="Cluster to verify a job file on; it gets as many nodes as the strategy needs.",
+            help="Cluster, also to verify a job file on; it gets as many nodes as the strategy needs.",
         ),
     ] = None,
+    gpus: Gpus = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    precision: Precision = None,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
     """Run one real training step of each class of ranks, on tensors without content, and compare it with the plan."""
     with exit_on_error():
         require_torch()
+        from phalanx.commands.question import Asked
         from phalanx.commands.verify import as_json as to_json
         from phalanx.commands.verify import run, target
 
-        subject = target(path, strategy, cluster, overrides or (), announce)
+        asked = Asked(path, model, cluster, gpus, batch, seq, strategy, None, precision)
+        subject = target(asked, overrides or (), announce)
         for note in subject.notes:
             announce(f"note: {note}")
         result = run(subject, announce)
@@ -64,6 +73,7 @@ def _show(v: Verification) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    out.print(f"what is proved: {t.about}", highlight=False, soft_wrap=True)
     for verified in v.classes:
         _show_class(v, verified)
     for difference in v.stale:

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.commands.plan import decide, with_strategy
+from phalanx.commands.question import OWN_STACK, Asked, read, strategy_on
 from phalanx.commands.this_machine import Announce
 from phalanx.cost.step.expand import expand
 from phalanx.plan.auto.bucket_size import has_buckets
 from phalanx.plan.auto.transport import allowed
+from phalanx.plan.explain.program_traffic import differing_axes
 from phalanx.plan.search.best_first import price
+from phalanx.plan.search.column_pricing import Pricing
 from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.stages import check
@@ -43,8 +46,8 @@ from phalanx.verify.verify import Verified, verify
 class Target:
     """What is to be verified.
 
-    `measured` is the peak memory in bytes that a run recorded, if there is one; `notes` are lines for the user;
-    `prediction` is that of a plan.json.
+    `about` says what is proved. `measured` is the peak memory in bytes that a run recorded, if there is one; `notes`
+    are lines for the user; `prediction` is that of a plan.json.
     """
 
     model: ModelSpec
@@ -53,6 +56,9 @@ class Target:
     measured: int | None = None
     notes: tuple[str, ...] = ()
     prediction: Mapping[str, Any] | None = None
+    about: str = "our own runtime's program"
+    priced: Pricing | None = None
+    """Of a plan of another stack: by which its traffic was priced."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +74,33 @@ class Verification:
         return all(v.proved for v in self.classes) and not self.stale
 
 
-def target(
-    path: Path, strategy: str | None, cluster: str | None, overrides: Sequence[str], announce: Announce
-) -> Target:
-    """Read what is to be verified from a plan.json, a run's folder or a job file. Raises InputError.
+def target(asked: Asked, overrides: Sequence[str], announce: Announce) -> Target:
+    """Read what is to be verified from a plan.json, a run's folder, a job file or options. Raises InputError.
 
-    `strategy`, `cluster` and `overrides` replace those of a job file.
+    Strategy, cluster, number of GPUs and `overrides` replace those of a job file.
     """
+    path, strategy, cluster = asked.source, asked.strategy, asked.cluster
+    if path is None:
+        if overrides:
+            raise InputError("--set", overrides[0], "is about a job file", "leave it out, or name a job file")
+        return _of_options(asked)
+    for name, value in (("--model", asked.model), ("--batch", asked.batch), ("--seq", asked.seq)):
+        if value is not None:
+            raise InputError(name, value, f"is already set by {path}", "leave it out; --set changes a job's fields")
+    if asked.precision is not None:
+        raise InputError("--precision", asked.precision, f"is already set by {path}", "leave it out")
     if path.is_dir() or path.suffix.lower() == ".json":
-        for name, value in (("--strategy", strategy), ("--cluster", cluster), ("--set", overrides)):
-            if value:
-                raise InputError(name, str(value), "a plan is verified as it is", "give the job file instead")
+        others = {"--strategy": strategy, "--cluster": cluster, "--gpus": asked.gpus, "--set": overrides}
+        for name, given in others.items():
+            if given:
+                raise InputError(name, str(given), "a plan is verified as it is", "give the job file instead")
         return _of_plan(path)
+    if asked.gpus is not None and strategy is None:
+        raise InputError("--gpus", asked.gpus, "fills the dp of a --strategy, and there is none", "leave it out")
+    if strategy is not None and asked.gpus is not None:
+        chosen, rule = strategy_on(strategy, asked.gpus)
+        announce(f"note: {rule}")
+        strategy = str(chosen)
     file = with_strategy(job_file.load(path, overrides), strategy)
     if cluster is not None:
         file = replace(file, cluster=_chosen(cluster))
@@ -89,6 +110,22 @@ def target(
     require_runnable(file.strategy, file.job)
     check(file.strategy, file.model, file.job, None)
     return _of_job(file, file.strategy)
+
+
+def _of_options(asked: Asked) -> Target:
+    """Return what to verify for a model, a cluster and a strategy that options name. Raises InputError."""
+    question = read(replace(asked, stack=OWN_STACK))
+    if question.precision not in ("bf16", "fp16"):
+        raise InputError("--precision", question.precision, "is not run by our runtime", "use bf16 or fp16")
+    p, strategy = question.pricing, question.strategy
+    assert strategy is not None
+    models.require_runnable(p.model)
+    require_runnable(strategy, p.job)
+    priced = price(p.model, p.cluster, p.job, strategy)
+    notes = [*question.notes, question.dp_rule]
+    if priced.reason:
+        notes.append(f"on {p.cluster.name} this strategy is rejected: {priced.reason}")
+    return Target(p.model, p.job, priced.strategy, None, tuple(notes))
 
 
 def run(target: Target, announce: Announce) -> Verification:
@@ -105,7 +142,17 @@ def run(target: Target, announce: Announce) -> Verification:
 
 def _stale(target: Target) -> Iterator[Difference]:
     """Yield figures of a plan.json that differ from today's: it was edited, or another version wrote it."""
-    if target.prediction is None or "stack" in target.prediction:  # of another stack, not of this program
+    if target.priced is not None:
+        for axis, then, now in differing_axes(target.priced, target.strategy):
+            stack = target.priced.stack
+            yield Difference(
+                f"bytes that the job sends over {axis}",
+                f"{then:,.0f}",
+                f"{now:,.0f}",
+                f"priced as {stack} sends them, not as our runtime does",
+            )
+        return
+    if target.prediction is None:
         return
     steps = [expand(view) for view in Layout(target.model, target.job, target.strategy).stage_views()]
     flops = sum(e.flops for step in steps for e in step.events) // len(steps)
@@ -132,7 +179,14 @@ def _of_plan(path: Path) -> Target:
             "plan.strategy", str(plan.strategy), f"has more ranks than its cluster, {plan.cluster.ranks}"
         )
     measured, notes = _measured(path.with_name("recorded.json"))
-    return Target(plan.model, plan.job, plan.strategy, measured, notes, plan.prediction)
+    if "stack" not in plan.prediction:
+        return Target(plan.model, plan.job, plan.strategy, measured, notes, plan.prediction)
+    question = read(Asked(path))
+    about = (
+        f"our own runtime's program of this strategy, and that it sends what the plan's price has {question.stack} "
+        f"send; {question.stack}'s own program is not run"
+    )
+    return Target(plan.model, plan.job, plan.strategy, measured, notes, plan.prediction, about, question.pricing)
 
 
 def _measured(record: Path) -> tuple[int | None, tuple[str, ...]]:
@@ -194,6 +248,7 @@ def as_json(v: Verification) -> dict[str, Any]:
     job, strategy = v.target.job, v.target.strategy
     return {
         "proved": v.proved,
+        "about": v.target.about,
         "strategy": str(strategy),
         "world": strategy.world,
         "micro_batches": strategy.accumulation(job),

@@ -37,6 +37,8 @@ def exact_tables(x: ExactExplanation) -> Iterable[Table]:
     yield _shares("where the time goes", "of the step", x.terms, seconds, {})
     need = float(x.chosen.prediction.memory_bytes)
     yield _shares(f"where the memory goes: {size(need)} of {size(x.usable)}", "of the peak", x.memory_terms, size, {})
+    if not x.neighbours:
+        return
     grid = table("its neighbours", "change", "strategy", "step", "", "memory", left=("change", "strategy"))
     for what, c in x.neighbours:
         change = c.reason or f"{c.seconds / x.chosen.seconds - 1:+.1%}"

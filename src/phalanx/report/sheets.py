@@ -11,9 +11,17 @@ from phalanx.plan.tables.table import Sheet
 from phalanx.report.style import seconds, size
 
 
+class _KeyedTable(Table):
+    """A table whose first `keys` columns say what a row is about."""
+
+    keys = 1
+
+
 def drawn(sheet: Sheet) -> Table:
     """Return a sheet as a terminal table."""
-    table = Table(title=sheet.title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = _KeyedTable(
+        title=sheet.title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for column in sheet.columns:
         name = f"{column.name} (GB)" if column.unit == "GB" else column.name
         table.add_column(
@@ -24,7 +32,7 @@ def drawn(sheet: Sheet) -> Table:
         )
     for row in sheet.rows:
         table.add_row(*(written(value, c.unit) for value, c in zip(row, sheet.columns, strict=True)))
-    table.caption = sheet.note or None
+    table.caption, table.keys = sheet.note or None, sheet.keys
     return table
 
 

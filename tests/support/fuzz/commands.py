@@ -41,7 +41,7 @@ _SHOWN: Options = {"--ranks": "4", "--micro-batches": "8"}
 _PRICED: Options = {"--costs": "1,1,1", "--transfer": "0.1"}
 
 QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
-    (("predict",), {**_ASKED, **_LINE, "--profile": "megatron-core", "--precision": "bf16", "--json": None}),
+    (("predict",), {**_ASKED, **_LINE, "--stack": "megatron-core", "--precision": "bf16", "--json": None}),
     (("predict",), {**_ASKED, "--strategy": "tp=2,cp=2,zero=1,micro_batch=2", "--explain": None}),
     (("explain",), {**_ASKED, **_LINE, "--json": None}),
     (("lint",), {**_ASKED, **_LINE, "--json": None}),

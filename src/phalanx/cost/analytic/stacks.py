@@ -322,6 +322,17 @@ STACKS: dict[str, Stack] = {
         zero_in_pipeline=(0, 1),
         schedules=("gpipe", "1f1b"),
     ),
+    # DeepSpeed's engine around eager modules. Buckets: 5e8 elements of the gradients' type (DeepSpeed edaa722,
+    # deepspeed/runtime/zero/config.py:113); no run of it is in the table, so the rest is as for FSDP.
+    "deepspeed": Stack(
+        "eager",
+        {"bucket_bytes": 1e9},
+        policy=DEEPSPEED,
+        zero=(0, 1, 2, 3),
+        zero_in_pipeline=(0, 1),
+        schedules=("1f1b",),
+        ulysses=True,
+    ),
     # Before its pipeline was fixed: runs that need more than 70 GiB failed.
     "nanotron-early": Stack("nanotron", {"waits": 1.0, "context_bytes": 10.4e9}),
     "llm-foundry": Stack("eager", {"launches": 24.0}, zero=(0, 2, 3), zero_in_pipeline=(), schedules=()),
@@ -373,7 +384,7 @@ def profile(name: str, constants: Mapping[str, float] = CONSTANTS) -> Profile:
 def lineage(name: str) -> list[str]:
     """Return a stack and its ancestors, nearest first. Raises InputError for an unknown stack."""
     if name not in STACKS:
-        raise InputError("profile", name, "is not a software stack that Phalanx knows", nearest(name, STACKS))
+        raise InputError("--stack", name, "is not a software stack that Phalanx knows", nearest(name, STACKS))
     chain = [name]
     while STACKS[chain[-1]].parent:
         chain.append(STACKS[chain[-1]].parent)

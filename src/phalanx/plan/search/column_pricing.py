@@ -45,6 +45,8 @@ class Pricing:
     """Of matrix products, one of FORMATS."""
     rates: System | None = None
     """Rates of chips and links that are better known than those of the cluster's datasheets; None: take those."""
+    headroom: float = 0.0
+    """Share of a device's memory that stays free."""
 
     @cached_property
     def shape(self) -> Shape:
@@ -218,8 +220,8 @@ class Pricing:
 
     @property
     def usable(self) -> int:
-        """Bytes of a device that the stack's allocator may have."""
-        return int(allocatable_bytes(self.cluster.device.usable_bytes, self.profile))
+        """Bytes of a device that a strategy may take: what the stack's allocator may have, less the headroom."""
+        return int((1 - self.headroom) * float(allocatable_bytes(self.cluster.device.usable_bytes, self.profile)))
 
 
 def _strides(rows: Strategies) -> dict[str, Ints]:

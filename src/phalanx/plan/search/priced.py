@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phalanx.cost.analytic.memory import memory as memory_of
 from phalanx.cost.hardware.columns import Column
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
@@ -48,7 +49,8 @@ def price(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PricedStrate
     if not strategies:
         return []
     rows = space.of(strategies)
-    step, memory = pricing.step(rows), pricing.memory(rows)
+    step = pricing.step(rows)
+    memory = memory_of(pricing.shape, pricing.layout(rows), pricing.profile, step.ahead)
     terms, held = _per_row(step.terms, len(rows)), _per_row(memory.terms, len(rows))
     reserved = np.broadcast_to(memory.reserved, len(rows))
     return [

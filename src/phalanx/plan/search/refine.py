@@ -21,7 +21,7 @@ from phalanx.plan.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.neighbours import neighbours
 from phalanx.plan.search.priced import PricedStrategy, price
-from phalanx.plan.search.space import ORDERS, of
+from phalanx.plan.search.space import ORDERS, SEARCHED, of
 from phalanx.schedule.partition.balance import Units, explain, partition
 from phalanx.schedule.pipeline import stages
 from phalanx.spec.strategy.spec import Strategy
@@ -64,8 +64,10 @@ class PipelineRun:
 def refined(pricing: Pricing, strategies: Sequence[Strategy]) -> list[tuple[PricedStrategy, PipelineRun]]:
     """Price strategies term by term, with their pipelines timed action by action.
 
-    Strategies that differ only in sharding share one run."""
-    unsharded = [replace(s, zero=0, shard=None, order=ORDERS[0]) for s in strategies]
+    Strategies that differ only in sharding share one run; so do both orders of stages and replicas without experts:
+    they move no group of tp or cp."""
+    alike = SEARCHED if pricing.model.experts is None else ()
+    unsharded = [replace(s, zero=0, shard=None, order=ORDERS[0] if s.order in alike else s.order) for s in strategies]
     distinct = list(dict.fromkeys(unsharded))
     runs = dict(zip(distinct, run(pricing, distinct), strict=True))
     results = []

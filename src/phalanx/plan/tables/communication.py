@@ -1,47 +1,53 @@
-"""The table of what a strategy sends in a step."""
+"""What a strategy sends in a step, as a table: by the formulas of a stack, or as our own runtime's program has it."""
 
 from __future__ import annotations
 
 from phalanx.plan.explain.analytic import AnalyticSubject
-from phalanx.plan.explain.traffic import term_of
+from phalanx.plan.explain.exact import ExactSubject
+from phalanx.plan.explain.program_traffic import program_flows
+from phalanx.plan.explain.traffic import job_flows, term_of
 from phalanx.plan.tables.table import Sheet, columns
 
 
 def sheet(x: AnalyticSubject) -> Sheet:
-    """Tabulate each kind of operation of a strategy, per rank and step."""
+    """Tabulate each kind of operation of a strategy in a step: of a rank, and of the job."""
     rows = []
     seconds_of_term: dict[str, float] = {}
     for f in x.flows:
         seconds_of_term[term_of(f.axis)] = seconds_of_term.get(term_of(f.axis), 0.0) + f.seconds
-    for f in x.flows:
+    for row in job_flows(x.pricing, x.strategy):
+        f = row.flow
         term = term_of(f.axis)
-        share = min(1.0, x.priced.terms.get(term, 0.0) / seconds_of_term[term])
-        visibility = "critical" if share > 0.5 else "hidden" if share < 0.05 else "partly hidden"
+        share = min(1.0, x.priced.terms.get(term, 0.0) / seconds_of_term[term]) if f in x.flows else None
+        visibility = None if share is None else "yes" if share < 0.05 else "no" if share > 0.5 else "partly"
         rows.append(
             (
                 f.axis,
                 f.op,
                 f.what,
+                row.where,
                 f.ranks,
                 f.tier,
                 f.count,
                 f.payload,
                 f.sent,
                 f.network,
-                f.sent * x.strategy.world,
+                row.job or None,
                 f.seconds,
                 visibility,
             )
         )
     node = x.pricing.cluster.ranks_per_node
     port = sum(f.network for f in x.flows)
+    busiest = f"a rank's port, {port / 2**30:.2f} GiB a step, {node * port / 2**30:.2f} a node"
     return Sheet(
         f"what {x.strategy} sends in a step",
         columns(
             "axis",
             "operation",
             "of",
-            ("ranks", "count"),
+            "by",
+            ("group", "count"),
             "links",
             ("times", "count"),
             ("payload", "bytes"),
@@ -49,10 +55,36 @@ def sheet(x: AnalyticSubject) -> Sheet:
             ("over the network", "bytes"),
             ("all ranks", "bytes"),
             ("alone", "s"),
-            "critical or hidden",
+            "hidden",
         ),
         rows,
         "payload: the buffer of one operation as nccl-tests counts it; sent, over the network: by one rank, "
-        "a ring's bytes on the wire; all ranks: sent x world; alone: without overlap. Busiest link: a rank's "
-        f"port, {port / 2**30:.2f} GiB a step, {node * port / 2**30:.2f} a node",
+        "a ring's bytes on the wire; all ranks: what the job sends, once for all rows of an operation; alone: "
+        f"without overlap. Busiest link: {busiest}",
+        keys=3,
+    )
+
+
+def exact_sheet(x: ExactSubject) -> Sheet:
+    """Tabulate the collectives and messages of our own runtime's program, by axis and operation."""
+    world = x.strategy.world // x.strategy.pp
+    rows = [
+        (f.axis, f.op, f.ranks, max(f.times), f.payload, max(f.sent), sum(f.sent) * world)
+        for f in program_flows(x.model, x.job, x.chosen.strategy)
+    ]
+    return Sheet(
+        f"what {x.strategy} sends in a step",
+        columns(
+            "axis",
+            "operation",
+            ("group", "count"),
+            ("times", "count"),
+            ("payload", "bytes"),
+            ("sent", "bytes"),
+            ("all ranks", "bytes"),
+        ),
+        rows,
+        "payload: the largest buffer of one operation, as nccl-tests counts it; times, sent: by the rank that sends "
+        "most, a ring's bytes on the wire; all ranks: what the job sends",
+        keys=2,
     )

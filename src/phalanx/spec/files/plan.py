@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from phalanx.spec.job import Job, Train
 from phalanx.spec.model.families import family_of
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Plan:
     """What was chosen beside the strategy, with reasons: cluster, transports of collectives, bucket, threads."""
     prediction: dict[str, Any]
     """What the run is compared with: step_time_s, memory_bytes, bytes_per_axis, flops."""
+    options: StackOptions = field(default_factory=StackOptions)
+    """What the stack does beyond the strategy. The file has the key only where something differs from the default."""
 
     @property
     def collectives(self) -> tuple[Choice, ...]:
@@ -47,7 +50,15 @@ class Plan:
 
 def write(plan: Plan, path: Path) -> None:
     """Write a plan as plan.json, atomically."""
-    write_json(path, {"version": VERSION, **asdict(plan)})
+    write_json(path, to_dict(plan))
+
+
+def to_dict(plan: Plan) -> dict[str, Any]:
+    """Return a plan as its JSON has it: options by the names of those that differ from their defaults, if any."""
+    content = {"version": VERSION, **asdict(plan)}
+    options = plan.options.changed()
+    del content["options"]
+    return content | ({"options": options} if options else {})
 
 
 def from_dict(content: Any, where: str) -> Plan:

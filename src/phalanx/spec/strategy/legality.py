@@ -51,6 +51,8 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         )
     require_split(model, s)
     kind, _, k = s.recompute.partition(":")
+    if kind in ("block", "uniform") and int(k) > model.layers:
+        raise InputError("strategy.recompute", s.recompute, f"the model has {model.layers} blocks", "use fewer")
     if kind == "every" and int(k) > model.layers:
         reason = f"recomputes the first block alone: there are {model.layers}"
         raise InputError("strategy.recompute", s.recompute, reason, f"use every:k with k up to {model.layers}")
@@ -144,6 +146,7 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
             "keeps residuals that differ between pipeline ranks, which checkpoints cannot store yet",
             "use pp=1, or leave it out",
         )
+    strategy.recompute_of(0)  # refuses what other stacks recompute
     for name, runnable in _RUNNABLE.items():
         chosen = getattr(strategy, name)
         if runnable is not None and chosen not in runnable:

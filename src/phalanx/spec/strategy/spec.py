@@ -17,6 +17,7 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job
 from phalanx.spec.ranges import Count, Length, Name, Range, Ranks, require_ranges
 from phalanx.spec.strategy import compression
+from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.compressors import Compression
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
@@ -67,8 +68,9 @@ class Strategy:
     micro_batch: Count = 1
     """Sequences in a micro-batch. A replica accumulates global_batch / (micro_batch x dp) of them a step."""
     recompute: Name = "none"
-    """What the backward pass computes again: none; selective (attention's core); full (every block); every:k (blocks
-    0, k, 2k, ...)."""
+    """What the backward pass computes again: none; selective (attention's core); selective:a+b (modules of every
+    block); full (every block); every:k (blocks 0, k, 2k, ...); block:n (the first n blocks of each chunk); uniform:n
+    (every block, from the input of each n-th). recompute.py has the grammar."""
     compression: Name = "none"
     """How gradients are compressed while they travel; compression.py has the grammar."""
     grad_sync: Literal["step", "micro"] | None = None
@@ -102,10 +104,7 @@ class Strategy:
             raise InputError("strategy.shard", self.shard, "zero=0 shards nothing", "use zero=1, 2 or 3")
         if self.sp and self.tp == 1:
             raise InputError("strategy.sp", 1, "sequence parallelism runs over the tp ranks", "use tp >= 2")
-        if not re.fullmatch(r"none|selective|full|every:[1-9]\d*", self.recompute):
-            raise InputError(
-                "strategy.recompute", self.recompute, "is not known", "use none, selective, full or every:k"
-            )
+        recomputation.parse(self.recompute)
         if not re.fullmatch(r"auto|\d+(/\d+)*", self.layers):
             raise InputError(
                 "strategy.layers", self.layers, "does not list the blocks of each chunk", "write 7/9/9/7, or use auto"
@@ -176,11 +175,16 @@ class Strategy:
         return self.reshard == "step" or (self.reshard is None and self.pp > 1)
 
     def recompute_of(self, block: int) -> Recompute:
-        """What the backward pass of a block (numbered from 0) computes again: nothing, attention's core, or all."""
-        kind, _, k = self.recompute.partition(":")
-        if kind == "every":
-            return "none" if block % int(k) else "full"
-        return kind  # type: ignore[return-value]
+        """What the backward pass of a block (numbered from 0) computes again: nothing, attention's core, or all.
+
+        Raises InputError for kinds that our runtime has not: modules, and numbers of blocks per chunk."""
+        how = recomputation.parse(self.recompute)
+        if how.kind == "every":
+            return "none" if block % how.count else "full"
+        if how.kind in ("block", "uniform") or how.modules not in ((), ("core_attn",)):
+            reason = "is what other stacks recompute, not Phalanx's runtime"
+            raise InputError("strategy.recompute", self.recompute, reason, "use none, selective, full or every:k")
+        return how.kind  # type: ignore[return-value]
 
     @property
     def compressor(self) -> Compression | None:

@@ -1,0 +1,265 @@
+"""One question, read once for every command: model, cluster, GPUs, job, strategy, software stack and precision.
+
+`predict`, `explain`, `lint`, `comm`, `memory`, `roofline`, `plan` and `verify` give what stands on their command line
+as an `Asked` and get a `Question`. So one argument means one thing, and each output can say what it is about:
+
+    gpus        of --gpus, or the ranks of the plan
+    dp          as the strategy's line has it; else what tp, pp and cp leave of the GPUs
+    stack       --stack; else the plan's own; else Megatron-Core
+    precision   --precision; else the plan's; else bf16, or fp16 where the device has no bf16
+
+A plan of our own runtime (`phalanx plan JOB.toml`) is priced exactly, as that runtime runs it, unless --stack names
+another. What a command cannot honour it refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
+from phalanx.plan import question as names
+from phalanx.plan.explain.analytic import AnalyticSubject
+from phalanx.plan.explain.exact import ExactSubject, subject_of_plan
+from phalanx.plan.search.column_pricing import Pricing
+from phalanx.plan.search.space import RECOMPUTE
+from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.files import plan as plans
+from phalanx.spec.files.job_file import build, make_strategy
+from phalanx.spec.files.plan import Plan
+from phalanx.spec.strategy import spec as strategies
+from phalanx.spec.strategy.spec import Strategy
+
+DEFAULT_STACK = "megatron-core"
+OWN_STACK = "phalanx"
+PRECISIONS = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "float8", "fp8-mx": "float8-mx", "fp4": "float4"}
+"""Precisions of matrix products, with the format that prices them: fp16 products take as long as bf16 ones."""
+_COMPUTE = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What stands on a command line; None where nothing does."""
+
+    source: Path | None = None
+    """A plan.json or a run's folder, in place of a model, a cluster, a batch and a sequence length."""
+    model: str | None = None
+    cluster: str | None = None
+    gpus: int | None = None
+    batch: int | None = None
+    seq: int | None = None
+    strategy: str | None = None
+    """One line, such as tp=8,zero=1."""
+    stack: str | None = None
+    precision: str | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a command is about."""
+
+    about: str
+    """The model as it was named, or the file."""
+    pricing_on: Callable[[int], Pricing]
+    """The question on any number of GPUs."""
+    gpus: int
+    strategy: Strategy | None
+    """None where it is to be searched."""
+    dp_rule: str
+    """Where the strategy's dp is from."""
+    stack: str
+    precision: str
+    notes: tuple[str, ...] = ()
+    plan: Plan | None = None
+    """The plan that was read, if one was."""
+    exact: ExactSubject | None = None
+    """A strategy of our own runtime with its exact price; None where the formulas of a stack price it."""
+
+    @cached_property
+    def pricing(self) -> Pricing:
+        """The question on its GPUs."""
+        return self.pricing_on(self.gpus)
+
+    @cached_property
+    def subject(self) -> AnalyticSubject:
+        """The strategy, priced by the formulas of the stack. Raises InputError for fields that have no term there."""
+        assert self.strategy is not None
+        require_modelled(self.strategy, self.stack)
+        if self.strategy.compression != "none":
+            reason = "only phalanx predict prices compression"
+            raise InputError("strategy.compression", self.strategy.compression, reason, "leave it out")
+        return self.lintable
+
+    @cached_property
+    def lintable(self) -> AnalyticSubject:
+        """The strategy for `lint`, which also reads fields without a term: buckets, compression."""
+        assert self.strategy is not None
+        return AnalyticSubject(self.pricing_on, self.strategy, self.gpus)
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The price with every term's formula and numbers, its pipeline timed action by action as everywhere.
+
+        Recomputation that no search chooses, and compression, are priced by the formulas alone. Raises InputError."""
+        assert self.strategy is not None
+        p, s = self.pricing, self.strategy
+        result = estimate(p.model, p.cluster, p.job, s, self.stack, p.number_format)
+        if s.compression == "none" and s.recompute in RECOMPUTE:
+            result = replace(result, step=replace(result.step, terms=self.subject.priced.terms))
+        return result
+
+    @property
+    def heading(self) -> str:
+        """The line that every output begins with: whose step it is, in which numbers, and where dp is from."""
+        how = "exactly, as our own runtime runs it" if self.exact else "by fitted formulas"
+        return f"stack {self.stack}, priced {how}; precision {self.precision}; {self.dp_rule}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the key `question` of every command's JSON."""
+        job = self.exact.job if self.exact else self.pricing.job
+        cluster = self.exact.cluster if self.exact else self.pricing.cluster
+        return {
+            "about": self.about,
+            "cluster": cluster.name,
+            "gpus": self.gpus,
+            "global_batch": job.global_batch,
+            "seq": job.seq,
+            "strategy": None if self.strategy is None else str(self.strategy),
+            "dp_rule": self.dp_rule,
+            "stack": self.stack,
+            "precision": self.precision,
+        }
+
+
+def read(asked: Asked, searched: bool = False) -> Question:
+    """Read a question from options or a plan; `searched`: its strategy is to be found. Raises InputError."""
+    return _of_plan(asked) if asked.source is not None else _of_options(asked, searched)
+
+
+def _of_options(asked: Asked, searched: bool) -> Question:
+    """Read model, cluster and numbers that options name."""
+    given = {
+        "--model": asked.model,
+        "--cluster": asked.cluster,
+        "--gpus": asked.gpus,
+        "--batch": asked.batch,
+        "--seq": asked.seq,
+    }
+    missing = ", ".join(name for name, value in given.items() if value is None)
+    if missing:
+        file = "a job file" if searched else "a plan.json"
+        raise InputError(missing, None, "is missing", f"name {file}, or all of {', '.join(given)}")
+    gpus, stack = asked.gpus or 0, asked.stack or DEFAULT_STACK
+    names.require_counts(("--gpus", gpus))
+    model, notes = names.model_named(str(asked.model))
+    on = names.cluster_named(str(asked.cluster))
+    precision = _precision(asked.precision, on(gpus))
+    larger = names.pricing_by_gpus(model, on, asked.batch or 0, asked.seq or 0, stack)
+
+    def pricing_on(count: int) -> Pricing:
+        return _in_precision(larger(count), precision)
+
+    strategy, rule = (None, "dp searched") if searched else strategy_on(asked.strategy or "", gpus)
+    if strategy is not None:
+        pricing = pricing_on(gpus)
+        check(strategy, model, pricing.job, None)
+    return Question(str(asked.model), pricing_on, gpus, strategy, rule, stack, precision, tuple(notes))
+
+
+def _of_plan(asked: Asked) -> Question:
+    """Read a plan.json or a run's folder, whose strategy, GPUs, stack and precision options may replace."""
+    assert asked.source is not None
+    others = {"--model": asked.model, "--cluster": asked.cluster, "--batch": asked.batch, "--seq": asked.seq}
+    for name, value in others.items():
+        if value is not None:
+            raise InputError(name, value, "is already set by the plan.json", "leave it out, or make a new plan")
+    if asked.gpus is not None:
+        names.require_counts(("--gpus", asked.gpus))
+    saved = plans.read(asked.source / "plan.json" if asked.source.is_dir() else asked.source)
+    gpus = asked.gpus or saved.strategy.world
+    strategy, rule = strategy_on(asked.strategy, gpus) if asked.strategy else _planned(saved.strategy, gpus)
+    about, own = str(asked.source), str(saved.choices.get("stack", OWN_STACK))
+    if own == OWN_STACK and "stack" not in saved.choices and asked.stack is None:
+        if asked.precision is not None:
+            remedy = "leave it out, or name a --stack"
+            raise InputError("--precision", asked.precision, "is the job's in a plan of our own runtime", remedy)
+        exact = subject_of_plan(saved, strategy if asked.strategy else None, asked.gpus)
+        compute = saved.job.precision.compute
+
+        def unpriced(count: int) -> Pricing:
+            return Pricing(saved.model, saved.cluster, saved.job, OWN_STACK)
+
+        return Question(
+            about, unpriced, gpus, exact.strategy, rule, OWN_STACK, _COMPUTE.get(compute, compute), (), saved, exact
+        )
+    stack = asked.stack or own
+    larger = names.pricing_of_plan(saved, stack)
+    precision = asked.precision or saved.choices.get("precision") or _COMPUTE.get(saved.job.precision.compute)
+    if precision is None:
+        remedy = f"name one with --precision: {', '.join(PRECISIONS)}"
+        raise InputError("job.precision.compute", saved.job.precision.compute, f"has no price under {stack}", remedy)
+    precision = _precision(str(precision), saved.cluster)
+
+    def pricing_on(count: int) -> Pricing:
+        return _in_precision(larger(count), precision)
+
+    check(strategy, saved.model, saved.job, None)
+    return Question(about, pricing_on, gpus, strategy, rule, stack, precision, (), saved)
+
+
+def _planned(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:
+    _require_ranks(strategy, gpus)
+    return strategy, f"dp={strategy.dp} of the plan{_idle(strategy, gpus)}"
+
+
+def strategy_on(line: str, gpus: int) -> tuple[Strategy, str]:
+    """Return the strategy of a line on so many GPUs, and where its dp is from. Raises InputError."""
+    table = strategies.parse(line)
+    if "dp" in table:
+        chosen = make_strategy(table)
+        assert chosen is not None
+        _require_ranks(chosen, gpus)
+        return chosen, f"dp={chosen.dp} as given{_idle(chosen, gpus)}"
+    alone = build(Strategy, {axis: table[axis] for axis in ("tp", "pp", "cp") if axis in table}, "strategy")
+    split = " x ".join(f"{axis}={getattr(alone, axis)}" for axis in ("tp", "pp", "cp") if axis in table)
+    if gpus % alone.world:
+        below, above = gpus // alone.world * alone.world, -(-gpus // alone.world) * alone.world
+        remedy = f"use {below} or {above} GPUs" if below else f"use {above} GPUs"
+        reason = f"{split} = {alone.world} ranks do not divide {gpus} GPUs, so that no dp fills them"
+        raise InputError("strategy", line, reason, f"{remedy}, or name dp")
+    chosen = make_strategy(table | {"dp": gpus // alone.world})
+    assert chosen is not None
+    return chosen, f"dp={chosen.dp} fills {gpus} GPUs" + (f" over {split}" if split else "")
+
+
+def _require_ranks(s: Strategy, gpus: int) -> None:
+    if s.world > gpus:
+        factors = " x ".join(f"{axis}={getattr(s, axis)}" for axis in strategies.AXES)
+        raise InputError("strategy", str(s), f"{factors} = {s.world} ranks, but there are {gpus}", "lower a degree")
+
+
+def _idle(s: Strategy, gpus: int) -> str:
+    return f" ({gpus - s.world} of {gpus} GPUs are idle)" if s.world < gpus else ""
+
+
+def _precision(name: str | None, cluster: ClusterSpec) -> str:
+    """Return the precision: as named, or by default what the device has. Raises InputError for an unknown one."""
+    if name is None:
+        return "bf16" if "bfloat16" in cluster.device.dense_flops_per_s else "fp16"
+    if name not in PRECISIONS:
+        raise InputError("--precision", name, "is not modelled", nearest(name, PRECISIONS))
+    return name
+
+
+def _in_precision(pricing: Pricing, precision: str) -> Pricing:
+    """Return a question whose matrix products are in a precision."""
+    compute = "float16" if precision == "fp16" else "bfloat16"
+    if precision in ("bf16", "fp16") and pricing.job.precision.compute == compute:
+        return pricing
+    job = replace(pricing.job, precision=replace(pricing.job.precision, compute=compute))  # type: ignore[arg-type]
+    return replace(pricing, job=job, number_format=PRECISIONS[precision])

@@ -1,0 +1,50 @@
+"""The grammar of `recompute`: what the backward pass computes again instead of keeping it.
+
+none              nothing
+selective         attention's core (Korthikanti et al. 2022), the same as selective:core_attn
+selective:a+b     these modules of every block: core_attn, mlp, moe, moe_act, layernorm, mla_up_proj, shared_experts
+full              every block, from its input
+every:k           blocks 0, k, 2k, ...
+block:n           the first n blocks of each chunk (Megatron's recompute_method=block)
+uniform:n         every block, from the input of each n-th one (Megatron's recompute_method=uniform)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from phalanx.spec.errors import InputError, nearest
+
+MODULES = ("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts")
+"""Parts of a block, named as Megatron-Core names them (`--recompute-modules`, transformer_config.py)."""
+_COUNTED = ("every", "block", "uniform")
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """A parsed `recompute`. `kind`: none, selective, full, every, block or uniform; `count`: the number after a
+    counted kind, 1 for full; `modules`: those of selective."""
+
+    kind: str
+    count: int = 0
+    modules: tuple[str, ...] = ()
+
+
+def parse(text: str) -> Recomputation:
+    """Parse the value of `recompute`. Raises InputError."""
+    kind, colon, rest = text.partition(":")
+    if kind in ("none", "selective", "full") and not colon:
+        return Recomputation(kind, int(kind == "full"), ("core_attn",) if kind == "selective" else ())
+    if kind in _COUNTED and re.fullmatch(r"[1-9]\d{0,5}", rest):
+        return Recomputation(kind, int(rest))
+    if kind == "selective" and rest:
+        names = tuple(rest.split("+"))
+        for name in names:
+            if name not in MODULES:
+                raise InputError("strategy.recompute", text, f"{name!r} is not a module", nearest(name, MODULES))
+        if len(set(names)) < len(names):
+            raise InputError("strategy.recompute", text, "names a module twice")
+        return Recomputation(kind, 0, names)
+    remedy = "use none, selective, selective:MODULE+MODULE, full, every:k, block:n or uniform:n"
+    raise InputError("strategy.recompute", text, "is not known", remedy)

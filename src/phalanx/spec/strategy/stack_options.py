@@ -1,0 +1,139 @@
+"""Options of training frameworks, beyond Strategy, that change the time or memory of a step.
+
+A Strategy says who holds and computes what. These say how a stack does it: in which number types, what it offloads to
+the host, what it fuses and hides. `auto`, the default of most, is what the stack's release does by itself
+(cost/analytic/stacks.py has its constants), so `StackOptions()` is what a Strategy alone has always meant. Which
+stack has which option is in stacks/; what each is worth is in cost/analytic/option_effects.py.
+
+Beside these, Strategy itself has fields that other frameworks write as options: `recompute` (by module, by number of
+blocks), `layers` (an explicit pipeline layout), `ulysses` (all-to-all context parallelism: a2a is ulysses=cp, a2a+p2p
+is 1 < ulysses < cp).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, Literal
+
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.ranges import Natural, Range, Share, require_ranges
+
+StateType = Literal["auto", "float32", "float16", "bfloat16", "float8"]
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """What a training step does beyond its Strategy. Raises InputError for a value outside its range."""
+
+    first_stage_layers: Natural = 0
+    """Blocks on the first pipeline rank, all of its chunks together; 0: as many as on the others."""
+    last_stage_layers: Natural = 0
+    """Blocks on the last pipeline rank; 0: as many as on the others."""
+    embedding_as_layer: bool = False
+    """Whether the embedding counts as a block where blocks are spread over chunks, so the first has one less."""
+    loss_as_layer: bool = False
+    """Whether the head with the loss counts as a block, so the last chunk has one less."""
+    products: Literal["auto", "bfloat16", "float8-delayed", "float8", "float8-block", "float8-mx", "float4"] = "auto"
+    """Number format of matrix products. float8: one scale per tensor, of the current values; float8-delayed: of
+    earlier steps; float8-block: one scale per 128 x 128 weights or 128 activations (DeepSeek-V3); float8-mx: one per
+    32 elements (MXFP8); float4: NVFP4. auto: the job's compute type."""
+    narrow_parameters: Literal["auto", "on", "off"] = "auto"
+    """Whether parameters are kept and gathered in the 8 (or 4) bits of the products."""
+    first_moment: StateType = "auto"
+    """Type of Adam's first moment."""
+    second_moment: StateType = "auto"
+    """Type of Adam's second moment."""
+    master: Literal["auto", "float32", "float16"] = "auto"
+    """Type of the parameters that the optimizer updates. float16: the 16 bits that bfloat16 parameters lack beside
+    them (Megatron's --main-params-dtype fp16)."""
+    gradients: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type in which gradients are accumulated over micro-batches."""
+    reduce: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type in which gradients travel over the data axis."""
+    optimizer: Literal["auto", "adam", "muon"] = "auto"
+    """Update rule. auto: the job's. muon (Jordan et al. 2024): one moment for the matrices of blocks, whose
+    orthogonalised update needs whole matrices; embedding and head stay with Adam."""
+    optimizer_offload: Share = 0.0
+    """Share of the optimizer's state, and of its update, that is on the host."""
+    parameter_offload: bool = False
+    """Whether sharded parameters (zero=3) are on the host between their uses."""
+    activation_offload: Natural = 0
+    """Blocks per pipeline rank whose kept activations travel to the host and back."""
+    context: Literal["auto", "p2p", "all_gather"] = "auto"
+    """How the part of cp that ulysses leaves exchanges keys and values: around a ring, or gathered before attention
+    (Llama 3, Grattafiori et al. 2024, section 3.3.2)."""
+    cross_entropy: Literal["auto", "plain", "fused", "linear"] = "auto"
+    """The loss. fused: softmax and loss in one kernel, in the logits' own type; linear: with the head's product, in
+    parts of the tokens, so that logits never exist as a whole (Liger, cut cross-entropy)."""
+    document: Natural = 0
+    """Mean tokens of a document where several are packed into a sequence and attention stays inside each (THD
+    layout); 0: attention spans the sequence."""
+    lora: Annotated[int, Range(0, 4096)] = 0
+    """Rank of the adapters that alone are trained (Hu et al. 2021); 0: all parameters are."""
+    lora_targets: Literal["attention", "linear"] = "linear"
+    """Which products have adapters: those of attention, or every linear layer (experts excluded)."""
+    mtp: Annotated[int, Range(0, 16)] = 0
+    """Depths of multi-token prediction (DeepSeek-V3, section 2.2): further blocks at the end, each with a product of
+    twice the hidden size and the head once more."""
+    tp_overlap: Literal["auto", "none", "async", "userbuffers"] = "auto"
+    """How collectives of tensor parallelism overlap the products beside them. async: cut into one part per rank by
+    the compiler; userbuffers: by Transformer Engine."""
+    dispatch: Literal["auto", "all_gather", "all_to_all", "deepep", "hybridep"] = "auto"
+    """What carries tokens to their experts."""
+    overlap_experts: Literal["auto", "on", "off"] = "auto"
+    """Whether the experts' all-to-alls of one micro-batch overlap the compute of another (DualPipe's forward and
+    backward chunks, Megatron's --overlap-moe-expert-parallel-comm)."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "options")
+
+    def __str__(self) -> str:
+        """The one-line form: only what differs from the defaults; empty if nothing does."""
+        changed = self.changed()
+        return ",".join(f"{name}={_written(value)}" for name, value in changed.items())
+
+    def changed(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, by name."""
+        return {name: value for name, value in asdict(self).items() if value != DEFAULTS[name]}
+
+
+OPTION_FIELDS = {f.name: f for f in fields(StackOptions)}
+DEFAULTS = {name: f.default for name, f in OPTION_FIELDS.items()}
+
+
+def parse(line: str) -> dict[str, Any]:
+    """Parse `first_moment=bfloat16,optimizer_offload=0.5` into a table; types are checked when StackOptions are built
+    from it. Raises InputError for an unknown option, a missing `=`, or an option named twice."""
+    table: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in line.split(","))):
+        name, equals, text = (part.strip() for part in item.partition("="))
+        if not equals or not text:
+            raise InputError("options", line, f"{item!r} is not of the form option=value", "e.g. master=float16")
+        if name not in OPTION_FIELDS:
+            raise InputError(f"options.{name}", text, "no such option", nearest(name, OPTION_FIELDS))
+        if name in table:
+            raise InputError(f"options.{name}", text, "is given twice")
+        default = DEFAULTS[name]
+        table[name] = text if isinstance(default, str) else _number(name, text, default)
+    return table
+
+
+def _number(name: str, text: str, default: Any) -> Any:
+    """Read the text of an option whose default is a bool, an int or a float."""
+    if isinstance(default, bool):
+        words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+        if text.lower() not in words:
+            raise InputError(f"options.{name}", text, "is neither 1 nor 0")
+        return words[text.lower()]
+    try:
+        return type(default)(text)
+    except ValueError:
+        raise InputError(
+            f"options.{name}", text, f"is not a{'n integer' if type(default) is int else ' number'}"
+        ) from None
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,216 @@
+"""The row of a stack: a framework at one commit, the values that it has for every field of Strategy and every option,
+how it writes each, and the combinations that it refuses.
+
+    Entry    one field: its legal values, how it is written, and where in the framework's source that stands
+    Rule     a combination that is refused: a condition (spec/strategy/where.py), the reason, the mend, the source
+
+A row names every field of Strategy; an option that it does not name is one that it has not. `refusal` answers for one
+strategy, `refused` for columns of them, both from the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy import recompute, where
+from phalanx.spec.strategy.spec import FIELDS, Strategy
+from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS, StackOptions
+
+DERIVED = ("world", "ring", "dp_shard", "micro_batches", "gpus_per_node", "cp_chunks", "chunks", "tp_ulysses")
+"""Names that rules may read beside the fields: products of fields (cp_chunks: 2 cp; chunks: pp x virtual; tp_ulysses:
+tp x ulysses), the job's micro-batches of a step, and the GPUs of a node."""
+OF_MODEL = ("blocks", "heads", "kv_heads", "experts", "top_k", "seq", "batch", "tied", "dense_blocks")
+"""Names that rules may read of the model and the job, where these are known; a rule about others is left out."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a stack has of one field. `values`: the legal ones; a word may end in `*`; None: all that the field has.
+    `written`: the flag or key that sets it, "" where there is none and its value is fixed. `source`: file:line at the
+    row's commit. `note`: what a reader should know."""
+
+    values: tuple[Any, ...] | None
+    written: str
+    source: str
+    note: str = ""
+
+    def allows(self, value: Any) -> bool:
+        """Whether a value is legal; None stands for a field's default."""
+        if self.values is None or value is None:
+            return True
+        return any(
+            fnmatchcase(value, v) if isinstance(value, str) and isinstance(v, str) else value == v
+            for v in self.values
+        )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A combination that a stack refuses: where `when` holds. `mend` says what to do instead."""
+
+    when: str
+    reason: str
+    mend: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a stack does not run a strategy, and what would do."""
+
+    field: str
+    value: object
+    reason: str
+    mend: str
+    source: str
+
+    def error(self, stack: str) -> InputError:
+        """Return it as an error about a strategy under this stack."""
+        table = "options" if self.field in OPTION_FIELDS else "strategy"
+        return InputError(f"{table}.{self.field}", self.value, f"{self.reason} ({stack}, {self.source})", self.mend)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A framework at one commit."""
+
+    name: str
+    title: str
+    """For people: framework and release."""
+    repository: str
+    commit: str
+    constants: str
+    """The profile that prices it (cost/analytic/stacks.py)."""
+    strategy: Mapping[str, Entry]
+    """An Entry for every field of Strategy."""
+    options: Mapping[str, Entry]
+    """An Entry for every option that it has."""
+    rules: tuple[Rule, ...] = ()
+    modules: tuple[str, ...] = ()
+    """Modules that it recomputes (`recompute=selective:...`)."""
+    needs: tuple[str, ...] = field(default=())
+    """What a run of it needs beside its configuration, such as an environment variable."""
+
+    def __post_init__(self) -> None:
+        missing = [name for name in FIELDS if name not in self.strategy]
+        if missing:
+            raise ValueError(f"{self.name} says nothing about {', '.join(missing)}")
+        unknown = [n for n in (*self.strategy, *self.options) if n not in FIELDS and n not in OPTION_FIELDS]
+        if unknown:
+            raise ValueError(f"{self.name}: {', '.join(unknown)} are neither fields nor options")
+        for name, entry in (*self.strategy.items(), *self.options.items()):
+            if not entry.source:
+                raise ValueError(f"{self.name}.{name} has no source")
+        self.conditions  # noqa: B018  parses every rule
+
+    @cached_property
+    def conditions(self) -> tuple[tuple[Rule, tuple[where.Condition, ...]], ...]:
+        """Every rule with its parsed condition. Raises InputError for a rule that cannot be read."""
+        known = (*FIELDS, *OPTION_FIELDS, *DERIVED, *OF_MODEL)
+        return tuple((r, where.parse(r.when, known, WORDS, f"{self.name} rule")) for r in self.rules)
+
+    def refusal(
+        self, s: Strategy, options: StackOptions | None = None, about: Mapping[str, Any] | None = None
+    ) -> Refusal | None:
+        """Return why the stack does not run a strategy with these options, or None if it does. `about`: names of
+        OF_MODEL and DERIVED that are known, with their numbers."""
+        options = options or StackOptions()
+        for name, entry in self.strategy.items():
+            value = getattr(s, name)
+            if value != FIELDS[name].default and not entry.allows(value) and _has_effect(name, s):
+                return Refusal(name, value, "is not in the stack", _choices(entry), entry.source)
+        how = recompute.parse(s.recompute)
+        for module in how.modules if ":" in s.recompute else ():
+            if module not in self.modules:
+                mend = f"use {', '.join(self.modules)}" if self.modules else "leave it out"
+                return Refusal(
+                    "recompute",
+                    s.recompute,
+                    f"{module} is not recomputed alone",
+                    mend,
+                    self.strategy["recompute"].source,
+                )
+        for name, value in options.changed().items():
+            known = self.options.get(name)
+            if known is None:
+                return Refusal(
+                    name, value, "is not an option of the stack", "leave it out", self.strategy["zero"].source
+                )
+            if not known.allows(value):
+                return Refusal(name, value, "is not in the stack", _choices(known), known.source)
+        values = of_strategy(s, options) | dict(about or {})
+        for rule, conditions in self.conditions:
+            fields = frozenset[str]().union(*(c.fields for c in conditions))
+            if fields <= values.keys() and bool(where.holds(conditions, values)):
+                name = next((f for f in _ordered(conditions) if f in FIELDS or f in OPTION_FIELDS), "zero")
+                value = getattr(s, name) if name in FIELDS else getattr(options, name)
+                return Refusal(name, value, rule.reason, rule.mend, rule.source)
+        return None
+
+    def refused(self, columns: Mapping[str, Any], rows: int) -> npt.NDArray[np.bool_]:
+        """Return the mask of rows that a rule refuses; `columns`: fields by name, as numbers, columns or Words. Rules
+        about fields that are not among them are left out."""
+        result = np.zeros(rows, dtype=bool)
+        for _, conditions in self.conditions:
+            if all(c.fields <= columns.keys() for c in conditions):
+                result |= np.asarray(where.holds(conditions, columns))
+        return result
+
+
+def of_strategy(s: Strategy, options: StackOptions) -> dict[str, Any]:
+    """Return what rules read of one strategy: its fields as they take effect, its options, and DERIVED."""
+    values: dict[str, Any] = {name: getattr(s, name) for name in FIELDS}
+    values |= {name: getattr(options, name) for name in OPTION_FIELDS}
+    values |= {"zero": s.zero if s.shards > 1 else 0, "shard": s.dp_shard, "sp": int(s.sp), "world": s.world}
+    values |= {"ring": s.ring, "dp_shard": s.dp_shard, "cp_chunks": 2 * s.cp, "chunks": s.pp * s.virtual}
+    values["tp_ulysses"] = s.tp * s.ulysses
+    return {name: "auto" if value is None else value for name, value in values.items()}
+
+
+def _words() -> dict[str, tuple[str, ...]]:
+    """Fields whose values are words, with these where they are listed."""
+    result: dict[str, tuple[str, ...]] = {"recompute": (), "compression": (), "layers": (), "order": (), "bucket": ()}
+    hints = get_type_hints(Strategy)
+    result |= {name: get_args(hints[name]) for name in ("schedule",)}
+    result |= {"grad_sync": ("auto", "step", "micro"), "reshard": ("auto", "step", "action")}
+    hints = get_type_hints(StackOptions)
+    return result | {name: get_args(hints[name]) for name, value in DEFAULTS.items() if isinstance(value, str)}
+
+
+WORDS = _words()
+
+
+def _ordered(conditions: tuple[where.Condition, ...]) -> Iterator[str]:
+    for condition in conditions:
+        yield from sorted(condition.fields)
+
+
+def _has_effect(name: str, s: Strategy) -> bool:
+    """Whether a field of a strategy changes anything: `schedule` without a pipeline and `zero` with nothing to shard
+    over do not."""
+    if name in ("schedule", "virtual"):
+        return s.pp > 1
+    return s.shards > 1 if name == "zero" else True
+
+
+def _choices(entry: Entry) -> str:
+    return f"use {' or '.join(str(v) for v in entry.values)}" if entry.values else "leave it out"
+
+
+Facts = Mapping[str, tuple[Any, ...]]
+"""(legal values, how it is written) or (legal values, how it is written, note) by field."""
+
+
+def entries(facts: Facts, lines: Mapping[str, str]) -> dict[str, Entry]:
+    """Join what releases share, `facts`, with where each release has it, `lines` (file:line by field).
+
+    Raises KeyError for a field without a line."""
+    return {name: Entry(fact[0], fact[1], lines[name], *fact[2:]) for name, fact in facts.items()}

@@ -1,0 +1,159 @@
+"""One argument means one thing: all commands over one drawn question agree in what they share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.in_process_cli import phalanx
+from support.sizes import examples
+
+_COMMANDS = ("predict", "explain", "lint", "comm", "memory", "roofline")
+
+
+@st.composite
+def _questions(draw: st.DrawFn) -> list[str]:
+    """Options of a question that several stacks can answer; dp is named or left to fill the GPUs."""
+    tp, pp = draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1, 2, 4]))
+    gpus, used = draw(st.sampled_from([32, 64, 96])), tp * pp
+    line = [f"tp={tp}", f"pp={pp}", "zero=1", f"micro_batch={draw(st.sampled_from([1, 2]))}"]
+    if pp > 1 and draw(st.booleans()):
+        line += ["schedule=interleaved", "virtual=2"]
+    if draw(st.booleans()):
+        line += [f"dp={draw(st.sampled_from([1, 2, gpus // used]))}"]
+    model, seq = draw(st.sampled_from([("llama3-8b", 8192), ("llama2-7b", 4096), ("mixtral-8x7b", 4096)]))
+    more = draw(st.sampled_from([[], ["--stack", "nemo-24.11"], ["--precision", "fp8"], ["--stack", "phalanx"]]))
+    cluster = draw(st.sampled_from(["dgx-h100", "dgx-h200"]))
+    words = ["--model", model, "--cluster", cluster, "--gpus", str(gpus), "--batch", "384", "--seq", str(seq)]
+    return [*words, "--strategy", ",".join(line), *more]
+
+
+def _answers(here: Path, asked: list[str]) -> dict[str, Any]:
+    found = {}
+    for command in _COMMANDS:
+        code, out, err = phalanx(here, command, *asked, "--json")
+        assert code in (0, 1), (command, err)
+        found[command] = json.loads(out)
+        text = phalanx(here, command, *asked)[1] if command in ("predict", "lint") else ""
+        assert not text or text.startswith(f"stack {_question(found[command])['stack']}, ")
+    return found
+
+
+def _question(answer: Any) -> dict[str, Any]:
+    return (answer[0] if isinstance(answer, list) else answer)["question"]  # type: ignore[no-any-return]
+
+
+def _agree(here: Path, asked: list[str]) -> None:
+    found = _answers(here, asked)
+    for command in _COMMANDS[1:]:
+        assert _question(found[command]) == _question(found["predict"]), command
+    predicted, explained = found["predict"], found["explain"]
+    assert explained["step_time_s"] == pytest.approx(predicted["step_time_s"], rel=1e-12)
+    assert explained["terms_s"] == pytest.approx(predicted["terms_s"], rel=1e-12)
+    assert explained["mfu"] == pytest.approx(predicted["mfu"], rel=1e-12)
+    assert explained["memory_bytes"] == int(predicted["memory_bytes"]["reserved"])
+    assert explained["usable_bytes"] == int(predicted["memory_bytes"]["usable"])
+    assert found["memory"][0]["rows"][-1]["takes_bytes"] == pytest.approx(predicted["memory_bytes"]["reserved"])
+    sent: dict[str, float] = {}
+    for row in found["comm"][0]["rows"]:
+        if row["hidden"] is not None:  # the others are of the pipeline's ends
+            sent[row["axis"]] = sent.get(row["axis"], 0.0) + row["sent_bytes"]
+    for row in explained["communication"]:
+        assert sent[row["axis"]] == pytest.approx(row["sent_bytes"], rel=1e-12)
+    in_block = {row["operator"]: row for row in found["roofline"][1]["rows"]}
+    for row in explained["operators"]:
+        assert 1e9 * in_block[row["name"]]["gflop"] == pytest.approx(row["flops"], rel=1e-12)
+
+
+@examples(6, 200)
+def test_all_commands_agree(tmp_path: Path, examples: int) -> None:
+    settings(max_examples=examples, deadline=None)(given(_questions())(lambda asked: _agree(tmp_path, asked)))()
+
+
+def test_dp_fills_the_gpus_or_says_why_not(tmp_path: Path) -> None:
+    asked = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--batch", "128", "--seq", "8192"]
+    for line, gpus, rule in (
+        ("tp=8,zero=1", "64", "dp=8 fills 64 GPUs over tp=8"),
+        ("tp=8,dp=2", "64", "dp=2 as given (48 of 64 GPUs are idle)"),
+    ):
+        for command in _COMMANDS:
+            answer = json.loads(phalanx(tmp_path, command, *asked, "--gpus", gpus, "--strategy", line, "--json")[1])
+            assert _question(answer)["dp_rule"] == rule
+    for command in _COMMANDS:
+        for line, reason in (("tp=3", "do not divide 64 GPUs"), ("tp=8,dp=16", "128 ranks, but there are 64")):
+            code, _, err = phalanx(tmp_path, command, *asked, "--gpus", "64", "--strategy", line)
+            assert code == 2
+            assert reason in err
+
+
+def test_a_plan_is_explained_as_it_was_priced(tmp_path: Path) -> None:
+    """The plan of a search, in every command, has the search's own price, stack and precision."""
+    asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]
+    more = ["--stack", "nemo-24.11", "--precision", "fp8"]
+    code, out, err = phalanx(tmp_path, "plan", *asked, *more, "--json")
+    assert code == 0, err
+    best = json.loads(out)["best"]
+    for command in ("predict", "explain"):
+        found = json.loads(phalanx(tmp_path, command, "plan.json", "--json")[1])
+        assert found["step_time_s"] == pytest.approx(best["step_time_s"], rel=1e-9)
+        assert (_question(found)["stack"], _question(found)["precision"]) == ("nemo-24.11", "fp8")
+    again = json.loads(phalanx(tmp_path, "predict", *asked, *more, "--strategy", best["strategy"], "--json")[1])
+    assert again["step_time_s"] == pytest.approx(best["step_time_s"], rel=1e-9)
+
+
+def test_nothing_is_ignored(tmp_path: Path) -> None:
+    """An option that a command cannot honour there is refused by name."""
+    asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]
+    (tmp_path / "job.toml").write_text("")
+    for words, said in (
+        (["plan", *asked, "--set", "job.seq=8"], "--set"),
+        (["plan", *asked, "--choices"], "--choices"),
+        (["plan", "job.toml", *asked[:2]], "--model"),
+        (["plan", "job.toml", "--gpus", "8"], "--gpus"),
+        (["plan", "job.toml", "--objective", "money"], "--objective"),
+        (["explain", *asked, "--strategy", "compression=fp16"], "strategy.compression"),
+        (["explain", *asked, "--strategy", "bucket=50"], "strategy.bucket"),
+        (["comm", *asked, "--strategy", "layers=16/16,pp=2"], "strategy.layers"),
+    ):
+        code, _, err = phalanx(tmp_path, *words)
+        assert code == 2, words
+        assert err.startswith(f"error: {said}"), (words, err)
+
+
+def test_days_against_money_and_a_deadline(tmp_path: Path) -> None:
+    asked = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "128", "--seq", "8192"]
+    paid = ["--price", "2", "--tokens", "2e12", "--objective", "money", "--json"]
+    code, out, err = phalanx(tmp_path, "plan", *asked, *paid)
+    assert code == 0, err
+    cheap = json.loads(out)
+    front = cheap["days_against_money"]
+    days, cost = [o["days"] for o in front], [o["cost"] for o in front]
+    assert days == sorted(days)
+    assert cost == sorted(cost, reverse=True)
+    assert cheap["gpus"] == front[-1]["gpus"] < 64
+    limit = (days[0] + days[1]) / 2
+    words = [*paid, "--deadline", f"{limit:.1f}"]
+    hurried = json.loads(phalanx(tmp_path, "plan", *asked, *words)[1])
+    assert hurried["gpus"] == front[0]["gpus"]
+    assert hurried["best"]["training"]["days"] <= limit
+    code, _, err = phalanx(tmp_path, "plan", *asked, "--tokens", "2,000,000,000,000", "--deadline", "1")
+    assert code == 2
+    assert err.startswith("error: --deadline = 1.0: 64 GPUs take ")
+
+
+def test_a_plan_leaves_room_and_says_what_it_gives(tmp_path: Path) -> None:
+    asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "64", "--seq", "4096"]
+    taken = {}
+    for share in ("0", "0.3"):
+        out = phalanx(tmp_path, "plan", *asked, "--headroom", share, "--json")[1]
+        taken[share] = json.loads(out)["best"]["memory_bytes"]
+        usable = json.loads(phalanx(tmp_path, "explain", "plan.json", "--json")[1])["usable_bytes"]
+        assert taken[share] <= (1 - float(share)) * usable
+    assert taken["0.3"] < taken["0"]
+    first = phalanx(tmp_path, "plan", *asked, "--tokens", "1T")[1].splitlines()[:4]
+    for word in ("tokens/s", "a GPU", "MFU", "micro-batch", "days", "is left free"):
+        assert any(word in line for line in first), word

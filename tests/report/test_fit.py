@@ -1,0 +1,39 @@
+"""Tables at 80 columns and piped: no word, number or field of a strategy is broken, and nothing is cut off."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from phalanx.report.fit import print_fitted
+from phalanx.report.style import table
+
+_LINE = "dp=16,zero=2,shard=2,tp=2,sp=1,pp=2,virtual=16,schedule=interleaved,micro_batch=4,order=dp/pp/cp/tp"
+
+
+def _printed(width: int) -> str:
+    words = ("family", "strategy", "reason")
+    grid = table("the best", *words, *(f"figure {i}" for i in range(6)), left=words)
+    grid.add_row("3D", _LINE, "tensor-parallel communication takes longer", *["1,024.0 GiB"] * 6)
+    out = io.StringIO()
+    print_fitted(Console(width=width, file=out), grid)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 300])
+def test_no_word_is_broken(width: int) -> None:
+    text = _printed(width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    for word in ("tensor-parallel", "communication", *(f"{field}" for field in _LINE.split(","))):
+        assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w])", text), word
+    assert text.count("1,024.0 GiB") == 6
+    assert all(f"figure {i}" in text or str(i) in text for i in range(6))
+
+
+def test_a_table_that_fits_is_one() -> None:
+    assert _printed(300).count("family") == 1
+    assert _printed(80).count("family") > 1  # cut in several, each with its key
