@@ -10,13 +10,12 @@ import argparse
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
-    PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -43,23 +42,28 @@ class Block(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, heads of this rank x width)."""
         q, k, v = (y.unflatten(-1, (-1, self.width)).transpose(1, 2) for y in (self.q(x), self.k(x), self.v(x)))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
+        out: Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).flatten(2)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, seq / tp, hidden) -> the same, computed again in the backward pass."""
-        return checkpoint(self.once, x, use_reentrant=False)  # type: ignore[no-any-return]
+        out: Tensor = checkpoint(self.once, x, use_reentrant=False)
+        return out
 
     def once(self, x: Tensor) -> Tensor:
         """(batch, seq / tp, hidden) -> the same."""
         x = x + self.o(self.attention(self.norm1(x)))
         y = self.norm2(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        out: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return out
 
 
 class Part(nn.Module):
     """The blocks of one pipeline rank, with the embedding on the first and the head on the last."""
 
-    def __init__(self, blocks: list[nn.Module], embed: nn.Module | None, norm: nn.Module | None, head: nn.Module | None):
+    def __init__(
+        self, blocks: list[nn.Module], embed: nn.Module | None, norm: nn.Module | None, head: nn.Module | None
+    ) -> None:
         super().__init__()
         self.embed, self.blocks, self.norm, self.head = embed, nn.ModuleList(blocks), norm, head
 
@@ -75,8 +79,8 @@ class Part(nn.Module):
 def split(part: Part, tp: DeviceMesh) -> None:
     """Split a part over tp ranks, with sequence parallelism between its products."""
     one = {"norm1": SequenceParallel(use_local_output=False), "norm2": SequenceParallel(use_local_output=False)}
-    gather = {"input_layouts": Shard(1), "output_layouts": Shard(-1)}
-    products = {name: ColwiseParallel(**gather) for name in ("q", "k", "v", "gate", "up")}
+    names = ("q", "k", "v", "gate", "up")
+    products = {name: ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1)) for name in names}
     results = {name: RowwiseParallel(output_layouts=Shard(1)) for name in ("o", "down")}
     for block in part.blocks:
         parallelize_module(block, tp, {**one, **products, **results})
@@ -85,7 +89,8 @@ def split(part: Part, tp: DeviceMesh) -> None:
         part.embed = parallelize_module(part.embed, tp, plan)
     if part.head is not None and part.norm is not None:
         part.norm = parallelize_module(part.norm, tp, SequenceParallel(use_local_output=True))
-        part.head = parallelize_module(part.head, tp, ColwiseParallel(**gather))
+        by_column = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1))
+        part.head = parallelize_module(part.head, tp, by_column)
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """What the host is told where it asks for a value that a tensor without content does not hold.
 
 Constants are followed: a tensor that was filled with 0, or computed from such, has that value, and whether something
-is nan or infinite has an answer. Counts are even: of integers and truth values the mean is followed, so that n choices
-among k bins (histc, bincount, a scattered map and its sum) are n/k in each, and tokens go to experts in equal parts.
-Everything else is 1, or False. Where a shape depends on values (nonzero, masks, unique), half of the elements are taken.
+is nan or infinite has an answer. Counts are even: of integers and truth values the mean is followed, so that n
+choices among k bins (histc, bincount, a scattered map and its sum) are n/k in each, and tokens go to experts in equal
+parts. Everything else is 1, or False. Where a shape depends on values (nonzero, masks, unique), half of the elements
+are taken.
 """
 
 from __future__ import annotations

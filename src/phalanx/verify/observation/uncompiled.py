@@ -61,12 +61,12 @@ def _fused(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, T
 
 def _block_mask(
     mask_mod: Any,
-    B: int | None = None,  # noqa: N803  names of torch's own signature
-    H: int | None = None,  # noqa: N803
-    Q_LEN: int = 0,  # noqa: N803
-    KV_LEN: int = 0,  # noqa: N803
+    B: int | None = None,
+    H: int | None = None,
+    Q_LEN: int = 0,
+    KV_LEN: int = 0,
     device: Any = None,
-    BLOCK_SIZE: int | tuple[int, int] = 128,  # noqa: N803
+    BLOCK_SIZE: int | tuple[int, int] = 128,
     *args: object,
     **kwargs: object,
 ) -> flex.BlockMask:
