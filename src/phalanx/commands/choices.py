@@ -192,7 +192,7 @@ def question(c: Case) -> Pricing:
     between = Tier("network", -(-world // node) * node, 15e-6, nic, "published", source)
     cluster = ClusterSpec(c.row["gpu"], chip.as_device(), node, -(-world // node), (inside, between), ())
     rates = system(name, node, nic, cloud)
-    return Pricing(c.model, cluster, c.job, c.profile, number_format(c.row), rates)
+    return Pricing(c.model, cluster, c.job, c.profile, number_format(c.row), rates, free=True)
 
 
 def _summary_of_sweeps(scores: Sequence[SweepScore]) -> dict[str, Any]:

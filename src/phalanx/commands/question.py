@@ -25,7 +25,6 @@ from phalanx.plan import question as names
 from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.explain.exact import ExactSubject, subject_of_plan
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.space import RECOMPUTE
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
@@ -105,11 +104,11 @@ class Question:
     def estimate(self) -> Estimate:
         """The price with every term's formula and numbers, its pipeline timed action by action as everywhere.
 
-        Recomputation that no search chooses, and compression, are priced by the formulas alone. Raises InputError."""
+        Compression is priced by the formulas alone. Raises InputError."""
         assert self.strategy is not None
         p, s = self.pricing, self.strategy
         result = estimate(p.model, p.cluster, p.job, s, self.stack, p.number_format)
-        if s.compression == "none" and s.recompute in RECOMPUTE:
+        if s.compression == "none":
             result = replace(result, step=replace(result.step, terms=self.subject.priced.terms))
         return result
 

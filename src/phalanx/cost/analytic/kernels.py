@@ -108,14 +108,24 @@ def projections(shape: Shape, layout: Layout, by: Products) -> Passes:
     last = by.linear(m, h, out, back=True)
     if not np.any(shape.kv_rank):
         return _sum([plain, last])
-    kv = shape.heads * (shape.head_dim - shape.rope_dim + shape.value_dim) / layout.tp
     down = by.linear(m, shape.q_rank + shape.kv_rank + shape.rope_dim, h)
-    up_q = by.linear(m, q, np.where(shape.q_rank > 0, shape.q_rank, h))
-    up_kv = by.linear(m, kv, np.maximum(shape.kv_rank, 1))
-    low = _sum([down, up_q, up_kv])
+    low = _sum([down, up_projections(shape, layout, by)])
     latent = shape.kv_rank > 0
     first = Passes(np.where(latent, low.forward, plain.forward), np.where(latent, low.backward, plain.backward))
     return _sum([first, last])
+
+
+def up_projections(shape: Shape, layout: Layout, by: Products) -> Passes:
+    """Return seconds of the products that expand latent queries, keys and values; nothing without latents."""
+    if not np.any(shape.kv_rank):
+        return Passes(0.0, 0.0)
+    m, latent = layout.tokens, shape.kv_rank > 0
+    q = shape.heads * shape.head_dim / layout.tp
+    kv = shape.heads * (shape.head_dim - shape.rope_dim + shape.value_dim) / layout.tp
+    up_q = by.linear(m, q, np.where(shape.q_rank > 0, shape.q_rank, shape.hidden))
+    up_kv = by.linear(m, kv, np.maximum(shape.kv_rank, 1))
+    both = _sum([up_q, up_kv])
+    return Passes(both.forward * latent, both.backward * latent)
 
 
 def mlp(shape: Shape, layout: Layout, width: Column, by: Products) -> Passes:

@@ -81,6 +81,36 @@ def cast_weight_bytes(layout: Layout, profile: Profile) -> Column:
     return np.asarray(profile.kept_cast) * beside * cast
 
 
+def module_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
+    """Return the bytes of a block that recomputed modules free, averaged over dense and expert blocks.
+
+        layernorm       the norms' results, which are operands; experts get theirs unquantised
+        mla_up_proj     queries, keys and values, from their latents; attention's result stays
+        moe_act         the activation's result inside experts
+        mlp, moe        what is inside, and operands cast beside the input, which stays
+        shared_experts  what is inside them
+
+    (Megatron-Core 0.19, megatron/core/transformer/transformer_config.py:546)."""
+    m = layout.modules
+    if not m.any:
+        return 0.0
+    ways = np.where(layout.sp > 0, layout.tp, 1)
+    moe = shape.moe_layers / shape.layers
+    operand = operand_bytes(layout, profile)
+    saved = 2.0 - operand
+    norms = (operand + (1 - moe) * operand + moe * 2.0) / ways * shape.hidden
+    kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
+    up = profile.kept_qkv * 2 * (shape.heads * shape.head_dim + kv) / layout.tp * (shape.kv_rank > 0)
+    inside = (2 * profile.kept_ffn * shape.mlp_matrices - saved) / layout.tp
+    act = np.where(shape.mlp_matrices > 2, 1.0, 0.5) * 2 * profile.kept_ffn - saved
+    act = np.maximum(act, 0.0) / layout.tp * shape.top_k * shape.expert_ffn
+    routed = shape.top_k * (shape.expert_ffn * inside + (profile.kept_routed - saved) * shape.hidden / layout.tp)
+    shared = shape.shared_ffn * inside
+    experts = np.where(m.moe > 0, routed + shared, m.moe_act * act + m.shared_experts * shared)
+    freed = m.layernorm * norms + m.mla_up_proj * up + m.mlp * (1 - moe) * shape.ffn * inside + moe * experts
+    return layout.tokens * layout.activation_bytes / 2 * freed
+
+
 def block_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
     """Return the bytes that a block's forward pass keeps for its backward pass, averaged over dense and expert
     blocks."""
@@ -167,12 +197,15 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     kept = block_bytes(shape, layout, profile)
     input_bytes = layout.tokens * shape.hidden * layout.activation_bytes / np.where(layout.sp > 0, layout.tp, 1)
     by_operation = layout.selective * np.asarray(profile.per_op)
+    freed = np.minimum(module_bytes(shape, layout, profile), kept)
     stored = (
-        layout.full * input_bytes
+        layout.full * input_bytes / layout.group
         + by_operation * operation_bytes(shape, layout)
-        + (1 - layout.full - by_operation) * kept
+        + (1 - layout.full - by_operation) * (kept - freed)
     )
-    recomputed = np.where(layout.full + by_operation > 0, kept, 0.0)
+    # The backward pass of a block has all that it needs at once; of `group` blocks where only their first input is
+    # kept.
+    recomputed = np.where(layout.full + by_operation > 0, layout.group * kept, freed)
     flight = np.minimum(layout.micro_batches, layout.pp)
     # Interleaved: the first rank runs ahead by 2 (pp - 1) + (v - 1) pp chunks, the last by (v - 1) pp (Megatron's
     # schedules.py); a chunk is a v-th of what a rank holds.

@@ -18,6 +18,8 @@ from phalanx.cost.ledger.policy import DEEPSPEED, FSDP, JAX, MEGATRON, MEGATRON_
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.stacks.registry import ROWS
+from phalanx.stacks.stack import Stack as Row
 
 
 @dataclass(frozen=True)
@@ -382,9 +384,13 @@ def profile(name: str, constants: Mapping[str, float] = CONSTANTS) -> Profile:
 
 
 def lineage(name: str) -> list[str]:
-    """Return a stack and its ancestors, nearest first. Raises InputError for an unknown stack."""
+    """Return a stack, or the one whose constants price a row of stacks/, and its ancestors, nearest first. Raises
+    InputError for an unknown stack."""
+    if name not in STACKS and name in ROWS:
+        name = ROWS[name].constants
     if name not in STACKS:
-        raise InputError("--stack", name, "is not a software stack that Phalanx knows", nearest(name, STACKS))
+        known = {*STACKS, *ROWS}
+        raise InputError("--stack", name, "is not a software stack that Phalanx knows", nearest(name, known))
     chain = [name]
     while STACKS[chain[-1]].parent:
         chain.append(STACKS[chain[-1]].parent)
@@ -399,6 +405,21 @@ def _inherited(name: str, what: str) -> Any:
 def capabilities(name: str) -> Capabilities:
     """Return what a stack can run. Raises InputError for an unknown stack."""
     return Capabilities(**{f.name: _inherited(name, f.name) for f in fields(Capabilities)})
+
+
+def capabilities_of(row: Row) -> Capabilities:
+    """Return the same of a row of stacks/, which also has rules about combinations."""
+    zero = row.strategy["zero"].values or (0, 1, 2, 3)
+    has_pipeline = row.strategy["pp"].allows(2)
+    schedules = row.strategy["schedule"].values
+    names = (tuple(SCHEDULES) if schedules is None else schedules) if has_pipeline else ()
+    piped = [z for z in zero if names and _runs_in_pipeline(row, z, names[0])]
+    return Capabilities(tuple(zero), tuple(piped), names, row.strategy["ulysses"].allows(2))
+
+
+def _runs_in_pipeline(row: Row, zero: int, schedule: str) -> bool:
+    """Whether a row has a ZeRO level together with a pipeline."""
+    return row.refusal(Strategy(dp=2, pp=2, zero=zero, schedule=schedule)) is None  # type: ignore[arg-type]
 
 
 def require_runnable(name: str, s: Strategy) -> None:

@@ -72,7 +72,8 @@ FORMULAS = {
 
 @dataclass(frozen=True)
 class _Block:
-    """Seconds of one block and micro-batch, forward and backward, by what takes them."""
+    """Seconds of one block and micro-batch, forward and backward, by what takes them; `again`: seconds of the modules
+    that the backward pass computes again."""
 
     matmul: Passes
     attention: Passes
@@ -80,6 +81,7 @@ class _Block:
     tp: Passes
     cp: Passes
     ep: Passes
+    again: Column = 0.0
 
     @property
     def parts(self) -> dict[str, Passes]:
@@ -223,6 +225,9 @@ def _block(flows: _Flows, shape: Shape, layout: Layout, timer: _Timer, profile: 
     else:
         inner, width, ep = kernels.mlp(shape, layout, shape.ffn, by), shape.ffn, _NONE
     products = Passes(around.forward + inner.forward, around.backward + inner.backward)
+    again: Column = 0.0
+    if layout.modules.any:
+        again = _modules_again(shape, layout, system, profile, by, moe, inner, ep)
     return _Block(
         matmul=products,
         attention=core,
@@ -230,7 +235,36 @@ def _block(flows: _Flows, shape: Shape, layout: Layout, timer: _Timer, profile: 
         tp=_tensor_parallel(by_axis.get("tp", ()), layout, timer, profile, products),
         cp=_context_parallel(by_axis.get("cp", ()), layout, system, core),
         ep=ep,
+        again=again,
     )
+
+
+def _modules_again(
+    shape: Shape,
+    layout: Layout,
+    system: System,
+    profile: Profile,
+    by: kernels.Products,
+    moe: bool,
+    inner: Passes,
+    ep: Passes,
+) -> Column:
+    """Return the forward seconds of the modules that run again: their products, and passes over what memory-bound
+    kernels read and write. `inner`: of the MLP or of all experts; `ep`: of what the experts' exchange takes."""
+    m = layout.modules
+    rate = system.memory_bytes_per_s * system.memory
+    ways = np.where(layout.sp > 0, layout.tp, 1)
+    element = layout.tokens * layout.activation_bytes / rate
+    norms = 2 * 2 * element * shape.hidden / ways  # two norms read and write
+    up = kernels.up_projections(shape, layout, by)
+    seconds = m.layernorm * norms + m.mla_up_proj * up.forward
+    if not moe:
+        return seconds + m.mlp * (inner.forward + 3 * element * shape.ffn / layout.tp)
+    width = shape.top_k * shape.expert_ffn
+    act = shape.mlp_matrices * element * width / layout.tp  # the activation reads one or two and writes one
+    shared = kernels.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), by).forward * (shape.shared_ffn > 0)
+    whole = inner.forward + ep.forward + act
+    return seconds + np.where(m.moe > 0, whole, m.moe_act * act + m.shared_experts * shared)
 
 
 def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step:
@@ -261,7 +295,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
         core_again = block.attention.forward + block.cp.forward
         selected = np.where(profile.per_op > 0, every_second * block.matmul.forward, core_again)
         launched = of_block * (1 + profile.expert_launches / np.maximum(profile.launches, 1) * (place > 0))
-        repeated = full * block.forward + layout.selective * selected
+        repeated = full * block.forward + layout.selective * selected + (1 - full) * block.again
         f = np.maximum(block.forward, launched + listed)
         b = np.maximum(block.backward + repeated, launched * (profile.launch_backward + full) + listed * (1 + full))
         for name, part in block.parts.items():

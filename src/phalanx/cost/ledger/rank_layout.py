@@ -10,8 +10,10 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.compressed import DENSELY, Compressed
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
+from phalanx.cost.ledger.recomputed import NO_MODULES, Modules, recomputed
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.strategy.recompute import encode
 from phalanx.spec.strategy.spec import Strategy
 
 FORMATS = ("bfloat16", "float8", "float8-mx", "float4")
@@ -59,6 +61,16 @@ class Layout:
     """1: weights have no gradients (only adapters are trained)."""
     compressed: Compressed = DENSELY
     """How gradients travel."""
+    group: Column = 1.0
+    """Blocks between two inputs that full recomputation keeps."""
+    modules: Modules = NO_MODULES
+    """Parts of every block that run again."""
+    document: Column = 0.0
+    """Mean tokens of a document that attention stays inside; 0: the whole sequence."""
+    fewer_first: Column = 0.0
+    """Blocks that the first pipeline rank has less than the others, where its part is given."""
+    fewer_last: Column = 0.0
+    """The same of the last."""
 
     @property
     def tokens(self) -> Column:
@@ -169,13 +181,13 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
     """Return the Layout of one strategy. Raises ValueError for an unknown number format."""
     m, number, stride = s.accumulation(job), NAMES.index(s.schedule), strides(s)
     first, last = in_flight(number, m, s.pp)
-    full = sum(s.recompute_of(i) == "full" for i in range(layers)) / layers
-    selective = sum(s.recompute_of(i) == "selective" for i in range(layers)) / layers
+    chunks = float(chunks_per_rank(number, s.virtual)) if s.pp > 1 else s.virtual
+    again = recomputed(encode(s.recompute), layers, s.pp * chunks)
     return Layout(
         tp=s.tp,
         sp=float(s.sp),
         pp=s.pp,
-        virtual=float(chunks_per_rank(number, s.virtual)) if s.pp > 1 else s.virtual,
+        virtual=chunks,
         dp=s.dp,
         cp=s.cp,
         ulysses=s.ulysses,
@@ -186,8 +198,10 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         micro_batch=s.micro_batch,
         micro_batches=m,
         seq=job.seq,
-        full=full,
-        selective=selective,
+        full=float(again.full),
+        selective=float(again.selective),
+        group=float(again.group),
+        modules=again.modules,
         format=FORMATS.index(number_format),
         activation_bytes=DTYPE_BYTES[job.precision.compute],
         bubble=float(bubble(number, m, s.pp, s.virtual)),
