@@ -122,3 +122,38 @@ def test_nothing_is_ignored(tmp_path: Path) -> None:
         code, _, err = phalanx(tmp_path, *words)
         assert code == 2, words
         assert err.startswith(f"error: {said}"), (words, err)
+
+
+def test_days_against_money_and_a_deadline(tmp_path: Path) -> None:
+    asked = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--batch", "128", "--seq", "8192"]
+    paid = ["--price", "2", "--tokens", "2e12", "--objective", "money", "--json"]
+    code, out, err = phalanx(tmp_path, "plan", *asked, *paid)
+    assert code == 0, err
+    cheap = json.loads(out)
+    front = cheap["days_against_money"]
+    days, cost = [o["days"] for o in front], [o["cost"] for o in front]
+    assert days == sorted(days)
+    assert cost == sorted(cost, reverse=True)
+    assert cheap["gpus"] == front[-1]["gpus"] < 64
+    limit = (days[0] + days[1]) / 2
+    words = [*paid, "--deadline", f"{limit:.1f}"]
+    hurried = json.loads(phalanx(tmp_path, "plan", *asked, *words)[1])
+    assert hurried["gpus"] == front[0]["gpus"]
+    assert hurried["best"]["training"]["days"] <= limit
+    code, _, err = phalanx(tmp_path, "plan", *asked, "--tokens", "2,000,000,000,000", "--deadline", "1")
+    assert code == 2
+    assert err.startswith("error: --deadline = 1.0: 64 GPUs take ")
+
+
+def test_a_plan_leaves_room_and_says_what_it_gives(tmp_path: Path) -> None:
+    asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--batch", "64", "--seq", "4096"]
+    taken = {}
+    for share in ("0", "0.3"):
+        out = phalanx(tmp_path, "plan", *asked, "--headroom", share, "--json")[1]
+        taken[share] = json.loads(out)["best"]["memory_bytes"]
+        usable = json.loads(phalanx(tmp_path, "explain", "plan.json", "--json")[1])["usable_bytes"]
+        assert taken[share] <= (1 - float(share)) * usable
+    assert taken["0.3"] < taken["0"]
+    first = phalanx(tmp_path, "plan", *asked, "--tokens", "1T")[1].splitlines()[:4]
+    for word in ("tokens/s", "a GPU", "MFU", "micro-batch", "days", "is left free"):
+        assert any(word in line for line in first), word

@@ -73,6 +73,13 @@ _CASES = [
         "dp=32,zero=1,pp=2",
         "more than the mean",
     ),
+    (
+        "mesh-order",
+        _LLAMA8,
+        "dp=8,zero=3,cp=8,order=cp/pp/dp/tp",
+        "dp=8,zero=3,cp=8",
+        "order=cp/pp/dp/tp",
+    ),
     ("small-buckets", _LLAMA8, "dp=64,zero=1,bucket=1", "dp=64,zero=1,bucket=512", "below the crossover"),
     ("idle-gpus", _LLAMA8, "dp=32,zero=2", "dp=64,zero=2", "32 of 64 GPUs"),
     ("needless-zero3", ("llama3-8b", 64, 512, 512), "dp=64,zero=3", "dp=64,zero=1", "zero=1 fits as well"),
@@ -178,3 +185,10 @@ def test_explain_and_lint_read_a_plan(tmp_path):
     assert (code, err) == (2, "error: --gpus = 0: must be at least 1\n")
     code, _, err = phalanx(tmp_path, "lint", "--model", "llama3-8b")
     assert (code, err.count("\n")) == (2, 1)
+
+
+def test_a_pipeline_is_timed_in_its_own_order():
+    """Tensor parallelism over far links makes the passes of a pipeline slower, in the second pass of pricing too."""
+    near, far = (_subject(_LLAMA8, f"dp=4,tp=8,pp=2,order={order}") for order in ("pp/dp/cp/tp", "tp/dp/cp/pp"))
+    assert far.seconds > 2 * near.seconds
+    assert far.run.makespan > 2 * near.run.makespan

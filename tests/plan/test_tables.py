@@ -81,8 +81,11 @@ def test_scaling_is_what_it_is_defined_as():
             [r / n / (rate[0] / 8) for r, n in zip(rate, (8, 16, 32), strict=True)]
         )
     assert [row[1] for row in strong.rows] == [64, 64, 64]
-    assert [row[1] for row in weak.rows] == [64, 128, 256]
-    assert weak.rows[2][5] >= strong.rows[2][5]
+    assert [row[1] for row in weak.rows] == [16, 32, 64]  # what was asked for, on the GPUs that were asked for
+    assert weak.rows[2][2:4] == strong.rows[2][2:4]
+    for sheet in (strong, weak):
+        above = any(row[5] is not None and row[5] > 1.0005 for row in sheet.rows)
+        assert above == ("above 100 %: " in sheet.note)
 
 
 def test_critical_batch_is_the_first_that_reaches_ninety_percent():

@@ -33,6 +33,7 @@ from phalanx.cli.place import place
 from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
 from phalanx.cli.root import OneLineErrors
+from phalanx.cli.serve_plan import serve_plan
 from phalanx.cli.tables import cases, comm, memory, roofline, scaling
 from phalanx.cli.terminal import INTERRUPTED
 from phalanx.cli.train import train
@@ -68,6 +69,7 @@ app.command()(verify)
 app.command()(observe)
 app.command()(compare)
 app.command()(measure)
+app.command("serve-plan")(serve_plan)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)
 

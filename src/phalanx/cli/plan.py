@@ -6,6 +6,7 @@ phalanx plan --model M --cluster C --gpus N --batch B --seq S          estimated
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,12 +28,18 @@ from phalanx.cli.options import (
 from phalanx.cli.show import decision_json, show_choices, show_decision, show_notes
 from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_writable
 
+HEADROOM = 0.05
+"""Predictions of memory are off by a few per cent, and an allocator needs room to move in."""
+
 if TYPE_CHECKING:
     from phalanx.commands.question import Question
     from phalanx.plan.budget import Goal
+    from phalanx.plan.search.column_pricing import Pricing
+    from phalanx.plan.search.fewer_gpus import Offer
     from phalanx.plan.search.planner import Answer
     from phalanx.plan.search.refine import RankedStrategy
     from phalanx.spec.files.plan import Plan
+    from phalanx.spec.job import Job
 
 
 def _plan_model(
@@ -41,6 +48,8 @@ def _plan_model(
     tokens: str | None,
     price: float | None,
     objective: str,
+    headroom: float,
+    deadline: float | None,
     front: bool,
     out: Path,
     as_json: bool,
@@ -48,7 +57,8 @@ def _plan_model(
     """Search all legal strategies for a model on a cluster, write and show the best. Raises InputError."""
     from phalanx.plan.budget import Goal
     from phalanx.plan.budget import tokens as token_count
-    from phalanx.plan.search.planner import COST_OBJECTIVES, OBJECTIVES, answer, cheapest_gpu_count
+    from phalanx.plan.search.fewer_gpus import offers
+    from phalanx.plan.search.planner import COST_OBJECTIVES, OBJECTIVES, answer
     from phalanx.spec.errors import InputError, nearest
 
     if objective not in (*OBJECTIVES, *COST_OBJECTIVES, "days"):
@@ -70,41 +80,76 @@ def _plan_model(
         raise InputError(
             "--price", price, "is for the cost of a whole training", "say how long it is, e.g. --tokens 300B"
         )
+    if not 0 <= headroom < 1:
+        raise InputError("--headroom", headroom, "is not a share of the memory", "write 0.05 to leave 5 % free")
+    if deadline is not None and not 0 < deadline < float("inf"):
+        raise InputError("--deadline", deadline, "is not a number of days", "write 30")
+    if deadline is not None and not tokens:
+        raise InputError("--tokens", None, "is missing: --deadline is about a whole training", "e.g. 300B")
     require_writable("--out", out)
     show_notes(asked.notes)
-    gpus, pricing = asked.gpus, asked.pricing_on
-    if objective in COST_OBJECTIVES:
-        offered, gpus = gpus, cheapest_gpu_count(pricing, gpus)
-        announce(f"{gpus} GPUs take the fewest GPU-hours, of {offered} and its halves")
-    goal = Goal(token_count(tokens, asked.pricing.model), gpus, price) if tokens else None
+
+    def pricing(count: int) -> Pricing:
+        return replace(asked.pricing_on(count), headroom=headroom)
+
+    gpus, goal, offered = asked.gpus, None, []
+    if tokens:
+        goal = Goal(token_count(tokens, asked.pricing.model), gpus, price)
+        if objective in COST_OBJECTIVES:
+            offered = offers(pricing, gpus)
+            if offered:
+                cheapest = _cheapest(offered, goal, asked.pricing.job, deadline)
+                gpus, days = cheapest.gpus, goal.days(asked.pricing.job, cheapest.seconds)
+                what = f"of {asked.gpus} and its halves" + ("" if deadline is None else f" in {deadline:g} days")
+                announce(f"{gpus} GPUs take the fewest GPU-hours, {what}: {days:,.0f} days")
+        goal = replace(goal, gpus=gpus)
     result = answer(pricing, gpus, "memory" if objective == "memory" else "throughput", whole_front=front)
+
+    if goal is not None and deadline is not None:
+        _require_in_time(goal, result, deadline)
 
     from phalanx.spec.files import plan as plans
 
     plans.write(_plan(result, cluster, asked.precision), out)
     announce(f"plan: {out}")
     if as_json:
-        print_json({"question": asked.as_json(), **_as_json(result, goal)})
+        print_json({"question": asked.as_json(), **_as_json(result, goal, offered)})
     else:
         console().print(asked.heading, highlight=False, soft_wrap=True)
-        _show(result, goal)
+        _show(result, goal, offered)
 
 
-def _show(a: Answer, goal: Goal | None) -> None:
-    from phalanx.report.plan import lines, ranked, rejected, training
+def _cheapest(offered: list[Offer], goal: Goal, job: Job, deadline: float | None) -> Offer:
+    """Return the offer with the fewest GPU-hours, of those in time; the fastest where none is."""
+    in_time = [o for o in offered if deadline is None or goal.days(job, o.seconds) <= deadline]
+    return min(in_time or offered[:1], key=lambda o: o.gpu_seconds)
+
+
+def _require_in_time(goal: Goal, a: Answer, deadline: float) -> None:
+    """Require that a training ends in time. Raises InputError."""
+    from phalanx.spec.errors import InputError
+
+    days = goal.days(a.pricing.job, a.ranked[0].seconds)
+    if days > deadline:
+        reason = f"{goal.gpus} GPUs take {days:,.1f} days with {a.ranked[0].strategy}, the fastest"
+        raise InputError("--deadline", deadline, reason, f"about {goal.gpus * days / deadline:,.0f} GPUs would do")
+
+
+def _show(a: Answer, goal: Goal | None, offered: list[Offer]) -> None:
+    from phalanx.report.plan import days_against_money, lines, ranked, rejected
 
     screen = console()
-    for line in lines(a):
+    for line in lines(a, goal):
         screen.print(line, highlight=False, soft_wrap=True)
     screen.print(ranked(a.ranked[:5], "the best", a.ranked[0]))
     screen.print(ranked(a.families, "the best of each family", a.ranked[0]))
     screen.print(ranked(a.front, "time against memory", a.ranked[0]))
     screen.print(rejected(a, 24))
-    if goal:
-        screen.print(training(a, goal), highlight=False, soft_wrap=True)
+    if goal and offered:
+        screen.print(days_against_money(offered, goal, a.pricing.job))
 
 
-def _as_json(a: Answer, goal: Goal | None) -> dict[str, Any]:
+def _as_json(a: Answer, goal: Goal | None, offered: list[Offer]) -> dict[str, Any]:
     p = a.pricing
     return {
         "model": {"family": p.model.family, "parameters": p.model.parameter_count},
@@ -122,6 +167,19 @@ def _as_json(a: Answer, goal: Goal | None) -> dict[str, Any]:
         "fewer_gpus": {"gpus": a.fewer.gpus, "strategy": str(a.fewer.strategy), "step_time_s": a.fewer.seconds}
         if a.fewer
         else None,
+        "headroom": p.headroom,
+        "days_against_money": [
+            {
+                "gpus": o.gpus,
+                "strategy": str(o.strategy),
+                "step_time_s": o.seconds,
+                "days": goal.days(p.job, o.seconds),
+                "gpu_hours": replace(goal, gpus=o.gpus).gpu_hours(p.job, o.seconds),
+                "cost": replace(goal, gpus=o.gpus).money(p.job, o.seconds),
+            }
+            for o in offered
+            if goal is not None
+        ],
         "families": {r.family: _one(r, a, goal) for r in a.families},
         "front": [_one(r, a, None) for r in a.front],
         "rejected": [
@@ -145,6 +203,8 @@ def _one(r: RankedStrategy, a: Answer, goal: Goal | None) -> dict[str, Any]:
         "family": r.family,
         "step_time_s": r.seconds,
         "tokens_per_s": job.global_batch * job.seq / r.seconds,
+        "tokens_per_s_per_gpu": job.global_batch * job.seq / r.seconds / r.strategy.world,
+        "micro_batches": r.strategy.accumulation(job),
         "mfu": r.mfu,
         "memory_bytes": int(r.priced.bytes_),
         "usable_bytes": r.priced.usable,
@@ -198,7 +258,7 @@ def _plan(a: Answer, cluster: str, precision: str) -> Plan:
         "terms_s": best.priced.terms,
         "memory_terms": best.priced.memory_terms,
     }
-    return Plan(p.model, p.cluster, p.job, best.strategy, Train(), choices, prediction)
+    return Plan(p.model, p.cluster, p.job, best.strategy, Train(), choices, prediction, p.extra)
 
 
 def plan(
@@ -217,7 +277,7 @@ def plan(
         str | None,
         typer.Option(
             "--tokens",
-            metavar="300B|optimal",
+            metavar="300B|2e12|optimal",
             help="Tokens of the whole training, to estimate days and GPU-hours; optimal: 20 per active parameter.",
         ),
     ] = None,
@@ -234,6 +294,22 @@ def plan(
     ] = "throughput",
     stack: OptionalStack = None,
     precision: Precision = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="CONDITIONS",
+            help="Conditions on the strategies, such as 'tp<=8, zero=1, schedule in (1f1b, interleaved)', and "
+            "options of the stack, such as 'first_moment=bfloat16'.",
+        ),
+    ] = None,
+    headroom: Annotated[
+        float, typer.Option("--headroom", help="Share of a device's memory that a strategy must leave free.")
+    ] = HEADROOM,
+    deadline: Annotated[
+        float | None,
+        typer.Option("--deadline", metavar="DAYS", help="Days that the --tokens may take at most."),
+    ] = None,
     front: Annotated[
         bool,
         typer.Option(
@@ -258,8 +334,8 @@ def plan(
             for name, value in (("--strategy", strategy), ("--set", overrides), ("--choices", choices or None)):
                 if value:
                     raise InputError(name, value, "is about a job file", "leave it out, or name a job file")
-            asked = read(Asked(None, model, cluster, gpus, batch, seq, None, stack, precision), searched=True)
-            _plan_model(asked, str(cluster), tokens, price, objective, front, out, as_json)
+            asked = read(Asked(None, model, cluster, gpus, batch, seq, None, stack, precision, where), searched=True)
+            _plan_model(asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, as_json)
             return
         of_model = {
             "--cluster": cluster,
@@ -272,6 +348,8 @@ def plan(
             "--precision": precision,
             "--front": front or None,
             "--objective": None if objective == "throughput" else objective,
+            "--headroom": None if headroom == HEADROOM else headroom,
+            "--deadline": deadline,
         }
         for name, given in of_model.items():
             if given is not None:

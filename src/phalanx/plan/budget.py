@@ -41,10 +41,20 @@ class Goal:
 
 
 def tokens(text: str, model: ModelSpec) -> float:
-    """Parse a number of tokens: `300B`, `1.4T`, or `optimal`, 20 per active parameter. Raises InputError."""
+    """Parse a number of tokens: `300B`, `2e12`, `2,000,000,000,000`, or `optimal`, 20 per active parameter. Raises
+    InputError."""
     if text.strip().lower() == "optimal":
         return float(OPTIMAL * model.active_count)
-    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE)
-    if not match or float(match[1]) <= 0:
-        raise InputError("--tokens", text, "is not a number of tokens", "write 300B, 1.4T, or optimal")
-    return float(match[1]) * _SCALE[match[2].upper()]
+    number = large_number(text)
+    if number is None:
+        raise InputError("--tokens", text, "is not a number of tokens", "write 300B, 1.4T, 2e12, or optimal")
+    return number
+
+
+def large_number(text: str) -> float | None:
+    """Parse `300B`, `1.4T`, `2e12`, `2,000,000,000,000`; None for anything else, and unless positive and finite."""
+    match = re.fullmatch(
+        r"(\d{1,3}(?:[,_]\d{3})+|\d+(?:\.\d+)?(?:e\+?\d{1,3})?)\s*([KMBT]?)", text.strip(), re.IGNORECASE
+    )
+    number = float(re.sub("[,_]", "", match[1])) * _SCALE[match[2].upper()] if match else 0.0
+    return number if 0 < number < float("inf") else None

@@ -69,9 +69,9 @@ def _narrowed(table: Table, columns: list[int], least: list[int], most: list[int
         size = more if wanted <= free else low + free * (more - low) // wanted
         grid.add_column(str(own.header), justify=own.justify, width=size, style=own.style, no_wrap=False)
     cells = [list(table.columns[i].cells) for i in columns]
-    for row in zip(*cells, strict=True):
-        wrapped = [_at_commas(str(text), grid.columns[i].width or 1) for i, text in enumerate(row)]
-        grid.add_row(*wrapped)
+    for row, texts in zip(table.rows, zip(*cells, strict=True), strict=True):
+        wrapped = [_at_commas(str(text), grid.columns[i].width or 1) for i, text in enumerate(texts)]
+        grid.add_row(*wrapped, style=row.style)
     return grid
 
 

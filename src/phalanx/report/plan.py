@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
 from phalanx.plan.budget import Goal
+from phalanx.plan.search.fewer_gpus import Offer
 from phalanx.plan.search.planner import Answer
 from phalanx.plan.search.refine import RankedStrategy
-from phalanx.report.style import between_fields, empty_table, seconds, size
+from phalanx.report.style import between_fields, empty_table, seconds, size, table
 from phalanx.spec.job import Job
 
 if TYPE_CHECKING:  # printing a table does not load the pricing code
@@ -21,14 +23,13 @@ if TYPE_CHECKING:  # printing a table does not load the pricing code
 def ranked(rows: Sequence[RankedStrategy], title: str, marked: RankedStrategy | None = None) -> Table:
     """Tabulate strategies: step time, MFU, communication, bubble and memory; the row of `marked` gets an arrow."""
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    left = ("", "family", "strategy")
+    left = ("family", "strategy")
     for name in (*left, "step", "MFU", "comm.", "bubble", "memory"):
         table.add_column(name, justify="left" if name in left else "right", overflow="fold")
     for r in rows:
         bubble = r.run.bubble / r.seconds
         table.add_row(
-            "→" if marked is not None and r.strategy == marked.strategy else "",
-            r.family,
+            ("→ " if marked is not None and r.strategy == marked.strategy else "") + r.family,
             between_fields(r.strategy),
             seconds(r.seconds),
             f"{r.mfu:.1%}",
@@ -49,26 +50,51 @@ def rejected(a: Answer, most: int) -> Table:
     return table
 
 
-def training(a: Answer, goal: Goal) -> str:
-    """Say what the best strategy means for a complete training."""
-    job, step = a.pricing.job, a.ranked[0].seconds
-    hours, money = goal.gpu_hours(job, step), goal.money(job, step)
-    cost = "" if money is None else f", {money:,.0f} at {goal.price_per_gpu_hour:g} a GPU-hour"
-    days = goal.days(job, step)
-    return f"{goal.tokens:.3g} tokens: {goal.steps(job):,.0f} steps, {days:,.1f} days, {hours:,.0f} GPU-hours{cost}"
-
-
-def lines(a: Answer) -> Iterable[str]:
-    """Yield lines on the question and on the search."""
-    p = a.pricing
+def lines(a: Answer, goal: Goal | None = None) -> Iterable[str]:
+    """Yield lines on the result, the question and the search."""
+    p, best = a.pricing, a.ranked[0]
+    s, job, step = best.strategy, p.job, best.seconds
+    rate, device, m = job.global_batch * job.seq / step, p.cluster.device, s.accumulation(job)
     yield (
-        f"{p.model.family} decoder, {p.model.parameter_count:,} parameters, on {a.gpus} x {p.cluster.device.name} of "
-        f"{p.cluster.name}; a step of {p.job.global_batch} x {p.job.seq} tokens; stack {p.stack}"
+        f"{s}: {rate:,.0f} tokens/s, {rate / s.world:,.0f} a GPU, MFU {best.mfu:.1%}; a step of {seconds(step)} in "
+        f"{m:,} micro-batch{'es' * (m > 1)} of {s.micro_batch}"
+    )
+    free = f"{p.headroom:.0%} is left free (--headroom)"
+    yield f"memory {size(best.priced.bytes_)} of {size(device.usable_bytes)}; {free}"
+    if goal is None:
+        yield f"10^12 tokens take {1e12 / rate / 86_400:,.1f} days (--tokens asks for others)"
+    else:
+        hours, money = goal.gpu_hours(job, step), goal.money(job, step)
+        cost = "" if money is None else f", {money:,.0f} at {goal.price_per_gpu_hour:g} a GPU-hour"
+        days = goal.days(job, step)
+        steps = f"{goal.tokens:.3g} tokens: {goal.steps(job):,.0f} steps"
+        yield f"{steps}, {days:,.1f} days, {hours:,.0f} GPU-hours{cost}"
+    yield (
+        f"{p.model.family} decoder, {p.model.parameter_count:,} parameters, on {a.gpus} x {device.name} of "
+        f"{p.cluster.name}; a step of {job.global_batch} x {job.seq} tokens"
     )
     yield f"{a.evaluated:,} legal strategies in {a.seconds:.2f} s: {a.examined:,} priced one by one, others bounded"
     if a.fewer:
-        few, step = a.fewer.gpus, seconds(a.fewer.seconds)
-        yield f"{few} GPUs would be as fast, with {a.fewer.strategy}: {step}; {a.gpus - few} could stay idle"
+        few, fewer_step = a.fewer.gpus, seconds(a.fewer.seconds)
+        yield f"{few} GPUs would be as fast, with {a.fewer.strategy}: {fewer_step}; {a.gpus - few} could stay idle"
+
+
+def days_against_money(offered: Sequence[Offer], goal: Goal, job: Job) -> Table:
+    """Tabulate what fewer GPUs cost and how long they take; the number chosen gets an arrow."""
+    grid = table("days against money", "", "GPUs", "strategy", "days", "GPU-hours", "cost", left=("", "strategy"))
+    for o in offered:
+        there = replace(goal, gpus=o.gpus)
+        money = there.money(job, o.seconds)
+        grid.add_row(
+            "→" if o.gpus == goal.gpus else "",
+            f"{o.gpus:,}",
+            between_fields(o.strategy),
+            f"{there.days(job, o.seconds):,.1f}",
+            f"{there.gpu_hours(job, o.seconds):,.0f}",
+            "" if money is None else f"{money:,.0f}",
+        )
+    grid.caption = "fewer GPUs wait less and take longer; --deadline DAYS sets a limit"
+    return grid
 
 
 def alternatives(candidates: Sequence[Candidate], chosen: Candidate, job: Job, rows: int) -> Table:

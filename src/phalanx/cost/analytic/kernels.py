@@ -161,10 +161,11 @@ def experts(shape: Shape, layout: Layout, by: Products) -> Passes:
 
 
 def keys_per_query(shape: Shape, layout: Layout) -> Column:
-    """Return the mean number of keys per query under a causal mask, over all blocks: half of the sequence, or a
-    window."""
-    window = np.minimum(np.maximum(shape.window, 1), layout.seq / 2)
-    return (1 - shape.window_share) * layout.seq / 2 + shape.window_share * window
+    """Return the mean number of keys per query under a causal mask, over all blocks: half of the sequence or
+    document, or a window."""
+    reach: Column = np.where(np.asarray(layout.document) > 0, np.minimum(layout.document, layout.seq), layout.seq)
+    window = np.minimum(np.maximum(shape.window, 1), reach / 2)
+    return (1 - shape.window_share) * reach / 2 + shape.window_share * window
 
 
 def attention(shape: Shape, layout: Layout, system: System, profile: Profile) -> Passes:
@@ -176,7 +177,7 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     pairs = layout.tokens * heads
     flops = 2 * pairs * (shape.head_dim + shape.value_dim)
     keys = keys_per_query(shape, layout)
-    ring = layout.cp / layout.ulysses
+    ring = np.where(np.asarray(profile.gathers_keys) > 0, 1, layout.cp / layout.ulysses)
     long = layout.seq / (layout.seq + system.attention_half * ring)
     narrow = (np.minimum(shape.head_dim, 128) / 128) ** system.attention_narrow
     share = np.where(profile.portable > 0, system.portable_attention, system.attention)

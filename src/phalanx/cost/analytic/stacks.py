@@ -166,6 +166,22 @@ class Profile:
     """Bytes that the driver shows beyond those reserved by the allocator: context, NCCL, libraries."""
     jitter: Column = 0.0
     """Relative slowdown per doubling of ranks beyond 8: the slowest rank sets the pace."""
+    on_host: Column = 0.0
+    """Share of the optimizer's state, and of its update, on the host."""
+    parameters_on_host: Column = 0.0
+    """1: sharded parameters are on the host between their uses."""
+    offloaded_blocks: Column = 0.0
+    """Blocks of a rank whose kept activations go to the host and back."""
+    orthogonal: Column = 0.0
+    """1: the update of matrices is orthogonalised (Muon), by five iterations of three products."""
+    gathers_keys: Column = 0.0
+    """1: context parallelism gathers keys and values before attention, instead of passing them around a ring."""
+    overlaps_experts: Column = 0.0
+    """1: exchanges of tokens overlap the compute of another micro-batch."""
+    sends_once: Column = 0.0
+    """1: a token goes once to each node that has one of its experts (DeepEP), not once to each expert."""
+    gathers_tokens: Column = 0.0
+    """1: every rank of an expert-parallel group gets all of its tokens."""
     policy: Policy = MEGATRON
     """When it reduces and gathers."""
 

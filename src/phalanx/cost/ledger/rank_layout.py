@@ -67,10 +67,12 @@ class Layout:
     """Parts of every block that run again."""
     document: Column = 0.0
     """Mean tokens of a document that attention stays inside; 0: the whole sequence."""
-    fewer_first: Column = 0.0
-    """Blocks that the first pipeline rank has less than the others, where its part is given."""
-    fewer_last: Column = 0.0
-    """The same of the last."""
+    first_blocks: Column = -1.0
+    """Blocks of the first pipeline rank, where a layout gives them; -1: as `stages` spreads them."""
+    most_blocks: Column = -1.0
+    """The same of the fullest rank."""
+    last_blocks: Column = -1.0
+    """The same of the last rank."""
 
     @property
     def tokens(self) -> Column:
@@ -147,10 +149,12 @@ def _straddling(size: Column, stride: Column, node: Column, world: Column) -> Co
 
 @dataclass(frozen=True)
 class Stages:
-    """Blocks per pipeline rank: the most on any rank, and those on the last rank, which has the head too."""
+    """Blocks per pipeline rank: the most on any rank, those on the first, which has the embedding, and those on the
+    last, which has the head."""
 
     most: Column
     last: Column
+    first: Column
 
 
 def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
@@ -163,8 +167,13 @@ def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
     each = (shape.layers + head) / layout.pp
     last_by_work = np.maximum(shape.layers - np.ceil((layout.pp - 1) * each - 1e-9), 0)
     by_work = (np.asarray(balanced) > 0) & (np.asarray(layout.pp) > 1)
+    most = np.where(by_work, np.minimum(np.ceil(each - 1e-9), shape.layers), most)
+    last = np.where(by_work, last_by_work, last)
+    given = np.asarray(layout.most_blocks) >= 0
     return Stages(
-        np.where(by_work, np.minimum(np.ceil(each - 1e-9), shape.layers), most), np.where(by_work, last_by_work, last)
+        np.where(given, layout.most_blocks, most),
+        np.where(given, layout.last_blocks, last),
+        np.where(given, layout.first_blocks, most),
     )
 
 

@@ -209,6 +209,28 @@ def _unbalanced_stages(x: LintSubject) -> Iterator[Finding]:
         )
 
 
+def _mesh_order(x: LintSubject) -> Iterator[Finding]:
+    """Another order of the mesh's axes is faster."""
+    s = x.strategy
+    if sum(degree > 1 for degree in (s.pp, s.dp, s.cp, s.tp)) < 2:
+        return
+    faster = [
+        p for order in _ORDERS if order != s.order and (p := x.alternative(replace(s, order=order))) is not None
+    ]
+    best = min(faster, key=lambda p: p.seconds, default=None)
+    if best is not None and best.seconds < (1 - _WORTH) * x.comparable_seconds:
+        saved = 1 - best.seconds / x.comparable_seconds
+        yield Finding(
+            "mesh-order",
+            f"order={s.order}: axes that send much have far neighbours",
+            f"order={best.strategy.order} saves {saved:.0%}",
+        )
+
+
+_ORDERS = ("pp/dp/cp/tp", "dp/pp/cp/tp", "pp/cp/dp/tp", "cp/pp/dp/tp", "dp/cp/pp/tp", "cp/dp/pp/tp")
+"""Orders with tp ranks as neighbours: what other orders send over far links, one of these does not."""
+
+
 def _small_buckets(x: LintSubject) -> Iterator[Finding]:
     """Buckets in which latency takes longer than the bytes."""
     s = x.strategy
@@ -296,6 +318,7 @@ LINTS: dict[str, Lint] = {
     "needless-accumulation": _needless_accumulation,
     "uneven-heads": _uneven_heads,
     "unbalanced-stages": _unbalanced_stages,
+    "mesh-order": _mesh_order,
     "small-buckets": _small_buckets,
     "idle-gpus": _idle,
     "needless-zero3": _needless_zero3,

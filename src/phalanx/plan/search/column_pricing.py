@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
+from phalanx.cost.analytic.option_effects import effective, extended, laid_out
 from phalanx.cost.analytic.stacks import Profile, capabilities, capabilities_of, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
@@ -21,11 +22,13 @@ from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 from phalanx.cost.ledger.recomputed import recomputed
 from phalanx.plan.search.limits import Limits
 from phalanx.plan.search.space import ORDERS, SEARCHED, Ints, Options, Strategies
+from phalanx.schedule.pipeline.given_layout import ends_of
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.recompute import encode
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, OPTION_FIELDS, StackOptions
 from phalanx.spec.strategy.where import Condition
 from phalanx.stacks import kinds
@@ -60,11 +63,13 @@ class Pricing:
     """What the stack does beyond the strategies."""
     free: bool = False
     """Whether a search may offer what the stack's row refuses: for constants of published runs, whose layouts ran."""
+    headroom: float = 0.0
+    """Share of a device's memory that stays free."""
 
     @cached_property
     def shape(self) -> Shape:
         """The sizes of the model that the formulas use."""
-        return shape(self.model)
+        return extended(shape(self.model), self.extra)
 
     @cached_property
     def system(self) -> System:
@@ -74,7 +79,7 @@ class Pricing:
     @cached_property
     def profile(self) -> Profile:
         """Constants and policies of the software stack."""
-        return profile(self.stack)
+        return effective(profile(self.stack), shape(self.model), self.extra)
 
     @cached_property
     def options(self) -> Options:
@@ -119,7 +124,7 @@ class Pricing:
         stride = _strides(rows)
         virtual = chunks_per_rank(rows.schedule, rows.virtual)
         again = recomputed(rows.recompute, self.model.layers, rows.pp * virtual)
-        return Layout(
+        even = Layout(
             tp=as_float(rows.tp),
             sp=as_float(rows.sp),
             pp=as_float(rows.pp),
@@ -149,6 +154,23 @@ class Pricing:
             in_flight_last=last,
             v_shaped=v_shaped(rows.schedule),
         )
+        return laid_out(even, self.extra, self._given_blocks(rows))
+
+    def _given_blocks(self, rows: Strategies) -> tuple[Column, Column, Column] | None:
+        """Return the blocks of the first, the fullest and the last pipeline rank of each row, -1 where nothing gives
+        them; None where nothing gives any."""
+        o = self.extra
+        if not (o.first_stage_layers or o.last_stage_layers or o.embedding_as_layer or o.loss_as_layer):
+            return None
+        keys = np.stack([rows.pp, rows.virtual, rows.schedule], axis=1)
+        keys, place = np.unique(keys, axis=0, return_inverse=True)
+        found = [self._ends(*key.tolist()) for key in keys]
+        columns = np.array(found, dtype=float)[place.reshape(-1)]
+        return columns[:, 0], columns[:, 1], columns[:, 2]
+
+    def _ends(self, pp: int, virtual: int, schedule: int) -> tuple[int, int, int]:
+        s = Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule])  # type: ignore[arg-type]
+        return ends_of(s, self.extra, self.model.layers + self.extra.mtp)
 
     def step(self, rows: Strategies) -> Step:
         """Step time by term, seconds, with the bubble of each row's schedule."""
@@ -242,8 +264,8 @@ class Pricing:
 
     @property
     def usable(self) -> int:
-        """Bytes of a device that the stack's allocator may have."""
-        return int(allocatable_bytes(self.cluster.device.usable_bytes, self.profile))
+        """Bytes of a device that a strategy may take: what the stack's allocator may have, less the headroom."""
+        return int((1 - self.headroom) * float(allocatable_bytes(self.cluster.device.usable_bytes, self.profile)))
 
 
 def _strides(rows: Strategies) -> dict[str, Ints]:

@@ -159,19 +159,6 @@ def _fewer(larger: Callable[[int], Pricing], gpus: int, best: RankedStrategy) ->
     return fewest
 
 
-def cheapest_gpu_count(larger: Callable[[int], Pricing], most: int) -> int:
-    """Return the GPU count, out of `most`, `most`/2, `most`/4, ..., with the fewest GPU-seconds per step.
-
-    Returns `most` if no strategy fits on any of them."""
-    gpu_seconds, n = {most: np.inf}, most
-    while n:
-        best = best_on(larger(n), n)
-        if best:
-            gpu_seconds[n] = n * best[1]
-        n //= 2
-    return min(gpu_seconds, key=lambda n: gpu_seconds[n])
-
-
 def _promising(explored: Exploration, whole: bool) -> list[int]:
     """Rows of the front of time and memory, by the first pass."""
     order = explored.order

@@ -21,9 +21,10 @@ from phalanx.plan.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.neighbours import neighbours
 from phalanx.plan.search.priced import PricedStrategy, price
-from phalanx.plan.search.space import ORDERS, of
+from phalanx.plan.search.space import ORDERS, SEARCHED, of
 from phalanx.schedule.partition.balance import Units, explain, partition
 from phalanx.schedule.pipeline import stages
+from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.spec.strategy.spec import Strategy
 
 _PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "launch", "head", "bubble")
@@ -64,8 +65,10 @@ class PipelineRun:
 def refined(pricing: Pricing, strategies: Sequence[Strategy]) -> list[tuple[PricedStrategy, PipelineRun]]:
     """Price strategies term by term, with their pipelines timed action by action.
 
-    Strategies that differ only in sharding share one run."""
-    unsharded = [replace(s, zero=0, shard=None, order=ORDERS[0]) for s in strategies]
+    Strategies that differ only in sharding share one run; so do both orders of stages and replicas without experts:
+    they move no group of tp or cp."""
+    alike = SEARCHED if pricing.model.experts is None else ()
+    unsharded = [replace(s, zero=0, shard=None, order=ORDERS[0] if s.order in alike else s.order) for s in strategies]
     distinct = list(dict.fromkeys(unsharded))
     runs = dict(zip(distinct, run(pricing, distinct), strict=True))
     results = []
@@ -86,13 +89,15 @@ def run(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PipelineRun]:
     heads = _rows(step.head, count)
     experts = pricing.model.experts
     plain = [experts is None or i in experts.dense_layers for i in range(pricing.model.layers)]
+    plain += [experts is None] * pricing.extra.mtp
     runs = []
     for i, s in enumerate(strategies):
         if s.pp == 1:
             runs.append(PipelineRun(float(work[i]), (pricing.model.layers,), 0.0, 0.0))
             continue
         passes = [kinds[0][i] if dense else kinds[-1][i] for dense in plain]
-        runs.append(_run(s, s.accumulation(pricing.job), passes, heads[i]))
+        given = given_blocks(s, pricing.extra, len(plain))
+        runs.append(_run(s, s.accumulation(pricing.job), passes, heads[i], given))
     return runs
 
 
@@ -101,11 +106,18 @@ def _rows(passes: Passes, count: int) -> list[tuple[float, float]]:
     return [(float(f), float(b)) for f, b in zip(forward, backward, strict=True)]
 
 
-def _run(s: Strategy, m: int, passes: list[tuple[float, float]], head: tuple[float, float]) -> PipelineRun:
-    """Time `m` micro-batches. `passes`: seconds of each block's forward and backward pass; `head`: of the head's."""
+def _run(
+    s: Strategy,
+    m: int,
+    passes: list[tuple[float, float]],
+    head: tuple[float, float],
+    given: tuple[int, ...] | None = None,
+) -> PipelineRun:
+    """Time `m` micro-batches. `passes`: seconds of each block's forward and backward pass; `head`: of the head's;
+    `given`: the blocks of each chunk, where they are not to be balanced."""
     units = Units(0.0, tuple(f + b for f, b in passes), sum(head))
     ranks = stages.rank_of(s)
-    blocks = partition(units, ranks).blocks
+    blocks = given or partition(units, ranks).blocks
     shares = explain(units, ranks, blocks)
     slowest = max(share.seconds for share in shares.ranks)
     total = makespan(s.schedule, s.pp, m, s.virtual, _costs(passes, head, blocks), slowest)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from phalanx.cost.ledger.pipeline_formulas import NAMES
 from phalanx.plan.search.limits import UNLIMITED, Limits
+from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -325,6 +326,15 @@ def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options)
             "virtual": virtual,
             "chunks": pp * virtual,
         }
+        if options.extra.changed():
+            try:
+                given_blocks(
+                    Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule]),  # type: ignore[arg-type]
+                    options.extra,
+                    model.layers + options.extra.mtp,
+                )
+            except InputError:
+                return False
         return not options.limits or options.limits.way(("schedule", "virtual"), given)
 
     return _Expansion(
@@ -371,11 +381,11 @@ def _distinct(names: tuple[str, ...], layers: int, chunk: int) -> tuple[int, ...
         how = recomputation.parse(name)
         key: object = name
         if how.kind == "every":
-            key = ("every", 1) if how.count == 1 else ("every", -(-layers // how.count))
-        elif how.kind in ("full", "uniform"):
-            key = ("every", 1) if how.count == 1 else name
+            key = -(-layers // how.count)  # blocks that run again
+        elif how.kind == "full" or (how.kind, how.count) == ("uniform", 1):
+            key = layers
         elif how.kind == "block":
-            key = ("every", 1) if how.count >= chunk else name
+            key = layers if how.count >= chunk else name
         kinds.setdefault(key, recomputation.encode(name))
     return tuple(kinds.values())
 

@@ -14,6 +14,6 @@ def sheet(s: Strategy, terms: Mapping[str, float], needed: float, usable: int) -
     rest = needed - sum(terms.values())
     rows += [("reserved beyond the peak", rest, rest / usable)] if rest > 1 else []
     rows.append(("in all", needed, needed / usable))
-    fits = "fits" if needed <= usable else "does not fit"
+    fits = "fits tightly" if 0.95 * usable < needed <= usable else "fits" if needed <= usable else "does not fit"
     title = f"memory of {s}: {fits}, {needed / 2**30:.1f} of {usable / 2**30:.1f} GiB usable"
     return Sheet(title, columns("what", ("takes", "bytes"), ("of the device", "share")), rows, "of the fullest rank")

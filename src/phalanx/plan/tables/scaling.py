@@ -7,31 +7,67 @@ from dataclasses import replace
 
 from phalanx.plan.search.column_pricing import Pricing
 from phalanx.plan.search.planner import best_on
+from phalanx.plan.search.priced import price
 from phalanx.plan.tables.table import Sheet, columns
+from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.cluster.spec import GIB
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import make_strategy
 
 Question = Callable[[int], Pricing]
 """A question on any number of GPUs."""
 
 
 def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
-    """Tabulate strong scaling (one batch on more GPUs), or weak scaling (the batch grows with the GPUs)."""
-    first = question(gpus[0]).job.global_batch
-    rows, base = [], 0.0
+    """Tabulate strong scaling (one batch on more GPUs), or weak scaling (the batch grows with the GPUs, up to the
+    one asked for)."""
+    asked, most = question(gpus[-1]).job.global_batch, gpus[-1]
+    rows: list[tuple[object, ...]] = []
+    base = 0.0
     for n in gpus:
         p = question(n)
-        batch = first * n // gpus[0] if weak else first
+        batch = asked * n // most if weak else asked
+        if not batch:
+            rows.append((n, 0, "less than a sequence", None, None, None, None))
+            continue
         p = replace(p, job=replace(p.job, global_batch=batch))
         rows.append(_row(p, n, batch, base))
         rate = rows[-1][4]
         if not base and isinstance(rate, float):
             base = rate / n
             rows[-1] = _row(p, n, batch, base)
-    return Sheet(
-        "weak scaling: the batch grows with the GPUs" if weak else "strong scaling: one batch on more GPUs",
-        _COLUMNS,
-        rows,
-        "efficiency: tokens/s per GPU over that of the first row that fits",
-    )
+    note = "efficiency: tokens/s per GPU over that of the first row that fits"
+    above = [(n, row) for n, row in zip(gpus, rows, strict=True) if isinstance(row[5], float) and row[5] > _MORE]
+    if above:
+        first = next(n for n, row in zip(gpus, rows, strict=True) if row[4] is not None)
+        note += f"; above 100 %: {_why_above(question(first), first, *max(above, key=lambda item: item[1][5]))}"  # type: ignore[arg-type,return-value]
+    title = "strong scaling: one batch on more GPUs"
+    if weak:
+        title = f"weak scaling: the batch grows with the GPUs, to {asked:,}"
+    return Sheet(title, _COLUMNS, rows, note)
+
+
+def _why_above(p: Pricing, first: int, n: int, row: tuple[object, ...]) -> str:
+    """Say why the best strategy on `n` GPUs is more efficient than that on the `first` number of them."""
+    s = make_strategy(str(row[2]))
+    assert s is not None
+    dp = s.dp * first // n
+    if dp and s.dp * first % n == 0:
+        there = replace(s, dp=dp, shard=None if s.shard is None else min(s.shard, dp), zero=s.zero if dp > 1 else 0)
+        job = replace(p.job, global_batch=max(1, int(str(row[1])) * first // n))
+        try:
+            check(there, p.model, job, None)
+            priced = price(replace(p, job=job), [there])[0]
+        except InputError:
+            priced = None
+        if priced is not None and not priced.fits:
+            need = f"{priced.bytes_ / GIB:.1f} of {priced.usable / GIB:.1f} GiB"
+            return f"on {first} GPUs that strategy, with dp={dp}, does not fit ({need}), and what fits is slower"
+    return f"with {first} GPUs the degrees of that strategy do not divide them and the batch"
+
+
+_MORE = 1.0005
+"""Efficiency that is printed as more than 100.0 %."""
 
 
 _COLUMNS = columns(

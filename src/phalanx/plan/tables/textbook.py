@@ -14,9 +14,9 @@ Activations of a block (Korthikanti et al. 2022, table 2), in bytes:
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
+from phalanx.plan.budget import large_number
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec
@@ -26,16 +26,12 @@ _POLICIES = {16: (2, 2, 12), 18: (2, 4, 12), 20: (2, 6, 12)}
 
 
 def counted(text: str, field: str = "--params") -> float:
-    """Parse a number of parameters or tokens: `25M`, `7B`, `1.5T`. Raises InputError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmbt]?)", text.strip(), re.IGNORECASE)
-    if not match or float(match[1]) <= 0:
-        raise InputError(
-            field,
-            text,
-            f"is not a number of {'tokens' if field == '--tokens' else 'parameters'}",
-            "write 25M, 7B or 1.5T",
-        )
-    return float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[match[2].lower()]
+    """Parse a number of parameters or tokens: `25M`, `7B`, `1.5T`, `2e12`. Raises InputError."""
+    number = large_number(text)
+    if number is None:
+        what = "tokens" if field == "--tokens" else "parameters"
+        raise InputError(field, text, f"is not a number of {what}", "write 25M, 7B, 1.5T or 2e12")
+    return number
 
 
 def zero_bytes(params: float, zero: int, ranks: int, policy: int = 16) -> float:
@@ -134,8 +130,9 @@ def intensity(params: float, seq: int, batches: Sequence[int], peak: float, rate
         f"{params:,.0f} parameters, sequences of {seq:,} on each rank, over {link} of {rate / 1e9:g} GB/s",
         columns("batch per rank", ("FLOP/byte", "count"), ("ridge", "count"), "regime", ("efficiency", "share")),
         rows,
-        "6 N FLOP a token over 2 N gradients of 2 bytes each, as a ring of many ranks sends them; efficiency: where "
-        f"nothing hides them; critical batch {ridge / (1.5 * seq):.3f} sequences",
+        "6 N FLOP a token over 2 N gradients of 2 bytes each, as a ring of many ranks sends them; efficiency: if "
+        "compute and communication overlap perfectly, so that the longer of the two is the step; critical batch "
+        f"{ridge / (1.5 * seq):.3f} sequences",
     )
 
 

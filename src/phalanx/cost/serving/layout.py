@@ -1,0 +1,31 @@
+"""How one copy of a model lies over GPUs when it is served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ServingLayout:
+    """Degrees of one copy. Its GPUs: tp x attention_dp x pp; moe_tp x moe_ep = tp x attention_dp."""
+
+    tp: int = 1
+    """Tensor parallelism of attention."""
+    pp: int = 1
+    """Pipeline stages."""
+    attention_dp: int = 1
+    """Groups of tp ranks that attend for requests of their own; what follows attention is split over all of them."""
+    moe_tp: int = 1
+    """Tensor parallelism inside experts; in a dense model, of the MLP."""
+    moe_ep: int = 1
+    """Expert parallelism."""
+
+    @property
+    def width(self) -> int:
+        """GPUs of one stage."""
+        return self.tp * self.attention_dp
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one copy."""
+        return self.width * self.pp

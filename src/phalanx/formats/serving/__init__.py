@@ -1,0 +1,1 @@
+"""Launch files of serving engines, from a ServingPlan: one engine a file."""

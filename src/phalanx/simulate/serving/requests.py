@@ -1,0 +1,115 @@
+"""Requests as columns: when they come, how long they are, and what else their scheduling depends on.
+
+Arrivals are closed-loop (`users` who each send the next request when the last is answered), Poisson, or given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from phalanx.spec.errors import InputError
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Requests:
+    """n requests, in the order in which they come. Raises InputError for lengths below 1 and bad arrivals."""
+
+    input: Integers
+    """(n,) tokens of the prompt."""
+    output: Integers
+    """(n,) tokens to generate."""
+    arrival: Floats | None
+    """(n,) seconds, ascending; None: closed loop."""
+    users: int = 0
+    """Closed loop: requests under way at any time."""
+    reused: Integers | None = None
+    """(n,) first tokens of the prompt that the cache holds already, and that are not computed. None: none."""
+    priority: Integers | None = None
+    """(n,) lower goes first. None: first come, first served."""
+    adapter: Integers | None = None
+    """(n,) which LoRA adapter, from 0. None: all use the model itself."""
+
+    def __post_init__(self) -> None:
+        n = len(self.input)
+        if n < 1:
+            raise InputError("requests", n, "there are none")
+        for name, values, least in (
+            ("input", self.input, 1),
+            ("output", self.output, 1),
+            ("reused", self.reused, 0),
+            ("adapter", self.adapter, 0),
+        ):
+            if values is None:
+                continue
+            if len(values) != n:
+                raise InputError(f"requests.{name}", len(values), f"there are {n} requests")
+            if (bad := np.flatnonzero(values < least)).size:
+                reason = f"must be at least {least}"
+                raise InputError(f"requests.{name}[{bad[0]}]", int(values[bad[0]]), reason)
+        if self.reused is not None and (bad := np.flatnonzero(self.reused >= self.input)).size:
+            reason = "leaves nothing of the prompt to compute"
+            raise InputError(f"requests.reused[{bad[0]}]", int(self.reused[bad[0]]), reason)
+        if self.arrival is None:
+            if self.users < 1:
+                raise InputError("concurrency", self.users, "must be at least 1")
+        elif len(self.arrival) != n or not np.all(np.isfinite(self.arrival)):
+            raise InputError("requests.arrival", len(self.arrival), f"must be {n} finite numbers of seconds")
+        elif self.arrival[0] < 0 or np.any(np.diff(self.arrival) < 0):
+            raise InputError("requests.arrival", float(self.arrival.min()), "times must ascend from 0")
+
+    def __len__(self) -> int:
+        return len(self.input)
+
+
+def alike(n: int, input: int, output: int) -> Requests:
+    """Return n requests of one length, in a closed loop of one user."""
+    lengths = np.full(n, input, np.int64), np.full(n, output, np.int64)
+    return Requests(*lengths, None, 1)
+
+
+def closed_loop(requests: Requests, users: int) -> Requests:
+    """Return the requests as sent by `users`, each of whom waits for the answer."""
+    return replace(requests, arrival=None, users=users)
+
+
+def poisson(requests: Requests, per_second: float, seed: int) -> Requests:
+    """Return the requests with exponential times between them. Raises InputError for a rate that is not positive."""
+    if not 0 < per_second < float("inf"):
+        raise InputError("rate", per_second, "must be positive: requests per second")
+    gaps = np.random.default_rng(seed).exponential(1 / per_second, len(requests))
+    return replace(requests, arrival=np.cumsum(gaps), users=0)
+
+
+def spread(n: int, input: int, output: int, variation: float, longest: int, seed: int) -> Requests:
+    """Return n requests whose lengths are log-normal with these means and this coefficient of variation.
+
+    Lengths are at least 1, and no request is longer than `longest` in sum. variation = 0: all alike.
+    """
+    if not variation:
+        return alike(n, input, output)
+    draw = np.random.default_rng(seed)
+    sigma = np.sqrt(np.log1p(variation**2))
+    lengths = [
+        np.clip(np.rint(mean * np.exp(sigma * draw.standard_normal(n) - sigma**2 / 2)), 1, longest - 1)
+        for mean in (input, output)
+    ]
+    prompts = lengths[0].astype(np.int64)
+    return Requests(prompts, np.minimum(lengths[1], longest - prompts).astype(np.int64), None, 1)
+
+
+def with_reuse(requests: Requests, rate: float, page: int) -> Requests:
+    """Return the requests with this share of each prompt in the cache already, in whole pages of `page` tokens."""
+    whole = (requests.input * rate).astype(np.int64) // page * page
+    most = (requests.input - 1) // page * page
+    return replace(requests, reused=np.minimum(whole, most))
+
+
+def with_adapters(requests: Requests, count: int, seed: int) -> Requests:
+    """Return the requests with a LoRA adapter each, drawn from `count`."""
+    return replace(requests, adapter=np.random.default_rng(seed).integers(0, count, len(requests)))

@@ -1,0 +1,156 @@
+"""serving.json: how a model is to be served, as `phalanx serve-plan` writes it and launch files are made from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from phalanx.spec.documents import read_json
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
+from phalanx.spec.files.plan import write_json
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.ranges import Count, Name, Natural, Range, Ranks, Seconds, Share, require_ranges
+
+VERSION = 1
+Engine = Literal["vllm", "sglang", "trtllm"]
+Weights = Literal["bf16", "fp8", "int4", "nvfp4"]
+Cache = Literal["bf16", "fp8"]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Equal workers. One is the GPUs that hold one copy of the model: tp x attention_dp x pp of them."""
+
+    role: Literal["both", "prefill", "decode"]
+    """What they do; prefill and decode go together."""
+    count: Ranks
+    """How many workers."""
+    tp: Ranks
+    """Tensor parallelism of attention."""
+    pp: Ranks
+    """Pipeline parallelism."""
+    attention_dp: Ranks
+    """Groups of tp ranks that attend for requests of their own, and share what follows."""
+    moe_tp: Ranks
+    """Tensor parallelism inside an expert; of a dense model's MLP, tp x attention_dp."""
+    moe_ep: Ranks
+    """Expert parallelism; moe_tp x moe_ep = tp x attention_dp."""
+    slots: Count
+    """The most requests at once in a worker."""
+    step_tokens: Count
+    """The most tokens that go through the model at once: the chunk of prompts, and one per sequence that decodes."""
+    cache_tokens: Count
+    """Tokens that a worker's KV cache holds."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, f"workers.{self.role}")
+        if self.moe_tp * self.moe_ep != self.tp * self.attention_dp:
+            reason = f"x moe_ep = {self.moe_ep} is not tp x attention_dp = {self.tp} x {self.attention_dp}"
+            raise InputError(f"workers.{self.role}.moe_tp", self.moe_tp, reason)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one worker."""
+        return self.tp * self.attention_dp * self.pp
+
+    @property
+    def title(self) -> str:
+        """Such as `2 x tp=4` or `1 x tp=1,attention_dp=8,ep=8`."""
+        parts = [f"tp={self.tp}"]
+        parts += [f"pp={self.pp}"] if self.pp > 1 else []
+        parts += [f"attention_dp={self.attention_dp}"] if self.attention_dp > 1 else []
+        parts += [f"ep={self.moe_ep}"] if self.moe_ep > 1 else []
+        return f"{self.count} x {','.join(parts)}"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked of the deployment."""
+
+    input: Count
+    """Tokens of a prompt, in the mean."""
+    output: Count
+    """Tokens generated, in the mean."""
+    concurrency: Natural
+    """Closed loop: requests under way in the whole deployment; 0 for other loads."""
+    rate: Annotated[float, Range(0, 1e9)]
+    """Poisson: requests per second; 0 for other loads."""
+    trace: Name
+    """The file that requests came from; empty for other loads."""
+    reuse: Share
+    """Share of each prompt that the cache holds already."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "load")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The service level: seconds that `percentile` percent of the requests stay under; None: no limit."""
+
+    ttft_s: Seconds | None
+    tpot_s: Seconds | None
+    percentile: Literal[50, 90, 99]
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "limits")
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """A deployment of a model, with what is expected of it."""
+
+    model_name: Name
+    """As the user named it: a preset, or a config.json."""
+    model: ModelSpec
+    cluster: Name
+    """The cluster's name."""
+    node_gpus: Ranks
+    """GPUs of one of its nodes."""
+    gpus: Ranks
+    """GPUs that the deployment uses."""
+    engine: Engine
+    weights: Weights
+    cache: Cache
+    """Number type of the KV cache."""
+    page_tokens: Count
+    """Tokens of a page of the cache."""
+    longest: Count
+    """Tokens of the longest request, prompt and answer."""
+    draft_tokens: Natural
+    """Tokens drafted per step by speculative decoding; 0: none."""
+    adapters: Natural
+    """LoRA adapters that a batch may use; 0: none."""
+    workers: tuple[Workers, ...]
+    load: Load
+    limits: Limits
+    prediction: dict[str, Any]
+    """What was simulated: quantiles in seconds, rates per second."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "serving")
+        roles = [w.role for w in self.workers]
+        if roles not in (["both"], ["prefill", "decode"]):
+            raise InputError("workers", ", ".join(roles), "must be both alone, or prefill and then decode")
+        used = sum(w.count * w.gpus for w in self.workers)
+        if used != self.gpus:
+            raise InputError("gpus", self.gpus, f"the workers have {used}")
+
+
+def write(plan: ServingPlan, path: Path) -> None:
+    """Write serving.json, atomically."""
+    write_json(path, {"version": VERSION, "kind": "serving", **asdict(plan)})
+
+
+def read(path: Path) -> ServingPlan:
+    """Read a serving.json. Raises InputError for other files, other versions, and anything that is not as written."""
+    content = read_json(path, "serving plan")
+    if not isinstance(content, dict) or content.get("kind") != "serving":
+        raise InputError("serving plan", str(path), "is not a serving.json", "phalanx serve-plan writes one")
+    if content.get("version") != VERSION:
+        reason = f"has version {content.get('version')!r}"
+        raise InputError("serving plan", str(path), reason, f"this Phalanx reads version {VERSION}")
+    tables = {key: value for key, value in content.items() if key not in ("version", "kind")}
+    return build(ServingPlan, tables, "serving")

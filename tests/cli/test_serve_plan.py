@@ -1,0 +1,122 @@
+"""`phalanx serve-plan` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import phalanx
+
+_ASK = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "2", "--input", "1000", "--output", "100"]
+
+
+def test_a_plan_is_found_written_and_launched(tmp_path: Path) -> None:
+    code, out, err = phalanx(
+        tmp_path, "serve-plan", *_ASK, "--ttft", "1s", "--tpot", "30ms", "--price", "2.5", "--json"
+    )
+    assert (code, err) == (0, "serving plan: serving.json\n")
+    found = json.loads(out)
+    best = found["best"]["prediction"]
+    assert best["ttft"]["p90"] <= 1.0
+    assert best["tpot"]["p90"] <= 0.030
+    assert best["money_per_million_tokens"] == pytest.approx(2.5 * 2 / 3600 / best["tokens_per_s"] * 1e6)
+    assert found["kv_bytes_per_token"] == 2 * 2 * 8 * 128 * 32
+    for other in found["alternatives"]:
+        assert other["prediction"]["ttft"]["p90"] <= 1.0
+        assert other["prediction"]["tokens_per_s"] <= best["tokens_per_s"]
+    fronts = [(f["prediction"]["tpot"]["p50"], f["prediction"]["tokens_per_s_per_gpu"]) for f in found["front"]]
+    assert fronts == sorted(fronts)
+    assert {"twice the tensor parallelism"} <= {n["change"] for n in found["neighbours"]}
+    again = phalanx(tmp_path, "serve-plan", *_ASK, "--ttft", "1s", "--tpot", "30ms", "--price", "2.5", "--json")
+    assert again[1] == out
+    for what, word in (("engine", "vllm serve meta-llama/Meta-Llama-3-8B"), ("dynamo", "DynamoGraphDeployment")):
+        code, out, _ = phalanx(tmp_path, "serve-plan", "serving.json", "--launch", what)
+        assert code == 0
+        assert word in out
+
+
+def test_limits_loads_and_objectives_change_the_answer(tmp_path: Path) -> None:
+    def best(*more: str) -> dict[str, object]:
+        code, out, err = phalanx(tmp_path, "serve-plan", *_ASK, "--mode", "aggregated", "--json", *more)
+        assert code == 0, err
+        return json.loads(out)["best"]["prediction"]  # type: ignore[no-any-return]
+
+    free, strict = best(), best("--tpot", "5ms")
+    assert strict["tokens_per_s"] < free["tokens_per_s"]  # type: ignore[operator]
+    fast = best("--objective", "latency", "--concurrency", "1")
+    assert fast["latency"]["p50"] <= strict["latency"]["p50"]  # type: ignore[index]
+    slow = best("--rate", "2", "--ttft", "2s")
+    assert slow["requests_per_s"] == pytest.approx(2, rel=0.15)
+    assert (
+        best("--concurrency", "16", "--speculate", "3:0.8")["tpot"]["p50"]
+        < (  # type: ignore[index]
+            best("--concurrency", "16")["tpot"]["p50"]  # type: ignore[index]
+        )
+    )
+    assert (
+        best("--concurrency", "16", "--reuse", "0.9")["ttft"]["p50"]
+        < (  # type: ignore[index]
+            best("--concurrency", "16")["ttft"]["p50"]  # type: ignore[index]
+        )
+    )
+
+
+def test_a_trace_is_replayed(tmp_path: Path) -> None:
+    rows = [f"{i * 0.3:.1f},{500 + 10 * (i % 30)},{20 + i % 50}" for i in range(300)]
+    (tmp_path / "t.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    ask = [*_ASK[:6], "--trace", "t.csv", "--mode", "aggregated"]
+    code, out, err = phalanx(tmp_path, "serve-plan", *ask, "--ttft", "2s", "--json")
+    assert code == 0, err
+    best = json.loads(out)["best"]
+    assert best["load"]["trace"] == "t.csv"
+    assert best["prediction"]["requests_per_s"] == pytest.approx(1 / 0.3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--input 9000", "--input + --output = 9,100 tokens: is longer than the model's context, 8,192"),
+        ("--layout tp=64", "--layout = 'tp=64': tp = 64 is more than 32 heads"),
+        ("--layout tp=3", "tp = 3 does not divide 32 heads"),
+        ("--layout tp=1,ep=2", "ep = 2 does not divide tp x dp = 1"),
+        ("--weights nvfp4", "--weights = 'nvfp4': H100 (hopper) has no tensor cores for it; it has bf16, fp8, int4"),
+        (
+            "--engine orca",
+            "--engine = 'orca': is not a serving engine that Phalanx knows; known: sglang, trtllm, vllm",
+        ),
+        ("--ttft 1ms", "--ttft: no layout keeps them for 90 % of requests; the nearest,"),
+        ("--ttft soon", "--ttft = 'soon': is not a time; write 1s or 30ms"),
+        ("--tpot 0.1ms --ttft 1s", "x; relax it, add GPUs, or shorten the prompts"),
+        ("--speculate 3", "--speculate = '3': is not drafted tokens"),
+        ("--rate 3 --concurrency 2", "--rate = 3.0: excludes --concurrency; choose one load"),
+        ("--model gpt3-175b --input 100", "no layout holds a request"),
+        ("--launch vllm", "--launch = 'vllm': is not known"),
+        ("--percentile 95", "--percentile = 95: is not reported; 50, 90 or 99"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, words: str, message: str) -> None:
+    code, out, err = phalanx(tmp_path, "serve-plan", *_ASK, *words.split())
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("-1,5,5", "--trace t.csv, row 2, arrival = '-1': must not be negative"),
+        ("1,5,0", "row 2, output = '0': must be from 1 to 1e12"),
+        ("1,5,5\n0.5,5,5", "row 3, arrival = '0.5': is before the row above; sort the trace by time"),
+        ("1,x,5", "row 2, input = 'x': is not a number"),
+        ("nan,5,5", "row 2, arrival = 'nan': must be from 0 to 1e12"),
+        ("1,9000,5", "the longest request has 9,005 tokens: is longer than the model's context, 8,192"),
+        ("", "has no requests"),
+    ],
+)
+def test_a_bad_trace_is_one_line(tmp_path: Path, row: str, message: str) -> None:
+    (tmp_path / "t.csv").write_text(f"arrival,input,output\n{row}\n")
+    code, _, err = phalanx(tmp_path, "serve-plan", *_ASK[:6], "--trace", "t.csv")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert message in err
