@@ -240,7 +240,8 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     # schedules.py); a chunk is a v-th of what a rank holds.
     interleaved = np.where(layout.virtual > 1, 1 + (layout.pp - 1) / (layout.pp * layout.virtual), 1.0)
     given_by_schedule = np.asarray(layout.in_flight) > 0
-    flight = np.where(given_by_schedule, layout.in_flight, flight * interleaved)
+    flight = np.minimum(flight * interleaved, layout.micro_batches)
+    flight = np.where(given_by_schedule, layout.in_flight, flight)
     flight_last = np.minimum(layout.micro_batches, ((layout.virtual - 1) * layout.pp + 1) / layout.virtual)
     flight_last = np.where(given_by_schedule, layout.in_flight_last, flight_last)
     # Exchanges that overlap another micro-batch run one chunk ahead.
