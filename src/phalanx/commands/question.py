@@ -181,13 +181,13 @@ def _of_options(asked: Asked, searched: bool) -> Question:
 def _of_plan(asked: Asked) -> Question:
     """Read a plan.json or a run's folder, whose strategy, GPUs, stack and precision options may replace."""
     assert asked.source is not None
+    saved = plans.read(asked.source / "plan.json" if asked.source.is_dir() else asked.source)
     others = {"--model": asked.model, "--cluster": asked.cluster, "--batch": asked.batch, "--seq": asked.seq}
     for name, value in others.items():
         if value is not None:
             raise InputError(name, value, "is already set by the plan.json", "leave it out, or make a new plan")
     if asked.gpus is not None:
         names.require_counts(("--gpus", asked.gpus))
-    saved = plans.read(asked.source / "plan.json" if asked.source.is_dir() else asked.source)
     gpus = asked.gpus or saved.strategy.world
     strategy, rule = strategy_on(asked.strategy, gpus) if asked.strategy else _planned(saved.strategy, gpus)
     about, own = str(asked.source), str(saved.choices.get("stack", OWN_STACK))

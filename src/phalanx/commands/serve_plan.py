@@ -31,6 +31,20 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "": 1.0}
 MODES = {"both": ("aggregated", "disaggregated"), "aggregated": ("aggregated",), "disaggregated": ("disaggregated",)}
 
 
+def price_of(
+    model: str, cluster: str, gpus: int, weights: str, cache: str, engine_name: str = "vllm"
+) -> ServingPrice:
+    """Return the price of serving a model on a cluster. Raises InputError."""
+    spec, _ = questions.model_named(model)
+    questions.require_counts(("--gpus", gpus))
+    described = questions.cluster_named(cluster)(gpus)
+    chip = chip_name(described.device.name)
+    require_types(weights, cache, CHIPS[chip].generation, chip)
+    if cache not in ("bf16", "fp8"):
+        raise InputError("--kv", cache, "is not a type of cache that is priced", "bf16 or fp8")
+    return ServingPrice(spec, described, engine(engine_name).name, weights, cache)
+
+
 def seconds(option: str, text: str | None) -> float | None:
     """Read a time such as 1s, 30ms or 0.5. Raises InputError."""
     if text is None:

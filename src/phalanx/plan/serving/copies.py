@@ -63,7 +63,9 @@ class Copy:
         if key not in self._tables:
             q = self.question
             seconds: Callable[..., object] = partial(self.pricing.seconds, self.layout)
-            self._tables[key] = Tabulated(seconds, slots, q.longest, step_tokens, self.layout.pp, q.draft_tokens)
+            self._tables[key] = Tabulated(
+                seconds, slots, q.longest, step_tokens, self.layout.pp, self.layout.attention_dp, q.draft_tokens
+            )
         return self._tables[key]
 
     def prefill_s(self, step_tokens: int) -> float:
@@ -74,7 +76,8 @@ class Copy:
         chunks = -(-prompt // (step_tokens * self.layout.pp))
         pairs = prompt * (q.input - prompt + (prompt + 1) / 2)
         tokens = -(-prompt // chunks)
-        return (chunks + self._behind(tokens, step_tokens)) * table.mixed(tokens, pairs / chunks, 0, 0)
+        step = table.mixed(tokens, pairs / chunks, 0, 0, self.layout.attention_dp)
+        return (chunks + self._behind(tokens, step_tokens)) * step
 
     def _behind(self, tokens: int, step_tokens: int) -> float:
         """Steps by which the last chunk of `tokens` leaves the pipeline after the first."""
@@ -92,14 +95,17 @@ class Copy:
         q, table = self.question, self.table(batch, step_tokens)
         prompt = q.input - int(q.input * q.reuse)
         beside = batch - 1 if q.engine.mixed else 0
-        room = max(1, step_tokens * self.layout.pp - beside * (1 + q.draft_tokens))
+        groups = self.layout.attention_dp
+        room = max(1, step_tokens * self.layout.pp - beside * (1 + q.draft_tokens) // groups)
         chunks = -(-prompt // room)
         pairs = prompt * (q.input - prompt + (prompt + 1) / 2) / chunks
         context = int(beside * (q.input + q.output / 2))
-        step = table.mixed(-(-prompt // chunks), pairs, beside, context)
+        # The prompts of one group are computed beside those of the others, as far as there are any.
+        others = min(groups, max(1, batch // 4))
+        step = table.mixed(-(-prompt // chunks) * others, pairs * others, beside, context, groups / others)
         own = chunks * step
         # Beside a prompt the others decode: that step is theirs too.
-        computed = own - chunks * table.decode(beside, context)[0] if beside else own
+        computed = (own - chunks * table.decode(beside, context)[0] if beside else own) / others
         busy = max(computed, 0.0) + q.output * self.decode_s(batch, step_tokens) / batch
         share = min(max(computed, 0.0) / busy, 0.95) if batch > 1 else 0.0
         ttft = (

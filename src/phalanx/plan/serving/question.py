@@ -76,7 +76,7 @@ class Group:
     slots: int
     """The most requests at once in one."""
     step_tokens: int
-    """The most tokens that go through the model at once: the engine's budget of a step."""
+    """The most tokens of one group of attention that go through the model at once: the engine's budget of a step."""
     cache_tokens: int
 
 

@@ -82,7 +82,7 @@ class Search:
             if batch > copy.most or batch < min(x.attention_dp, *batches):
                 break
             for chunk in q.chunks:
-                enough = chunk * x.pp > batch * (1 + q.draft_tokens)
+                enough = chunk * x.pp * x.attention_dp > batch * (1 + q.draft_tokens)
                 if not enough or (chunk > 2 * q.input and chunk > min(q.chunks)):
                     continue
                 s = copy.steady(batch, chunk)
