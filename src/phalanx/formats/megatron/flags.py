@@ -1,8 +1,8 @@
 """The one table of Megatron-LM's flags and Phalanx's fields, for reading and for writing.
 
-`FIELDS`: flags that hold a field's value as it is. `WORDS`: flags of which each word stands for a value. What
-takes several flags together (schedules, recomputation, pipeline layouts, context parallelism) is code in write.py and
-read.py. Source: megatron/training/arguments.py and the config dataclasses that it makes flags of (Megatron-Core 0.19).
+`FIELDS`: flags that hold a field's value as it is. `WORDS`: flags of which each word stands for a value. What takes
+several flags together (schedules, recomputation, pipeline layouts, context parallelism) is code in write.py, read.py.
+Source: megatron/training/arguments.py and the config dataclasses that it makes flags of (Megatron-Core 0.19).
 """
 
 from __future__ import annotations
