@@ -273,8 +273,8 @@ def variables(x: Subject) -> tuple[Variable, ...]:
     old = not any(name in x.cluster.device.name for name in ("B200", "B300", "GB200", "GB300"))
     if (x.s.tp > 1 or x.s.cp > 1) and old and x.stack.name != "megatron-fsdp":
         why = (
-            "One hardware queue, so that a collective of tensor or context parallelism starts before the product that "
-            "is to hide it (GPUs before Blackwell; Megatron-LM stops without it)."
+            "One hardware queue, so that a collective of tensor or context parallelism starts before the product "
+            "that hides it (GPUs before Blackwell; Megatron-LM stops without it)."
         )
         result.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", why))
     if x.stack.name == "megatron-fsdp":
