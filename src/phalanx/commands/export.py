@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from phalanx.formats.accelerate import write as accelerate
+from phalanx.formats.deepspeed import write as deepspeed
 from phalanx.formats.launchers.registry import launcher
 from phalanx.formats.launchers.task import task
 from phalanx.formats.megatron import write as megatron
+from phalanx.formats.nanotron import write as nanotron
 from phalanx.formats.training.program import Program
 from phalanx.formats.training.script import train_sh
 from phalanx.formats.training.subject import Subject, subject
@@ -28,6 +31,9 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "megatron": Target(("megatron-core", "megatron-core-0.14", "megatron-fsdp"), megatron.program),
+    "deepspeed": Target(("deepspeed",), deepspeed.program),
+    "accelerate": Target(("accelerate",), accelerate.program),
+    "nanotron": Target(("nanotron",), nanotron.program),
 }
 
 

@@ -73,3 +73,8 @@ class Program:
 def settings(*pairs: tuple[str, Any]) -> tuple[Setting, ...]:
     """Return settings of (key, value); those whose value is None or False are left out."""
     return tuple(Setting(key, value) for key, value in pairs if value is not None and value is not False)
+
+
+def group(title: str, why: str, values: dict[str, Any]) -> Group:
+    """Return a group of a dictionary's entries, False and None included."""
+    return Group(title, why, tuple(Setting(key, value) for key, value in values.items()))

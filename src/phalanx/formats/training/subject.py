@@ -96,7 +96,7 @@ def subject(plan: Plan, stack: Stack) -> Subject:
         if options.products not in ("auto", PRODUCTS[precision]):
             reason = f"contradicts precision {precision} of the plan"
             raise InputError("options.products", options.products, reason, "leave one of them out")
-        options = replace(options, products=PRODUCTS[precision])
+        options = StackOptions(**options.changed() | {"products": PRODUCTS[precision]})
     elif precision in _COMPUTE.values():
         compute = precision
     if s.compressor is not None and "none" in (stack.strategy["compression"].values or ()):
@@ -142,7 +142,7 @@ def canonical(s: Strategy, stack: Stack, blocks: tuple[int, ...] = ()) -> Strate
         changes["shard"] = None
     if s.pp == 1:
         changes |= {"schedule": "1f1b", "virtual": 1, "layers": "auto"}
-    elif blocks:
+    elif blocks and stack.strategy["layers"].values is None:
         listed = len(set(blocks)) > 1
         changes["layers"] = "/".join(map(str, blocks)) if listed else "auto"
     if s.pp == 1 or s.dp == 1:
