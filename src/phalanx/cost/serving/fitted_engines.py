@@ -1,0 +1,1 @@
+FITTED: dict[str, dict[str, float]] = {"vllm": {}, "sglang": {}, "trtllm": {}}
