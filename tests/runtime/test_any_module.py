@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import awkward_module, fault_injection, forked_cli
+from support import awkward_module, fault_injection, forked_cli, split_module
 from support.rank_pool import Pool
 from torch import nn
 
@@ -94,6 +94,7 @@ def test_a_state_dict_of_another_module_is_refused() -> None:
 
 def test_a_failed_step_is_not_gone_on_from() -> None:
     model = phalanx.parallelize(nn.Linear(2, 2))
+    model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     x = torch.ones(1, 2, requires_grad=True)
     x.register_hook(lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -165,7 +166,9 @@ def test_masters_are_finer_than_weights() -> None:
         ("zero=5", "strategy.zero"),
         ("dp=2", "there are 1"),
         ("zerro=1", "did you mean"),
-        ("tp=2", "splits layers"),
+        ("tp=2", "for 2 ranks, but there are 1"),
+        ("pp=2", "cuts a model into stages"),
+        ("recompute=full", "torch.utils.checkpoint"),
     ],
 )
 def test_wrong_strategies_are_one_line(line: str, words: str) -> None:
@@ -209,3 +212,67 @@ def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
     losses = [float(line.split()[3]) for line in out.splitlines() if line.startswith("step")]
     assert len(losses) == 5
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "world", "lines"),
+    [
+        ("own", 2, ["tp=2", "tp=2,zero=1"]),
+        ("own", 4, ["tp=2", "tp=2,zero=1", "tp=2,zero=2", "tp=2,zero=3", "tp=4"]),
+        ("llama", 2, ["tp=2"]),
+        ("qwen3", 4, ["tp=2,zero=1"]),  # with norms of heads, whose gradients are summed, and a tied head
+    ],
+)
+def test_layers_split_by_a_plan_equal_one_process(pool: Pool, kind: str, world: int, lines: list[str]) -> None:
+    for line in lines:
+        truth = split_module.whole(kind, world // int(line[3]), 3)
+        for found in pool.run(world, split_module.split, kind, line, 3):
+            np.testing.assert_allclose(found["norms"], truth["norms"], rtol=1e-9)
+            assert found["state"].keys() == truth["state"].keys()
+            for name, value in truth["state"].items():
+                np.testing.assert_allclose(
+                    found["state"][name], value, rtol=1e-7, atol=1e-9, err_msg=f"{line} {name}"
+                )
+
+
+@pytest.mark.parametrize("buffers", ["rank 0", "average"])
+def test_buffers_follow_rank_0_or_are_averaged(pool: Pool, tmp_path: Path, buffers: str) -> None:
+    found = pool.run(2, split_module.statistics, buffers, str(tmp_path / "checkpoint"))
+    each = [rank["alone"] for rank in found]
+    expected = each[0] if buffers == "rank 0" else (each[0] + each[1]) / 2
+    for rank in found:
+        np.testing.assert_allclose(rank["mean"], expected, rtol=1e-5, atol=1e-7)
+        np.testing.assert_array_equal(rank["back"], rank["mean"])
+
+
+def test_a_plan_of_wrong_names_is_one_line(pool: Pool) -> None:
+    for plan, words in (
+        ({"blocks.*.upp": "colwise"}, "is the name of no layer"),
+        ({"blocks.*.up": "columns"}, "is not a style"),
+        ({"blocks.*.norm": "colwise"}, "splits nn.Linear"),
+        (None, "has no published plan"),
+    ):
+        assert words in pool.run(2, split_module.refused, plan)[0]
+    with pytest.raises(InputError, match="tp is 1"):
+        phalanx.parallelize(nn.Linear(2, 2), tp_plan={"": "colwise"})
+
+
+def test_an_optimizer_that_is_not_attached_is_said_at_once() -> None:
+    model = phalanx.parallelize(nn.Linear(2, 2))
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match="no optimizer is attached"):
+        model.backward(model(torch.ones(1, 2)).sum())
+
+
+def test_the_wrapper_is_a_module() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+    model = phalanx.parallelize(module)
+    assert isinstance(model, nn.Module)
+    assert not model.eval().training
+    assert not module[1].training
+    assert model.train() is model
+    assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
+    assert list(model.state_dict(prefix="inner.")) == ["inner.0.weight", "inner.0.bias"]
+    for wrong in (model.half, lambda: model.to("cpu"), lambda: model.requires_grad_(False)):
+        with pytest.raises(RuntimeError, match="before"):
+            wrong()

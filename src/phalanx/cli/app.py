@@ -34,6 +34,7 @@ from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
 from phalanx.cli.root import OneLineErrors
 from phalanx.cli.serve_plan import serve_plan
+from phalanx.cli.sweep import sweep
 from phalanx.cli.tables import cases, comm, memory, roofline, scaling
 from phalanx.cli.terminal import INTERRUPTED
 from phalanx.cli.train import train
@@ -83,7 +84,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-for _command in (plan, train, generate, parity):
+for _command in (plan, train, sweep, generate, parity):
     app.command()(_command)
 
 

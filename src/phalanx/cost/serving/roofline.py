@@ -128,29 +128,34 @@ class ServingPrice:
         """Bytes of weights on the GPU that has most."""
         e, b = self._elements, BYTES[self.weights]
         split = e.attention / x.tp + e.mlp / x.width + e.experts / (x.moe_tp * x.moe_ep)
-        ends = 2.0 * max(e.embedding, e.head) / x.tp * (1 if x.pp > 1 or self.model.tied else 2)
-        return (split * b + 2.0 * e.replicated) / x.pp + ends
+        apart = x.pp > 1 and not self.model.tied  # on the first and on the last stage
+        ends = max(e.embedding, e.head) if apart else e.embedding + e.head
+        return (split * b + 2.0 * e.replicated) / x.pp + 2.0 * ends / x.tp
 
     def cache_tokens(self, x: ServingLayout) -> int:
         """Tokens whose cache one copy holds; 0 where weights leave no room."""
         room = self.cluster.device.memory_bytes * _SHARE - self.weight_bytes(x) - _WORKSPACE
         return int(max(room, 0.0) / self.cache_bytes_per_gpu(x)) * x.attention_dp
 
-    def seconds(self, x: ServingLayout, tokens: Any, past: Any, sequences: Any, context: Any) -> Any:
+    def seconds(
+        self, x: ServingLayout, tokens: Any, past: Any, sequences: Any, context: Any, uneven: float = 1.0
+    ) -> Any:
         """Return seconds of steps, as columns.
 
         `tokens` of one prompt after `past` cached ones, beside `sequences` that decode and have `context` cached
-        tokens in sum.
+        tokens in sum. `uneven`: the prompt's tokens in the busiest group that attends apart, over their mean.
         """
-        return sum(self.parts(x, tokens, past, sequences, context).values())
+        return sum(self.parts(x, tokens, past, sequences, context, uneven).values())
 
-    def parts(self, x: ServingLayout, tokens: Any, past: Any, sequences: Any, context: Any) -> dict[str, Any]:
+    def parts(
+        self, x: ServingLayout, tokens: Any, past: Any, sequences: Any, context: Any, uneven: float = 1.0
+    ) -> dict[str, Any]:
         """Return the seconds of a step by part."""
         m, e, b = self.model, self._elements, BYTES[self.weights]
         products, attention, memory, half = self._rates
         tokens, past, sequences, context = (np.asarray(v, float) for v in (tokens, past, sequences, context))
         every = tokens + sequences
-        group = every / x.attention_dp
+        group = (tokens * uneven + sequences) / x.attention_dp
 
         def product(elements: float, n: Any, inner: float) -> Any:
             """A product of n tokens with weights; `inner`: the narrower side of the matrix on a GPU."""
@@ -168,14 +173,14 @@ class ServingPrice:
             inner = m.experts.ffn / x.moe_tp
             computed = 2 * share * k / count * every * imbalance / (products * inner / (inner + half))
             out["experts"] = np.maximum(read, computed)
-        pairs = tokens * (past + (tokens + 1) / 2) / x.attention_dp
+        pairs = tokens * (past + (tokens + 1) / 2) * uneven / x.attention_dp
         seen = context
         if m.window is not None:  # the share of layers with a window sees no more than it
             local = sum(m.window_of(i) is not None for i in range(m.layers)) / m.layers
             mean = context / np.maximum(sequences, 1)
             seen = context * (1 - local) + sequences * np.minimum(mean, m.window) * local
             reach = np.minimum(past + (tokens + 1) / 2, m.window)
-            pairs = pairs * (1 - local) + tokens * reach / x.attention_dp * local
+            pairs = pairs * (1 - local) + tokens * reach * uneven / x.attention_dp * local
         width = m.q_width if m.latent is None else m.heads * (m.latent.kv_rank + m.latent.rope_dim)
         out["prompt attention"] = 4 * m.q_width / x.tp * m.layers * pairs / attention
         decoded = 4 * width / x.tp * m.layers * seen / x.attention_dp / attention

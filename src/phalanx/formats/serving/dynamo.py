@@ -37,7 +37,7 @@ def worker_options(plan: ServingPlan, place: Place) -> list[str]:
     out += ["--expert-parallel-size", str(w.moe_ep)] if w.moe_ep > 1 else []
     out += ["--enable-attention-dp"] if w.attention_dp > 1 else []
     out += ["--max-batch-size", str(-(-w.slots // w.attention_dp))]
-    out += ["--max-num-tokens", str(-(-w.step_tokens // w.attention_dp)), "--max-seq-len", str(longest(plan))]
+    out += ["--max-num-tokens", str(w.step_tokens), "--max-seq-len", str(longest(plan))]
     return [*out, "--kv-block-size", str(plan.page_tokens), "--extra-engine-args", f"/config/{w.role}.yaml"]
 
 

@@ -18,7 +18,8 @@ def options(plan: ServingPlan, place: Place) -> list[str]:
         out += ["--dp-size", str(w.attention_dp), "--enable-dp-attention"]
     if w.moe_ep > 1:
         out += ["--ep-size", str(w.moe_ep)]
-    out += ["--max-running-requests", str(w.slots), "--chunked-prefill-size", str(w.step_tokens)]
+    out += ["--max-running-requests", str(w.slots), "--chunked-prefill-size"]
+    out += [str(w.step_tokens * w.attention_dp)]  # which the groups share
     out += ["--context-length", str(longest(plan)), "--page-size", str(plan.page_tokens)]
     if quantised_on_load(plan):
         out += ["--quantization", "fp8"]

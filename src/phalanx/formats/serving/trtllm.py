@@ -46,7 +46,7 @@ def options(plan: ServingPlan, place: Place) -> list[str]:
         out += ["--ep_size", str(w.moe_ep)]
     # Of one rank where attention is data parallel.
     out += ["--max_batch_size", str(-(-w.slots // w.attention_dp))]
-    out += ["--max_num_tokens", str(-(-w.step_tokens // w.attention_dp)), "--max_seq_len", str(longest(plan))]
+    out += ["--max_num_tokens", str(w.step_tokens), "--max_seq_len", str(longest(plan))]
     return [*out, "--enable_chunked_prefill"]
 
 

@@ -24,9 +24,9 @@ def options(plan: ServingPlan, place: Place) -> list[str]:
         out += ["--data-parallel-size", str(w.attention_dp)]
     if w.moe_ep > 1:
         out += ["--enable-expert-parallel"]
-    # Both limits are of one engine core, of which data parallelism has several.
+    # Both limits are of one engine core, of which data parallelism has as many.
     out += ["--max-num-seqs", str(-(-w.slots // w.attention_dp))]
-    out += ["--max-num-batched-tokens", str(-(-w.step_tokens // w.attention_dp))]
+    out += ["--max-num-batched-tokens", str(w.step_tokens)]
     out += ["--max-model-len", str(longest(plan)), "--block-size", str(plan.page_tokens)]
     if quantised_on_load(plan):
         out += ["--quantization", "fp8"]

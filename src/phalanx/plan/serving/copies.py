@@ -13,10 +13,10 @@ engine's time spent on prompts, r / (2 (1 - r)) of a prompt (M/D/1). It only pru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
+from phalanx.cost.serving.adapters import adapter_bytes
 from phalanx.cost.serving.layout import ServingLayout
 from phalanx.cost.serving.roofline import ServingPrice
 from phalanx.plan.serving.question import Question, Steady
@@ -61,9 +61,16 @@ class Copy:
         slots = 1 << max(0, math.ceil(math.log2(slots)))  # few tables serve many batches
         key = (slots, step_tokens)
         if key not in self._tables:
-            q = self.question
-            seconds: Callable[..., object] = partial(self.pricing.seconds, self.layout)
-            self._tables[key] = Tabulated(seconds, slots, q.longest, step_tokens, self.layout.pp, q.draft_tokens)
+            q, x = self.question, self.layout
+            # Each step reads the adapters of its requests, a part on each rank of tp.
+            read = q.adapter_slots * adapter_bytes(q.model) / x.tp / q.cluster.device.memory_bandwidth_bytes_per_s
+
+            def seconds(tokens: Any, past: Any, sequences: Any, context: Any, uneven: float) -> Any:
+                return self.pricing.seconds(x, tokens, past, sequences, context, uneven) + read
+
+            self._tables[key] = Tabulated(
+                seconds, slots, q.longest, step_tokens, x.pp, x.attention_dp, q.draft_tokens
+            )
         return self._tables[key]
 
     def prefill_s(self, step_tokens: int) -> float:
@@ -74,7 +81,8 @@ class Copy:
         chunks = -(-prompt // (step_tokens * self.layout.pp))
         pairs = prompt * (q.input - prompt + (prompt + 1) / 2)
         tokens = -(-prompt // chunks)
-        return (chunks + self._behind(tokens, step_tokens)) * table.mixed(tokens, pairs / chunks, 0, 0)
+        step = table.mixed(tokens, pairs / chunks, 0, 0, self.layout.attention_dp)
+        return (chunks + self._behind(tokens, step_tokens)) * step
 
     def _behind(self, tokens: int, step_tokens: int) -> float:
         """Steps by which the last chunk of `tokens` leaves the pipeline after the first."""
@@ -92,14 +100,17 @@ class Copy:
         q, table = self.question, self.table(batch, step_tokens)
         prompt = q.input - int(q.input * q.reuse)
         beside = batch - 1 if q.engine.mixed else 0
-        room = max(1, step_tokens * self.layout.pp - beside * (1 + q.draft_tokens))
+        groups = self.layout.attention_dp
+        room = max(1, step_tokens * self.layout.pp - beside * (1 + q.draft_tokens) // groups)
         chunks = -(-prompt // room)
         pairs = prompt * (q.input - prompt + (prompt + 1) / 2) / chunks
         context = int(beside * (q.input + q.output / 2))
-        step = table.mixed(-(-prompt // chunks), pairs, beside, context)
+        # The prompts of one group are computed beside those of the others, as far as there are any.
+        others = min(groups, max(1, batch // 4))
+        step = table.mixed(-(-prompt // chunks) * others, pairs * others, beside, context, groups / others)
         own = chunks * step
         # Beside a prompt the others decode: that step is theirs too.
-        computed = own - chunks * table.decode(beside, context)[0] if beside else own
+        computed = (own - chunks * table.decode(beside, context)[0] if beside else own) / others
         busy = max(computed, 0.0) + q.output * self.decode_s(batch, step_tokens) / batch
         share = min(max(computed, 0.0) / busy, 0.95) if batch > 1 else 0.0
         ttft = (

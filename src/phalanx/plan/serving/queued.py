@@ -18,14 +18,15 @@ from phalanx.simulate.serving.simulation import simulate
 CopyOf = Callable[[str, ServingLayout], Copy]
 
 
-def load(q: Question, users: int) -> Requests:
-    """Return the requests to simulate: the trace, or enough of them to be steady with `users` in a closed loop."""
+def load(q: Question, users: int, stay_s: float) -> Requests:
+    """Return the requests to simulate: the trace, or enough of them to be steady with `users` in a closed loop, who
+    begin within the time that a request stays."""
     if q.trace is not None:
         requests = q.trace
     else:
-        n = q.requests or int(np.clip(12 * users, 400, 6000))
+        n = q.requests or (3000 if q.rate else int(np.clip(12 * users, 400, 6000)))
         requests = spread(n, q.input, q.output, q.variation, q.longest, q.seed)
-        requests = poisson(requests, q.rate, q.seed) if q.rate else closed_loop(requests, users)
+        requests = poisson(requests, q.rate, q.seed) if q.rate else closed_loop(requests, users, stay_s)
     if q.reuse:
         requests = with_reuse(requests, q.reuse, q.page_tokens)
     return with_adapters(requests, q.adapters, q.seed) if q.adapters else requests
@@ -39,7 +40,8 @@ def worker(q: Question, group: Group, copy: Copy) -> WorkerSpec:
         slots=group.slots,
         pages=group.cache_tokens // page,
         page_tokens=page,
-        step_tokens=group.step_tokens * group.layout.pp,
+        step_tokens=group.step_tokens * group.layout.pp * group.layout.attention_dp,
+        groups=group.layout.attention_dp,
         mixed=q.engine.mixed,
         reserve=q.engine.reserve,
         stages=group.layout.pp,
@@ -76,7 +78,8 @@ def queued(q: Question, c: Candidate, copy_of: CopyOf) -> Candidate:
         specs += [worker(q, group, copy_of(c.weights, group.layout))] * (group.count if together else 1)
     link = transfer(q, copy_of(c.weights, c.groups[0].layout)) if len(c.groups) > 1 else None
     users = c.users if together else -(-c.users // c.groups[0].count)
-    seen = outcome(simulate(Deployment(tuple(specs), link), load(q, users), q.seed))
+    stay = c.steady.ttft_s + c.steady.tpot_s * (q.output - 1)
+    seen = outcome(simulate(Deployment(tuple(specs), link), load(q, users, stay), q.seed))
     if not together:
         scale = c.groups[0].count
         seen = replace(

@@ -6,7 +6,8 @@ with prompts costs
     a(n) + b(n) pairs + decode(sequences, context) - decode(sequences, 0),    n = tokens of prompts and sequences
 
 for all but attention depends on n alone, and attention over prompts on the pairs of query and key. a and b are read
-off two prices of n tokens of a prompt, after nothing and after a long past.
+off two prices of n tokens of a prompt, after nothing and after a long past. Where groups attend apart, they are read
+off with the tokens spread evenly and with all in one group, and are linear between.
 
 Under pipeline parallelism the sequences go round in pp groups, one per stage, and so do up to pp chunks of prompts: a
 step of all of them takes what one group takes through all stages.
@@ -14,6 +15,7 @@ step of all of them takes what one group takes through all stages.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
@@ -22,8 +24,9 @@ import numpy as np
 
 from phalanx.simulate.serving.price import UNBOUNDED
 
-Seconds = Callable[[Any, Any, Any, Any], Any]
-"""(tokens of a prompt, cached tokens before them, sequences that decode, their cached tokens in sum) -> s."""
+Seconds = Callable[[Any, Any, Any, Any, float], Any]
+"""(tokens of a prompt, cached tokens before them, sequences that decode, their cached tokens in sum, tokens of the
+busiest group that attends apart over their mean) -> s."""
 
 _PAST = 16384  # the long past, from which attention's cost per pair is read off
 
@@ -35,24 +38,21 @@ def grid(most: int, ratio: float = 1.5) -> np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Tabulated:
-    """A StepPrice of one worker. `chunk`: the most tokens that go through the stages at once."""
+    """A StepPrice of one worker. `chunk`: the most tokens of a group that go through the stages at once."""
 
-    def __init__(self, seconds: Seconds, slots: int, longest: int, chunk: int, pp: int = 1, drafted: int = 0) -> None:
-        self.pp, self.drafted, self.chunk = pp, drafted, chunk
+    def __init__(
+        self, seconds: Seconds, slots: int, longest: int, chunk: int, pp: int = 1, groups: int = 1, drafted: int = 0
+    ) -> None:
+        self.pp, self.groups, self.drafted, self.chunk = pp, groups, drafted, chunk * groups
         self.batches = grid(-(-slots // pp))
         self.contexts = np.concatenate(([0.0], np.geomspace(16, max(longest, 32), 16)))
-        self.tokens = grid(chunk + slots * (1 + drafted), 1.4)
+        self.tokens = grid(chunk * groups + slots * (1 + drafted), 1.4)
         b, c = np.meshgrid(self.batches, self.contexts, indexing="ij")
         none = np.zeros_like(b)
-        self.decoding = np.asarray(seconds(none, none, b, b * c), float)
-        n = self.tokens
-        pairs_short, pairs_long = n * (n + 1) / 2, n * (_PAST + (n + 1) / 2)
-        zero = np.zeros_like(n)
-        short = np.asarray(seconds(n, zero, zero, zero), float)
-        long = np.asarray(seconds(n, zero + _PAST, zero, zero), float)
-        self.per_pair = (long - short) / (pairs_long - pairs_short)
-        self.fixed = short - self.per_pair * pairs_short
-        self._fixed, self._per_pair, self._tokens = self.fixed.tolist(), self.per_pair.tolist(), n.tolist()
+        self.decoding = np.asarray(seconds(none, none, b, b * c, 1.0), float)
+        self._tokens = self.tokens.tolist()
+        self._even = self._off(seconds, 1.0)
+        self._one = self._off(seconds, float(groups)) if groups > 1 else self._even
         self._rows: dict[int, tuple[list[float], list[float]]] = {}
 
     def _row(self, sequences: int) -> tuple[list[float], list[float]]:
@@ -70,28 +70,44 @@ class Tabulated:
         self._rows[sequences] = row
         return row
 
-    def _per_tokens(self, n: float) -> tuple[float, float]:
+    def _off(self, seconds: Seconds, uneven: float) -> tuple[list[float], list[float]]:
+        """Read a(n) and b(n) off the price."""
+        n, zero = self.tokens, np.zeros_like(self.tokens)
+        short = np.asarray(seconds(n, zero, zero, zero, uneven), float)
+        long = np.asarray(seconds(n, zero + _PAST, zero, zero, uneven), float)
+        per_pair = (long - short) / (n * _PAST)
+        return (short - per_pair * n * (n + 1) / 2).tolist(), per_pair.tolist()
+
+    def _per_tokens(self, n: float, uneven: float = 1.0) -> tuple[float, float]:
         """Return a(n) and b(n)."""
         i = min(max(bisect_right(self._tokens, n), 1), len(self._tokens) - 1)
         part = (n - self._tokens[i - 1]) / (self._tokens[i] - self._tokens[i - 1])
-        a, b = self._fixed, self._per_pair
-        return a[i - 1] + part * (a[i] - a[i - 1]), b[i - 1] + part * (b[i] - b[i - 1])
+        a, b = self._even
+        fixed, per_pair = a[i - 1] + part * (a[i] - a[i - 1]), b[i - 1] + part * (b[i] - b[i - 1])
+        if uneven > 1:
+            a, b = self._one
+            share = (uneven - 1) / (self.groups - 1)
+            fixed += share * (a[i - 1] + part * (a[i] - a[i - 1]) - fixed)
+            per_pair += share * (b[i - 1] + part * (b[i] - b[i - 1]) - per_pair)
+        return fixed, per_pair
 
     def decode(self, sequences: int, context: int) -> tuple[float, float, int]:
         """Return (seconds, seconds per further token of context, the context up to which that line holds)."""
         edges, values = self._rows.get(sequences) or self._row(sequences)
         i = min(bisect_right(edges, context), len(edges) - 1)
         slope = (values[i] - values[i - 1]) / (edges[i] - edges[i - 1])
-        end = UNBOUNDED if i == len(edges) - 1 else int(edges[i])
+        end = UNBOUNDED if i == len(edges) - 1 else math.ceil(edges[i])
         return values[i - 1] + slope * (context - edges[i - 1]), slope, end
 
-    def mixed(self, tokens: int, pairs: float, sequences: int, context: int) -> float:
+    def mixed(self, tokens: int, pairs: float, sequences: int, context: int, uneven: float = 1.0) -> float:
         """Return the seconds of a step that computes `tokens` of prompts beside `sequences` that decode."""
-        chunks = min(self.pp, -(-tokens // self.chunk))
+        chunks = min(self.pp, math.ceil(tokens * uneven / self.chunk))
         n, attention = tokens / chunks, 0.0
         if sequences:
             _, values = self._rows.get(sequences) or self._row(sequences)
             attention = self.decode(sequences, context)[0] - values[0]
-            n += sequences * (1 + self.drafted) / min(self.pp, sequences)
-        a, b = self._per_tokens(n)
+            verified = sequences * (1 + self.drafted) / min(self.pp, sequences)
+            uneven = (n * uneven + verified) / (n + verified)
+            n += verified
+        a, b = self._per_tokens(n, uneven)
         return a + b * pairs / chunks + attention

@@ -1,4 +1,4 @@
-"""Data parallelism for any torch.nn.Module: the engine that `phalanx train` runs, in a few lines of your own loop.
+"""Data and tensor parallelism for any torch.nn.Module: the engine of `phalanx train` in a few lines of your loop.
 
     model = phalanx.parallelize(module, "zero=2")
     optimizer = model.attach(torch.optim.AdamW(model.parameters(), lr=3e-4))
@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from phalanx.runtime.any_module.tensor_plan import gathered_over_tp, published_plan, split_layers
 from phalanx.runtime.any_module.units import common_dtype, cut_buckets, find_units, require_spreadable
 from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
 from phalanx.runtime.checkpoint.boxes import full_part, share
@@ -53,9 +54,12 @@ def parallelize(
     units: Sequence[nn.Module] | None = None,
     average: bool = True,
     transport: Literal["native", "p2p", "shm"] = "native",
+    buffers: Literal["rank 0", "average"] = "rank 0",
+    tp_plan: Mapping[str, str] | Literal["published"] | None = None,
     timeout_s: float = 300.0,
 ) -> Parallel:
-    """Train a module data-parallel over the ranks of this run; all ranks together.
+    """Train a module data-parallel, and tensor-parallel by a plan of names, over the ranks of this run; all ranks
+    together.
 
     strategy    one line, as on the command line: "zero=3", "dp=8,zero=2,shard=4,compression=int8"; dp defaults to the
                 number of ranks
@@ -65,12 +69,16 @@ def parallelize(
                 parameters are used in its own forward pass alone; what several share is gathered for the whole pass
     average     gradients are averaged over the replicas, as by DistributedDataParallel; else summed
     transport   of all collectives: torch's own, sends and receives, or shared memory (ranks of one host)
+    buffers     at the end of a step they follow those of rank 0, or floating-point ones are averaged over all ranks
+    tp_plan     with tp > 1, which layers are split and how (tensor_plan.py): {"layers.*.up": "colwise", ...};
+                "published", the default, takes that of a Hugging Face model. All tp ranks of a replica get the same
+                batch; heads per layer are the module's business: it must take their number from the layers' outputs
 
     Parameters and buffers become those of rank 0. Frozen parameters are not sharded. A parameter that gets no
     gradient is updated with a gradient of zeros. ZeRO-3 has no double backward, and allows activation checkpointing
     inside a unit, not around it. Raises InputError.
     """
-    return spread(_world(timeout_s), module, strategy, precision, units, average, transport)
+    return spread(_world(timeout_s), module, strategy, precision, units, average, transport, buffers, tp_plan)
 
 
 def spread(
@@ -81,9 +89,15 @@ def spread(
     units: Sequence[nn.Module] | None = None,
     average: bool = True,
     transport: Literal["native", "p2p", "shm"] = "native",
+    buffers: Literal["rank 0", "average"] = "rank 0",
+    tp_plan: Mapping[str, str] | Literal["published"] | None = None,
 ) -> Parallel:
     """Do what `parallelize` does, in a world that has been joined."""
     s = _strategy(strategy, world)
+    if buffers not in ("rank 0", "average"):
+        raise InputError("buffers", buffers, "is not a choice", "use 'rank 0' or 'average'")
+    if tp_plan is not None and s.tp == 1:
+        raise InputError("tp_plan", None, "splits layers over the tp ranks, and tp is 1", "use a strategy with tp=2")
     require_spreadable(module)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     precision = precision or Precision(common_dtype(trained))  # type: ignore[arg-type]
@@ -99,11 +113,20 @@ def spread(
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = tensor.data.contiguous()
             comm.broadcast(tensor.data, "world")
-    return Parallel(module, trained, s, precision, comm, find_units(module, units), average)
+    dims: dict[str, int] = {}
+    if s.tp > 1:
+        plan = published_plan(module) if tp_plan in (None, "published") else tp_plan
+        assert not isinstance(plan, str)
+        assert plan is not None
+        dims = split_layers(module, plan, comm)
+    return Parallel(module, trained, s, precision, comm, find_units(module, units), average, buffers, dims)
 
 
-class Parallel:
-    """A module that trains data-parallel. Call it like the module; `module` is the module itself."""
+class Parallel(nn.Module):
+    """A module that trains data-parallel. Call it like the module; `module` is the module itself.
+
+    As of any nn.Module there are train, eval, modules, buffers; `parameters`, `state_dict` and `load_state_dict` are
+    those of the training state below. It is moved, cast and frozen before it is parallelized, not after."""
 
     def __init__(
         self,
@@ -114,8 +137,13 @@ class Parallel:
         comm: Comm,
         units: dict[str, nn.Module],
         average: bool,
+        buffers: Literal["rank 0", "average"] = "rank 0",
+        dims: Mapping[str, int] | None = None,
     ) -> None:
+        super().__init__()
         self.module, self.strategy, self.comm = module, strategy, comm
+        self.training = module.training
+        self._buffers_follow, self._split_dims = buffers, dict(dims or {})
         self._share = 1 / strategy.dp if average else 1.0
         compute, master = DTYPES[precision.compute], DTYPES[precision.master_dtype]
         initial = {name: p.data for name, p in trained.items()}
@@ -142,7 +170,7 @@ class Parallel:
         self._names = {n: names[id(p)] for n, p in everything if id(p) in names}
         self._empty = torch.zeros(0, dtype=master)  # what a rank without any element gives its optimizer
         self._micro_batch = -1  # none of this step yet
-        self._complete = self._failed = False
+        self._complete = self._failed = self._allocating = False
         # The module's own state_dict reads weights, whose all-gather may be in flight.
         module.register_state_dict_pre_hook(lambda *_: self.synchronize())
         self._optimizer: torch.optim.Optimizer | None = None
@@ -157,15 +185,26 @@ class Parallel:
         """The index of this rank's share of the data, of `strategy.dp`."""
         return self.comm.mesh.replica(self.rank)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module."""
         return self.module(*args, **kwargs)
 
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+    def _apply(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("a parallelized module is not moved or cast, for its memory is the engine's: do so before")
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """Refuse: what is trained was decided when the module was parallelized."""
+        raise RuntimeError("parameters are frozen before a module is parallelized, not after")
+
+    def named_parameters(  # type: ignore[override]
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield what this rank updates, by the module's names: the parameters (or their masters) with zero=0, else
         its flat piece of each, in the master type. Parameters of which it holds nothing are left out."""
-        yield from self._masters.items() or [("nothing", self._empty)]
+        start = f"{prefix}." if prefix else ""
+        yield from ((start + name, p) for name, p in self._masters.items() or [("nothing", self._empty)])
 
-    def parameters(self) -> list[Tensor]:
+    def parameters(self, recurse: bool = True) -> list[Tensor]:  # type: ignore[override]
         """Return the tensors of `named_parameters`, to make an optimizer for."""
         return [p for _, p in self.named_parameters()]
 
@@ -192,6 +231,11 @@ class Parallel:
     def backward(self, loss: Tensor, last: bool = True) -> None:
         """Run the backward pass of a micro-batch. After the `last` of a step, gradients are complete and reduced over
         the replicas, ready for `clip` and the optimizer. Raises RuntimeError if an earlier pass failed."""
+        if self._optimizer is None:
+            raise RuntimeError(
+                "no optimizer is attached, so that no step would change a weight: "
+                "optimizer = model.attach(torch.optim.AdamW(model.parameters(), lr=...))"
+            )
         if self._failed:
             raise RuntimeError("an earlier backward pass failed half-way: ranks may be out of step; start again")
         self._failed = True
@@ -214,9 +258,21 @@ class Parallel:
     def norm(self) -> float:
         """Return the 2-norm of the gradient, over all ranks' shares; all ranks together."""
         self._require_complete("the norm of the gradient")
+        if self._split_dims:
+            return self._split_norm()
         square = self._engine.norm_square()
         if self.strategy.effective_zero:
             self.comm.all_reduce(square, "world", unit="metrics", phase="opt").wait()
+        return float(square.sqrt())
+
+    def _split_norm(self) -> float:
+        """Return the norm where layers are split: of what all tp ranks hold, each counts its tp-th part."""
+        s = self.strategy
+        square = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
+        for name, gradient in self._gradients.items():
+            square += gradient.double().square().sum() / (1 if name in self._split_dims else s.tp)
+        square /= s.dp_replicate if s.effective_zero else s.dp
+        self.comm.all_reduce(square, "world", unit="metrics", phase="opt").wait()
         return float(square.sqrt())
 
     @torch.no_grad()
@@ -252,27 +308,64 @@ class Parallel:
             master.grad = None
         for name, weight in self._weights.items():
             weight.copy_(self._masters[name])
-        self._engine.updated()
+        if not self._allocating:
+            self._engine.updated()
+            self._make_buffers_alike()
         self._micro_batch, self._complete = -1, False
 
+    def _make_buffers_alike(self) -> None:
+        """Give every rank the buffers of rank 0, or the mean of floating-point ones, one collective for each type.
+        Where ranks saw other batches, as in BatchNorm, they differ."""
+        if self.strategy.world == 1:
+            return
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in self.module.buffers():
+            if buffer.numel():
+                by_type.setdefault(buffer.dtype, []).append(buffer)
+        for dtype, own in by_type.items():
+            flat = torch.cat([buffer.reshape(-1) for buffer in own])
+            flat = flat if dtype.is_floating_point else flat.to(torch.int64)
+            averaged = self._buffers_follow == "average" and dtype.is_floating_point
+            if not averaged and self.rank:
+                flat.zero_()  # so that the sum is what rank 0 has
+            self.comm.all_reduce(flat, "world", unit="buffers", phase="opt").wait()
+            flat = flat / self.strategy.world if averaged else flat
+            for buffer, new in zip(own, flat.split([b.numel() for b in own]), strict=True):
+                buffer.copy_(new.view(buffer.shape))
+
     @torch.no_grad()
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(  # type: ignore[override]
+        self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Tensor]:
         """Return the module's state_dict, unsharded, parameters in the master type; all ranks together."""
         engine = self._engine
-        unsharded = self._masters if self.strategy.effective_zero == 0 else {}
+        unsharded = dict(self._masters) if self.strategy.effective_zero == 0 else {}
         for b in engine.buckets if self.strategy.effective_zero else ():
             assert b.master is not None
             unsharded |= b.views(engine.gather_bucket(b, b.master))
-        return {
-            name: (unsharded[self._names[name]] if name in self._names else t).detach().clone()
-            for name, t in self.module.state_dict().items()
-        }
+        for name, dim in self._split_dims.items():
+            if name in unsharded:
+                unsharded[name] = gathered_over_tp(unsharded[name], dim, self.comm)
+        result: dict[str, Tensor] = {} if destination is None else destination
+        for name, t in self.module.state_dict().items():
+            result[prefix + name] = (unsharded[self._names[name]] if name in self._names else t).detach().clone()
+        return result
+
+    def _own_part(self, name: str, t: Tensor) -> Tensor:
+        """Return this tp rank's part of an unsharded tensor."""
+        dim = self._split_dims.get(self._names.get(name, name))
+        if dim is None:
+            return t
+        return t.chunk(self.strategy.tp, dim)[self.comm.mesh.place(self.rank)["tp"]]
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> None:
         """Load an unsharded state_dict of the module. Raises InputError, before anything changes, if names or shapes
         are not the module's."""
+        if not strict or assign:
+            raise InputError("load_state_dict", None, "is always strict, and copies", "leave strict and assign out")
         own = self.module.state_dict()
+        state = {name: self._own_part(name, t) for name, t in state.items()}
         for name in sorted(own.keys() ^ state.keys()):
             raise InputError("state_dict", name, "is missing" if name in own else "is not in the module")
         for name, t in own.items():
@@ -293,9 +386,11 @@ class Parallel:
     def save(self, folder: str | Path, step: int, keep: int = 2) -> None:
         """Write a checkpoint of parameters, optimizer state, residuals of compression, frozen parameters and buffers;
         it can be loaded with any strategy. The newest `keep` are kept. All ranks together."""
-        assert self._optimizer is not None, "attach an optimizer first"
+        self._require_whole_layers()
+        self._make_buffers_alike()
         saver = Saver(Path(folder), self.comm, keep)
         rest = (full_part(name, t.contiguous()) for name, t in self._rest().items())
+        assert self._optimizer is not None
         mine = logical_state.owned(self._engine, self._masters, self._optimizer)
         saver.save(step, (*mine, *share(rest, self.rank, self.comm.world.size)), {})
         saver.wait()
@@ -303,7 +398,8 @@ class Parallel:
     def load(self, folder: str | Path) -> int:
         """Load the newest intact checkpoint and return its step, 0 if there is none; all ranks together. Raises
         CheckpointError."""
-        assert self._optimizer is not None, "attach an optimizer first"
+        self._require_whole_layers()
+        assert self._optimizer is not None
         step = agree_on_newest(Path(folder), self.comm)
         if step is None:
             return 0
@@ -314,13 +410,19 @@ class Parallel:
                 weight.copy_(self._masters[name])
         return step
 
+    def _require_whole_layers(self) -> None:
+        if self._optimizer is None:
+            raise RuntimeError("a checkpoint has the optimizer's state: attach an optimizer first")
+        if self._split_dims:
+            raise InputError("strategy.tp", self.strategy.tp, "has no checkpoints here", "save state_dict()")
+
     def _rest(self) -> dict[str, Tensor]:
         """Frozen parameters and buffers, by their names in a checkpoint."""
         return {f"rest.{n}": t for n, t in self.module.state_dict().items() if n not in self._names}
 
     def _allocate_state(self) -> None:
         """Make the optimizer allocate its state, which most do in their first step, by a step that changes
-        nothing."""
+        nothing. Ranks do so by themselves: one without any element has no state, whatever it steps."""
         optimizer = self._optimizer
         assert optimizer is not None
         if optimizer.state:
@@ -329,8 +431,9 @@ class Parallel:
         for group in optimizer.param_groups:
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
         self._engine.begin()
-        self._complete = True
+        self._complete = self._allocating = True
         optimizer.step()
+        self._allocating = False
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
@@ -351,18 +454,26 @@ def _world(timeout_s: float) -> World:
 def _strategy(strategy: str | Strategy, world: World) -> Strategy:
     """Return a strategy that the engine can run in this world. Raises InputError."""
     if isinstance(strategy, str):
-        parsed = make_strategy({"dp": world.size, **parse(strategy)})
+        table = parse(strategy)
+        split = table.get("tp", 1)
+        fill = world.size // split if isinstance(split, int) and split > 0 else world.size
+        parsed = make_strategy({"dp": max(fill, 1), **table})
         assert parsed is not None
         strategy = parsed
-    for name, alone, why in (
-        ("tp", 1, "splits layers, which `phalanx train` has of its own"),
-        ("cp", 1, "splits sequences, which `phalanx train` does"),
-        ("ep", 1, "sends tokens to experts, which `phalanx train` has of its own"),
-        ("etp", 1, "splits experts, which `phalanx train` has of its own"),
-        ("recompute", "none", "repeats layers, which `phalanx train` has of its own"),
+    train = "`phalanx train` does for a model that it knows"
+    for name, alone, why, mend in (
+        ("cp", 1, f"splits sequences inside attention, which {train}", "use dp and tp"),
+        ("pp", 1, f"cuts a model into stages, which {train}", "use dp and tp, zero=3 where memory is short"),
+        ("sp", False, f"splits the residual stream between layers, which {train}", "leave sp out"),
+        ("ep", 1, f"sends tokens to experts, which {train}", "use dp and tp"),
+        ("etp", 1, f"splits experts, which {train}", "use dp and tp"),
+        ("recompute", "none", f"repeats layers, which {train}", "use torch.utils.checkpoint inside the units"),
     ):
         if getattr(strategy, name) != alone:
-            raise InputError(f"strategy.{name}", getattr(strategy, name), why, "use dp alone")
+            raise InputError(f"strategy.{name}", getattr(strategy, name), why, mend)
+    if strategy.tp > 1 and strategy.compression != "none":
+        reason = "compresses gradients of whole layers, and tp splits them"
+        raise InputError("strategy.compression", strategy.compression, reason, "leave one of them out")
     if strategy.world != world.size:
         raise InputError(
             "strategy", str(strategy), f"is for {strategy.world} ranks, but there are {world.size}", "leave dp out"

@@ -56,6 +56,9 @@ class WorkerSpec:
     stages: int = 1
     """Pipeline stages. A step's tokens of prompts go through them in up to so many chunks, one behind the other, and
     the price of a step is that of one chunk through all: the last of m chunks is out (m - 1) / stages of it later."""
+    groups: int = 1
+    """Groups of GPUs that attend for requests of their own (attention data parallelism). A prompt is of one of them,
+    in turn, and each computes at most its share of `step_tokens`; slots and pages are counted together."""
     role: Role = "both"
     """prefill: hands each request on after its first token. decode: gets requests with their cache."""
     speculation: Speculation | None = None

@@ -26,8 +26,10 @@ class StepPrice(Protocol):
         that line holds)."""
         ...
 
-    def mixed(self, tokens: int, pairs: float, sequences: int, context: int) -> float:
-        """Return the seconds of a step that computes `tokens` of prompts beside `sequences` that decode, if any."""
+    def mixed(self, tokens: int, pairs: float, sequences: int, context: int, uneven: float = 1.0) -> float:
+        """Return the seconds of a step that computes `tokens` of prompts beside `sequences` that decode, if any.
+
+        `uneven`: tokens of prompts in the busiest group that attends apart, over their mean over the groups."""
         ...
 
 
@@ -50,7 +52,7 @@ class LinearPrice:
         """Return seconds, slope and end of a decoding step's line."""
         return self.step_s + self.sequence_s * sequences + self.context_s * context, self.context_s, UNBOUNDED
 
-    def mixed(self, tokens: int, pairs: float, sequences: int, context: int) -> float:
+    def mixed(self, tokens: int, pairs: float, sequences: int, context: int, uneven: float = 1.0) -> float:
         """Return the seconds of a step with prompts."""
         decoding = self.sequence_s * sequences + self.context_s * context
-        return self.step_s + self.token_s * tokens + self.pair_s * pairs + decoding
+        return self.step_s + (self.token_s * tokens + self.pair_s * pairs) * uneven + decoding

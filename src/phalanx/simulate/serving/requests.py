@@ -28,6 +28,9 @@ class Requests:
     """(n,) seconds, ascending; None: closed loop."""
     users: int = 0
     """Closed loop: requests under way at any time."""
+    ramp_s: float = 0.0
+    """Closed loop: seconds over which the users send their first requests, evenly. Those that begin together stay
+    together, where all requests are alike."""
     reused: Integers | None = None
     """(n,) first tokens of the prompt that the cache holds already, and that are not computed. None: none."""
     priority: Integers | None = None
@@ -66,6 +69,12 @@ class Requests:
     def __len__(self) -> int:
         return len(self.input)
 
+    def first(self, n: int) -> Requests:
+        """Return the first n requests."""
+        columns = ("input", "output", "arrival", "reused", "priority", "adapter")
+        part: dict[str, Any] = {name: None if (c := getattr(self, name)) is None else c[:n] for name in columns}
+        return replace(self, **part)
+
 
 def alike(n: int, input: int, output: int) -> Requests:
     """Return n requests of one length, in a closed loop of one user."""
@@ -73,9 +82,9 @@ def alike(n: int, input: int, output: int) -> Requests:
     return Requests(*lengths, None, 1)
 
 
-def closed_loop(requests: Requests, users: int) -> Requests:
-    """Return the requests as sent by `users`, each of whom waits for the answer."""
-    return replace(requests, arrival=None, users=users)
+def closed_loop(requests: Requests, users: int, ramp_s: float = 0.0) -> Requests:
+    """Return the requests as sent by `users`, each of whom waits for the answer; they begin within `ramp_s`."""
+    return replace(requests, arrival=None, users=users, ramp_s=ramp_s)
 
 
 def poisson(requests: Requests, per_second: float, seed: int) -> Requests:

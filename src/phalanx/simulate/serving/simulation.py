@@ -66,6 +66,8 @@ def simulate(deployment: Deployment, requests: Requests, seed: int = 0) -> Histo
     closed = requests.arrival is None
     coming = min(requests.users, n) if closed else 1
     for request in range(min(coming, n)):
+        if closed:
+            arrival[request] = request * requests.ramp_s / coming
         push(arrival[request], _COMES, request)
 
     def done(request: int, now: float) -> None:

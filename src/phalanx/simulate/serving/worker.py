@@ -54,7 +54,8 @@ class Worker:
     ):
         self.spec, self.shared, self.on_first, self.on_done = spec, shared, on_first, on_done
         self.waiting: list[tuple[int, int, int]] = []  # heap of (priority, request, tokens that came with it)
-        self.prefilling: deque[list[int]] = deque()  # [request, tokens in the cache, tokens of the prompt]
+        self.prefilling: deque[list[int]] = deque()  # [request, tokens in the cache, tokens of the prompt, group]
+        self.admissions = 0
         self.decoding: dict[int, tuple[int, int, int, Any]] = {}  # request: (first step, T, steps, a or None)
         self.finishing: list[tuple[int, int]] = []  # heap of (step, request); may name requests that were preempted
         self.step = 0
@@ -113,7 +114,9 @@ class Worker:
                 tokens += n
                 pairs += n * (item[1] + 0.5 * (n + 1))
             beside = len(self.decoding) if spec.mixed else 0
-            self.first_s = spec.price.mixed(tokens, pairs, beside, self.context if beside else 0) + loading
+            context = self.context if beside else 0
+            uneven = max(self._of_groups()) * spec.groups / tokens if spec.groups > 1 else 1.0
+            self.first_s = spec.price.mixed(tokens, pairs, beside, context, uneven) + loading
             self.ends = now + self.first_s
             return True
         self._plan_run(now, loading)
@@ -135,27 +138,38 @@ class Worker:
         spec, budget = self.spec, self.spec.step_tokens
         if spec.mixed:
             budget -= len(self.decoding) * self.per_sequence
+        left = [budget // spec.groups] * spec.groups
         for item in self.prefilling:
-            if budget <= 0:
-                break
-            n = min(budget, item[2] - item[1])
-            self.chunks.append((item, n))
-            budget -= n
+            self._cut(item, left)
         loading, passed = 0.0, []  # type: float, list[tuple[int, int, int]]
-        while budget > 0 and self.waiting and not self.waiting[0][2]:
+        while self.waiting and not self.waiting[0][2] and left[self.admissions % spec.groups] > 0:
             if (found := self._admissible(passed)) is None:
                 break
             request, _, seconds = found
             loading += seconds
             tokens = self.shared.input[request] + self.shared.produced[request]
             self._take(request, tokens, now)
-            item = [request, self.shared.reused[request] if spec.role != "decode" else 0, tokens]
+            reused = self.shared.reused[request] if spec.role != "decode" else 0
+            item = [request, reused, tokens, self.admissions % spec.groups]
+            self.admissions += 1
             self.prefilling.append(item)
-            n = min(budget, tokens - item[1])
-            self.chunks.append((item, n))
-            budget -= n
+            self._cut(item, left)
         self._return(passed)
         return loading
+
+    def _cut(self, item: list[int], left: list[int]) -> None:
+        """Cut a prompt's next chunk from what is left of its group's share of the step."""
+        n = min(left[item[3]], item[2] - item[1])
+        if n > 0:
+            self.chunks.append((item, n))
+            left[item[3]] -= n
+
+    def _of_groups(self) -> list[int]:
+        """Tokens of prompts in the next step, by group."""
+        of = [0] * self.spec.groups
+        for item, n in self.chunks:
+            of[item[3]] += n
+        return of
 
     def admits(self) -> bool:
         """Whether the first of the queue could begin at the next step boundary, as far as slots and pages say."""
@@ -339,8 +353,8 @@ class Worker:
         """Seconds by which a prompt's last chunk leaves the pipeline after the step's first."""
         if self.spec.stages == 1:
             return 0.0
-        chunk = max(1, self.spec.step_tokens // self.spec.stages)
-        chunks = min(self.spec.stages, -(-sum(n for _, n in self.chunks) // chunk))
+        chunk = max(1, self.spec.step_tokens // self.spec.stages // self.spec.groups)
+        chunks = min(self.spec.stages, -(-max(self._of_groups()) // chunk))
         return (chunks - 1) / self.spec.stages * self.first_s
 
     def _count_gaps(self, steps: int, batch: int, last: float) -> None:

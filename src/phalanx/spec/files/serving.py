@@ -40,7 +40,8 @@ class Workers:
     slots: Count
     """The most requests at once in a worker."""
     step_tokens: Count
-    """The most tokens that go through the model at once: the chunk of prompts, and one per sequence that decodes."""
+    """The most tokens of a group of attention that go through the model at once: the chunk of prompts, and one per
+    sequence that decodes."""
     cache_tokens: Count
     """Tokens that a worker's KV cache holds."""
 

@@ -1,0 +1,137 @@
+"""Modules split over tp ranks by a plan of names, a module with statistics, and the same on one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.runtime.any_module.parallelize import spread
+from phalanx.runtime.process.world import World
+from phalanx.spec.errors import InputError
+
+OWN_PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "head": "colwise_gather_output"}
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))  # type: ignore[no-any-return]
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList(_Block() for _ in range(2))
+        self.head = nn.Linear(8, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def _hugging_face(family: str) -> nn.Module:
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2, "vocab_size": 32, "max_position_embeddings": 16, "attn_implementation": "eager"}
+    if family == "qwen3":
+        config: Any = transformers.Qwen3Config(**sizes, **more, head_dim=4, tie_word_embeddings=True)
+        return transformers.Qwen3ForCausalLM(config)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **more, tie_word_embeddings=False))
+
+
+def make(kind: str, seed: int) -> nn.Module:
+    """Return a module in fp64."""
+    torch.manual_seed(seed)
+    return (Own() if kind == "own" else _hugging_face(kind)).double()
+
+
+def _loss(module: nn.Module, kind: str, step: int, replica: int) -> Tensor:
+    draw = torch.Generator().manual_seed(10 * step + replica)
+    if kind == "own":
+        x = torch.randn(3, 6, generator=draw, dtype=torch.float64)
+        return module(x).square().mean()  # type: ignore[no-any-return]
+    ids = torch.randint(32, (2, 8), generator=draw)
+    return module(input_ids=ids, labels=ids, use_cache=False).loss  # type: ignore[no-any-return]
+
+
+def split(world: World, kind: str, line: str, steps: int) -> dict[str, Any]:
+    """Train over the tp ranks; return gradient norms and the final unsharded state."""
+    model = spread(world, make(kind, world.rank), line, tp_plan=OWN_PLAN if kind == "own" else "published")
+    update = model.attach(torch.optim.AdamW(model.parameters(), lr=0.01))
+    norms = []
+    for step in range(steps):
+        model.backward(_loss(model, kind, step, model.replica))
+        norms.append(model.clip(0.5))
+        update.step()
+    state = model.state_dict()
+    model.load_state_dict(state)
+    again = model.state_dict()
+    assert all(torch.equal(t, again[name]) for name, t in state.items())
+    return {"norms": norms, "state": {name: t.numpy() for name, t in state.items()}}
+
+
+def whole(kind: str, dp: int, steps: int) -> dict[str, Any]:
+    """Do the same on one process with plain torch."""
+    module = make(kind, 0)
+    update = torch.optim.AdamW(module.parameters(), lr=0.01)
+    norms = []
+    for step in range(steps):
+        update.zero_grad()
+        for replica in range(dp):
+            (_loss(module, kind, step, replica) / dp).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), 0.5)))
+        update.step()
+    return {"norms": norms, "state": {name: t.numpy() for name, t in module.state_dict().items()}}
+
+
+class Statistics(nn.Module):
+    """A module whose buffers depend on the batches that a rank saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(3), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(x))  # type: ignore[no-any-return]
+
+
+def statistics(world: World, buffers: Any, folder: str) -> dict[str, Any]:
+    """Train two steps; return this rank's running mean after them, what a checkpoint gives back, and the mean that it
+    would have had alone."""
+    torch.manual_seed(0)
+    module, alone = Statistics(), nn.BatchNorm1d(3)
+    model = spread(world, module, "zero=1", buffers=buffers)
+    update = model.attach(torch.optim.SGD(model.parameters(), lr=0.0))
+    for step in range(2):
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * step + world.rank))
+        model.backward(model(x).sum())
+        update.step()
+        alone(x)
+    model.eval()
+    assert not module.norm.training
+    model.train()
+    assert module.norm.training
+    mean = module.norm.running_mean.clone()  # type: ignore[union-attr]
+    model.save(folder, 2)
+    module.norm.reset_running_stats()
+    assert model.load(folder) == 2
+    back = module.norm.running_mean
+    return {"mean": mean.numpy(), "back": back.numpy(), "alone": alone.running_mean.numpy()}  # type: ignore[union-attr]
+
+
+def refused(world: World, plan: dict[str, str] | None) -> str:
+    """Return the message of a plan that does not fit the module."""
+    try:
+        spread(world, make("own", 0), "tp=2", tp_plan=plan)
+    except InputError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
