@@ -52,6 +52,8 @@ class Problem:
             first = np.array([scorable(c.row)[1] for c in some], float)
             self.parts.append((columns(some), np.log(tpot), np.log(ttft), weight, weight * first * FIRST_TOKEN))
         self.weights = np.concatenate([np.concatenate((p[3], p[4])) for p in self.parts])
+        names = np.concatenate([np.array(p[0].engines * 2) for p in self.parts])
+        self.of_engine = [names == name for name in ENGINES]
         self.spread = np.array([COMMON_SPREAD] * len(fields) + [ENGINE_SPREAD] * len(fields) * len(ENGINES))
 
     def fitted(self, x: Floats) -> dict[str, dict[str, float]]:
@@ -71,6 +73,12 @@ class Problem:
             out += [np.log(p) - tpot, np.log(f) - ttft]
         return np.concatenate(out)
 
+    def jacobian(self, x: Floats, r: Floats) -> Floats:
+        """Derivatives of residuals. A constant is its common value times a factor, so both have one derivative."""
+        n = len(self.fields)
+        columns = np.stack([(self.residuals(x + 1e-4 * e) - r) / 1e-4 for e in np.eye(len(x))[:n]], 1)
+        return np.concatenate([columns, *(columns * own[:, None] for own in self.of_engine)], 1)
+
     def fit(self, x: Floats, steps: int = 25, near: float = 0.04) -> Floats:
         """Return x after at most so many Gauss-Newton steps from it."""
         w, damping = self.weights, 1e-2
@@ -81,7 +89,7 @@ class Problem:
         r = self.residuals(x)
         now = cost(r, x)
         for _ in range(steps):
-            jacobian = np.stack([(self.residuals(x + 1e-4 * e) - r) / 1e-4 for e in np.eye(len(x))], 1)
+            jacobian = self.jacobian(x, r)
             each = w / np.sqrt(r**2 + near**2)
             a = jacobian.T @ (each[:, None] * jacobian) + np.diag(1 / self.spread**2)
             g = jacobian.T @ (each * r) + x / self.spread**2
@@ -123,9 +131,7 @@ def left_out(use: Sequence[Case], x: Floats, steps: int = 3) -> dict[tuple[str, 
 
 def write(fitted: dict[str, dict[str, float]], without: dict[tuple[str, str, str], dict[str, Any]]) -> None:
     """Write the constants that ship, and those fitted without each group."""
-    lines = [
-        '"""Constants of engines, written by `python -m calibration.serving`; engines.py says what each is."""'
-    ]
+    lines = ['"""Constants of engines, written by `python -m calibration.serving`; engines.py says what each is."""']
     lines += ["", "FITTED: dict[str, dict[str, float]] = {"]
     for name, constants in fitted.items():
         lines += [f'    "{name}": {{', *(f'        "{k}": {v:.4g},' for k, v in constants.items()), "    },"]

@@ -16,7 +16,7 @@ from phalanx.cost.serving.engines import engine
 from phalanx.cost.serving.fitted_engines import FITTED
 from phalanx.cost.serving.shape import Shape, shape_of
 from phalanx.cost.serving.steady_state import Load, aggregated, disaggregated
-from phalanx.cost.serving.step import BYTES, ChipRates, Split
+from phalanx.cost.serving.step import BYTES, ChipRates, Split, product_rate
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.served import served
@@ -76,6 +76,7 @@ def case_of(row: Row) -> Case:
     if osl < 2:
         raise Unscored("one token is generated, so there is no time per further token")
     weights, experts = _types(row, chip)
+    data = CHIPS[chip]
     shape = _shape(row["model_path"], row["model"])
     apart = row["mode"] == "disaggregated"
     kv = _cache_bytes(row, name, chip, weights, experts)
@@ -87,12 +88,11 @@ def case_of(row: Row) -> Case:
         if not all(counts):
             raise Unscored("how many workers compute prompts is not recorded")
         workers = (float(counts[0] or 0), float(counts[1] or 0))
-    data = CHIPS[chip]
     rates = ChipRates(
         memory_bytes_per_s=data.bandwidth_bytes_per_s,
         half=data.half,
-        weights=_rate(chip, weights),
-        experts=_rate(chip, experts),
+        weights=product_rate(data, weights),
+        experts=product_rate(data, experts),
         link_bytes_per_s=data.link_bytes_per_s,
         net_bytes_per_s=data.link_bytes_per_s if chip in _DOMAIN else _NET,
         domain=_DOMAIN.get(chip, 8),
@@ -112,16 +112,6 @@ def _types(row: Row, chip: str) -> tuple[str, str]:
         if kind == "nvfp4" and CHIPS[chip].fp4 <= CHIPS[chip].fp8:
             raise InputError(name, kind, f"needs Blackwell's tensor cores, {chip} has none", "use fp8 or int4")
     return weights, experts
-
-
-def _rate(chip: str, kind: str) -> float:
-    """FLOP/s of products with weights of a type. Weights of 4 bits without tensor cores for them are expanded."""
-    data = CHIPS[chip]
-    if kind in ("nvfp4",):
-        return data.fp4
-    if kind in ("fp8", "fp8_block") or (kind == "mxfp4" and data.fp4 > data.fp8):
-        return data.fp8
-    return data.half
 
 
 @cache

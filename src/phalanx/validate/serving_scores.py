@@ -80,7 +80,7 @@ def floor(pairs: Sequence[Pair]) -> float | None:
             c = p.case
             key = (c.engine, c.shape, c.chip, c.load, c.prefill, c.decode, c.workers)
             same.setdefault(key, []).append(p.tpot[1])
-    off = [abs(float(np.median(v)) / t - 1) for v in same.values() if len(v) > 1 for t in v]
+    off = [abs(float(np.median(v)) / t - 1) for v in same.values() if len(set(v)) > 1 for t in set(v)]
     return 100 * float(np.median(off)) if off else None
 
 

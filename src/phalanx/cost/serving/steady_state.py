@@ -101,7 +101,7 @@ def disaggregated(
     room = slots(m, xd, load) * after
     batch = np.minimum(total, room)
     step = none
-    for _ in range(40):
+    for _ in range(25):
         each = np.maximum(batch / after, 1e-3)
         new = _seconds(m, xd, chip, c, Batch(none, none, none, each, each * (load.input + load.output / 2)))
         step = new

@@ -23,6 +23,7 @@ import numpy as np
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.serving.engines import EngineConstants
 from phalanx.cost.serving.shape import Shape
+from phalanx.spec.cluster.chips import Chip
 
 BYTES = {
     "bf16": 2.0,
@@ -82,13 +83,23 @@ class Batch:
     """That decode, one token each."""
     context: Column
     """Cached tokens of these, in sum."""
+    uneven: Column = 1.0
+    """Tokens of prompts in the busiest group of attention, over their mean."""
+
+
+def product_rate(chip: Chip, kind: str) -> float:
+    """FLOP/s of products with weights of a type: 4 bits that tensor cores lack are expanded to 16 before."""
+    four = chip.fp4 > chip.fp8
+    if kind == "nvfp4":
+        return chip.fp4
+    return chip.fp8 if kind in ("fp8", "fp8_block") or (kind == "mxfp4" and four) else chip.half
 
 
 def step_parts(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch) -> dict[str, Any]:
     """Return the seconds of a step by part."""
     width = x.tp * x.attention_dp
     every = b.tokens + b.sequences
-    group = every / x.attention_dp
+    group = (b.tokens * b.uneven + b.sequences) / x.attention_dp
     memory = chip.memory_bytes_per_s * c.memory
 
     def roof(compute: Any, read: Any) -> Any:
@@ -142,7 +153,7 @@ def _attention(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch
     local = m.window_layers / np.maximum(m.attention_layers, 1)
     reach = np.minimum(b.pairs, b.tokens * m.window)
     seen = np.where(m.index_top > 0, np.minimum(b.pairs, b.tokens * m.index_top), b.pairs)
-    pairs = (seen * (1 - local) + reach * local) / x.attention_dp
+    pairs = (seen * (1 - local) + reach * local) * b.uneven / x.attention_dp
     width = m.prompt_width / x.tp * pairs + m.index_width * np.where(m.index_top > 0, b.pairs, 0.0) / x.attention_dp
     prompt = 4 * m.attention_layers * width / peak
     prompt = prompt + 4 * m.linear_layers * m.q_width / x.tp * 64 * b.tokens / x.attention_dp / peak  # chunks of 64
