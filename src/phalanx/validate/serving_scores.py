@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,7 @@ def floor(pairs: Sequence[Pair]) -> float | None:
 
 def scores(pairs: Sequence[Pair], blind: Sequence[Pair], skipped: Sequence[tuple[Row, str]]) -> dict[str, Any]:
     """Score a comparison as `phalanx validate --serving --json` prints it."""
-    groups = {
+    groups: dict[str, Callable[[Pair], str]] = {
         "by_engine": lambda p: p.kind,
         "by_model": lambda p: f"{p.kind} {p.case.row['model']}",
         "by_gpu": lambda p: f"{p.kind} {p.case.row['gpu']}",

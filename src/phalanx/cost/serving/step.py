@@ -176,8 +176,8 @@ def weight_bytes(m: Shape, x: Split) -> Any:
     """Bytes of weights on the GPU that has most."""
     split = (m.attention / x.tp + m.mlp / (x.tp * x.attention_dp)) * x.weight_bytes
     split = split + m.expert / (x.moe_tp * x.moe_ep) * x.expert_bytes
-    ends = 2.0 * np.where(x.pp > 1, m.head, m.ends) / x.tp
-    return (split + 2.0 * m.replicated) / x.pp + ends
+    ends: Any = np.where(x.pp > 1, m.head, m.ends)
+    return (split + 2.0 * m.replicated) / x.pp + 2.0 * ends / x.tp
 
 
 def _link(chip: ChipRates, c: EngineConstants, ranks: Any) -> tuple[Any, Any]:
