@@ -258,7 +258,7 @@ def _plan(a: Answer, cluster: str, precision: str) -> Plan:
         "terms_s": best.priced.terms,
         "memory_terms": best.priced.memory_terms,
     }
-    return Plan(p.model, p.cluster, p.job, best.strategy, Train(), choices, prediction)
+    return Plan(p.model, p.cluster, p.job, best.strategy, Train(), choices, prediction, p.extra)
 
 
 def plan(
@@ -294,6 +294,15 @@ def plan(
     ] = "throughput",
     stack: OptionalStack = None,
     precision: Precision = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="CONDITIONS",
+            help="Conditions on the strategies, such as 'tp<=8, zero=1, schedule in (1f1b, interleaved)', and "
+            "options of the stack, such as 'first_moment=bfloat16'.",
+        ),
+    ] = None,
     headroom: Annotated[
         float, typer.Option("--headroom", help="Share of a device's memory that a strategy must leave free.")
     ] = HEADROOM,
@@ -325,7 +334,7 @@ def plan(
             for name, value in (("--strategy", strategy), ("--set", overrides), ("--choices", choices or None)):
                 if value:
                     raise InputError(name, value, "is about a job file", "leave it out, or name a job file")
-            asked = read(Asked(None, model, cluster, gpus, batch, seq, None, stack, precision), searched=True)
+            asked = read(Asked(None, model, cluster, gpus, batch, seq, None, stack, precision, where), searched=True)
             _plan_model(asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, as_json)
             return
         of_model = {

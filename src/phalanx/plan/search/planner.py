@@ -137,7 +137,7 @@ def _with_suggested_gpus(error: InputError, pricing: Pricing, gpus: int) -> Inpu
     """Add to an error about `--gpus` the next smaller number of GPUs that has a legal strategy."""
     for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if error.field == "--gpus" else ():
         try:
-            space.cores(pricing.model, pricing.job, n, pricing.options.ulysses)
+            space.cores(pricing.model, pricing.job, n, pricing.options)
         except InputError:
             continue
         return InputError(error.field, error.value, error.reason, f"use {n}, or another batch")
@@ -200,7 +200,7 @@ def _misfits(
 ) -> Iterable[tuple[PricedStrategy, str]]:
     """For each family not in `has`, its strategy of least memory, if that does not fit; cp = micro_batch = 1."""
     rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
-    rows = space.sharding(space.recomputing(rows, pricing.model, options), options)
+    rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
     kinds, bytes_ = branch_and_bound.family(rows), pricing.bytes_(rows)
     for kind, name in enumerate(FAMILIES):
         members = np.flatnonzero(kinds == kind)
@@ -247,15 +247,15 @@ _CORES = 400
 def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
     """Whether a strategy over so many ranks fits, among the expansions of the cores with the lowest memory bounds."""
     try:
-        cores = space.cores(pricing.model, pricing.job, ranks, options.ulysses)
+        cores = space.cores(pricing.model, pricing.job, ranks, options)
     except InputError:
         return False
-    cores = space.experts(cores, pricing.model)
+    cores = space.experts(cores, pricing.model, pricing.job, options)
     least = pricing.least_bytes(cores, complete=False)
     fitting = np.flatnonzero(least <= pricing.usable)
     fitting = fitting[np.argsort(least[fitting])][:_CORES]
     rows = space.pipelines(cores.take(fitting), pricing.model, pricing.job, options)
-    rows = space.recomputing(rows, pricing.model, options)
+    rows = space.recomputing(rows, pricing.model, pricing.job, options)
     return bool(len(rows) and np.any(pricing.least_bytes(rows, complete=True) <= pricing.usable))
 
 
