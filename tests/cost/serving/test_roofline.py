@@ -32,7 +32,7 @@ def test_cache_bytes_per_token(model: str, expected: int) -> None:
 
 @pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b", "gpt2", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b"])
 def test_all_weights_are_on_the_gpus(model: str) -> None:
-    """One GPU holds every matrix once, in 16 bits (norms and biases may be left out); a split holds no less in sum."""
+    """One GPU holds every matrix once, in 16 bits (but for norms and biases); a split holds no less in sum."""
     price = _price(model)
     matrices = 0.99 * 2 * price.model.parameter_count
     assert price.weight_bytes(ServingLayout()) >= matrices
