@@ -23,6 +23,8 @@ def _questions(draw: st.DrawFn) -> list[str]:
     line = [f"tp={tp}", f"pp={pp}", "zero=1", f"micro_batch={draw(st.sampled_from([1, 2]))}"]
     if pp > 1 and draw(st.booleans()):
         line += ["schedule=interleaved", "virtual=2"]
+    elif pp == 2 and draw(st.booleans()):
+        line += ["layers=12/20"]
     if draw(st.booleans()):
         line += [f"dp={draw(st.sampled_from([1, 2, gpus // used]))}"]
     model, seq = draw(st.sampled_from([("llama3-8b", 8192), ("llama2-7b", 4096), ("mixtral-8x7b", 4096)]))
@@ -117,7 +119,6 @@ def test_nothing_is_ignored(tmp_path: Path) -> None:
         (["plan", "job.toml", "--objective", "money"], "--objective"),
         (["explain", *asked, "--strategy", "compression=fp16"], "strategy.compression"),
         (["explain", *asked, "--strategy", "bucket=50"], "strategy.bucket"),
-        (["comm", *asked, "--strategy", "layers=16/16,pp=2"], "strategy.layers"),
     ):
         code, _, err = phalanx(tmp_path, *words)
         assert code == 2, words
