@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.serving.layout import ServingLayout
-from phalanx.cost.serving.roofline import BYTES, ServingPrice
+from phalanx.cost.serving.roofline import ServingPrice
+from phalanx.cost.serving.step import BYTES
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.spec.model.spec import ModelSpec
 
