@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from phalanx.cost.serving.adapters import adapter_bytes
 from phalanx.cost.serving.layout import ServingLayout
 from phalanx.cost.serving.roofline import ServingPrice
 from phalanx.plan.question import cluster_named, model_named
@@ -98,3 +99,10 @@ def test_uneven_prompts_cost_more_than_even_ones() -> None:
     x = ServingLayout(1, 1, 8, 1, 8)
     even, one = (float(price.seconds(x, 8000, 0, 0, 0, uneven)) for uneven in (1.0, 8.0))
     assert 1.5 * even < one < 8 * even
+
+
+def test_an_adapter_has_a_column_and_a_row_for_each_matrix() -> None:
+    """Llama 3 8B: q, k, v, o, gate, up and down of 32 layers, at rank 16 in 16 bits."""
+    h, kv, ffn = 4096, 1024, 14336
+    each = (h + h) * 2 + (h + kv) * 2 + (h + ffn) * 3
+    assert adapter_bytes(model_named("llama3-8b")[0]) == 2 * 16 * each * 32

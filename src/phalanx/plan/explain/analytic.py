@@ -90,6 +90,11 @@ class AnalyticSubject:
         return self.priced.seconds
 
     @property
+    def memory(self) -> tuple[float, int]:
+        """Bytes that the fullest rank needs, and bytes that it may have."""
+        return float(self.priced.bytes_), self.priced.usable
+
+    @property
     def tensor_parallel(self) -> float:
         """Tensor-parallel communication as a share of the step."""
         return self.priced.terms.get("tp", 0.0) / self.priced.seconds

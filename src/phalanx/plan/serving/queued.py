@@ -24,7 +24,7 @@ def load(q: Question, users: int, stay_s: float) -> Requests:
     if q.trace is not None:
         requests = q.trace
     else:
-        n = q.requests or int(np.clip(12 * users, 400, 6000))
+        n = q.requests or (3000 if q.rate else int(np.clip(12 * users, 400, 6000)))
         requests = spread(n, q.input, q.output, q.variation, q.longest, q.seed)
         requests = poisson(requests, q.rate, q.seed) if q.rate else closed_loop(requests, users, stay_s)
     if q.reuse:

@@ -130,7 +130,7 @@ def intensity(price: ServingPrice, seq: int) -> Sheet:
             ("experts", "count"),
             ("attention", "count"),
             "weights bound by" if m.experts is None else "experts bound by",
-            ("cache's share", "share"),
+            ("cache of the step", "share"),
             ("step", "s"),
             ("tokens/s", "count"),
         ),
