@@ -114,7 +114,7 @@ class Question:
         Compression is priced by the formulas alone. Raises InputError."""
         assert self.strategy is not None
         p, s = self.pricing, self.strategy
-        result = estimate(p.model, p.cluster, p.job, s, self.stack, p.number_format)
+        result = estimate(p.model, p.cluster, p.job, s, self.stack, p.number_format, p.extra)
         if s.compression == "none":
             result = replace(result, step=replace(result.step, terms=self.subject.priced.terms))
         return result
