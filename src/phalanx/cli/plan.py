@@ -383,13 +383,14 @@ def plan(
         from phalanx.spec.errors import InputError
 
         if model is not None:
-            from phalanx.commands.question import Asked, read
+            from phalanx.commands.question import Asked, fixed, read
 
             if job is not None:
                 raise InputError("--model", model, f"is that of {job}", "leave one of them out")
-            for name, value in (("--strategy", strategy), ("--set", overrides), ("--choices", choices or None)):
+            for name, value in (("--set", overrides), ("--choices", choices or None)):
                 if value:
                     raise InputError(name, value, "is about a job file", "leave it out, or name a job file")
+<<<<<<< HEAD
             compared = stack == "all"
             named = None if compared else stack
             asked = read(Asked(None, model, cluster, gpus, batch, seq, None, named, precision, where, compared), True)
@@ -401,6 +402,10 @@ def plan(
                 fastest = _compare_stacks(asked, headroom, as_json)
                 announce(f"no plan is written; --stack {fastest} writes the fastest")
                 return
+=======
+            limits = ", ".join(filter(None, (fixed(strategy), where))) or None
+            asked = read(Asked(None, model, cluster, gpus, batch, seq, None, stack, precision, limits), searched=True)
+>>>>>>> main
             _plan_model(asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, as_json)
             return
         of_model = {

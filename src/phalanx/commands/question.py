@@ -262,6 +262,13 @@ def strategy_on(line: str, gpus: int) -> tuple[Strategy, str]:
     return chosen, f"dp={chosen.dp} fills {gpus} GPUs" + (f" over {split}" if split else "")
 
 
+def fixed(line: str | None) -> str:
+    """Return the conditions that fix the fields of a strategy's line in a search; `pp=*` leaves one open. Raises
+    InputError."""
+    table = strategies.parse(line or "")
+    return ", ".join(f"{name}={strategies.format_field(value)}" for name, value in table.items() if value != "*")
+
+
 def _require_ranks(s: Strategy, gpus: int) -> None:
     if s.world > gpus:
         factors = " x ".join(f"{axis}={getattr(s, axis)}" for axis in strategies.AXES)
