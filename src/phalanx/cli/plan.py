@@ -390,10 +390,12 @@ def plan(
             for name, value in (("--set", overrides), ("--choices", choices or None)):
                 if value:
                     raise InputError(name, value, "is about a job file", "leave it out, or name a job file")
-<<<<<<< HEAD
+            limits = ", ".join(filter(None, (fixed(strategy), where))) or None
             compared = stack == "all"
             named = None if compared else stack
-            asked = read(Asked(None, model, cluster, gpus, batch, seq, None, named, precision, where, compared), True)
+            asked = read(
+                Asked(None, model, cluster, gpus, batch, seq, None, named, precision, limits, compared), True
+            )
             if compared:
                 only = {"--tokens": tokens, "--price": price, "--deadline": deadline, "--front": front or None}
                 for name, given in only.items():
@@ -402,10 +404,6 @@ def plan(
                 fastest = _compare_stacks(asked, headroom, as_json)
                 announce(f"no plan is written; --stack {fastest} writes the fastest")
                 return
-=======
-            limits = ", ".join(filter(None, (fixed(strategy), where))) or None
-            asked = read(Asked(None, model, cluster, gpus, batch, seq, None, stack, precision, limits), searched=True)
->>>>>>> main
             _plan_model(asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, as_json)
             return
         of_model = {
