@@ -91,7 +91,7 @@ def lines(a: Answer, cache_bytes: float, fits: int, money: float | None) -> list
         out.append(f"{q.gpus - c.gpus} of {q.gpus} GPUs are left over")
     each = f"{c.tokens_per_s / c.gpus:,.0f} tokens/s per GPU"
     cost = "" if money is None else f", {money:,.2f} per million generated tokens"
-    out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:.2f} requests/s, {each}{cost}")
+    out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:,.2f} requests/s, {each}{cost}")
     held = f"KV cache: {cache_bytes:,.0f} bytes per token; {fits:,} requests of {q.input:,} + {q.output:,} tokens fit"
     out.append(held + (f"; {o.preemptions:,} preemptions" if o.preemptions else ""))
     out.append(f"{a.evaluated:,} candidates in their steady state, {a.simulated:,} of them simulated")

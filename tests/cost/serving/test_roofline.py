@@ -32,15 +32,14 @@ def test_cache_bytes_per_token(model: str, expected: int) -> None:
 
 @pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b", "gpt2", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b"])
 def test_all_weights_are_on_the_gpus(model: str) -> None:
-    """One GPU holds every parameter once, in 16 bits; a split holds no less in sum."""
+    """One GPU holds every matrix once, in 16 bits (but for norms and biases); a split holds no less in sum."""
     price = _price(model)
-    assert price.weight_bytes(ServingLayout()) >= 2 * price.model.parameter_count
-    assert (
-        price.weight_bytes(ServingLayout())
-        <= 2.2 * price.model.parameter_count + 4 * price.model.vocab * price.model.hidden
-    )
+    matrices = 0.99 * 2 * price.model.parameter_count
+    assert price.weight_bytes(ServingLayout()) >= matrices
+    tables = 4 * price.model.vocab * price.model.hidden
+    assert price.weight_bytes(ServingLayout()) <= 2.2 * price.model.parameter_count + tables
     for x in (ServingLayout(2, 1, 1, 2, 1), ServingLayout(1, 2), ServingLayout(2, 2, 1, 2, 1)):
-        assert x.gpus * price.weight_bytes(x) >= 2 * price.model.parameter_count * 0.999
+        assert x.gpus * price.weight_bytes(x) >= matrices
     whole = _price(model, "fp8").weight_bytes(ServingLayout())
     assert whole < price.weight_bytes(ServingLayout())
 

@@ -37,7 +37,7 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 _BY_POLICY = ("grad_sync", "reshard")
 """Fields that a stack's policy decides (cost/ledger/policy.py)."""
-_AS_DEFAULT = (*_BY_POLICY, "bucket", "prefetch")
+_AS_DEFAULT = ("layers", *_BY_POLICY, "bucket", "prefetch")
 """Fields of a strategy that have no term here; only their defaults are priced."""
 
 

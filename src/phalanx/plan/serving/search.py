@@ -178,7 +178,9 @@ class Search:
                 most = max(b for b in BATCHES if b <= then.most)
                 groups = groups[0], replace(groups[1], slots=most, step_tokens=max(chunk, 2 * most))
                 users, served = most * decodes, min(served, q.offered)
-            yield Candidate(first.weights, groups, users, Steady(ttft_moved, tpot, served * q.output))
+            yield Candidate(
+                first.weights, groups, users, Steady(ttft_moved + then.way_s(tpot), tpot, served * q.output)
+            )
             if q.open_load:
                 return
 
@@ -332,6 +334,8 @@ def _why_none(search: Search) -> tuple[str, str]:
         return "no layout of the model is legal on them", "its heads, layers and experts must be divided evenly"
     largest = max(copies, key=lambda c: (c.cache_tokens, -c.pricing.weight_bytes(c.layout)))
     x = largest.layout
+    if not largest.missing:
+        return "a worker that prefills and one that decodes need more", "give more GPUs, or --mode aggregated"
     degrees = f"tp={x.tp},pp={x.pp},dp={x.attention_dp},ep={x.moe_ep}"
     return (
         f"no layout holds a request: on {degrees} in {largest.weights}, {largest.missing}",
