@@ -1,0 +1,197 @@
+"""What follows from a configuration without doubt: its layout, and what became of every key of the file.
+
+A reader takes keys from a `Keys`; each key that it takes is understood. Of the others, those that the framework has
+are without effect on layout, memory and time, or have one that is not modelled; the rest the framework does not have,
+and the nearest name is said. A value of None is one that the file leaves open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+Config = Mapping[str, Any]
+_MATTERS = (
+    *("overlap", "bucket", "offload", "compile", "recompute", "parallel", "shard", "fp8", "float8", "fp4", "mxfp"),
+    *("reshard", "prefetch", "precision", "dtype", "attention_backend", "fusion", "fused", "cuda_graph", "lora"),
+)
+"""Parts of names of keys that change memory or time; one that no reader takes is listed as not modelled."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a configuration fixes. None: left open. `dp`: replicas, sharded ones included. `accumulation`:
+    micro-batches of a step. `offload`: where the optimizer's state and the parameters are, `none` or `cpu`."""
+
+    world: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    zero: int | None = None
+    shard: int | None = None
+    sp: bool | None = None
+    virtual: int | None = None
+    schedule: str | None = None
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    global_batch: int | None = None
+    seq: int | None = None
+    precision: str | None = None
+    recompute: str | None = None
+    offload: Mapping[str, str | None] | None = None
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A configuration as it was read. `stack`: the row of stacks/registry.py that runs it."""
+
+    kind: str
+    stack: str
+    layout: Layout
+    understood: Mapping[str, str]
+    """Key -> the field that it sets."""
+    without_effect: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+    unknown: Mapping[str, str]
+    """Key -> the nearest name that the framework has, or ""."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Sizes that the file states, by the names of a Hugging Face config.json; empty if it names none."""
+    model_name: str = ""
+
+
+@cache
+def names(kind: str) -> frozenset[str]:
+    """Return every key that a framework has (keys.json has the commits that they were read from)."""
+    table = json.loads((files("phalanx.formats.read") / "keys.json").read_text())
+    return frozenset(table[kind])
+
+
+class Keys:
+    """The keys of a file, and which of them were understood."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.understood: dict[str, str] = {}
+
+    def take(self, path: str, meaning: str, default: Any = None) -> Any:
+        """Return the value at a dotted path, and note what it means; the default where there is none. Keys may be
+        written with - or _."""
+        value, taken = _at(self.config, path.split("."))
+        if taken is None:
+            return default
+        self.understood[taken] = meaning
+        return value
+
+    def first(self, paths: tuple[str, ...], meaning: str, default: Any = None) -> Any:
+        """Return the first value that stands at one of several paths."""
+        for path in paths:
+            value = self.take(path, meaning, _ABSENT)
+            if value is not _ABSENT:
+                return value
+        return default
+
+    def rest(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+        """Return the keys that nobody took: without effect, not modelled, unknown with the nearest name."""
+        known = names(kind)
+        quiet, open_, unknown = [], [], {}
+        for path, leaf in self._untaken(self.config, known):
+            name = _plain(leaf)
+            if name not in known:
+                near = get_close_matches(name, known, 1, 0.75)
+                unknown[path] = near[0] if near else ""
+            elif any(part in name for part in _MATTERS):
+                open_.append(path)
+            else:
+                quiet.append(path)
+        return tuple(quiet), tuple(open_), unknown
+
+    def _untaken(self, config: Config, known: frozenset[str], above: str = "") -> Iterator[tuple[str, str]]:
+        """Yield (path, name) of every key that was not taken; a table with nearly a known name is one, with no keys."""
+        for name, value in config.items():
+            path = f"{above}{name}"
+            if path in self.understood:
+                continue
+            has = any(taken.startswith(f"{path}.") for taken in self.understood) or _plain(str(name)) in known
+            if (
+                isinstance(value, Mapping)
+                and value
+                and (has or not get_close_matches(_plain(str(name)), known, 1, 0.85))
+            ):
+                yield from self._untaken(value, known, f"{path}.")
+            else:
+                yield path, str(name)
+
+
+_ABSENT = object()
+
+
+def _plain(name: str) -> str:
+    """Return a key as the framework's source has it: without dashes, and without a prefix of its table."""
+    plain = name.lstrip("-").replace("-", "_")
+    for prefix in ("fsdp_", "parallelism_config_"):
+        plain = plain.removeprefix(prefix) or plain
+    return plain
+
+
+def _at(config: Any, parts: list[str]) -> tuple[Any, str | None]:
+    """Return the value at a path and the path as it is written, or (None, None)."""
+    written = []
+    for part in parts:
+        if not isinstance(config, Mapping):
+            return None, None
+        for name in (part, part.replace("_", "-"), part.replace("-", "_")):
+            if name in config:
+                written.append(name)
+                config = config[name]
+                break
+        else:
+            return None, None
+    return config, ".".join(written)
+
+
+def count(value: Any) -> int | None:
+    """Return a positive whole number, also written as text or with separators; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        text = value.replace("_", "").replace(",", "").strip()
+        value = int(text) if text.isdigit() else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def truth(value: Any) -> bool | None:
+    """Return a truth value, also written as text; None for `auto` and anything else."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    if isinstance(value, str):
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(value.lower())
+    return None
+
+
+def product(*values: int | None) -> int | None:
+    """Return the product; None if a factor is open."""
+    result = 1
+    for value in values:
+        if value is None:
+            return None
+        result *= value
+    return result
+
+
+def divided(whole: int | None, by: int | None) -> int | None:
+    """Return the quotient if it is whole; None if not or if one is open."""
+    if whole is None or not by or whole % by:
+        return None
+    return whole // by

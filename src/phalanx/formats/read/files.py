@@ -1,0 +1,138 @@
+"""Which framework a file belongs to, by its content, and its configuration. JSON, YAML and TOML are parsed as data;
+a script or a command line is read as text; Python is not read at all."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from phalanx.formats.read import (
+    accelerate,
+    deepspeed,
+    hugging_face,
+    maxtext,
+    megatron,
+    nanotron,
+    nemo,
+    shell,
+    torchtitan,
+)
+from phalanx.formats.read.configuration import Config, Configuration
+from phalanx.spec.errors import InputError, nearest
+
+LARGEST = 4 * 2**20
+"""Bytes of the largest file that is read."""
+READERS: dict[str, Callable[[Config, int | None], Configuration]] = {
+    "megatron": megatron.read,
+    "nemo": nemo.read,
+    "torchtitan": torchtitan.read,
+    "deepspeed": deepspeed.read,
+    "accelerate": accelerate.read,
+    "hf": hugging_face.read,
+    "nanotron": nanotron.read,
+    "maxtext": maxtext.read,
+}
+
+
+def read(paths: Sequence[Path], kind: str | None = None, world: int | None = None) -> tuple[Configuration, Config]:
+    """Read a configuration from one file, or from TrainingArguments and their DeepSpeed file; return the tables too.
+
+    `world`: ranks, where the file leaves them open. Raises InputError for a file that is none."""
+    if kind is not None and kind not in READERS:
+        raise InputError("--kind", kind, "is not a kind of configuration", nearest(kind, READERS))
+    tables = [document(path) for path in paths]
+    kinds = [kind if kind and i == 0 else kind_of(table) for i, table in enumerate(tables)]
+    config, chosen = tables[0], kinds[0]
+    if len(tables) > 1:
+        if len(tables) > 2 or "hf" not in kinds or "deepspeed" not in kinds:
+            reason = "are no TrainingArguments with their DeepSpeed file"
+            raise InputError("files", " ".join(map(str, paths)), reason, "name one file")
+        arguments = tables[kinds.index("hf")]
+        arguments = arguments if "args" in arguments else {"args": arguments}
+        config, chosen = {**arguments, "deepspeed_json": tables[kinds.index("deepspeed")]}, "hf"
+    if chosen is None:
+        known = ", ".join(READERS)
+        raise InputError("file", str(paths[0]), "is no configuration of a known framework", f"--kind, one of {known}")
+    return READERS[chosen](config, world), config
+
+
+def document(path: Path) -> dict[str, Any]:
+    """Return a file's tables. Raises InputError where it cannot be read."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise InputError("file", str(path), f"has {path.stat().st_size:,} bytes", f"at most {LARGEST:,} are read")
+        if not path.is_file():
+            raise InputError("file", str(path), "is no file")
+        text = path.read_text()
+    except OSError as error:
+        raise InputError("file", str(path), (error.strerror or "cannot be read").lower()) from error
+    except UnicodeDecodeError as error:
+        raise InputError("file", str(path), "is no text") from error
+    suffix = path.suffix.lower()
+    if suffix == ".py":
+        raise InputError(
+            "file", str(path), "is Python, which is not run", "name the file of its settings, or its command"
+        )
+    try:
+        if suffix == ".toml":
+            return tomllib.loads(text)
+        if suffix == ".json" or text.lstrip().startswith("{"):
+            value = json.loads(text)
+        elif suffix in (".yaml", ".yml"):
+            value = yaml.safe_load(text)
+        else:
+            return shell.read(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise InputError("file", str(path), f"cannot be parsed: {reason}") from error
+    if not isinstance(value, dict):
+        raise InputError("file", str(path), "is no table of settings")
+    return value
+
+
+def kind_of(config: Config) -> str | None:
+    """Return the framework that a configuration is of, by its keys; None if it is of none."""
+    names = {str(name).replace("-", "_") for name in config}
+    args = config.get("args")
+    if isinstance(args, Mapping) and "launch" in names:
+        return _kind_of_arguments({str(name).replace("-", "_") for name in args})
+    if names & {"distributed_type", "compute_environment", "fsdp_config", "base_model"}:
+        return "accelerate" if "per_device_train_batch_size" not in names else "hf"
+    if names & {"pipe_parallel_size", "train_micro_batch_size_per_gpu", "zero_optimization"}:
+        return "deepspeed"
+    if any(name.startswith(("ici_", "dcn_")) for name in names) or names & {"per_device_batch_size", "base_emb_dim"}:
+        return "maxtext"
+    if "per_device_train_batch_size" in names:
+        return "hf"
+    parallelism = config.get("parallelism")
+    if isinstance(parallelism, Mapping) and {"dp", "pp", "tp"} & set(parallelism):
+        return "nanotron"
+    degrees = isinstance(parallelism, Mapping) and any(str(name).endswith("_degree") for name in parallelism)
+    titan = {"training", "job", "activation_checkpoint", "model_spec", "dataloader", "lr_scheduler", "quantize"}
+    if degrees or len(titan & names) > 1:
+        return "torchtitan"
+    if "train_batch_size" in names:
+        return "deepspeed"
+    if names & {"trainer", "policy", "exp_manager", "recipe", "train", "distributed_strategy"}:
+        return "nemo"
+    text = json.dumps(config, default=str)
+    if "tensor_model_parallel_size" in text or "tensor-model-parallel-size" in text:
+        return "megatron" if "num_layers" in names else "nemo"
+    return "accelerate" if names & {"mixed_precision", "num_processes"} else None
+
+
+def _kind_of_arguments(names: set[str]) -> str | None:
+    if "per_device_train_batch_size" in names or "per_gpu_train_batch_size" in names:
+        return "hf"
+    if any(name.startswith(("ici_", "dcn_")) for name in names) or "per_device_batch_size" in names:
+        return "maxtext"
+    if any(name.startswith(("parallelism.", "training.")) for name in names):
+        return "torchtitan"
+    if names & {"tensor_model_parallel_size", "num_layers", "micro_batch_size", "global_batch_size", "hidden_size"}:
+        return "megatron"
+    return None
