@@ -79,6 +79,28 @@ def bench_plan() -> Iterator[Result]:
         yield Result(f"plan of {model} on {gpus:,} GPUs", f"{seconds:.2f} s", f"{limit:g} s", seconds <= limit)
 
 
+def bench_serving() -> Iterator[Result]:
+    """Time the queue of 100,000 requests, and the search over 8 GPUs with the queue simulated, start-up included."""
+    from phalanx.simulate.serving.deployment import Deployment, WorkerSpec
+    from phalanx.simulate.serving.price import LinearPrice
+    from phalanx.simulate.serving.requests import poisson, spread
+    from phalanx.simulate.serving.simulation import simulate
+
+    requests = poisson(spread(100_000, 4000, 500, 0.5, 32_000, 1), 5.0, 1)
+    worker = WorkerSpec(LinearPrice(5e-3, 2e-5, 1e-9, 2e-5, 2e-8), 128, 40_000)
+    start = time.perf_counter()
+    simulate(Deployment((worker,)), requests)
+    seconds = time.perf_counter() - start
+    yield Result("queue of 100,000 requests", f"{seconds:.2f} s", "20 s", seconds <= 20)
+    for model, cluster in (("llama3-70b", "dgx-h100"), ("deepseek-v3", "dgx-h200")):
+        with tempfile.TemporaryDirectory() as folder:
+            words = ["--model", model, "--cluster", cluster, "--gpus", "8", "--input", "4000", "--output", "500"]
+            words += ["--ttft", "2s", "--tpot", "50ms", "--out", f"{folder}/serving.json", "--json"]
+            command = [sys.executable, "-m", "phalanx", "serve-plan", *words]
+            seconds = median(_seconds(command) for _ in range(3))
+        yield Result(f"serve-plan of {model} on 8 GPUs", f"{seconds:.2f} s", "10 s", seconds <= 10)
+
+
 def bench_mesh() -> Iterator[Result]:
     """Time the coordinates of a rank and its groups over every axis, in a world of 100,000 ranks."""
     from phalanx.spec.strategy.mesh import mesh
@@ -448,6 +470,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "help": bench_help,
     "mesh": bench_mesh,
     "plan": bench_plan,
+    "serving": bench_serving,
     "ddp": bench_ddp,
     "zero": bench_zero,
     "tensor": bench_tensor,

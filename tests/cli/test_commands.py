@@ -23,6 +23,7 @@ from support.quick_runs import JOB, TEXT, at_work, rows, wait_for_step
 from phalanx.commands.train import outcome
 from phalanx.runs.resume import resumed
 from phalanx.runtime.process import status
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
 
 
@@ -91,6 +92,24 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
     assert code == 0, err
     assert text.startswith("the quick")
     assert phalanx(here, *words)[1] == text
+
+
+def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from phalanx.commands import sweep
+    from phalanx.spec.files import job_file
+
+    file = job_file.load(here / "job.toml")
+    lines = list(sweep.families(file, 2))
+    assert {line.split("schedule=")[1].split(",")[0] for line in lines if "schedule=" in line} == set(SCHEDULES)
+    assert {f"dp=2,zero={zero},micro_batch=4" for zero in range(4)} < set(lines)
+    monkeypatch.setattr(sweep, "families", lambda *_: iter(["dp=2,zero=1,micro_batch=4", "tp=5"]))
+    code, out, err = phalanx(here, "sweep", "job.toml", "--steps", "3", "--json")
+    assert code == 0, err
+    assert "left out: tp=5: strategy.tp = 5" in err
+    (row,) = json.loads(out)[0]["rows"]
+    assert row["strategy"] == "dp=2,zero=1,micro_batch=4"
+    assert abs(row["memory_off"]) < 0.03
+    assert not (here / "runs" / "job-sweep").exists()
 
 
 @pytest.mark.usefixtures("whole")

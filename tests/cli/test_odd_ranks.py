@@ -28,3 +28,22 @@ def test_measuring_and_training(tmp_path: Path, ranks: int, monkeypatch: pytest.
         code, out, err = phalanx(here, "train", "job.toml", "--strategy", line, "--json", *words, instead=BRIEF)
         assert code == 0, err
         assert json.loads(out)["last_step"] == 4
+
+
+def test_what_an_interrupted_measurement_kept_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "cache"))
+    code, _, err = phalanx(tmp_path, "measure", "--ranks", "1", "--quick", instead=BRIEF)
+    assert code == 0, err
+    assert "kernels, 1 rank at once ... (1 of 1)" in err
+    (short,) = (tmp_path / "cache" / "machines").iterdir()
+    rows = json.loads(short.read_text())
+    kept = short.with_name(short.name.replace(".quick.json", ".kept"))
+    kept.write_text(json.dumps({"kernels": rows["kernels"], "collectives": []}))
+    code, out, err = phalanx(tmp_path, "measure", "--ranks", "1", "--json", instead=BRIEF)
+    assert code == 0, err
+    assert "is kept" in err
+    assert "kernels, 1 rank" not in err
+    assert json.loads(out)["kernels"] == rows["kernels"]
+    assert not kept.exists()

@@ -23,6 +23,8 @@ def _questions(draw: st.DrawFn) -> list[str]:
     line = [f"tp={tp}", f"pp={pp}", "zero=1", f"micro_batch={draw(st.sampled_from([1, 2]))}"]
     if pp > 1 and draw(st.booleans()):
         line += ["schedule=interleaved", "virtual=2"]
+    elif pp == 2 and draw(st.booleans()):
+        line += ["layers=12/20"]
     if draw(st.booleans()):
         line += [f"dp={draw(st.sampled_from([1, 2, gpus // used]))}"]
     model, seq = draw(st.sampled_from([("llama3-8b", 8192), ("llama2-7b", 4096), ("mixtral-8x7b", 4096)]))
@@ -105,6 +107,19 @@ def test_a_plan_is_explained_as_it_was_priced(tmp_path: Path) -> None:
     assert again["step_time_s"] == pytest.approx(best["step_time_s"], rel=1e-9)
 
 
+def test_a_search_keeps_the_fields_that_a_line_fixes(tmp_path: Path) -> None:
+    asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]
+    code, out, err = phalanx(tmp_path, "plan", *asked, "--strategy", "zero=1,tp=4,pp=*", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    for strategy in [answer["best"]["strategy"], *(r["strategy"] for r in answer["alternatives"])]:
+        assert {"tp=4", "zero=1"} <= set(strategy.split(","))
+    code, _, err = phalanx(tmp_path, "plan", *asked, "--strategy", "tp=3")
+    assert code == 2
+    code, _, err = phalanx(tmp_path, "plan", *asked, "--strategy", "tpp=4")
+    assert (code, "did you mean tp" in err) == (2, True)
+
+
 def test_nothing_is_ignored(tmp_path: Path) -> None:
     """An option that a command cannot honour there is refused by name."""
     asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]
@@ -117,7 +132,6 @@ def test_nothing_is_ignored(tmp_path: Path) -> None:
         (["plan", "job.toml", "--objective", "money"], "--objective"),
         (["explain", *asked, "--strategy", "compression=fp16"], "strategy.compression"),
         (["explain", *asked, "--strategy", "bucket=50"], "strategy.bucket"),
-        (["comm", *asked, "--strategy", "layers=16/16,pp=2"], "strategy.layers"),
     ):
         code, _, err = phalanx(tmp_path, *words)
         assert code == 2, words

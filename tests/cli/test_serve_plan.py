@@ -91,6 +91,7 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
         ("--speculate 3", "--speculate = '3': is not drafted tokens"),
         ("--rate 3 --concurrency 2", "--rate = 3.0: excludes --concurrency; choose one load"),
         ("--model gpt3-175b --input 100", "no layout holds a request"),
+        ("--gpus 1 --mode disaggregated", "one that decodes need more; give more GPUs, or --mode aggregated"),
         ("--launch vllm", "--launch = 'vllm': is not known"),
         ("--percentile 95", "--percentile = 95: is not reported; 50, 90 or 99"),
     ],

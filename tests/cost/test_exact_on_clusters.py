@@ -11,12 +11,18 @@ from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.collectives.link import link, ring_link
 from phalanx.cost.collectives.measured import seconds
 from phalanx.cost.collectives.nccl_model import collective_s
+from phalanx.cost.ledger.flops import model_flops
+from phalanx.cost.ledger.model_shape import shape
+from phalanx.cost.ledger.rank_layout import layout
+from phalanx.cost.step.predict import model_flops as step_model_flops
 from phalanx.cost.step.predict import predict
+from phalanx.cost.step.terms import terms
+from phalanx.schedule.layout import Layout as StepLayout
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.mesh import mesh
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import Strategy, parse
 
 DGX = preset("dgx-h100", 8)
 LLAMA, _ = make_model({"preset": "llama3-8b"}, Path())
@@ -80,3 +86,17 @@ def test_more_reductions_than_backward_passes_hide_are_exposed() -> None:
     assert two.exposed_communication_s == pytest.approx(
         two.communication_s - two.backward_s - two.forward_s / m, rel=0.15
     )
+
+
+@pytest.mark.parametrize("line", ["dp=8", "tp=8", "pp=8,micro_batch=1", "cp=4"])
+def test_model_flops_count_nothing_that_is_padded_or_computed_twice(line: str) -> None:
+    """Latent attention pads its values to the width of its keys, and every tp rank projects to the latents."""
+    deepseek, _ = make_model({"preset": "deepseek-v3"}, Path())
+    job, s = Job(8, 4096, Precision("bfloat16")), Strategy(**parse(line))
+    whole = float(model_flops(shape(deepseek), layout(s, job, deepseek.layers)))
+    view = StepLayout(deepseek, job, s).stage_view()
+    executed = sum(term.work.flops for term in terms(view)) if s.pp == 1 else 0
+    counted = step_model_flops(StepLayout(deepseek, job, s)) * s.world
+    assert counted == pytest.approx(whole, rel=1e-9)
+    if s.tp > 1:
+        assert executed * s.world > 1.1 * whole

@@ -21,7 +21,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 def _pricing(model: str, nodes: int, batch: int, seq: int, stack: str = "megatron-core") -> Pricing:
     spec, _ = make_model({"preset": model}, Path())
-    return Pricing(spec, preset("dgx-a100", nodes), Job(batch, seq, Precision("bfloat16")), stack)
+    return Pricing(spec, preset("dgx-a100", nodes), Job(batch, seq, Precision("bfloat16")), stack, free=True)
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,10 @@ def test_bounds_are_below_all_that_they_stand_for(llama):
     assert (fits == (llama.least_bytes(cores, complete=False) <= llama.usable)).all()
     for core in np.random.default_rng(1).integers(0, len(cores), 12):
         own = cores.take([core])
-        rows = space.recomputing(space.pipelines(own, llama.model, llama.job, options), llama.model, options)
-        full = space.sharding(rows, options)
+        rows = space.recomputing(
+            space.pipelines(own, llama.model, llama.job, options), llama.model, llama.job, options
+        )
+        full = space.sharding(rows, llama.job, options)
         assert llama.least_seconds(own, complete=False)[0] <= llama.least_seconds(rows, complete=True).min() * (
             1 + 1e-12
         )

@@ -23,6 +23,13 @@ from phalanx.spec.job import Precision
 _GPT3 = ("gpt3-175b", 1024, 1536, 2048)
 _LLAMA8 = ("llama3-8b", 64, 512, 8192)
 _CASES = [
+    (
+        "too-large",
+        ("llama3-70b", 64, 512, 8192),
+        "dp=4,zero=1,tp=8,sp=1,pp=2,micro_batch=8",
+        "dp=4,zero=1,tp=8,sp=1,pp=2,micro_batch=8,recompute=full",
+        "214.6 GiB do not fit in the 78.0 GiB",
+    ),
     ("wide-tp", _GPT3, "dp=8,zero=1,tp=16,sp=1,pp=8", "dp=16,zero=1,tp=8,sp=1,pp=8", "tp=16 leaves the 8 ranks"),
     (
         "straddling",

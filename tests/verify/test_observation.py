@@ -140,7 +140,7 @@ def test_an_observation_is_priced_and_compared(script: Path) -> None:
     assert "reduce_scatter" in out
     for words, message in (
         (["predict", "observed.json"], "--cluster: is missing"),
-        (["predict", "train.py", "--cluster", "dgx-h100"], "is none"),
+        (["predict", "train.py", "--cluster", "dgx-h100"], "plan = 'train.py': is not JSON"),
         (["compare", "train.py", "plan.json"], "is none"),
     ):
         code, out, err = phalanx(script, *words)

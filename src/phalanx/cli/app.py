@@ -20,6 +20,7 @@ from phalanx.cli.clusters import clusters
 from phalanx.cli.collectives import collectives
 from phalanx.cli.experts import experts
 from phalanx.cli.explain import explain, lint
+from phalanx.cli.export import export
 from phalanx.cli.generate import generate
 from phalanx.cli.lab import lab
 from phalanx.cli.measure import measure
@@ -34,6 +35,7 @@ from phalanx.cli.plan import plan
 from phalanx.cli.predict import predict
 from phalanx.cli.root import OneLineErrors
 from phalanx.cli.serve_plan import serve_plan
+from phalanx.cli.sweep import sweep
 from phalanx.cli.tables import cases, comm, memory, roofline, scaling
 from phalanx.cli.terminal import INTERRUPTED
 from phalanx.cli.train import train
@@ -70,6 +72,7 @@ app.command()(observe)
 app.command()(compare)
 app.command()(measure)
 app.command("serve-plan")(serve_plan)
+app.command()(export)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)
 
@@ -83,7 +86,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-for _command in (plan, train, generate, parity):
+for _command in (plan, train, sweep, generate, parity):
     app.command()(_command)
 
 

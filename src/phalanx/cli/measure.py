@@ -19,6 +19,12 @@ def measure(
     ranks: Annotated[int | None, typer.Option(help="Number of local ranks; by default one per GPU or core.")] = None,
     dtype: Annotated[str, typer.Option(help="Type that kernels compute in: float32, bfloat16, ...")] = "float32",
     threads: Annotated[int, typer.Option(help="Number of threads per rank.")] = 1,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Measure this machine in few rounds: in about ten seconds on two cores, less exactly."
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -58,11 +64,14 @@ def measure(
             require_torch()
             from phalanx.measure.steal_time import noted
             from phalanx.runtime.process import world as worlds
+            from phalanx.spec.errors import InputError
 
             world = worlds.external()
             if world is None:
-                cluster = measure_machine(ranks, dtype, threads, announce)
+                cluster = measure_machine(ranks, dtype, threads, quick, announce)
             else:
+                if quick:
+                    raise InputError("--quick", None, "is for this machine alone, not under torchrun", "leave it out")
                 with noted(announce if world.rank == 0 else lambda _: None):
                     measured = measure_ranks(world, dtype, threads)
                 if measured is None:

@@ -103,7 +103,7 @@ def serve_plan(
     ] = None,
     price: Annotated[float | None, typer.Option("--price", help="Price of a GPU-hour.")] = None,
     requests: Annotated[
-        int | None, typer.Option("--requests", min=10, max=10**7, help="Requests to simulate per candidate.")
+        int | None, typer.Option("--requests", min=10, max=10**6, help="Requests to simulate per candidate.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals, lengths and acceptance.")] = 0,
     launch: _LAUNCH = None,
@@ -193,13 +193,14 @@ def _launch(plan: ServingPlan, what: str, as_json: bool) -> None:
 def _show(answer: Answer, against: list[Neighbour]) -> None:
     from phalanx.commands.serve_plan import cache_of, money
     from phalanx.report.serving import against as why_not
-    from phalanx.report.serving import lines, ranked
+    from phalanx.report.serving import lines, ranked, seen
 
     q, best, out = answer.question, answer.best, console()
     per_token, fits = cache_of(answer)
     cost = None if q.price is None else money(best, q.price)
     for line in lines(answer, per_token, fits, cost):
-        out.print(line)
+        out.print(line, highlight=False, soft_wrap=True)
+    out.print(seen(best))
     out.print(ranked(answer.finalists[:8], q, "the best of each layout within the limits", best))
     out.print(ranked(answer.front, q, "users against GPUs: the front, limits left aside", best))
     out.print(why_not(against))

@@ -74,7 +74,7 @@ def scaling(
         from phalanx.spec.errors import InputError, nearest
 
         if params is not None:
-            _print([_training(params, tokens, rate, gpus)], as_json, as_csv, plot)
+            print_sheets([_training(params, tokens, rate, gpus)], as_json, as_csv, plot)
             return
         for name, value in (("--model", model), ("--gpus", gpus), ("--batch", batch), ("--seq", seq)):
             if not value:
@@ -97,7 +97,7 @@ def scaling(
                 if name not in short:
                     raise InputError("--devices", name, "is not a device here", nearest(name, short))
             sheets.append(tables.by_device([(short[name], on(short[name])) for name in named], most))
-        _print(sheets, as_json, as_csv, plot)
+        print_sheets(sheets, as_json, as_csv, plot)
 
 
 def memory(
@@ -138,7 +138,7 @@ def memory(
             from phalanx.cli.serving_tables import sheets as of_serving
 
             tables = of_serving("memory", serving, of_training, model, cluster, seq, weights, kv, gpus)
-            _print(tables, as_json, as_csv, plot)
+            print_sheets(tables, as_json, as_csv, plot)
             return
         asked = (plan, strategy, cluster, gpus, batch, stack, precision)
         if any(value is not None for value in asked):
@@ -159,7 +159,7 @@ def memory(
         if spec is not None:
             degrees = [t for t in (1, 2, 4, 8, 16) if spec.heads % t == 0]
             sheets.append(textbook.activations(spec, micro_batch, seq or spec.max_seq, degrees))
-        _print(sheets, as_json, as_csv, plot)
+        print_sheets(sheets, as_json, as_csv, plot)
         if spec is None:
             announce(f"note: {textbook.FOLLOWS}")
 
@@ -183,7 +183,7 @@ def _memory_of(asked: Asked, as_json: bool, as_csv: bool, plot: Path | None) -> 
         terms = {name: float(value) for name, value in e.memory.terms.items()}
         assert question.strategy is not None
         table = sheet(question.strategy, terms, float(e.memory.reserved), int(e.allocatable_bytes))
-    _print([table], as_json, as_csv, plot, question)
+    print_sheets([table], as_json, as_csv, plot, question)
 
 
 def comm(
@@ -218,13 +218,15 @@ def comm(
             from phalanx.cli.serving_tables import sheets as of_serving
 
             tables = of_serving("comm", serving, of_training, model, cluster, seq, weights, kv, gpus)
-            _print(tables, as_json, as_csv, plot)
+            print_sheets(tables, as_json, as_csv, plot)
             return
         if params is not None:
             from phalanx.plan.tables import textbook
 
             _require_positive({"--rate": rate})
-            _print([textbook.gradient_traffic(textbook.counted(params), _RANKS, rate * 1e9)], as_json, as_csv, plot)
+            print_sheets(
+                [textbook.gradient_traffic(textbook.counted(params), _RANKS, rate * 1e9)], as_json, as_csv, plot
+            )
             announce(f"note: {textbook.FOLLOWS}")
             return
 
@@ -238,7 +240,7 @@ def comm(
         asked = read(Asked(plan, model, cluster, gpus, batch, seq, strategy, stack, precision))
         show_notes(asked.notes)
         table = exact_sheet(asked.exact) if asked.exact is not None else sheet(asked.subject)
-        _print([table], as_json, as_csv, plot, asked)
+        print_sheets([table], as_json, as_csv, plot, asked)
 
 
 def roofline(
@@ -270,12 +272,14 @@ def roofline(
             from phalanx.cli.serving_tables import sheets as of_serving
 
             tables = of_serving("roofline", serving, of_training, model, cluster, seq, weights, kv, gpus)
-            _print(tables, as_json, as_csv, plot)
+            print_sheets(tables, as_json, as_csv, plot)
             return
         from phalanx.plan.tables.roofline import ridges, rooflines
 
         if params is not None:
-            _print(_intensities(params, cluster or "dgx-h100", 2048 if seq is None else seq), as_json, as_csv, plot)
+            print_sheets(
+                _intensities(params, cluster or "dgx-h100", 2048 if seq is None else seq), as_json, as_csv, plot
+            )
             return
 
         asked, sheets = None, [ridges()]
@@ -286,7 +290,7 @@ def roofline(
             show_notes(asked.notes)
             assert asked.strategy is not None
             sheets += rooflines(asked.pricing, asked.strategy)
-        _print(sheets, as_json, as_csv, plot, asked)
+        print_sheets(sheets, as_json, as_csv, plot, asked)
 
 
 def cases(
@@ -304,7 +308,7 @@ def cases(
         else:
             results = in_progress(map(studied.study, studied.CASES), f"of {len(studied.CASES)} trainings studied")
             sheet = studied.sheet(list(results))
-        _print([sheet], as_json, as_csv)
+        print_sheets([sheet], as_json, as_csv)
 
 
 def _training(params: str, tokens: str | None, tflops: float, gpus: str) -> Sheet:
@@ -372,7 +376,7 @@ def _counts(text: str) -> list[int]:
     return sorted({max(1, counts[0] // 2**k) for k in range(5)})
 
 
-def _print(
+def print_sheets(
     sheets: Iterable[Sheet], as_json: bool, as_csv: bool, plot: Path | None = None, asked: Question | None = None
 ) -> None:
     """Print sheets; `asked`: the question that they are about."""

@@ -37,10 +37,21 @@ def validate(
             "the best predicted strategy beside those that experts tuned. Searches every recipe: some minutes.",
         ),
     ] = False,
+    serving: Annotated[
+        bool,
+        typer.Option(
+            "--serving",
+            help="Score predicted times of serving engines: seconds per output token (TPOT) and to the first token "
+            "(TTFT). With --runs: your own runs, in the columns of the ones that ship.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Predict every published run that is fully specified, and show how far off the predictions are."""
     with exit_on_error():
+        if serving:
+            _score_serving(runs, rows, choices, as_json)
+            return
         from phalanx.validate.collectives import link_scores
         from phalanx.validate.prediction_error import compare, scores
         from phalanx.validate.records import COLLECTIVES, RUNS, SMALL_RUNS, load
@@ -69,6 +80,29 @@ def validate(
         if summary["replaced_stacks"]:
             out.print(replaced_stacks(summary))
         out.print(reasons(summary))
+
+
+def _score_serving(runs: Path | None, rows: str | None, choices: bool, as_json: bool) -> None:
+    """Score predicted serving times and print them. Raises InputError."""
+    from phalanx.spec.errors import InputError
+    from phalanx.validate.serving import loaded
+    from phalanx.validate.serving_scores import compare, scores
+
+    if rows is not None or choices:
+        option = "--choices" if choices else "--rows"
+        raise InputError(option, None, "is for training runs", "leave it out beside --serving")
+    summary = scores(*compare(loaded(runs)))
+    if as_json:
+        print_json(summary)
+        return
+
+    from phalanx.report import validate_serving as report
+
+    out = console()
+    out.print(report.parts(summary, "model", "by model: absolute error in percent, mean / median"))
+    out.print(report.parts(summary, "gpu", "by GPU: absolute error in percent, mean / median"))
+    out.print(report.engines(summary))
+    out.print(report.notes(summary), highlight=False)
 
 
 def _score_choices(measured: list[Row], each: bool, as_json: bool) -> None:

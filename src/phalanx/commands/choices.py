@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from phalanx.validate import left_out
 from phalanx.validate.choices import Sweep, by_strategy, differing, expert, question_name, ran, recipes, sweeps
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.prediction_error import kinds_of, priced
-from phalanx.validate.recipe_options import unexpressed
+from phalanx.validate.recipe_options import option, options_of
 from phalanx.validate.records import Row
 from phalanx.validate.scores import spearman
 from phalanx.validate.stacks import number_format
@@ -76,9 +76,9 @@ class RecipeScore:
     expert_error: float
     """Predicted over measured seconds of the expert's strategy, minus 1."""
     option: str
-    """An option of the expert's that a Strategy cannot express and that saves memory, if one is known."""
+    """An option beyond the layout with which the expert saves memory, if one is known."""
     fits: bool
-    """Whether the expert's strategy is said to fit, without that option."""
+    """Whether the expert's strategy is said to fit, with that option."""
     share_of_memory: float
     """Its predicted memory over what the device has for it."""
     differs: dict[str, tuple[Any, Any]]
@@ -154,7 +154,7 @@ def _regret(predicted: dict[Strategy, float], measured: dict[Strategy, float]) -
 def score_recipe(c: Case) -> RecipeScore:
     """Search an expert's question and compare the best strategy with the expert's. Raises InputError for a layout
     that cannot be run."""
-    pricing, theirs = question(c), expert(c)
+    pricing, (theirs, _) = question(c), options_of(c.row, expert(c))
     own = price_expert(c, pricing)
     found = best_on(pricing, c.strategy.world)
     best = found[0] if found else None
@@ -167,7 +167,7 @@ def score_recipe(c: Case) -> RecipeScore:
         best=str(best.strategy) if best else "",
         ratio=best.seconds / own.seconds if best else None,
         expert_error=own.seconds / (c.measured_s or np.nan) - 1,
-        option=unexpressed(c.row),
+        option=option(c.row),
         fits=own.fits,
         share_of_memory=own.bytes_ / own.usable,
         differs=differing(best.strategy, theirs) if best else {},
@@ -176,10 +176,12 @@ def score_recipe(c: Case) -> RecipeScore:
 
 def price_expert(c: Case, pricing: Pricing) -> PricedStrategy:
     """Price the strategy of a recipe on its question. Raises InputError for a layout that cannot be run."""
+    theirs, options = options_of(c.row, expert(c))
+    with_options = replace(pricing, extra=options)
     try:
-        return refined(pricing, [expert(c)])[0][0]
+        return refined(with_options, [theirs])[0][0]
     except InputError:  # a strategy that the search would not name, such as one of unequal chunks
-        return refined(pricing, [c.strategy])[0][0]
+        return refined(with_options, [options_of(c.row, c.strategy)[0]])[0][0]
 
 
 def question(c: Case) -> Pricing:
@@ -192,7 +194,7 @@ def question(c: Case) -> Pricing:
     between = Tier("network", -(-world // node) * node, 15e-6, nic, "published", source)
     cluster = ClusterSpec(c.row["gpu"], chip.as_device(), node, -(-world // node), (inside, between), ())
     rates = system(name, node, nic, cloud)
-    return Pricing(c.model, cluster, c.job, c.profile, number_format(c.row), rates)
+    return Pricing(c.model, cluster, c.job, c.profile, number_format(c.row), rates, free=True)
 
 
 def _summary_of_sweeps(scores: Sequence[SweepScore]) -> dict[str, Any]:

@@ -39,17 +39,17 @@ def local_collectives(
     return fits, transport.choose(fits)
 
 
-def measure(ranks: int | None, dtype: str, threads: int, announce: Announce) -> ClusterSpec:
+def measure(ranks: int | None, dtype: str, threads: int, quick: bool, announce: Announce) -> ClusterSpec:
     """Measure this machine anew, with `ranks` ranks (None: one per GPU or core) of `threads` threads each.
 
-    Raises InputError, RankFailure.
+    `quick`: in few rounds, less exactly. Raises InputError, RankFailure.
     """
     compute = compute_type(dtype, "--dtype")
     count = ranks if ranks is not None else default_ranks()
     if count < 1 or threads < 1:
         raise InputError("--ranks" if count < 1 else "--threads", min(count, threads), "must be at least 1")
     require_local(count, "--ranks")
-    return local_cluster(count, compute, threads, anew=True, announce=announce)
+    return local_cluster(count, compute, threads, anew=True, quick=quick, announce=announce)
 
 
 def measure_ranks(world: World, dtype: str, threads: int) -> ClusterSpec | None:

@@ -25,7 +25,7 @@ from phalanx.plan import question as names
 from phalanx.plan.explain.analytic import AnalyticSubject
 from phalanx.plan.explain.exact import ExactSubject, subject_of_plan
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.space import RECOMPUTE
+from phalanx.plan.search.limits import conditions
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
@@ -34,6 +34,8 @@ from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
+from phalanx.stacks.registry import ROWS
 
 DEFAULT_STACK = "megatron-core"
 OWN_STACK = "phalanx"
@@ -57,6 +59,10 @@ class Asked:
     """One line, such as tp=8,zero=1."""
     stack: str | None = None
     precision: str | None = None
+    where: str | None = None
+    """Conditions on the strategies of a search, and options of the stack (plan/search/limits.py)."""
+    compared: bool = False
+    """Whether it is asked of all stacks, of which some may not have an option."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +111,11 @@ class Question:
     def estimate(self) -> Estimate:
         """The price with every term's formula and numbers, its pipeline timed action by action as everywhere.
 
-        Recomputation that no search chooses, and compression, are priced by the formulas alone. Raises InputError."""
+        Compression is priced by the formulas alone. Raises InputError."""
         assert self.strategy is not None
         p, s = self.pricing, self.strategy
-        result = estimate(p.model, p.cluster, p.job, s, self.stack, p.number_format)
-        if s.compression == "none" and s.recompute in RECOMPUTE:
+        result = estimate(p.model, p.cluster, p.job, s, self.stack, p.number_format, p.extra)
+        if s.compression == "none":
             result = replace(result, step=replace(result.step, terms=self.subject.priced.terms))
         return result
 
@@ -161,8 +167,12 @@ def _of_options(asked: Asked, searched: bool) -> Question:
     precision = _precision(asked.precision, on(gpus))
     larger = names.pricing_by_gpus(model, on, asked.batch or 0, asked.seq or 0, stack)
 
+    wanted, options = conditions(asked.where) if asked.where else ((), AS_RELEASED)
+    if not asked.compared:
+        _require_options(stack, options)
+
     def pricing_on(count: int) -> Pricing:
-        return _in_precision(larger(count), precision)
+        return replace(_in_precision(larger(count), precision), wanted=wanted, extra=options)
 
     strategy, rule = (None, "dp searched") if searched else strategy_on(asked.strategy or "", gpus)
     if strategy is not None:
@@ -174,13 +184,13 @@ def _of_options(asked: Asked, searched: bool) -> Question:
 def _of_plan(asked: Asked) -> Question:
     """Read a plan.json or a run's folder, whose strategy, GPUs, stack and precision options may replace."""
     assert asked.source is not None
+    saved = plans.read(asked.source / "plan.json" if asked.source.is_dir() else asked.source)
     others = {"--model": asked.model, "--cluster": asked.cluster, "--batch": asked.batch, "--seq": asked.seq}
     for name, value in others.items():
         if value is not None:
             raise InputError(name, value, "is already set by the plan.json", "leave it out, or make a new plan")
     if asked.gpus is not None:
         names.require_counts(("--gpus", asked.gpus))
-    saved = plans.read(asked.source / "plan.json" if asked.source.is_dir() else asked.source)
     gpus = asked.gpus or saved.strategy.world
     strategy, rule = strategy_on(asked.strategy, gpus) if asked.strategy else _planned(saved.strategy, gpus)
     about, own = str(asked.source), str(saved.choices.get("stack", OWN_STACK))
@@ -206,10 +216,25 @@ def _of_plan(asked: Asked) -> Question:
     precision = _precision(str(precision), saved.cluster)
 
     def pricing_on(count: int) -> Pricing:
-        return _in_precision(larger(count), precision)
+        return replace(_in_precision(larger(count), precision), extra=saved.options)
 
     check(strategy, saved.model, saved.job, None)
     return Question(about, pricing_on, gpus, strategy, rule, stack, precision, (), saved)
+
+
+def _require_options(stack: str, options: StackOptions) -> None:
+    """Require that a stack has the options that are set. Raises InputError."""
+    if not options.changed():
+        return
+    if stack not in ROWS:
+        reason = f"{stack} has no row that says which options it has"
+        raise InputError("--where", str(options), reason, f"use a stack that has: {', '.join(ROWS)}")
+    row = ROWS[stack]
+    for name, value in options.changed().items():
+        entry = row.options.get(name)
+        if entry is None or not entry.allows(value):
+            has = ", ".join(row.options) if entry is None else " or ".join(map(str, entry.values or ()))
+            raise InputError(f"--where {name}", value, f"{row.title} does not have it", f"use {has}")
 
 
 def _planned(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:
@@ -235,6 +260,13 @@ def strategy_on(line: str, gpus: int) -> tuple[Strategy, str]:
     chosen = make_strategy(table | {"dp": gpus // alone.world})
     assert chosen is not None
     return chosen, f"dp={chosen.dp} fills {gpus} GPUs" + (f" over {split}" if split else "")
+
+
+def fixed(line: str | None) -> str:
+    """Return the conditions that fix the fields of a strategy's line in a search; `pp=*` leaves one open. Raises
+    InputError."""
+    table = strategies.parse(line or "")
+    return ", ".join(f"{name}={strategies.format_field(value)}" for name, value in table.items() if value != "*")
 
 
 def _require_ranks(s: Strategy, gpus: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cost.analytic.chips import chip_name
+from phalanx.cost.serving.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.cost.serving.layout import ServingLayout
 from phalanx.cost.serving.roofline import ServingPrice
 from phalanx.formats.serving import dynamo, sglang, trtllm, vllm
@@ -27,6 +28,9 @@ from phalanx.spec.files.serving import Limits, Load, ServingPlan, Workers
 
 _LAUNCH = {"vllm": vllm.launch, "sglang": sglang.launch, "trtllm": trtllm.launch}
 _CHUNKS = (1024, 2048, 4096, 8192, 16384)
+MOST_GPUS = 1024
+MOST_REPLAYED = 20_000
+"""Requests of a trace that are replayed for each candidate, unless said otherwise."""
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "": 1.0}
 MODES = {"both": ("aggregated", "disaggregated"), "aggregated": ("aggregated",), "disaggregated": ("disaggregated",)}
 
@@ -125,13 +129,21 @@ def ask(
     options: Mapping[str, Any],
 ) -> Asked:
     """Turn the command's options into a question. Raises InputError."""
-    spec, notes = questions.model_named(model)
+    spec, named_notes = questions.model_named(model)
+    notes = list(named_notes)
     questions.require_counts(("--gpus", gpus))
+    if gpus > MOST_GPUS:
+        reason = f"is more than is searched, {MOST_GPUS:,}"
+        raise InputError("--gpus", gpus, reason, "plan a part of them: what serves more users is more of the same")
     described = questions.cluster_named(cluster)(gpus)
     chip = chip_name(described.device.name)
     row = engine(options["engine"])
     requests = traces.read(Path(options["trace"])) if options["trace"] else None
     if requests is not None:
+        most = options["requests"] or MOST_REPLAYED
+        if len(requests) > most:
+            notes.append(f"the first {most:,} of {len(requests):,} requests are replayed; --requests says how many")
+            requests = requests.first(most)
         input, output = round(float(requests.input.mean())), max(1, round(float(requests.output.mean())))
         longest = int((requests.input + requests.output).max())
         named = f"--trace: the longest request has {longest:,} tokens"
@@ -206,7 +218,7 @@ def ask(
         acceptance=accepted,
         adapters=used,
         adapter_slots=held,
-        adapter_load_s=0.0,
+        adapter_load_s=adapter_bytes(spec) / HOST_BYTES_PER_S,
         requests=options["requests"] or 0,
         seed=options["seed"],
         price=options["price"],

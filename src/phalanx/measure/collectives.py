@@ -33,6 +33,7 @@ _SIZES = tuple(2**k for k in range(10, 25, 2))  # 1 KiB .. 16 MiB, as Event coun
 _ROUNDS = 7
 # Between hosts: links are slower, and steadier.
 _SIZES_BETWEEN, _ROUNDS_BETWEEN = (2**10, 2**14, 2**16, 2**18, 2**20, 2**21, 2**22), 5
+_QUICK_ROUNDS = 2
 _RETRIES = 2  # of disturbed measurements
 _LEAD_S = 1e-3  # for Gloo's threads to go back to sleep
 
@@ -136,8 +137,9 @@ def _rounds(comm: Comm, tried: dict[str, tuple[Call, Way]], count: int, warm: bo
     return {name: Rounds(tuple(seconds[k]), tuple(stolen[k])) for k, name in enumerate(names)}
 
 
-def measure_collectives(comm: Comm, axis: str) -> list[CollectiveFit]:
-    """Time every operation along an axis in every way, and fit α + β n to each.
+def measure_collectives(comm: Comm, axis: str, quick: bool = False) -> list[CollectiveFit]:
+    """Time every operation along an axis in every way, and fit α + β n to each. `quick`: at fewer sizes, in fewer
+    rounds.
 
     `comm` must place its buffers in shared memory (SHARED). Collective.
     """
@@ -146,6 +148,8 @@ def measure_collectives(comm: Comm, axis: str) -> list[CollectiveFit]:
     hosts = comm.hosts(ranks)
     several = comm.world.size > comm.world.local_size
     sizes, count = (_SIZES_BETWEEN, _ROUNDS_BETWEEN) if several else (_SIZES, _ROUNDS)
+    if quick:
+        sizes, count = sizes[::2], _QUICK_ROUNDS
     for op in OPS:
         comm.status.now(f"measuring {op} of {len(ranks)} ranks")
         seconds: dict[Way, list[float]] = {way: [] for way in ways(op, ranks, comm)}

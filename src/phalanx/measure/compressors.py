@@ -30,7 +30,7 @@ _SPREAD = 0.01  # standard deviation of the gradients
 _ROUNDS = 5
 
 
-def measure_coding(dtype: DType, comm: Comm) -> dict[str, float]:
+def measure_coding(dtype: DType, comm: Comm, quick: bool = False) -> dict[str, float]:
     """Return seconds per counted byte by compressor, when all ranks reduce all their gradients together."""
     spec, ranks = ModelSpec(**complete(_SIZES)), comm.world.size
     job = Job(global_batch=ranks, seq=32, precision=Precision(compute=dtype))
@@ -45,7 +45,7 @@ def measure_coding(dtype: DType, comm: Comm) -> dict[str, float]:
         by = compressor(s.compressor, s, flats, alone, DTYPES[kind])
         gradients = [torch.empty(b.padded, dtype=DTYPES[kind], device=comm.world.device) for b in flats]
         timed = Rounds()
-        for i in range(_ROUNDS):
+        for i in range(2 if quick else _ROUNDS):
             for x in gradients:
                 x.normal_(std=_SPREAD)
             comm.barrier()

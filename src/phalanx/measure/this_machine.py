@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +25,7 @@ from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import DType
 
+_KEPT_S = 3600.0
 VERSION = 11  # of what is measured and how; caches of other versions are ignored
 
 
@@ -68,21 +70,36 @@ def default_ranks() -> int:
 
 
 def local_cluster(
-    ranks: int, dtype: DType, threads: int, *, anew: bool = False, announce: Callable[[str], None] = lambda _: None
+    ranks: int,
+    dtype: DType,
+    threads: int,
+    *,
+    anew: bool = False,
+    quick: bool = False,
+    announce: Callable[[str], None] = lambda _: None,
 ) -> ClusterSpec:
-    """Return this machine with `ranks` ranks, measured or from the cache (`anew`: measured in any case).
+    """Return this machine with `ranks` ranks, measured or from the cache (`anew`: measured in any case; `quick`: in
+    few rounds, less exactly). A quick measurement is used until there is a full one.
 
-    `announce` is called with notes for the user. Raises InputError if a measurement is needed and torch is missing.
+    What was measured before an interruption is kept, and not measured again within an hour. `announce` is called with
+    notes for the user. Raises InputError if a measurement is needed and torch is missing.
     """
     machine = fingerprint()
     key = {"version": VERSION, "ranks": ranks, "dtype": dtype, "threads": threads, **machine}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    path = cache_folder() / "machines" / f"{digest}.json"
-    if path.exists() and not anew:
-        try:
-            return build(ClusterSpec, json.loads(path.read_text()), "cluster")
-        except (json.JSONDecodeError, InputError):
-            announce(f"{path} is damaged; measuring again")
+    folder = cache_folder() / "machines"
+    full, short = folder / f"{digest}.json", folder / f"{digest}.quick.json"
+    for path in (full, short) if not anew else ():
+        if path.exists():
+            try:
+                found = build(ClusterSpec, json.loads(path.read_text()), "cluster")
+            except (json.JSONDecodeError, InputError):
+                announce(f"{path} is damaged; measuring again")
+                continue
+            if path == short:
+                announce("note: this machine was measured quickly; `phalanx measure` measures it well")
+            return found
+    path = short if quick else full
     if not machine["torch"]:
         raise InputError(
             "cluster.preset",
@@ -91,20 +108,29 @@ def local_cluster(
             "pip install 'phalanx[train]', or plan for a preset such as dgx-h100",
         )
     announce(f"measuring this machine ({ranks} rank{'s' * (ranks > 1)}, {dtype}, {threads} thread each) ...")
+    folder.mkdir(exist_ok=True)
+    kept = path.with_suffix(".kept")
+    if kept.exists():
+        if time.time() - kept.stat().st_mtime > _KEPT_S:
+            kept.unlink()
+        else:
+            announce("what was measured before the interruption is kept")
     with noted(announce):
-        rows = _measure(ranks, dtype, threads)
+        rows = _measure(ranks, dtype, threads, quick, kept)
+    kept.unlink(missing_ok=True)
     cluster = build(ClusterSpec, describe(machine, ranks, dtype, rows), "cluster")
-    path.parent.mkdir(exist_ok=True)
     write_json(path, asdict(cluster))
     return cluster
 
 
-def _measure(ranks: int, dtype: DType, threads: int) -> dict[str, Any]:
+def _measure(ranks: int, dtype: DType, threads: int, quick: bool, kept: Path) -> dict[str, Any]:
     from phalanx.runtime.process.launch import launch
 
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         out = Path(folder) / "measured.json"
-        argument = json.dumps({"out": str(out), "dtype": dtype, "threads": threads})
+        argument = json.dumps(
+            {"out": str(out), "dtype": dtype, "threads": threads, "quick": quick, "kept": str(kept)}
+        )
         launch("phalanx.measure.worker", argument, ranks, threads)
         return json.loads(out.read_text())  # type: ignore[no-any-return]
 

@@ -25,6 +25,7 @@ from phalanx.runtime.process.launch import run_rank
 from phalanx.runtime.process.objects import broadcast_object
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import CollectiveFit, Figure, KernelRates
+from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import DType
 from phalanx.spec.strategy.mesh import mesh
@@ -38,42 +39,84 @@ def levels(ranks: int) -> list[int]:
     return sorted({2**k for k in range(ranks.bit_length()) if 2**k <= ranks} | {ranks})
 
 
-def measure_host(comm: Comm, dtype: DType, threads: int, at_once: Sequence[int]) -> dict[str, Any]:
+def measure_host(
+    comm: Comm,
+    dtype: DType,
+    threads: int,
+    at_once: Sequence[int],
+    quick: bool = False,
+    kept: Path | None = None,
+) -> dict[str, Any]:
     """Measure the kernels and collectives of one host's ranks, at each concurrency in `at_once`.
 
-    Returns rows for the tables of a ClusterSpec (see `written`).
+    `quick`: in few rounds, and without figures for people. `kept`: a file that has what was measured before an
+    interruption, and gets what is. Returns rows for the tables of a ClusterSpec (see `written`).
     """
     rank = comm.world.rank
-    rates: list[KernelRates] = []
-    fits: list[CollectiveFit] = []
+    rates, fits = _read(kept)
+    known = {rate.concurrent for rate in rates}
+    parts = _Parts(comm, sum(2 - (n == 1) for n in at_once if n not in known) + (not quick))
     for concurrent in at_once:
         comm.barrier()
+        if concurrent in known:
+            continue
         if rank >= concurrent:
             continue  # sleeps in the next level's barrier
         world = replace(comm.world, size=concurrent, local_size=concurrent)
         together = Comm(world, mesh(Strategy(dp=concurrent)))
         if concurrent > 1:
-            _begin(comm, f"collectives of {concurrent} ranks")
-            fits += collectives.measure_collectives(Comm(world, together.mesh, collectives.SHARED), "world")
+            parts.begin(f"collectives of {concurrent} ranks")
+            fits += collectives.measure_collectives(Comm(world, together.mesh, collectives.SHARED), "world", quick)
             # Passes are timed with the collectives that a run on these ranks will use: decided by rank 0.
             together = Comm(world, together.mesh, agreed(fits, together))
-        _begin(comm, f"kernels, {concurrent} rank{'s' * (concurrent > 1)} at once")
+        parts.begin(f"kernels, {concurrent} rank{'s' * (concurrent > 1)} at once")
         # Longest where it matters most: in a run, all compute at once.
-        rounds = 6 if concurrent == comm.world.size else 3
-        rates.append(kernel_rates(together, dtype, threads, concurrent, _all_reduce(fits, concurrent), rounds))
+        rounds = 1 if quick else 6 if concurrent == comm.world.size else 3
+        over = _all_reduce(fits, concurrent)
+        rates.append(kernel_rates(together, dtype, threads, concurrent, over, rounds, quick))
+        if kept is not None and rank == 0:
+            write_json(kept, written(rates, fits, ()))
     comm.barrier()
+    if quick:
+        return written(rates, fits, [measure_gamma(RealWire(comm))])
+    parts.begin("products, attention and memory")
     return written(rates, fits, measure_figures(comm, dtype))
 
 
-def _begin(comm: Comm, part: str) -> None:
-    """Say what is measured next: on the rank's status page, and on rank 0 as a line of progress."""
-    comm.status.now(f"measuring {part}")
-    if comm.world.rank == 0:
-        print(f"measuring {part} ...", file=sys.stderr, flush=True)
+def _read(kept: Path | None) -> tuple[list[KernelRates], list[CollectiveFit]]:
+    """Return what an interrupted measurement kept; nothing if it kept nothing that can be read."""
+    if kept is None or not kept.exists():
+        return [], []
+    try:
+        rows = json.loads(kept.read_text())
+        rates = [build(KernelRates, row, "kernels") for row in rows["kernels"]]
+        return rates, [build(CollectiveFit, row, "collectives") for row in rows["collectives"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return [], []
+
+
+class _Parts:
+    """The parts of a measurement; each says that it begins: on the rank's status page, and on rank 0 as a line."""
+
+    def __init__(self, comm: Comm, count: int) -> None:
+        self.comm, self.count, self.begun = comm, count, 0
+
+    def begin(self, part: str) -> None:
+        """Begin a part."""
+        self.begun += 1
+        self.comm.status.now(f"measuring {part}")
+        if self.comm.world.rank == 0:
+            print(f"measuring {part} ... ({self.begun} of {self.count})", file=sys.stderr, flush=True)
 
 
 def kernel_rates(
-    together: Comm, dtype: DType, threads: int, concurrent: int, over: list[CollectiveFit], rounds: int
+    together: Comm,
+    dtype: DType,
+    threads: int,
+    concurrent: int,
+    over: list[CollectiveFit],
+    rounds: int,
+    quick: bool = False,
 ) -> KernelRates:
     """Measure how fast all ranks of a Comm compute at once, `concurrent` of them on each host.
 
@@ -95,13 +138,12 @@ def kernel_rates(
         peak_flops_per_s=kernels.peak_flops(dtype, device, together.barrier),
         fit_error=max(forward_error, backward_error),
         origin="measured",
-        compression_per_byte=measure_coding(dtype, together) if together.world.size > 1 else {},
+        compression_per_byte=measure_coding(dtype, together, quick) if together.world.size > 1 else {},
     )
 
 
 def measure_figures(comm: Comm, dtype: DType) -> list[Figure]:
     """Measure the figures for people: products, attention, memory, launches, and γ."""
-    _begin(comm, "products, attention and memory")
     return [*microbenchmarks.measure_figures(dtype, comm.world.device, comm.barrier), measure_gamma(RealWire(comm))]
 
 
@@ -131,7 +173,10 @@ def main() -> None:
 
     def work() -> None:
         comm = Comm(world, mesh(Strategy(dp=world.size)))
-        rows = measure_host(comm, options["dtype"], options["threads"], levels(world.size))
+        kept, quick = Path(options["kept"]), bool(options["quick"])
+        at_once = levels(world.size)
+        at_once = sorted({1, at_once[-1]}) if quick else at_once
+        rows = measure_host(comm, options["dtype"], options["threads"], at_once, quick, kept)
         if world.rank == 0:
             write_json(Path(options["out"]), rows)
 

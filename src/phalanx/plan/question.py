@@ -32,7 +32,11 @@ def model_named(name: str) -> tuple[ModelSpec, list[str]]:
 
     Raises InputError for an unknown name or an unusable file."""
     path = Path(name)
-    if path.is_dir():
+    try:
+        folder = path.is_dir()
+    except OSError:  # too long for a path
+        folder = False
+    if folder:
         name = str(path / "config.json")
     return make_model({"config" if name.endswith(".json") else "preset": name}, Path())
 

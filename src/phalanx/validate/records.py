@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import lzma
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,11 +79,12 @@ class Row:
 def load(path: Path, needed: tuple[str, ...] = ("source_family", "gpu", "gpus", "model")) -> list[Row]:
     """Read all rows of a CSV file. Raises InputError if it cannot be read, or lacks one of the columns `needed`."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        opened = lzma.open if path.suffix == ".xz" else open
+        with opened(path, "rt", newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             rows = [Row(cells) for cells in reader]
             columns = reader.fieldnames or []
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError, csv.Error, lzma.LZMAError) as error:
         raise InputError("--runs", str(path), f"cannot be read ({error})") from None
     missing = [c for c in needed if c not in columns]
     if missing:

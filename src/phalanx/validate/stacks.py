@@ -108,7 +108,7 @@ def _profile_name(row: Row) -> str | None:
         name = row["model"]
         plain = "te" not in name.split("_") and not row.moe
         unfused = plain or ("deterministic" in options and "resume" not in name)
-        return "megatron-core-unfused" if unfused and (row.count("cp") or 1) == 1 else "megatron-core"
+        return "megatron-core-unfused" if unfused and (row.count("cp") or 1) == 1 else "megatron-core-dropout"
     if framework.startswith(("Megatron-LM", "Megatron-Core")):
         return "megatron-core"
     return None

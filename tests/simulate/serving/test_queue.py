@@ -202,3 +202,31 @@ def test_what_cannot_be_served_is_one_line() -> None:
         Requests(np.array([4, 4]), np.array([4, 0]), None, 1)
     with pytest.raises(InputError, match="leaves no tokens for prompts beside 64"):
         WorkerSpec(_PRICE, 64, 10, step_tokens=64)
+
+
+def test_chunks_follow_one_another_through_a_pipeline() -> None:
+    """Four chunks over four stages: a step takes what one takes through all, the last is out 3/4 of it later."""
+    price = LinearPrice(0.08)
+    h = _one(WorkerSpec(price, 1, 1000, step_tokens=4000, stages=4), closed_loop(alike(2, 4000, 1), 1))
+    np.testing.assert_allclose(h.first - h.arrival, 0.08 * 1.75)
+    h = _one(WorkerSpec(price, 1, 1000, step_tokens=4000, stages=4), closed_loop(alike(2, 1000, 1), 1))
+    np.testing.assert_allclose(h.first - h.arrival, 0.08)
+
+
+def test_a_prompt_is_of_one_group_and_the_busiest_group_is_waited_for() -> None:
+    """Two groups with 500 tokens a step each: alone a prompt of 1,000 takes two uneven steps, and so do two at once,
+    one in each group."""
+    price = LinearPrice(0.01, 1e-3)
+    spec = WorkerSpec(price, 2, 1000, step_tokens=1000, groups=2)
+    alone = _one(spec, closed_loop(alike(2, 1000, 1), 1))
+    np.testing.assert_allclose(alone.first - alone.arrival, 2 * (0.01 + 500 * 2 * 1e-3))
+    together = _one(spec, closed_loop(alike(2, 1000, 1), 2))
+    np.testing.assert_allclose(together.first - together.arrival, 2 * (0.01 + 1000 * 1e-3))
+
+
+def test_the_way_to_the_user_is_in_ttft_alone() -> None:
+    h = _one(WorkerSpec(LinearPrice(0.01), 4, 1000), closed_loop(alike(50, 100, 11), 4))
+    plain, seen = outcome(h), outcome(h, way_s=0.005, way_steps=3)
+    assert seen.ttft.p50 == pytest.approx(plain.ttft.p50 + 0.005 + 3 * plain.tpot.p50)
+    assert seen.tpot == plain.tpot
+    assert seen.latency.p50 == pytest.approx(plain.latency.p50 + 0.005)

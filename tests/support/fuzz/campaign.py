@@ -120,7 +120,7 @@ def prepared(folder: Path) -> Path:
     return folder
 
 
-def measured(ranks: int, dtype: str, threads: int) -> dict[str, Any]:
+def measured(ranks: int, dtype: str, threads: int, quick: bool, kept: Path) -> dict[str, Any]:
     """What a measurement of `ranks` ranks would have found."""
     content = asdict(laptop(ranks))
     kernels = [{**row, "dtype": dtype, "threads": threads} for row in content["kernels"]]

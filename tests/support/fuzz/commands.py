@@ -36,6 +36,14 @@ def _short(word: str) -> str:
 
 
 _ASKED: Options = {"--model": "llama2-7b", "--cluster": "dgx-h100", "--gpus": "16", "--batch": "64", "--seq": "2048"}
+_SERVED: Options = {
+    "--model": "llama2-7b",
+    "--cluster": "dgx-h100",
+    "--gpus": "4",
+    "--input": "1000",
+    "--output": "100",
+    "--out": "s.json",
+}
 _LINE: Options = {"--strategy": "tp=4,pp=2,zero=1"}
 _SHOWN: Options = {"--ranks": "4", "--micro-batches": "8"}
 _PRICED: Options = {"--costs": "1,1,1", "--transfer": "0.1"}
@@ -52,6 +60,9 @@ QUICK: tuple[tuple[tuple[str, ...], Options], ...] = (
     (("memory",), {"--model": "llama2-7b", "--card": "80", "--micro-batch": "1", "--seq": "2048", "--json": None}),
     (("memory",), {"--params": "7B", "--bytes-per-parameter": "16", "--csv": None}),
     (("scaling",), {"--params": "7B", "--tokens": "300B", "--tflops": "150", "--gpus": "64,128", "--json": None}),
+    (("memory",), {"--serving": None, "--model": "llama2-7b", "--weights": "fp8", "--kv": "bf16", "--json": None}),
+    (("roofline",), {"--serving": None, "--model": "llama2-7b", "--cluster": "dgx-h100", "--seq": "2048"}),
+    (("comm",), {"--serving": None, "--model": "mixtral-8x7b", "--gpus": "8", "--seq": "2048", "--json": None}),
     (("models",), {"--json": None}),
     (("models", "llama3-8b"), {"--json": None}),
     (("clusters", "dgx-h100"), {"--nodes": "4", "--json": None}),
@@ -91,6 +102,16 @@ SLOW: tuple[tuple[tuple[str, ...], Options], ...] = (
             "--out": "p.json",
             "--json": None,
         },
+    ),
+    (("serve-plan",), {**_SERVED, "--ttft": "1s", "--tpot": "30ms", "--price": "2.5", "--json": None}),
+    (("serve-plan",), {**_SERVED, "--engine": "sglang", "--rate": "3", "--percentile": "99", "--speculate": "3:0.7"}),
+    (
+        ("serve-plan",),
+        {**_SERVED, "--objective": "latency", "--concurrency": "8", "--layout": "tp=2", "--reuse": "0.5"},
+    ),
+    (
+        ("serve-plan",),
+        {**_SERVED, "--variation": "0.5", "--adapters": "8:2", "--weights": "fp8", "--launch": "engine"},
     ),
     (("scaling",), {"--model": "llama2-7b", "--gpus": "16,32", "--batch": "64", "--seq": "2048", "--json": None}),
     (("train", "job.toml"), {"--strategy": "dp=2,zero=1", "--set": "train.steps=2", "--json": None}),

@@ -119,6 +119,8 @@ def system(
             TierRates(node, chip.link_bytes_per_s * g.nvlink, g.node_hop_s, g.node_bulk_s, g.node_bulk_s),
             TierRates(1 << 30, nic * g.nic, hop, bulk, bulk),
         ),
+        host_bytes_per_s=chip.host_bytes_per_s,
+        host_memory_bytes_per_s=chip.host_memory_bytes_per_s,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.compression import Payment, payment
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
+from phalanx.cost.analytic.option_effects import effective, extended, laid_out, require_priced
 from phalanx.cost.analytic.stacks import Profile, profile, require_runnable
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather
@@ -24,6 +25,7 @@ from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.pipeline_formulas import makespan
 from phalanx.cost.ledger.rank_layout import Layout, PlacedLayout, layout
 from phalanx.cost.pipeline_time import Costs
+from phalanx.schedule.pipeline.given_layout import ends_of, given_blocks
 from phalanx.schedule.pipeline.stages import rank_of, splits_backward
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -31,10 +33,11 @@ from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import require_compressible
 from phalanx.spec.strategy.spec import FIELDS, Strategy
+from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 _BY_POLICY = ("grad_sync", "reshard")
 """Fields that a stack's policy decides (cost/ledger/policy.py)."""
-_AS_DEFAULT = ("layers", *_BY_POLICY, "bucket", "prefetch")
+_AS_DEFAULT = (*_BY_POLICY, "bucket", "prefetch")
 """Fields of a strategy that have no term here; only their defaults are priced."""
 
 
@@ -106,15 +109,34 @@ def _require_default(s: Strategy, names: Sequence[str]) -> None:
 
 
 def estimate(
-    model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, stack: str, number_format: str = "bfloat16"
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: Job,
+    s: Strategy,
+    stack: str,
+    number_format: str = "bfloat16",
+    options: StackOptions = AS_RELEASED,
 ) -> Estimate:
-    """Price one strategy. Raises InputError for a strategy, chip or stack that is not modelled."""
+    """Price one strategy, with the options of its stack. Raises InputError for a strategy, chip or stack that is not
+    modelled."""
     require_modelled(s, stack)
-    how = replace(layout(s, job, model.layers, number_format), compressed=compressed_gradients(model, s))
-    result = priced(shape(model), how, system_of(cluster), profile(stack))
+    require_priced(options, cluster.device.kind)
+    how = laid_out_strategy(model, job, s, options, number_format)
+    size = shape(model)
+    result = priced(extended(size, options), how, system_of(cluster), effective(profile(stack), size, options))
     if splits_backward(s):
         _run_schedule(result.step, s, model)
     return result
+
+
+def laid_out_strategy(
+    model: ModelSpec, job: Job, s: Strategy, options: StackOptions = AS_RELEASED, number_format: str = "bfloat16"
+) -> Layout:
+    """Return the layout of one strategy with its compression, its stack's options and the blocks that they give."""
+    layers = model.layers + options.mtp
+    even = replace(layout(s, job, layers, number_format), compressed=compressed_gradients(model, s))
+    given_blocks(s, options, layers)  # raises for parts that do not add up
+    return laid_out(even, options, ends_of(s, options, layers))
 
 
 def estimate_placed(
@@ -123,7 +145,7 @@ def estimate_placed(
     """Price one strategy on placed ranks: `distances` of tp, cp, dp, pp, data and expert (see PlacedLayout), each a
     number or a column with an element for each placement. Raises InputError as `estimate` does."""
     require_modelled(s, stack)
-    even = layout(s, job, model.layers)
+    even = laid_out_strategy(model, job, s)
     given = {field.name: getattr(even, field.name) for field in fields(Layout)}
     given |= {f"{axis}_stride": distances[axis] for axis in ("tp", "cp", "dp", "pp")}
     given["compressed"] = compressed_gradients(model, s)
@@ -168,9 +190,7 @@ def estimate_all(
     InputError as `estimate` does."""
     for s in strategies:
         require_modelled(s, stack)
-    columns = gather(
-        [replace(layout(s, job, model.layers), compressed=compressed_gradients(model, s)) for s in strategies]
-    )
+    columns = gather([laid_out_strategy(model, job, s) for s in strategies])
     return priced(shape(model), columns, system_of(cluster), profile(stack))
 
 

@@ -108,14 +108,24 @@ def projections(shape: Shape, layout: Layout, by: Products) -> Passes:
     last = by.linear(m, h, out, back=True)
     if not np.any(shape.kv_rank):
         return _sum([plain, last])
-    kv = shape.heads * (shape.head_dim - shape.rope_dim + shape.value_dim) / layout.tp
     down = by.linear(m, shape.q_rank + shape.kv_rank + shape.rope_dim, h)
-    up_q = by.linear(m, q, np.where(shape.q_rank > 0, shape.q_rank, h))
-    up_kv = by.linear(m, kv, np.maximum(shape.kv_rank, 1))
-    low = _sum([down, up_q, up_kv])
+    low = _sum([down, up_projections(shape, layout, by)])
     latent = shape.kv_rank > 0
     first = Passes(np.where(latent, low.forward, plain.forward), np.where(latent, low.backward, plain.backward))
     return _sum([first, last])
+
+
+def up_projections(shape: Shape, layout: Layout, by: Products) -> Passes:
+    """Return seconds of the products that expand latent queries, keys and values; nothing without latents."""
+    if not np.any(shape.kv_rank):
+        return Passes(0.0, 0.0)
+    m, latent = layout.tokens, shape.kv_rank > 0
+    q = shape.heads * shape.head_dim / layout.tp
+    kv = shape.heads * (shape.head_dim - shape.rope_dim + shape.value_dim) / layout.tp
+    up_q = by.linear(m, q, np.where(shape.q_rank > 0, shape.q_rank, shape.hidden))
+    up_kv = by.linear(m, kv, np.maximum(shape.kv_rank, 1))
+    both = _sum([up_q, up_kv])
+    return Passes(both.forward * latent, both.backward * latent)
 
 
 def mlp(shape: Shape, layout: Layout, width: Column, by: Products) -> Passes:
@@ -151,10 +161,11 @@ def experts(shape: Shape, layout: Layout, by: Products) -> Passes:
 
 
 def keys_per_query(shape: Shape, layout: Layout) -> Column:
-    """Return the mean number of keys per query under a causal mask, over all blocks: half of the sequence, or a
-    window."""
-    window = np.minimum(np.maximum(shape.window, 1), layout.seq / 2)
-    return (1 - shape.window_share) * layout.seq / 2 + shape.window_share * window
+    """Return the mean number of keys per query under a causal mask, over all blocks: half of the sequence or
+    document, or a window."""
+    reach: Column = np.where(np.asarray(layout.document) > 0, np.minimum(layout.document, layout.seq), layout.seq)
+    window = np.minimum(np.maximum(shape.window, 1), reach / 2)
+    return (1 - shape.window_share) * reach / 2 + shape.window_share * window
 
 
 def attention(shape: Shape, layout: Layout, system: System, profile: Profile) -> Passes:
@@ -166,7 +177,7 @@ def attention(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     pairs = layout.tokens * heads
     flops = 2 * pairs * (shape.head_dim + shape.value_dim)
     keys = keys_per_query(shape, layout)
-    ring = layout.cp / layout.ulysses
+    ring = np.where(np.asarray(profile.gathers_keys) > 0, 1, layout.cp / layout.ulysses)
     long = layout.seq / (layout.seq + system.attention_half * ring)
     narrow = (np.minimum(shape.head_dim, 128) / 128) ** system.attention_narrow
     share = np.where(profile.portable > 0, system.portable_attention, system.attention)

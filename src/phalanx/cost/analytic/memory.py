@@ -81,6 +81,36 @@ def cast_weight_bytes(layout: Layout, profile: Profile) -> Column:
     return np.asarray(profile.kept_cast) * beside * cast
 
 
+def module_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
+    """Return the bytes of a block that recomputed modules free, averaged over dense and expert blocks.
+
+        layernorm       the norms' results, which are operands; experts get theirs unquantised
+        mla_up_proj     queries, keys and values, from their latents; attention's result stays
+        moe_act         the activation's result inside experts
+        mlp, moe        what is inside, and operands cast beside the input, which stays
+        shared_experts  what is inside them
+
+    (Megatron-Core 0.19, megatron/core/transformer/transformer_config.py:546)."""
+    m = layout.modules
+    if not m.any:
+        return 0.0
+    ways = np.where(layout.sp > 0, layout.tp, 1)
+    moe = shape.moe_layers / shape.layers
+    operand = operand_bytes(layout, profile)
+    saved = 2.0 - operand
+    norms = (operand + (1 - moe) * operand + moe * 2.0) / ways * shape.hidden
+    kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim)
+    up = profile.kept_qkv * 2 * (shape.heads * shape.head_dim + kv) / layout.tp * (shape.kv_rank > 0)
+    inside = (2 * profile.kept_ffn * shape.mlp_matrices - saved) / layout.tp
+    act = np.where(shape.mlp_matrices > 2, 1.0, 0.5) * 2 * profile.kept_ffn - saved
+    act = np.maximum(act, 0.0) / layout.tp * shape.top_k * shape.expert_ffn
+    routed = shape.top_k * (shape.expert_ffn * inside + (profile.kept_routed - saved) * shape.hidden / layout.tp)
+    shared = shape.shared_ffn * inside
+    experts = np.where(m.moe > 0, routed + shared, m.moe_act * act + m.shared_experts * shared)
+    freed = m.layernorm * norms + m.mla_up_proj * up + m.mlp * (1 - moe) * shape.ffn * inside + moe * experts
+    return layout.tokens * layout.activation_bytes / 2 * freed
+
+
 def block_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
     """Return the bytes that a block's forward pass keeps for its backward pass, averaged over dense and expert
     blocks."""
@@ -119,6 +149,29 @@ def operation_bytes(shape: Shape, layout: Layout) -> Column:
     return layout.tokens * layout.activation_bytes * (shape.hidden / ways + wide / layout.tp)
 
 
+def stored_bytes(shape: Shape, layout: Layout, profile: Profile, kept: Column, freed: Column) -> Column:
+    """Return the bytes that a block leaves on the device or the host until its backward pass: `kept` without
+    recomputation, less what modules free, or the input of each group of blocks."""
+    input_bytes = layout.tokens * shape.hidden * layout.activation_bytes / np.where(layout.sp > 0, layout.tp, 1)
+    by_operation = layout.selective * np.asarray(profile.per_op)
+    return (
+        layout.full * input_bytes / layout.group
+        + by_operation * operation_bytes(shape, layout)
+        + (1 - layout.full - by_operation) * (kept - freed)
+    )
+
+
+def gathered_key_bytes(shape: Shape, layout: Layout, profile: Profile) -> Column:
+    """Return the bytes of a block's keys and values over the whole sequence, where context parallelism gathers
+    them."""
+    if not np.any(profile.gathers_keys):
+        return 0.0
+    ring = layout.cp / layout.ulysses
+    kv = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads) * (shape.head_dim + shape.value_dim) / layout.tp
+    whole = layout.tokens * ring * kv * layout.activation_bytes
+    return np.where(ring > 1, profile.gathers_keys * whole, 0.0)
+
+
 def waiting_bytes(
     shape: Shape, layout: Layout, profile: Profile, blocks: Column, passes: Column, ahead: Column
 ) -> Column:
@@ -137,6 +190,16 @@ def waiting_bytes(
     blocks_ahead = np.maximum(np.maximum(blocks_ahead, warm_up), 1.0)
     given_bytes = profile.given * layout.tokens * shape.hidden * layout.activation_bytes
     return np.where(layout.tp > 1, given_bytes * blocks_ahead, 0.0)
+
+
+_STATE_OF_ADAPTERS = 18.0
+"""Bytes per parameter of adapters: as without ZeRO, for they are small."""
+
+
+def _fuller(one: tuple[Column, ...], other: tuple[Column, ...]) -> tuple[Column, ...]:
+    """Return, row by row, the rank with more state and transient bytes, the first two parts."""
+    first = one[0] + one[1] >= other[0] + other[1]
+    return tuple(np.where(first, a, b) for a, b in zip(one, other, strict=True))
 
 
 def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, room: Column = np.inf) -> Memory:
@@ -165,27 +228,29 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
 
     cast_bytes = cast_weight_bytes(layout, profile)
     kept = block_bytes(shape, layout, profile)
-    input_bytes = layout.tokens * shape.hidden * layout.activation_bytes / np.where(layout.sp > 0, layout.tp, 1)
+    freed = np.minimum(module_bytes(shape, layout, profile), kept)
+    stored = stored_bytes(shape, layout, profile, kept, freed)
+    # The backward pass of a block has all that it needs at once; of `group` blocks where only their first input is
+    # kept.
     by_operation = layout.selective * np.asarray(profile.per_op)
-    stored = (
-        layout.full * input_bytes
-        + by_operation * operation_bytes(shape, layout)
-        + (1 - layout.full - by_operation) * kept
-    )
-    recomputed = np.where(layout.full + by_operation > 0, kept, 0.0)
+    recomputed = np.where(layout.full + by_operation > 0, layout.group * kept, freed)
+    recomputed = recomputed + gathered_key_bytes(shape, layout, profile)
     flight = np.minimum(layout.micro_batches, layout.pp)
     # Interleaved: the first rank runs ahead by 2 (pp - 1) + (v - 1) pp chunks, the last by (v - 1) pp (Megatron's
     # schedules.py); a chunk is a v-th of what a rank holds.
     interleaved = np.where(layout.virtual > 1, 1 + (layout.pp - 1) / (layout.pp * layout.virtual), 1.0)
     given_by_schedule = np.asarray(layout.in_flight) > 0
-    flight = np.where(given_by_schedule, layout.in_flight, flight * interleaved)
+    flight = np.minimum(flight * interleaved, layout.micro_batches)
+    flight = np.where(given_by_schedule, layout.in_flight, flight)
     flight_last = np.minimum(layout.micro_batches, ((layout.virtual - 1) * layout.pp + 1) / layout.virtual)
     flight_last = np.where(given_by_schedule, layout.in_flight_last, flight_last)
+    # Exchanges that overlap another micro-batch run one chunk ahead.
+    flight = flight + np.asarray(profile.overlaps_experts) / layout.virtual
     # Products that accumulate their weights' gradients in place return a placeholder, kept for each shape; the head's
     # goes with the loss.
     per_shape = dense_params + moe * shape.expert_params / np.maximum(shape.experts, 1) / layout.etp
     stand_in = profile.stand_in * profile.parameter_bytes * per_shape
-    logits = profile.kept_logit * layout.tokens * shape.vocab / layout.tp
+    logits = profile.kept_logit * layout.tokens * shape.vocab / layout.tp * (1 + shape.depths)
     logits = logits + profile.stand_in * profile.parameter_bytes * shape.vocab * shape.hidden / layout.tp
     # Gathered for a pass: two blocks, and one block's gradient before it is reduced.
     unit_bytes = (
@@ -203,11 +268,17 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
 
     ranks = []
     last_blocks = np.where(one_stage, parts.most, np.maximum(parts.last, 0))
-    for blocks, ends, in_flight, loss_bytes in (
-        (parts.most, first_ends, flight, np.where(both_ends, logits, 0.0)),
+    first_loss = np.where(both_ends, logits, 0.0)
+    places = [
+        (parts.first, first_ends, flight, first_loss),
         (last_blocks, last_ends, flight_last, np.where(both_ends & ~one_stage, 0.0, logits)),
-    ):
+    ]
+    if np.any(parts.first < parts.most):  # then the second rank may be fuller than the first
+        places.append((parts.most, 0.0 * first_ends, np.maximum(flight - 1 / layout.virtual, 1.0), 0.0 * first_loss))
+    adapters = _STATE_OF_ADAPTERS * shape.adapters / layout.tp
+    for blocks, ends, in_flight, loss_bytes in places:
         block_state = dense_params * (dense_bytes + cast_bytes) + expert_params * (expert_bytes + cast_bytes)
+        block_state = block_state + adapters
         state = blocks * block_state + ends * dense_bytes
         idle = np.where(
             (how.level >= 1) & (how.parameters == 0),
@@ -220,8 +291,13 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
         gathered = np.where(how.regathers > 0, unit_bytes, kept_gathered)
         # Logits are freed before the first block is recomputed.
         loss = np.where(loss_bytes >= recomputed, loss_bytes, 0.0)
-        activations = blocks * in_flight * stored + np.where(loss_bytes >= recomputed, 0.0, recomputed)
+        on_host = np.minimum(profile.offloaded_blocks, blocks)
+        # Two buffers of a block are under way to the host and back.
+        resident = blocks - on_host + np.minimum(2.0, on_host) / np.maximum(in_flight, 1.0)
+        activations = resident * in_flight * stored + np.where(loss_bytes >= recomputed, 0.0, recomputed)
         ranks.append((state, np.maximum(activations + loss + gathered - idle, 0.0), gathered, loss, activations))
+    if len(ranks) > 2:
+        ranks[0] = _fuller(ranks[0], ranks.pop())
     (state_a, transient_a, gathered_a, top_a, act_a), (state_b, transient_b, gathered_b, top_b, act_b) = ranks
     first_fuller = state_a + transient_a >= state_b + transient_b
     state = np.where(first_fuller, state_a, state_b)

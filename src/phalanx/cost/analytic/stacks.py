@@ -18,6 +18,8 @@ from phalanx.cost.ledger.policy import DEEPSPEED, FSDP, JAX, MEGATRON, MEGATRON_
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.stacks.registry import ROWS
+from phalanx.stacks.stack import Stack as Row
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,22 @@ class Profile:
     """Bytes that the driver shows beyond those reserved by the allocator: context, NCCL, libraries."""
     jitter: Column = 0.0
     """Relative slowdown per doubling of ranks beyond 8: the slowest rank sets the pace."""
+    on_host: Column = 0.0
+    """Share of the optimizer's state, and of its update, on the host."""
+    parameters_on_host: Column = 0.0
+    """1: sharded parameters are on the host between their uses."""
+    offloaded_blocks: Column = 0.0
+    """Blocks of a rank whose kept activations go to the host and back."""
+    orthogonal: Column = 0.0
+    """1: the update of matrices is orthogonalised (Muon), by five iterations of three products."""
+    gathers_keys: Column = 0.0
+    """1: context parallelism gathers keys and values before attention, instead of passing them around a ring."""
+    overlaps_experts: Column = 0.0
+    """1: exchanges of tokens overlap the compute of another micro-batch."""
+    sends_once: Column = 0.0
+    """1: a token goes once to each node that has one of its experts (DeepEP), not once to each expert."""
+    gathers_tokens: Column = 0.0
+    """1: every rank of an expert-parallel group gets all of its tokens."""
     policy: Policy = MEGATRON
     """When it reduces and gathers."""
 
@@ -264,14 +282,18 @@ STACKS: dict[str, Stack] = {
     # layernorm_linear.py:469 (d0067d0).
     # Buckets: max(40e6, 1e6 dp) parameters (Megatron-LM d98e8a6,
     # megatron/core/distributed/distributed_data_parallel.py:134).
-    "megatron-core": Stack("any", {"kept_cast": 1.0, "rank_bucket_bytes": 4e6}),
+    "megatron-core": Stack(
+        "any", {"kept_cast": 1.0, "rank_bucket_bytes": 4e6, "kept_hidden": 8.0} | _PROBABILITIES_INSIDE
+    ),
+    # With dropout, which models of before 2023 and its tests have, and its masks.
+    "megatron-core-dropout": Stack("megatron-core", {"kept_hidden": 10.0}),
     # With FlashAttention 2, the fastest until cuDNN 9 (2024).
-    "megatron-core-flash2": Stack("megatron-core", {"portable": 1.0}),
+    "megatron-core-flash2": Stack("megatron-core-dropout", {"portable": 1.0}),
     # Without flash attention.
-    "megatron-core-unfused": Stack("megatron-core", _SCORES),
-    "nemo-23.05": Stack("megatron-core"),
+    "megatron-core-unfused": Stack("megatron-core-dropout", _SCORES),
+    "nemo-23.05": Stack("megatron-core-dropout"),
     "nemo-24.03": Stack("nemo-24.11"),
-    "nemo-24.11": Stack("megatron-core", _RECIPE),
+    "nemo-24.11": Stack("megatron-core", _RECIPE | {"kept_routed": 4.0}),
     # Its largest models reduce gradients in bf16 before its others do (NeMo-Framework-Launcher 26e42fa,
     # launcher_scripts/conf/training/nemotron/nemotron_340b.yaml:167, mixtral/mixtral_8x7b.yaml:153).
     "nemo-24.03-bf16": Stack("nemo-24.03", _BF16_GRADIENTS),
@@ -382,9 +404,13 @@ def profile(name: str, constants: Mapping[str, float] = CONSTANTS) -> Profile:
 
 
 def lineage(name: str) -> list[str]:
-    """Return a stack and its ancestors, nearest first. Raises InputError for an unknown stack."""
+    """Return a stack, or the one whose constants price a row of stacks/, and its ancestors, nearest first. Raises
+    InputError for an unknown stack."""
+    if name not in STACKS and name in ROWS:
+        name = ROWS[name].constants
     if name not in STACKS:
-        raise InputError("--stack", name, "is not a software stack that Phalanx knows", nearest(name, STACKS))
+        known = {*STACKS, *ROWS}
+        raise InputError("--stack", name, "is not a software stack that Phalanx knows", nearest(name, known))
     chain = [name]
     while STACKS[chain[-1]].parent:
         chain.append(STACKS[chain[-1]].parent)
@@ -399,6 +425,21 @@ def _inherited(name: str, what: str) -> Any:
 def capabilities(name: str) -> Capabilities:
     """Return what a stack can run. Raises InputError for an unknown stack."""
     return Capabilities(**{f.name: _inherited(name, f.name) for f in fields(Capabilities)})
+
+
+def capabilities_of(row: Row) -> Capabilities:
+    """Return the same of a row of stacks/, which also has rules about combinations."""
+    zero = row.strategy["zero"].values or (0, 1, 2, 3)
+    has_pipeline = row.strategy["pp"].allows(2)
+    schedules = row.strategy["schedule"].values
+    names = (tuple(SCHEDULES) if schedules is None else schedules) if has_pipeline else ()
+    piped = [z for z in zero if names and _runs_in_pipeline(row, z, names[0])]
+    return Capabilities(tuple(zero), tuple(piped), names, row.strategy["ulysses"].allows(2))
+
+
+def _runs_in_pipeline(row: Row, zero: int, schedule: str) -> bool:
+    """Whether a row has a ZeRO level together with a pipeline."""
+    return row.refusal(Strategy(dp=2, pp=2, zero=zero, schedule=schedule)) is None  # type: ignore[arg-type]
 
 
 def require_runnable(name: str, s: Strategy) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from phalanx.cost.analytic import compression, kernels
 from phalanx.cost.analytic.kernels import Passes
+from phalanx.cost.analytic.memory import block_bytes, module_bytes, stored_bytes
 from phalanx.cost.analytic.stacks import Profile
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.hardware.columns import Column
@@ -72,7 +73,8 @@ FORMULAS = {
 
 @dataclass(frozen=True)
 class _Block:
-    """Seconds of one block and micro-batch, forward and backward, by what takes them."""
+    """Seconds of one block and micro-batch, forward and backward, by what takes them; `again`: seconds of the modules
+    that the backward pass computes again."""
 
     matmul: Passes
     attention: Passes
@@ -80,6 +82,7 @@ class _Block:
     tp: Passes
     cp: Passes
     ep: Passes
+    again: Column = 0.0
 
     @property
     def parts(self) -> dict[str, Passes]:
@@ -155,7 +158,7 @@ def _tensor_parallel(flows: _Flows, layout: Layout, timer: _Timer, profile: Prof
     )
 
 
-def _context_parallel(flows: _Flows, layout: Layout, system: System, core: Passes) -> Passes:
+def _context_parallel(flows: _Flows, layout: Layout, system: System, profile: Profile, core: Passes) -> Passes:
     """Return exposed seconds of context parallelism in one block. Ring: keys and values travel while attention runs
     over the part received before; what does not fit is exposed, and so is the gradients' last hop, beside which
     nothing is left to compute. Ulysses: exposed all-to-alls of queries, keys and values before attention and of its
@@ -170,6 +173,11 @@ def _context_parallel(flows: _Flows, layout: Layout, system: System, core: Passe
         else:
             exchanged = exchanged + flow.count("F") * _seconds(flow, system)
     degree = layout.cp / layout.ulysses
+    if np.any(profile.gathers_keys):
+        # Gathered before attention, again in the backward pass, and their gradients scattered after it: nothing of
+        # attention runs meanwhile.
+        around = np.maximum(degree - 1, 0) * ring
+        return Passes(around + exchanged, 2 * around + exchanged)
     hops, overlapping = np.maximum(degree - 1, 0), 1 - 1 / degree
     last = ring * (degree > 1)
     return Passes(
@@ -179,21 +187,44 @@ def _context_parallel(flows: _Flows, layout: Layout, system: System, core: Passe
 
 
 def _expert_parallel(
-    flows: _Flows, shape: Shape, layout: Layout, system: System, profile: Profile, products: Passes
+    flows: _Flows, shape: Shape, layout: Layout, system: System, profile: Profile, products: Passes, compute: Passes
 ) -> Passes:
     """Return exposed seconds of expert parallelism in one block: all-to-alls (dispatch and combine), permutation on
-    both sides, the router, and waiting for the rank whose experts got the most tokens (`products`: the experts')."""
+    both sides, the router, and waiting for the rank whose experts got the most tokens (`products`: the experts';
+    `compute`: all of a block's)."""
     forward: Column = 0.0
     backward: Column = 0.0
     for flow in flows:
-        each = _seconds(flow, system)
+        each = _seconds(_dispatched(flow, shape, layout, system, profile), system)
         forward, backward = forward + flow.count("F") * each, backward + flow.count("B") * each
+    if np.any(profile.overlaps_experts):
+        # Another micro-batch's products run meanwhile; what they do not cover is exposed, and they are slowed.
+        slowed = profile.contention - 1
+        forward = np.maximum(forward - compute.forward, 0) + slowed * np.minimum(forward, compute.forward)
+        backward = np.maximum(backward - compute.backward, 0) + slowed * np.minimum(backward, compute.backward)
     rows = routed_rows(shape, layout, np.maximum(shape.experts, 1)) * shape.hidden
     fixed = profile.token_bytes * rows / (system.memory_bytes_per_s * system.memory) + profile.router_s
     shown, waits = 1 - profile.ep_overlap, np.where(np.asarray(layout.ep) > 1, profile.imbalance, 0.0)
     return Passes(
         forward * shown + fixed + waits * products.forward, backward * shown + fixed + waits * products.backward
     )
+
+
+def _dispatched(flow: Flow, shape: Shape, layout: Layout, system: System, profile: Profile) -> Flow:
+    """Return the operation that carries tokens to their experts, or back, where it is not an all-to-all of a copy
+    for each expert: one copy for each node, or rank of a node, that has one of them (DeepEP; of `k` experts drawn
+    from `n` nodes, n (1 - (1 - 1/n)^k) are distinct); or all tokens for every rank."""
+    if flow.op != "all_to_all" or flow.axis != "ep":
+        return flow
+    k = np.maximum(shape.top_k, 1)
+    if np.any(profile.sends_once):
+        node = system.tiers[0].ranks
+        places = np.where(layout.ep * layout.etp > node, np.ceil(layout.ep * layout.etp / node), layout.ep)
+        distinct = places * (1 - (1 - 1 / places) ** k) / k
+        flow = replace(flow, bytes=flow.bytes * np.where(profile.sends_once > 0, np.minimum(distinct, 1.0), 1.0))
+    if np.any(profile.gathers_tokens):
+        return replace(flow, op="all_gather", bytes=flow.bytes / k * layout.ep)
+    return flow
 
 
 _NONE = Passes(0.0, 0.0)
@@ -213,7 +244,10 @@ def _block(flows: _Flows, shape: Shape, layout: Layout, timer: _Timer, profile: 
     around = kernels.projections(shape, layout, by)
     if moe:
         inner = kernels.experts(shape, layout, replace(by, rate=rate * profile.grouped, parts=1.0))
-        ep = _expert_parallel(by_axis.get("ep", ()), shape, layout, system, profile, inner)
+        compute = Passes(
+            around.forward + core.forward + inner.forward, around.backward + core.backward + inner.backward
+        )
+        ep = _expert_parallel(by_axis.get("ep", ()), shape, layout, system, profile, inner, compute)
         shared = kernels.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), by)
         has = shape.shared_ffn > 0
         inner = Passes(
@@ -223,14 +257,46 @@ def _block(flows: _Flows, shape: Shape, layout: Layout, timer: _Timer, profile: 
     else:
         inner, width, ep = kernels.mlp(shape, layout, shape.ffn, by), shape.ffn, _NONE
     products = Passes(around.forward + inner.forward, around.backward + inner.backward)
+    again: Column = 0.0
+    if layout.modules.any:
+        again = _modules_again(shape, layout, system, profile, by, moe, inner, ep)
     return _Block(
         matmul=products,
         attention=core,
         memory=kernels.traffic(shape, layout, width, system, profile),
         tp=_tensor_parallel(by_axis.get("tp", ()), layout, timer, profile, products),
-        cp=_context_parallel(by_axis.get("cp", ()), layout, system, core),
+        cp=_context_parallel(by_axis.get("cp", ()), layout, system, profile, core),
         ep=ep,
+        again=again,
     )
+
+
+def _modules_again(
+    shape: Shape,
+    layout: Layout,
+    system: System,
+    profile: Profile,
+    by: kernels.Products,
+    moe: bool,
+    inner: Passes,
+    ep: Passes,
+) -> Column:
+    """Return the forward seconds of the modules that run again: their products, and passes over what memory-bound
+    kernels read and write. `inner`: of the MLP or of all experts; `ep`: of what the experts' exchange takes."""
+    m = layout.modules
+    rate = system.memory_bytes_per_s * system.memory
+    ways = np.where(layout.sp > 0, layout.tp, 1)
+    element = layout.tokens * layout.activation_bytes / rate
+    norms = 2 * 2 * element * shape.hidden / ways  # two norms read and write
+    up = kernels.up_projections(shape, layout, by)
+    seconds = m.layernorm * norms + m.mla_up_proj * up.forward
+    if not moe:
+        return seconds + m.mlp * (inner.forward + 3 * element * shape.ffn / layout.tp)
+    width = shape.top_k * shape.expert_ffn
+    act = shape.mlp_matrices * element * width / layout.tp  # the activation reads one or two and writes one
+    shared = kernels.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), by).forward * (shape.shared_ffn > 0)
+    whole = inner.forward + ep.forward + act
+    return seconds + np.where(m.moe > 0, whole, m.moe_act * act + m.shared_experts * shared)
 
 
 def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step:
@@ -261,7 +327,12 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
         core_again = block.attention.forward + block.cp.forward
         selected = np.where(profile.per_op > 0, every_second * block.matmul.forward, core_again)
         launched = of_block * (1 + profile.expert_launches / np.maximum(profile.launches, 1) * (place > 0))
-        repeated = full * block.forward + layout.selective * selected
+        repeated = full * block.forward + layout.selective * selected + (1 - full) * block.again
+        repeated = (
+            repeated
+            + _adapters(shape, layout, system, profile)
+            + _offloaded(shape, layout, system, profile, block, blocks)
+        )
         f = np.maximum(block.forward, launched + listed)
         b = np.maximum(block.backward + repeated, launched * (profile.launch_backward + full) + listed * (1 + full))
         for name, part in block.parts.items():
@@ -282,7 +353,8 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile) -> Step
         backward = backward + share * b
 
     products, loss = kernels.head(shape, layout, system, profile)
-    out.head = Passes(products.forward + loss / 2, products.backward + loss / 2)
+    heads = 1 + shape.depths
+    out.head = Passes(heads * (products.forward + loss / 2), heads * (products.backward + loss / 2))
     if np.any(np.asarray(layout.tp) > 1):
         of_head = _tensor_parallel(by_unit.get("head", ()), layout, timer, profile, products)
         # A rank that has the embedding too, without a pipeline, pays for both.
@@ -362,11 +434,13 @@ def _data_parallel(
     for flow in gradient_flows(shape, layout, how, Types(grad, param, grad), held, stride, cut):
         totals[flow.op] = totals[flow.op] + flow.count() * _seconds(flow, system)
     reductions = np.where(how.reduces_each > 0, m, 1.0)
+    # Parameters that come from the host do so before each gather.
+    fetched = profile.parameters_on_host * param * (dense_params + expert_params) / np.maximum(shards, 1)
     gathers = np.where(how.gathers_each > 0, m * (1 + how.regathers), 1.0)
     scatter, replicate, gather = (
         totals["reduce_scatter"] / reductions,
         totals["all_reduce"],
-        totals["all_gather"] / gathers,
+        totals["all_gather"] / gathers + fetched / system.host_bytes_per_s,
     )
     replica_distance = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
     expert_ranks_ = expert_ranks(layout)
@@ -428,6 +502,44 @@ def _data_parallel(
         out.terms["coding"] = np.where(c.kind, times * coding, 0.0)
     expert_shards = np.where(how.level >= 1, expert_ranks_, 1)
     updated_params = dense_params / shards + expert_params / expert_shards
-    out.terms["optimizer"] = (
-        (1 - layout.frozen) * profile.optimizer_bytes * updated_params / (system.memory_bytes_per_s * system.memory)
+    here = profile.optimizer_bytes / (system.memory_bytes_per_s * system.memory)
+    # On the host: gradients down, the update there, parameters up, one after another.
+    there = (profile.accumulated_bytes + param) / system.host_bytes_per_s
+    there = there + profile.optimizer_bytes / system.host_memory_bytes_per_s
+    each_s = (1 - profile.on_host) * here + profile.on_host * there
+    if np.any(profile.orthogonal):
+        each_s = each_s + profile.orthogonal * _orthogonal_s(shape, system)
+    out.terms["optimizer"] = (1 - layout.frozen) * each_s * updated_params
+
+
+def _orthogonal_s(shape: Shape, system: System) -> Column:
+    """Return seconds per parameter of Muon's five Newton-Schulz iterations X <- a X + (b A + c A A) X, A = X X^T, of
+    matrices (n, w) with n <= w: 2 n w (2 n) + 2 n^3 FLOP each (Jordan et al. 2024)."""
+    narrow: Column = np.where(
+        shape.moe_layers > 0, np.minimum(shape.hidden, np.maximum(shape.expert_ffn, 1)), shape.hidden
     )
+    wide = np.where(
+        shape.moe_layers > 0, np.maximum(shape.hidden, shape.expert_ffn), np.maximum(shape.hidden, shape.ffn)
+    )
+    return 5 * (4 * narrow + 2 * narrow**2 / wide) / (system.peak_bf16 * system.gemm)
+
+
+def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) -> Column:
+    """Return seconds of a block's adapters in both passes: three times their forward FLOPs."""
+    if not np.any(shape.adapters):
+        return 0.0
+    return 6 * layout.tokens * shape.adapters / layout.tp / (system.peak_bf16 * system.gemm * profile.gemm)
+
+
+def _offloaded(
+    shape: Shape, layout: Layout, system: System, profile: Profile, block: _Block, blocks: Column
+) -> Column:
+    """Return exposed seconds per block of what goes to the host in the forward pass and comes back in the backward
+    pass, beside the block's compute."""
+    if not np.any(profile.offloaded_blocks):
+        return 0.0
+    kept = block_bytes(shape, layout, profile)
+    freed = np.minimum(module_bytes(shape, layout, profile), kept)
+    travel = stored_bytes(shape, layout, profile, kept, freed) / system.host_bytes_per_s
+    exposed = np.maximum(travel - block.forward, 0.0) + np.maximum(travel - block.backward, 0.0)
+    return np.minimum(profile.offloaded_blocks, blocks) / blocks * exposed

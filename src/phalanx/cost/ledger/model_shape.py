@@ -68,6 +68,11 @@ class Shape:
     """Bytes per token that ranks sharing sequences gather where a choice depends on a sequence's other tokens; 0: no
     choice does."""
 
+    depths: Column = 0.0
+    """Depths of multi-token prediction, each of which computes the head again; their blocks are among `layers`."""
+    adapters: Column = 0.0
+    """Parameters of a block's adapters, where only these are trained."""
+
     @property
     def params(self) -> Column:
         """All parameters."""

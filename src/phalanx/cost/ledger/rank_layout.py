@@ -10,8 +10,10 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.compressed import DENSELY, Compressed
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
+from phalanx.cost.ledger.recomputed import NO_MODULES, Modules, recomputed
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.strategy.recompute import encode
 from phalanx.spec.strategy.spec import Strategy
 
 FORMATS = ("bfloat16", "float8", "float8-mx", "float4")
@@ -59,6 +61,18 @@ class Layout:
     """1: weights have no gradients (only adapters are trained)."""
     compressed: Compressed = DENSELY
     """How gradients travel."""
+    group: Column = 1.0
+    """Blocks between two inputs that full recomputation keeps."""
+    modules: Modules = NO_MODULES
+    """Parts of every block that run again."""
+    document: Column = 0.0
+    """Mean tokens of a document that attention stays inside; 0: the whole sequence."""
+    first_blocks: Column = -1.0
+    """Blocks of the first pipeline rank, where a layout gives them; -1: as `stages` spreads them."""
+    most_blocks: Column = -1.0
+    """The same of the fullest rank."""
+    last_blocks: Column = -1.0
+    """The same of the last rank."""
 
     @property
     def tokens(self) -> Column:
@@ -135,10 +149,12 @@ def _straddling(size: Column, stride: Column, node: Column, world: Column) -> Co
 
 @dataclass(frozen=True)
 class Stages:
-    """Blocks per pipeline rank: the most on any rank, and those on the last rank, which has the head too."""
+    """Blocks per pipeline rank: the most on any rank, those on the first, which has the embedding, and those on the
+    last, which has the head."""
 
     most: Column
     last: Column
+    first: Column
 
 
 def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
@@ -151,8 +167,13 @@ def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
     each = (shape.layers + head) / layout.pp
     last_by_work = np.maximum(shape.layers - np.ceil((layout.pp - 1) * each - 1e-9), 0)
     by_work = (np.asarray(balanced) > 0) & (np.asarray(layout.pp) > 1)
+    most = np.where(by_work, np.minimum(np.ceil(each - 1e-9), shape.layers), most)
+    last = np.where(by_work, last_by_work, last)
+    given = np.asarray(layout.most_blocks) >= 0
     return Stages(
-        np.where(by_work, np.minimum(np.ceil(each - 1e-9), shape.layers), most), np.where(by_work, last_by_work, last)
+        np.where(given, layout.most_blocks, most),
+        np.where(given, layout.last_blocks, last),
+        np.where(given, layout.first_blocks, most),
     )
 
 
@@ -169,13 +190,13 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
     """Return the Layout of one strategy. Raises ValueError for an unknown number format."""
     m, number, stride = s.accumulation(job), NAMES.index(s.schedule), strides(s)
     first, last = in_flight(number, m, s.pp)
-    full = sum(s.recompute_of(i) == "full" for i in range(layers)) / layers
-    selective = sum(s.recompute_of(i) == "selective" for i in range(layers)) / layers
+    chunks = float(chunks_per_rank(number, s.virtual)) if s.pp > 1 else s.virtual
+    again = recomputed(encode(s.recompute), layers, s.pp * chunks)
     return Layout(
         tp=s.tp,
         sp=float(s.sp),
         pp=s.pp,
-        virtual=float(chunks_per_rank(number, s.virtual)) if s.pp > 1 else s.virtual,
+        virtual=chunks,
         dp=s.dp,
         cp=s.cp,
         ulysses=s.ulysses,
@@ -186,8 +207,10 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         micro_batch=s.micro_batch,
         micro_batches=m,
         seq=job.seq,
-        full=full,
-        selective=selective,
+        full=float(again.full),
+        selective=float(again.selective),
+        group=float(again.group),
+        modules=again.modules,
         format=FORMATS.index(number_format),
         activation_bytes=DTYPE_BYTES[job.precision.compute],
         bubble=float(bubble(number, m, s.pp, s.virtual)),

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from phalanx.cost.collectives.link import link
 from phalanx.cost.collectives.measured import seconds as collective_seconds
 from phalanx.cost.compute import unit_work
-from phalanx.cost.compute.unit_work import NO_WORK
+from phalanx.cost.ledger.flops import model_flops as ledger_flops
+from phalanx.cost.ledger.model_shape import shape
+from phalanx.cost.ledger.rank_layout import layout as ledger_layout
 from phalanx.cost.memory.footprint import documents
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.expand import expand
@@ -24,7 +26,7 @@ from phalanx.schedule.event import INSIDE
 from phalanx.schedule.layout import Layout, RankView
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import Job
-from phalanx.spec.model.spec import ModelSpec, as_seen_by
+from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -43,7 +45,7 @@ class Prediction:
     exposed_communication_s: float
     flops: int
     model_flops: int
-    """This rank's part of the model FLOPs of one process: without recomputation, attention over the full square."""
+    """A rank's mean part of the model FLOPs of one process: without recomputation, attention over the full square."""
     bytes_per_axis: dict[str, int]
     memory_bytes: int
     activation_bytes: int
@@ -107,7 +109,7 @@ def _price(view: RankView, cluster: ClusterSpec) -> Prediction:
         communication_s=communication + inside_layers,
         exposed_communication_s=exposed + exposed_inside,
         flops=flops,
-        model_flops=_model_flops(view),
+        model_flops=model_flops(view.layout),
         bytes_per_axis=traffic,
         memory_bytes=peak,
         activation_bytes=peak - state,
@@ -133,7 +135,7 @@ def _price_pipeline(layout: Layout, cluster: ClusterSpec) -> Prediction:
         communication_s=max(pipeline.communication_s),
         exposed_communication_s=max(pipeline.exposed_s),
         flops=sum(e.flops for step in steps for e in step.events) // len(steps),
-        model_flops=sum(map(_model_flops, views)) // len(views),
+        model_flops=model_flops(layout),
         bytes_per_axis=steps[0].bytes_per_axis(),
         memory_bytes=fullest.peak_bytes,
         activation_bytes=fullest.peak_bytes - fullest.state.total,
@@ -142,14 +144,12 @@ def _price_pipeline(layout: Layout, cluster: ClusterSpec) -> Prediction:
     )
 
 
-def _model_flops(view: RankView) -> int:
-    """Return the model FLOPs of one rank's step: forward and backward passes, nothing recomputed."""
-    total = NO_WORK
-    for name, members in view.unit_classes.items():
-        unit, unit_spec = name.split(",")[0], as_seen_by(view.local, members[0])
-        for work in (unit_work.forward, unit_work.backward):
-            total += work(unit_spec, unit, view.tokens, view.job.seq, 1, routed=view.routed) * len(members)
-    return int(total.flops * view.layout.micro_batches)
+def model_flops(layout: Layout) -> int:
+    """Return a rank's mean part of the model FLOPs of a step: of one process, nothing repeated, padded or computed on
+    several ranks. The analytic engine's MFU has the same numerator."""
+    s, job = layout.strategy, layout.job
+    columns = ledger_layout(s, job, layout.model.layers)
+    return int(ledger_flops(shape(layout.model), columns) / s.world)
 
 
 def _ring_seconds(

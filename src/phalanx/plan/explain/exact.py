@@ -90,6 +90,11 @@ class ExactSubject:
         return self.chosen.seconds
 
     @property
+    def memory(self) -> tuple[float, int]:
+        """Bytes that the fullest rank needs, and bytes that it may have."""
+        return float(self.chosen.prediction.memory_bytes), self.cluster.device.usable_bytes
+
+    @property
     def tensor_parallel(self) -> float:
         """Tensor-parallel communication as a share of the step."""
         grid = mesh(self.strategy)

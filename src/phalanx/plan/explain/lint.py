@@ -63,6 +63,10 @@ class LintSubject(Protocol):
         """Step time, priced like that of `alternative`."""
 
     @property
+    def memory(self) -> tuple[float, int]:
+        """Bytes that the fullest rank needs, and bytes that it may have."""
+
+    @property
     def tensor_parallel(self) -> float:
         """Tensor-parallel communication as a share of the step."""
 
@@ -88,6 +92,26 @@ Lint = Callable[[LintSubject], Iterator[Finding]]
 def lint(subject: LintSubject) -> list[Finding]:
     """Return the findings of every lint, in the order of LINTS."""
     return [finding for name in LINTS for finding in LINTS[name](subject)]
+
+
+def _too_large(x: LintSubject) -> Iterator[Finding]:
+    """More memory than a device has."""
+    s, (needs, has) = x.strategy, x.memory
+    if needs <= has:
+        return
+    changes: list[tuple[str, Strategy]] = [
+        ("recompute=selective", replace(s, recompute="selective")),
+        ("recompute=full", replace(s, recompute="full")),
+        ("micro_batch=1", replace(s, micro_batch=1)),
+        *((f"zero={zero}", replace(s, zero=zero)) for zero in (1, 2, 3) if s.gradient_ranks > 1 and zero > s.zero),
+    ]
+    fitting = [(p.seconds, line) for line, other in changes if other != s and (p := x.alternative(other)) is not None]
+    remedy = f"{min(fitting)[1]} fits" if fitting else "no single change of recomputation, ZeRO or micro-batch fits"
+    yield Finding(
+        "too-large",
+        f"{needs / GIB:.1f} GiB do not fit in the {has / GIB:.1f} GiB of a device",
+        f"{remedy}; or more tp, pp",
+    )
 
 
 def _wide_tp(x: LintSubject) -> Iterator[Finding]:
@@ -310,6 +334,7 @@ def _losing_compressor(x: LintSubject) -> Iterator[Finding]:
 
 
 LINTS: dict[str, Lint] = {
+    "too-large": _too_large,
     "wide-tp": _wide_tp,
     "straddling": _straddling,
     "few-micro-batches": _few_micro_batches,

@@ -31,6 +31,7 @@ from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.recompute import encode
 from phalanx.spec.strategy.spec import Strategy
 
 STACK = "phalanx"
@@ -108,8 +109,8 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[in
     legal = int(space.size(cores, model, job, OPTIONS).sum())
     exhaustive = legal <= _LARGE or not published(cluster)
     if exhaustive:
-        rows = space.pipelines(space.experts(cores, model), model, job, OPTIONS)
-        rows = space.sharding(space.recomputing(rows, model, OPTIONS), OPTIONS)
+        rows = space.pipelines(space.experts(cores, model, job, OPTIONS), model, job, OPTIONS)
+        rows = space.sharding(space.recomputing(rows, model, job, OPTIONS), job, OPTIONS)
         candidates, exhaustive = _best_first(model, cluster, job, rows)
     else:
         candidates = [price(model, cluster, job, s) for s in _first_pass(model, cluster, job, worlds)]
@@ -173,9 +174,7 @@ def _smallest(model: ModelSpec, cluster: ClusterSpec, job: Job, cores: Strategie
     """The strategy of least estimated memory: everything sharded and recomputed."""
     all_ = np.ones_like(cores.zero)
     sharded = np.where(cores.dp * cores.cp > 1, 3, 0)
-    rows = replace(
-        cores, zero=sharded, shard=np.where(sharded, cores.dp, 1), recompute=space.RECOMPUTE.index("full") * all_
-    )
+    rows = replace(cores, zero=sharded, shard=np.where(sharded, cores.dp, 1), recompute=encode("full") * all_)
     return rows.strategy(int(np.argmin(_estimated(model, cluster, job, rows))))
 
 

@@ -74,19 +74,21 @@ def explore(
     """
     options = options or Options()
     model, job = pricing.model, pricing.job
-    cores = space.cores(model, job, ranks, options.ulysses)
+    cores = space.cores(model, job, ranks, options)
     legal = int(space.size(cores, model, job, options).sum())
+    if not legal:
+        raise space.nothing_within(options, ranks)
     incumbents = _Incumbents(pricing, keep, slack, front)
 
     def finish(rows: Strategies) -> None:
         """Expand cores with their experts to complete strategies and price them."""
         rows = rows.take(pricing.may_fit(rows, complete=False))
-        rows = space.recomputing(space.pipelines(rows, model, job, options), model, options)
+        rows = space.recomputing(space.pipelines(rows, model, job, options), model, job, options)
         rows = rows.take(pricing.may_fit(rows, complete=True))
-        incumbents.expand(rows, True, _ROWS, lambda r: incumbents.price(space.sharding(r, options)))
+        incumbents.expand(rows, True, _ROWS, lambda r: incumbents.price(space.sharding(r, job, options)))
 
     # Experts come before any pruning: where they do not fit on every rank, they may fit spread over ranks.
-    incumbents.expand(space.experts(cores, model), False, _CORES, finish)
+    incumbents.expand(space.experts(cores, model, job, options), False, _CORES, finish)
     return incumbents.result(cores, legal)
 
 

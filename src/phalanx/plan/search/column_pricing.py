@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
-from phalanx.cost.analytic.stacks import Profile, capabilities, profile
+from phalanx.cost.analytic.option_effects import effective, extended, laid_out
+from phalanx.cost.analytic.stacks import Profile, capabilities, capabilities_of, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, v_shaped
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
-from phalanx.plan.search.space import ORDERS, RECOMPUTE, SEARCHED, Ints, Options, Strategies, repeated
+from phalanx.cost.ledger.recomputed import recomputed
+from phalanx.plan.search.limits import Limits
+from phalanx.plan.search.space import ORDERS, SEARCHED, Ints, Options, Strategies
+from phalanx.schedule.pipeline.given_layout import ends_of
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.recompute import encode
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import AS_RELEASED, OPTION_FIELDS, StackOptions
+from phalanx.spec.strategy.where import Condition
+from phalanx.stacks import kinds
+from phalanx.stacks.registry import ROWS, facts
+from phalanx.stacks.stack import Stack
 
 Floats = npt.NDArray[np.float64]
 _SLICE = 16_384
@@ -45,13 +57,19 @@ class Pricing:
     """Of matrix products, one of FORMATS."""
     rates: System | None = None
     """Rates of chips and links that are better known than those of the cluster's datasheets; None: take those."""
+    wanted: tuple[Condition, ...] = ()
+    """Conditions on the strategies that a search may offer."""
+    extra: StackOptions = AS_RELEASED
+    """What the stack does beyond the strategies."""
+    free: bool = False
+    """Whether a search may offer what the stack's row refuses: for constants of published runs, whose layouts ran."""
     headroom: float = 0.0
     """Share of a device's memory that stays free."""
 
     @cached_property
     def shape(self) -> Shape:
         """The sizes of the model that the formulas use."""
-        return shape(self.model)
+        return extended(shape(self.model), self.extra)
 
     @cached_property
     def system(self) -> System:
@@ -61,7 +79,7 @@ class Pricing:
     @cached_property
     def profile(self) -> Profile:
         """Constants and policies of the software stack."""
-        return profile(self.stack)
+        return effective(profile(self.stack), shape(self.model), self.extra)
 
     @cached_property
     def options(self) -> Options:
@@ -69,21 +87,34 @@ class Pricing:
 
         Levels of ZeRO, schedules and Ulysses are those that the stack runs. With flash attention, selective
         recomputation frees nothing. The order of the mesh matters only if links differ, and our runtime has one."""
-        can = capabilities(self.stack)
+        row = self.row
+        can = capabilities(self.stack) if row is None else capabilities_of(row)
         flash = bool(np.all(self.profile.flash))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
             schedules=can.schedules,
-            recompute=tuple(kind for kind in RECOMPUTE if not (flash and kind == "selective")),
+            recompute=kinds.searched(row, self.model, flash, bool(np.all(self.profile.per_op))),
             orders=SEARCHED if len(rates) > 1 and self.stack != "phalanx" else SEARCHED[:1],
+            limits=Limits(row, self.wanted, self._constants),
+            extra=self.extra,
             zero=can.zero,
             zero_in_pipeline=can.zero_in_pipeline,
             ulysses=can.ulysses,
         )
 
+    @property
+    def row(self) -> Stack | None:
+        """The row that says what the stack refuses; None for constants without one (older releases, any stack)."""
+        return None if self.free else ROWS.get(self.stack)
+
+    @property
+    def _constants(self) -> dict[str, Any]:
+        """What limits read that is the same for all strategies: sizes of model and job, options, GPUs of a node."""
+        own = {name: getattr(self.extra, name) for name in OPTION_FIELDS}
+        return own | facts(self.model, self.job) | {"gpus_per_node": self.cluster.ranks_per_node}
+
     def layout(self, rows: Strategies) -> Layout:
         """Translate rows into the columns that the formulas read."""
-        full, selective = self._recomputed
 
         def as_float(column: Ints) -> Floats:
             return column.astype(np.float64)  # convert once, not in every operation
@@ -91,11 +122,13 @@ class Pricing:
         m = rows.micro_batches(self.job)
         first, last = in_flight(rows.schedule, m, rows.pp)
         stride = _strides(rows)
-        return Layout(
+        virtual = chunks_per_rank(rows.schedule, rows.virtual)
+        again = recomputed(rows.recompute, self.model.layers, rows.pp * virtual)
+        even = Layout(
             tp=as_float(rows.tp),
             sp=as_float(rows.sp),
             pp=as_float(rows.pp),
-            virtual=chunks_per_rank(rows.schedule, rows.virtual),
+            virtual=virtual,
             dp=as_float(rows.dp),
             cp=as_float(rows.cp),
             ulysses=as_float(rows.ulysses),
@@ -106,8 +139,10 @@ class Pricing:
             micro_batch=as_float(rows.micro_batch),
             micro_batches=as_float(m),
             seq=self.job.seq,
-            full=full[rows.recompute],
-            selective=selective[rows.recompute],
+            full=again.full,
+            selective=again.selective,
+            group=again.group,
+            modules=again.modules,
             format=FORMATS.index(self.number_format),
             activation_bytes=DTYPE_BYTES[self.job.precision.compute],
             tp_stride=as_float(stride["tp"]),
@@ -119,14 +154,23 @@ class Pricing:
             in_flight_last=last,
             v_shaped=v_shaped(rows.schedule),
         )
+        return laid_out(even, self.extra, self._given_blocks(rows))
 
-    @cached_property
-    def _recomputed(self) -> tuple[Floats, Floats]:
-        """Shares of the blocks recomputed in full and selectively, one element per kind in RECOMPUTE."""
-        n = self.model.layers
-        kinds = [repeated(name, n) for name in RECOMPUTE]
-        shares = [[blocks.count(part) / n for blocks in kinds] for part in ("full", "selective")]
-        return np.array(shares[0]), np.array(shares[1])
+    def _given_blocks(self, rows: Strategies) -> tuple[Column, Column, Column] | None:
+        """Return the blocks of the first, the fullest and the last pipeline rank of each row, -1 where nothing gives
+        them; None where nothing gives any."""
+        o = self.extra
+        if not (o.first_stage_layers or o.last_stage_layers or o.embedding_as_layer or o.loss_as_layer):
+            return None
+        keys = np.stack([rows.pp, rows.virtual, rows.schedule], axis=1)
+        keys, place = np.unique(keys, axis=0, return_inverse=True)
+        found = [self._ends(*key.tolist()) for key in keys]
+        columns = np.array(found, dtype=float)[place.reshape(-1)]
+        return columns[:, 0], columns[:, 1], columns[:, 2]
+
+    def _ends(self, pp: int, virtual: int, schedule: int) -> tuple[int, int, int]:
+        s = Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule])  # type: ignore[arg-type]
+        return ends_of(s, self.extra, self.model.layers + self.extra.mtp)
 
     def step(self, rows: Strategies) -> Step:
         """Step time by term, seconds, with the bubble of each row's schedule."""
@@ -258,7 +302,7 @@ def _smallest_of(rows: Strategies, zero: int, recompute: str, complete: bool) ->
     if complete:
         return best
     one = np.ones_like(rows.dp)
-    return replace(best, schedule=NAMES.index("naive") * one, recompute=RECOMPUTE.index(recompute) * one)
+    return replace(best, schedule=NAMES.index("naive") * one, recompute=encode(recompute) * one)
 
 
 def _sliced(rows: Strategies, price: Column) -> Floats:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from phalanx.cost.ledger.pipeline_formulas import NAMES
 from phalanx.plan.search import space
 from phalanx.plan.search.column_pricing import Pricing
-from phalanx.plan.search.space import ORDERS, RECOMPUTE, SEARCHED
+from phalanx.plan.search.space import ORDERS, SEARCHED
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
@@ -21,7 +21,7 @@ def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
     The world size stays the same: the data axis takes the ranks that another axis gives up or needs. `change` reads
     like `tp 4 -> 8`. Only strategies that the search may choose under `pricing` are returned."""
     changes_by_strategy: dict[Strategy, str] = {}
-    for change, fields in _changes(s):
+    for change, fields in _changes(s, pricing.options.recompute):
         try:
             other = replace(s, **_completed(s, fields))  # type: ignore[arg-type]
             stages.check(other, pricing.model, pricing.job, s.world)
@@ -29,14 +29,14 @@ def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
             continue
         m = other.accumulation(pricing.job)
         way = (NAMES.index(other.schedule), other.virtual)
-        if not pricing.options.allows(other):
+        if not pricing.options.allows(other, m):
             continue
         if other != s and way in space.pipeline_ways(pricing.model.layers, other.pp, m):
             changes_by_strategy.setdefault(other, change)
     return [(change, other) for other, change in changes_by_strategy.items()]
 
 
-def _changes(s: Strategy) -> Iterator[tuple[str, dict[str, object]]]:
+def _changes(s: Strategy, recompute: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
     for axis in ("tp", "pp", "cp", "ep", "micro_batch"):
         degree = getattr(s, axis)
         for other in (2 * degree, degree // 2):
@@ -44,7 +44,7 @@ def _changes(s: Strategy) -> Iterator[tuple[str, dict[str, object]]]:
                 yield f"{axis} {degree} -> {other}", {axis: other}
     for zero in range(4):
         yield f"zero {s.zero} -> {zero}", {"zero": zero}
-    for kind in RECOMPUTE:
+    for kind in recompute:
         yield f"recompute {s.recompute} -> {kind}", {"recompute": kind}
     if s.tp > 1:
         yield f"sp {int(s.sp)} -> {int(not s.sp)}", {"sp": not s.sp}

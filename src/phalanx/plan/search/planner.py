@@ -17,6 +17,7 @@ from phalanx.plan.search.neighbours import neighbours
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import RankedStrategy, RefinedPrices, best_of_each_family
 from phalanx.plan.search.space import Options, Strategies
+from phalanx.plan.search.stack_options import with_best_options
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
@@ -112,6 +113,11 @@ def answer(
     rows = list(dict.fromkeys([*fastest, *family_rows, *front]))
     prices = RefinedPrices(pricing)
     candidates = prices.descend([explored.rows.strategy(row) for row in rows])
+    with_options = with_best_options(pricing, [c.strategy for c in candidates])
+    if with_options is not pricing:
+        pricing, prices = with_options, RefinedPrices(with_options)
+        again = [candidates[0].strategy, *(explored.rows.strategy(row) for row in rows)]
+        candidates = prices.descend(list(dict.fromkeys(again)))
     each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
     ranked = candidates[:keep]
@@ -137,7 +143,7 @@ def _with_suggested_gpus(error: InputError, pricing: Pricing, gpus: int) -> Inpu
     """Add to an error about `--gpus` the next smaller number of GPUs that has a legal strategy."""
     for n in range(gpus - 1, max(gpus - _NEAR, 0), -1) if error.field == "--gpus" else ():
         try:
-            space.cores(pricing.model, pricing.job, n, pricing.options.ulysses)
+            space.cores(pricing.model, pricing.job, n, pricing.options)
         except InputError:
             continue
         return InputError(error.field, error.value, error.reason, f"use {n}, or another batch")
@@ -200,7 +206,7 @@ def _misfits(
 ) -> Iterable[tuple[PricedStrategy, str]]:
     """For each family not in `has`, its strategy of least memory, if that does not fit; cp = micro_batch = 1."""
     rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
-    rows = space.sharding(space.recomputing(rows, pricing.model, options), options)
+    rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
     kinds, bytes_ = branch_and_bound.family(rows), pricing.bytes_(rows)
     for kind, name in enumerate(FAMILIES):
         members = np.flatnonzero(kinds == kind)
@@ -234,7 +240,11 @@ def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] 
     if not len(explored.rows):
         return None
     rows = dict.fromkeys([int(explored.order[0]), *best_of_each_family(explored)])
-    first = RefinedPrices(pricing).descend([explored.rows.strategy(row) for row in rows])[0]
+    candidates = RefinedPrices(pricing).descend([explored.rows.strategy(row) for row in rows])
+    with_options = with_best_options(pricing, [c.strategy for c in candidates])
+    if with_options is not pricing:
+        candidates = RefinedPrices(with_options).descend([c.strategy for c in candidates[:1]])
+    first = candidates[0]
     return first.priced, first.seconds, first.mfu
 
 
@@ -247,15 +257,15 @@ _CORES = 400
 def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
     """Whether a strategy over so many ranks fits, among the expansions of the cores with the lowest memory bounds."""
     try:
-        cores = space.cores(pricing.model, pricing.job, ranks, options.ulysses)
+        cores = space.cores(pricing.model, pricing.job, ranks, options)
     except InputError:
         return False
-    cores = space.experts(cores, pricing.model)
+    cores = space.experts(cores, pricing.model, pricing.job, options)
     least = pricing.least_bytes(cores, complete=False)
     fitting = np.flatnonzero(least <= pricing.usable)
     fitting = fitting[np.argsort(least[fitting])][:_CORES]
     rows = space.pipelines(cores.take(fitting), pricing.model, pricing.job, options)
-    rows = space.recomputing(rows, pricing.model, options)
+    rows = space.recomputing(rows, pricing.model, pricing.job, options)
     return bool(len(rows) and np.any(pricing.least_bytes(rows, complete=True) <= pricing.usable))
 
 

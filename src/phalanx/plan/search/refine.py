@@ -24,6 +24,7 @@ from phalanx.plan.search.priced import PricedStrategy, price
 from phalanx.plan.search.space import ORDERS, SEARCHED, of
 from phalanx.schedule.partition.balance import Units, explain, partition
 from phalanx.schedule.pipeline import stages
+from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.spec.strategy.spec import Strategy
 
 _PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "launch", "head", "bubble")
@@ -88,13 +89,15 @@ def run(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PipelineRun]:
     heads = _rows(step.head, count)
     experts = pricing.model.experts
     plain = [experts is None or i in experts.dense_layers for i in range(pricing.model.layers)]
+    plain += [experts is None] * pricing.extra.mtp
     runs = []
     for i, s in enumerate(strategies):
         if s.pp == 1:
             runs.append(PipelineRun(float(work[i]), (pricing.model.layers,), 0.0, 0.0))
             continue
         passes = [kinds[0][i] if dense else kinds[-1][i] for dense in plain]
-        runs.append(_run(s, s.accumulation(pricing.job), passes, heads[i]))
+        given = given_blocks(s, pricing.extra, len(plain))
+        runs.append(_run(s, s.accumulation(pricing.job), passes, heads[i], given))
     return runs
 
 
@@ -103,11 +106,18 @@ def _rows(passes: Passes, count: int) -> list[tuple[float, float]]:
     return [(float(f), float(b)) for f, b in zip(forward, backward, strict=True)]
 
 
-def _run(s: Strategy, m: int, passes: list[tuple[float, float]], head: tuple[float, float]) -> PipelineRun:
-    """Time `m` micro-batches. `passes`: seconds of each block's forward and backward pass; `head`: of the head's."""
+def _run(
+    s: Strategy,
+    m: int,
+    passes: list[tuple[float, float]],
+    head: tuple[float, float],
+    given: tuple[int, ...] | None = None,
+) -> PipelineRun:
+    """Time `m` micro-batches. `passes`: seconds of each block's forward and backward pass; `head`: of the head's;
+    `given`: the blocks of each chunk, where they are not to be balanced."""
     units = Units(0.0, tuple(f + b for f, b in passes), sum(head))
     ranks = stages.rank_of(s)
-    blocks = partition(units, ranks).blocks
+    blocks = given or partition(units, ranks).blocks
     shares = explain(units, ranks, blocks)
     slowest = max(share.seconds for share in shares.ranks)
     total = makespan(s.schedule, s.pp, m, s.virtual, _costs(passes, head, blocks), slowest)

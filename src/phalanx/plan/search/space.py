@@ -25,13 +25,18 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost.ledger.pipeline_formulas import NAMES
+from phalanx.plan.search.limits import UNLIMITED, Limits
+from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.context import require_context
 from phalanx.spec.strategy.spec import AXES, Strategy, divisors
 from phalanx.spec.strategy.split import require_split
+from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
+from phalanx.spec.strategy.where import Condition, Words
 
 Ints = npt.NDArray[np.int64]
 Ways = Sequence[tuple[int, ...]]
@@ -55,13 +60,19 @@ class Options:
     """ZeRO levels without a pipeline."""
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     ulysses: bool = True
+    limits: Limits = UNLIMITED
+    """What the stack refuses and the user excludes."""
+    extra: StackOptions = AS_RELEASED
+    """What the stack does beyond the strategies, the same for all of them."""
 
-    def allows(self, s: Strategy) -> bool:
-        """Whether a search may choose a strategy, as far as these options say."""
+    def allows(self, s: Strategy, micro_batches: int) -> bool:
+        """Whether a search may choose a strategy of so many micro-batches, as far as these options say."""
+        if self.limits and not self.limits.allows(s, micro_batches, self.extra):
+            return False
         levels = self.zero if s.pp == 1 else self.zero_in_pipeline
         return (
             (s.pp == 1 or s.schedule in self.schedules)
-            and s.recompute in self.recompute
+            and recomputation.written(recomputation.encode(s.recompute)) in self.recompute
             and s.order in self.orders
             and s.effective_zero in levels
             and (self.ulysses or s.ulysses == 1)
@@ -72,8 +83,8 @@ class Options:
 class Strategies:
     """Many strategies: one column per searched field of Strategy, each of shape (rows,).
 
-    `shard` holds the number of shards over the data axis, also where it equals dp. `schedule`, `recompute` and
-    `order` hold indices into NAMES, RECOMPUTE and ORDERS."""
+    `shard` holds the number of shards over the data axis, also where it equals dp. `schedule` and `order` hold
+    indices into NAMES and ORDERS, `recompute` the codes of spec/strategy/recompute.py."""
 
     dp: Ints
     zero: Ints
@@ -108,7 +119,7 @@ class Strategies:
                 "shard": None if whole else fields["shard"],
                 "sp": bool(fields["sp"]),
                 "schedule": NAMES[fields["schedule"]],
-                "recompute": RECOMPUTE[fields["recompute"]],
+                "recompute": recomputation.written(fields["recompute"]),
                 "order": ORDERS[fields["order"]],
             }
         )
@@ -131,18 +142,14 @@ COLUMNS = tuple(f.name for f in fields(Strategies))
 
 
 def of(strategies: Sequence[Strategy]) -> Strategies:
-    """Turn strategies into columns; fields that a search does not choose are dropped.
-
-    Raises InputError for a `recompute` that a search never chooses."""
+    """Turn strategies into columns; fields that a search does not choose are dropped."""
     columns: dict[str, list[int]] = {name: [] for name in COLUMNS}
     for s in strategies:
-        if s.recompute not in RECOMPUTE:
-            raise InputError("strategy.recompute", s.recompute, "is not searched", f"use {' or '.join(RECOMPUTE)}")
         row = {name: getattr(s, name) for name in COLUMNS} | {
             "shard": s.dp_shard,
             "sp": int(s.sp),
             "schedule": NAMES.index(s.schedule),
-            "recompute": RECOMPUTE.index(s.recompute),
+            "recompute": recomputation.encode(s.recompute),
             "order": ORDERS.index(s.order),
         }
         for name, value in row.items():
@@ -158,16 +165,43 @@ def joined(parts: Sequence[Strategies]) -> Strategies:
 def everything(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
     """Enumerate every legal strategy, all five steps. Raises InputError if there is none over so many ranks."""
     options = options or Options()
-    rows = pipelines(experts(cores(model, job, ranks, options.ulysses), model), model, job, options)
-    return sharding(recomputing(rows, model, options), options)
+    rows = pipelines(experts(cores(model, job, ranks, options), model, job, options), model, job, options)
+    return sharding(recomputing(rows, model, job, options), job, options)
 
 
-def cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool = True) -> Strategies:
+def limited(rows: Strategies, job: Job, options: Options, stage: str) -> Strategies:
+    """Drop the rows that the limits exclude, as far as the columns chosen up to a step of the search can tell."""
+    if not options.limits or not len(rows):
+        return rows
+    return rows.take(options.limits.keeps(named_columns(rows, job), stage, len(rows)))
+
+
+def named_columns(rows: Strategies, job: Job) -> dict[str, Any]:
+    """Return rows as limits read them: fields by name, words as Words, with products of fields."""
+    columns: dict[str, Any] = {name: getattr(rows, name) for name in COLUMNS}
+    codes, places = np.unique(rows.recompute, return_inverse=True)
+    kinds = tuple(recomputation.written(int(code)) for code in codes)
+    return columns | {
+        "schedule": Words(rows.schedule, NAMES),
+        "order": Words(rows.order, ORDERS),
+        "recompute": Words(places.reshape(-1), kinds),
+        "world": rows.dp * rows.tp * rows.cp * rows.pp,
+        "ring": rows.cp // rows.ulysses,
+        "cp_chunks": 2 * rows.cp,
+        "tp_ulysses": rows.tp * rows.ulysses,
+        "chunks": rows.pp * rows.virtual,
+        "dp_shard": np.where(rows.zero > 0, rows.shard, 1),
+        "micro_batches": rows.micro_batches(job),
+    }
+
+
+def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
     """Enumerate degrees and micro-batch sizes: the first step, without experts, schedules, recomputation and ZeRO.
-    Without `ulysses` all of cp is a ring.
 
-    Raises InputError if the job has no strategy over so many ranks.
+    Raises InputError if the job has no strategy over so many ranks, or none within the limits.
     """
+    options = options or Options()
+    ulysses = options.ulysses
     if job.seq > model.max_seq:
         reason = f"is longer than model.max_seq = {model.max_seq}"
         raise InputError("job.seq", job.seq, reason, "shorten seq or raise model.max_seq")
@@ -192,13 +226,44 @@ def cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool = True) -> Strat
         raise InputError("--gpus", ranks, reason, "use another number, or another batch")
     one = np.ones_like(columns["dp"])
     rest = {"ep": one, "etp": one, "shard": one, "virtual": one, "schedule": _DEFAULT * one}
-    return Strategies(**columns, **rest, zero=0 * one, recompute=0 * one, order=0 * one)
+    rows = Strategies(**columns, **rest, zero=0 * one, recompute=0 * one, order=0 * one)
+    within = limited(rows, job, options, "core")
+    if not len(within):
+        raise nothing_within(options, ranks)
+    return within
+
+
+def nothing_within(options: Options, ranks: int) -> InputError:
+    """Return the error where limits leave no strategy: about a condition that the stack rules out by itself, about
+    all conditions, or about the stack."""
+    limits = options.limits
+    row, wanted = limits.row, ", ".join(dict.fromkeys(c.text for c in limits.wanted))
+    stack = row.title if row else "the model"
+    for condition in limits.wanted if row else ():
+        for name in condition.fields:
+            entry = row.strategy.get(name) if row else None
+            if entry and entry.values is not None and len(condition.fields) == 1:
+                has = [v for v in entry.values if _holds(condition, name, v)]
+                if not has:
+                    legal = " or ".join(f"{name}={int(v) if isinstance(v, bool) else v}" for v in entry.values)
+                    reason = f"{stack} does not have it ({entry.source})"
+                    return InputError("--where", condition.text, reason, f"use {legal or 'its default'}")
+    if wanted:
+        return InputError("--where", wanted, f"{stack} has no such strategy over {ranks} ranks", "loosen a condition")
+    return InputError("--gpus", ranks, f"{stack} has no strategy over so many", "use another number, or stack")
+
+
+def _holds(condition: Condition, name: str, value: Any) -> bool:
+    """Whether a condition holds of a legal value; a word that ends in `*` may."""
+    if isinstance(value, str) and "*" in value:
+        return True
+    return bool(condition.holds({name: value}))
 
 
 def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints:
     """Count the strategies that each core expands to, without building them."""
     steps = (
-        _by_experts(rows, model),
+        _by_experts(rows, model, options),
         _by_pipeline(rows, model, job, options),
         _by_recompute(rows, model, options),
         _by_sharding(rows, options),
@@ -207,24 +272,24 @@ def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints
     return counts
 
 
-def experts(rows: Strategies, model: ModelSpec) -> Strategies:
+def experts(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
     """Expand each row by every way to spread experts over its ranks."""
-    return _by_experts(rows, model).rows
+    return limited(_by_experts(rows, model, options).rows, job, options, "experts")
 
 
 def pipelines(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
     """Expand each row by every legal schedule (schedule/pipeline/stages.py refuses the others)."""
-    return _by_pipeline(rows, model, job, options).rows
+    return limited(_by_pipeline(rows, model, job, options).rows, job, options, "pipeline")
 
 
-def recomputing(rows: Strategies, model: ModelSpec, options: Options) -> Strategies:
+def recomputing(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
     """Expand each row by every kind of recomputation."""
-    return _by_recompute(rows, model, options).rows
+    return limited(_by_recompute(rows, model, options).rows, job, options, "recompute")
 
 
-def sharding(rows: Strategies, options: Options) -> Strategies:
+def sharding(rows: Strategies, job: Job, options: Options) -> Strategies:
     """Expand each row by every value of zero, number of shards, and order of the mesh."""
-    return _by_sharding(rows, options).rows
+    return limited(_by_sharding(rows, options).rows, job, options, "sharding")
 
 
 class _Expansion:
@@ -257,25 +322,45 @@ class _Expansion:
         return Strategies(**columns, **{name: chosen[:, i] for i, name in enumerate(self._into)})
 
 
-def _by_experts(rows: Strategies, model: ModelSpec) -> _Expansion:
+def _by_experts(rows: Strategies, model: ModelSpec, options: Options) -> _Expansion:
     x = model.experts
 
     def ways(ranks: int, _: int) -> Ways:
         if x is None:
             return [(1, 1)]
         pairs = [(ep, etp) for ep in divisors(x.count) for etp in divisors(x.ffn) if ranks % (ep * etp) == 0]
+        pairs = [(ep, etp) for ep, etp in pairs if options.limits.way(("ep", "etp"), {"ep": ep, "etp": etp})]
         return [(ep, etp) for ep, etp in pairs if _legal(require_split, model, Strategy(dp=ep * etp, ep=ep, etp=etp))]
 
     return _Expansion(rows, rows.dp * rows.cp * rows.tp, rows.zero, ("ep", "etp"), ways)
 
 
 def _by_pipeline(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> _Expansion:
+    def within(pp: int, m: int, schedule: int, virtual: int) -> bool:
+        given = {
+            "pp": pp,
+            "micro_batches": m,
+            "schedule": NAMES[schedule],
+            "virtual": virtual,
+            "chunks": pp * virtual,
+        }
+        if options.extra.changed():
+            try:
+                given_blocks(
+                    Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule]),  # type: ignore[arg-type]
+                    options.extra,
+                    model.layers + options.extra.mtp,
+                )
+            except InputError:
+                return False
+        return not options.limits or options.limits.way(("schedule", "virtual"), given)
+
     return _Expansion(
         rows,
         rows.pp,
         rows.micro_batches(job),
         ("schedule", "virtual"),
-        lambda pp, m: pipeline_ways(model.layers, pp, m, options.schedules),
+        lambda pp, m: [way for way in pipeline_ways(model.layers, pp, m, options.schedules) if within(pp, m, *way)],
     )
 
 
@@ -296,19 +381,31 @@ def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = NAMES
 
 
 def _by_recompute(rows: Strategies, model: ModelSpec, options: Options) -> _Expansion:
-    """Of kinds that recompute the same blocks, one is kept: `every:k` of at most k blocks is the first block
-    alone."""
-    kinds: dict[tuple[str, ...], tuple[int]] = {}
-    for name in options.recompute:
-        kinds.setdefault(repeated(name, model.layers), (RECOMPUTE.index(name),))
-    return _Expansion(rows, rows.zero, rows.zero, ("recompute",), lambda *_: list(kinds.values()))
+    """Of kinds that recompute the same blocks, one is kept: `every:k` of at most k blocks is the first block alone,
+    `block:n` of chunks of at most n blocks is full."""
+
+    def ways(chunks: int, _: int) -> Ways:
+        chunk = -(-model.layers // max(chunks, 1))
+        return [(code,) for code in _distinct(options.recompute, model.layers, chunk)]
+
+    return _Expansion(rows, rows.pp * rows.virtual, rows.zero, ("recompute",), ways)
 
 
 @cache
-def repeated(recompute: str, layers: int) -> tuple[str, ...]:
-    """Return what each block recomputes: "full", "selective" or "none"."""
-    s = Strategy(recompute=recompute)
-    return tuple(s.recompute_of(i) for i in range(layers))
+def _distinct(names: tuple[str, ...], layers: int, chunk: int) -> tuple[int, ...]:
+    """Return the codes of the kinds that differ over `layers` blocks in chunks of at most `chunk`."""
+    kinds: dict[object, int] = {}
+    for name in names:
+        how = recomputation.parse(name)
+        key: object = name
+        if how.kind == "every":
+            key = -(-layers // how.count)  # blocks that run again
+        elif how.kind == "full" or (how.kind, how.count) == ("uniform", 1):
+            key = layers
+        elif how.kind == "block":
+            key = layers if how.count >= chunk else name
+        kinds.setdefault(key, recomputation.encode(name))
+    return tuple(kinds.values())
 
 
 def _by_sharding(rows: Strategies, options: Options) -> _Expansion:
@@ -319,7 +416,12 @@ def _by_sharding(rows: Strategies, options: Options) -> _Expansion:
         levels = options.zero_in_pipeline if piped else options.zero
         sharded = [(zero, d) for zero in levels if zero for d in divisors(dp) if d > 1 or over_cp]
         moves = flags & 1
-        return [(*way, order) for way in [(0, 1), *sharded] for order in (orders if moves else orders[:1])]
+        every = [(*way, order) for way in [(0, 1), *sharded] for order in (orders if moves else orders[:1])]
+        return [way for way in every if not options.limits or within(dp, *way)]
+
+    def within(dp: int, zero: int, shard: int, order: int) -> bool:
+        given = {"dp": dp, "zero": zero, "shard": shard, "dp_shard": shard if zero else 1, "order": ORDERS[order]}
+        return options.limits.way(("zero", "shard", "order"), given)
 
     flags = 4 * (rows.pp > 1) + 2 * (rows.cp > 1) + ((rows.pp > 1) & (rows.dp > 1))
     return _Expansion(rows, rows.dp, flags, ("zero", "shard", "order"), ways)

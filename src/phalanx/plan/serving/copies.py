@@ -13,10 +13,10 @@ engine's time spent on prompts, r / (2 (1 - r)) of a prompt (M/D/1). It only pru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
+from phalanx.cost.serving.adapters import adapter_bytes
 from phalanx.cost.serving.layout import ServingLayout
 from phalanx.cost.serving.roofline import ServingPrice
 from phalanx.plan.serving.question import Question, Steady
@@ -61,10 +61,15 @@ class Copy:
         slots = 1 << max(0, math.ceil(math.log2(slots)))  # few tables serve many batches
         key = (slots, step_tokens)
         if key not in self._tables:
-            q = self.question
-            seconds: Callable[..., object] = partial(self.pricing.seconds, self.layout)
+            q, x = self.question, self.layout
+            # Each step reads the adapters of its requests, a part on each rank of tp.
+            read = q.adapter_slots * adapter_bytes(q.model) / x.tp / q.cluster.device.memory_bandwidth_bytes_per_s
+
+            def seconds(tokens: Any, past: Any, sequences: Any, context: Any, uneven: float) -> Any:
+                return self.pricing.seconds(x, tokens, past, sequences, context, uneven) + read
+
             self._tables[key] = Tabulated(
-                seconds, slots, q.longest, step_tokens, self.layout.pp, self.layout.attention_dp, q.draft_tokens
+                seconds, slots, q.longest, step_tokens, x.pp, x.attention_dp, q.draft_tokens
             )
         return self._tables[key]
 
@@ -115,4 +120,9 @@ class Copy:
             + own * share / (2 * (1 - share))
         )
         tpot = max(batch * busy - ttft, 0.0) / (q.output - 1) if q.output > 1 else 0.0
-        return Steady(ttft, tpot, q.output / busy)
+        return Steady(ttft + self.way_s(tpot), tpot, q.output / busy)
+
+    def way_s(self, tpot: float) -> float:
+        """Seconds from a first token's computation until the user has it (cost/serving/engines.py)."""
+        c = self.pricing.constants
+        return float(c.first_s) + float(c.first_steps) * tpot

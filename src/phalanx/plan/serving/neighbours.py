@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from phalanx.cost.serving.layout import ServingLayout
+from phalanx.plan.serving.copies import Copy
 from phalanx.plan.serving.question import Candidate
 from phalanx.plan.serving.search import Answer, Search, excess
 from phalanx.plan.serving.space import illegal
@@ -65,7 +66,8 @@ def neighbours(search: Search, answer: Answer) -> list[Neighbour]:
         reason = illegal(q.model, layout, q.engine)
         together = layout.gpus + (first.layout.gpus if len(best.groups) > 1 else 0)
         if not reason and together > q.gpus:
-            reason = f"takes {together} GPUs of {q.gpus}"
+            reason = f"takes {layout.gpus} GPUs of {q.gpus}"
+            reason += ": none are left to prefill" if together - layout.gpus and layout.gpus <= q.gpus else ""
         if reason:
             out.append(Neighbour(change, None, reason))
             continue
@@ -73,21 +75,19 @@ def neighbours(search: Search, answer: Answer) -> list[Neighbour]:
         if copy.missing:
             out.append(Neighbour(change, None, copy.missing))
             continue
-        if len(best.groups) == 1:
-            candidates = list(search.aggregated(copy))
-        else:
-            chunk = best.groups[0].step_tokens
-            ttft = first.prefill_s(chunk)
-            moved = best.steady.ttft_s
-            candidates = list(search.ratios(first, copy, ttft, moved, chunk))
-        out.append(_judged(search, best, change, candidates))
+        out.append(_judged(search, best, change, _candidates(search, best, first, copy)))
     for other in q.weights:
         if other != best.weights:
             copy = search.copy_of(other, group.layout)
             if copy.missing:
                 out.append(Neighbour(f"{other} weights", None, copy.missing))
-            elif len(best.groups) == 1:
-                out.append(_judged(search, best, f"{other} weights", list(search.aggregated(copy))))
+            else:
+                before = search.copy_of(other, first.layout)
+                change = f"{other} weights"
+                if before.missing:
+                    out.append(Neighbour(change, None, f"to prefill, {before.missing}"))
+                else:
+                    out.append(_judged(search, best, change, _candidates(search, best, before, copy)))
     mode = "disaggregated" if len(best.groups) == 1 else "aggregated"
     if mode in q.modes:
         change = "prefill and decode apart" if mode == "disaggregated" else "prefill and decode together"
@@ -98,6 +98,13 @@ def neighbours(search: Search, answer: Answer) -> list[Neighbour]:
             candidates = [c for copy in copies for c in search.aggregated(copy)]
         out.append(_judged(search, best, change, candidates))
     return out
+
+
+def _candidates(search: Search, best: Candidate, first: Copy, copy: Copy) -> list[Candidate]:
+    """Return the candidates with `copy` in place of the best's workers, or of those that decode, after `first`."""
+    if len(best.groups) == 1:
+        return list(search.aggregated(copy))
+    return list(search.after(first, copy, best.groups[0].step_tokens))
 
 
 def _judged(search: Search, best: Candidate, change: str, candidates: list[Candidate]) -> Neighbour:

@@ -65,6 +65,13 @@ class Question:
         """Whether arrivals do not wait for answers."""
         return self.trace is not None or self.rate > 0
 
+    @property
+    def offered(self) -> float:
+        """Requests per second that arrive, where they do not wait for answers."""
+        if self.trace is None or self.trace.arrival is None:
+            return self.rate
+        return len(self.trace) / max(float(self.trace.arrival[-1]), 1e-9)
+
 
 @dataclass(frozen=True)
 class Group:

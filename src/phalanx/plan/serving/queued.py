@@ -24,7 +24,7 @@ def load(q: Question, users: int, stay_s: float) -> Requests:
     if q.trace is not None:
         requests = q.trace
     else:
-        n = q.requests or int(np.clip(12 * users, 400, 6000))
+        n = q.requests or (3000 if q.rate else int(np.clip(12 * users, 400, 6000)))
         requests = spread(n, q.input, q.output, q.variation, q.longest, q.seed)
         requests = poisson(requests, q.rate, q.seed) if q.rate else closed_loop(requests, users, stay_s)
     if q.reuse:
@@ -79,7 +79,9 @@ def queued(q: Question, c: Candidate, copy_of: CopyOf) -> Candidate:
     link = transfer(q, copy_of(c.weights, c.groups[0].layout)) if len(c.groups) > 1 else None
     users = c.users if together else -(-c.users // c.groups[0].count)
     stay = c.steady.ttft_s + c.steady.tpot_s * (q.output - 1)
-    seen = outcome(simulate(Deployment(tuple(specs), link), load(q, users, stay), q.seed))
+    history = simulate(Deployment(tuple(specs), link), load(q, users, stay), q.seed)
+    constants = copy_of(c.weights, c.groups[0].layout).pricing.constants
+    seen = outcome(history, way_s=float(constants.first_s), way_steps=float(constants.first_steps))
     if not together:
         scale = c.groups[0].count
         seen = replace(

@@ -73,37 +73,67 @@ class Search:
                     yield copy
 
     def aggregated(self, copy: Copy, batches: Iterable[int] = BATCHES) -> Iterator[Candidate]:
-        """Yield the candidates of one layout, by batch and chunk, in as many replicas as the GPUs hold."""
+        """Yield the candidates of one layout, by batch and chunk, in as many replicas as the GPUs hold.
+
+        Where the load is given and the fewest GPUs are sought, also in fewer."""
         q, x = self.q, copy.layout
-        count = q.gpus // x.gpus
-        if q.concurrency:
-            batches = (max(1, min(-(-q.concurrency // count), copy.most)),)  # the others queue
-        for batch in batches:
-            if batch > copy.most or batch < min(x.attention_dp, *batches):
-                break
-            for chunk in q.chunks:
-                enough = chunk * x.pp * x.attention_dp > batch * (1 + q.draft_tokens)
-                if not enough or (chunk > 2 * q.input and chunk > min(q.chunks)):
-                    continue
+        most = q.gpus // x.gpus
+        fewer = q.objective == "cost" and (q.open_load or q.concurrency > 0)
+        for count in range(1 if fewer else most, most + 1):
+            if q.open_load:
+                yield from self._keeping_up(copy, count)
+                continue
+            if q.concurrency:
+                batches = (max(1, min(-(-q.concurrency // count), copy.most)),)  # the others queue
+            for batch in batches:
+                if batch > copy.most or batch < min(x.attention_dp, *batches):
+                    break
+                for chunk in q.chunks:
+                    enough = chunk * x.pp * x.attention_dp > batch * (1 + q.draft_tokens)
+                    if not enough or (chunk > 2 * q.input and chunk > min(q.chunks)):
+                        continue
+                    s = copy.steady(batch, chunk)
+                    self.evaluated += 1
+                    group = Group("both", x, count, batch, chunk, copy.cache_tokens)
+                    steady = replace(s, tokens_per_s=s.tokens_per_s * count)
+                    yield Candidate(copy.weights, (group,), q.concurrency or batch * count, steady)
+
+    def _keeping_up(self, copy: Copy, count: int) -> Iterator[Candidate]:
+        """Yield the candidates of a layout for requests that do not wait: as many at once as fit. The steady state is
+        that of the smallest batch that keeps up."""
+        q, x = self.q, copy.layout
+        asked = q.offered * q.output
+        for chunk in q.chunks:
+            able = [b for b in BATCHES if b <= copy.most and chunk * x.pp * x.attention_dp > b * (1 + q.draft_tokens)]
+            if not able or (chunk > 2 * q.input and chunk > min(q.chunks)):
+                continue
+            s = copy.steady(able[0], chunk)
+            for batch in able:
                 s = copy.steady(batch, chunk)
                 self.evaluated += 1
-                group = Group("both", x, count, batch, chunk, copy.cache_tokens)
-                steady = replace(s, tokens_per_s=s.tokens_per_s * count)
-                yield Candidate(copy.weights, (group,), q.concurrency or batch * count, steady)
+                if s.tokens_per_s * count >= asked:
+                    break
+            steady = replace(s, tokens_per_s=min(s.tokens_per_s * count, asked))
+            yield Candidate(
+                copy.weights, (Group("both", x, count, able[-1], chunk, copy.cache_tokens),), able[-1] * count, steady
+            )
 
     def disaggregated(self, copies: list[Copy]) -> Iterator[Candidate]:
         """Yield prefill and decode workers in every ratio that the GPUs hold, matched in their rates."""
         q = self.q
         chunk = max(c for c in q.chunks if c <= max(2 * q.input, min(q.chunks)))
         for first in copies:
-            ttft = first.prefill_s(chunk)
-            ttft_moved = ttft + transfer(q, first).seconds(q.input)
-            if q.ttft_s is not None and ttft_moved > q.ttft_s * _SLACK:
-                continue
             for then in copies:
-                if then.weights != first.weights:
-                    continue
-                yield from self.ratios(first, then, ttft, ttft_moved, chunk)
+                if then.weights == first.weights:
+                    yield from self.after(first, then, chunk)
+
+    def after(self, first: Copy, then: Copy, chunk: int) -> Iterator[Candidate]:
+        """Yield the candidates that prefill, in such chunks, on copies like `first`, and decode on others."""
+        q = self.q
+        ttft = first.prefill_s(chunk)
+        moved = ttft + transfer(q, first).seconds(q.input)
+        if q.ttft_s is None or moved <= q.ttft_s * _SLACK:
+            yield from self.ratios(first, then, ttft, moved, chunk)
 
     def ratios(self, first: Copy, then: Copy, ttft: float, ttft_moved: float, chunk: int) -> Iterator[Candidate]:
         q, rate = self.q, _PREFILL_USE / ttft
@@ -142,7 +172,17 @@ class Search:
             )
             if q.concurrency:
                 users = q.concurrency
-            yield Candidate(first.weights, groups, users, Steady(ttft_moved, tpot, served * q.output))
+            if q.open_load:  # all that fit; the steady state is that of the smallest batch that keeps up
+                if served < q.offered and batch < BATCHES[-1] and 2 * batch <= then.most:
+                    continue
+                most = max(b for b in BATCHES if b <= then.most)
+                groups = groups[0], replace(groups[1], slots=most, step_tokens=max(chunk, 2 * most))
+                users, served = most * decodes, min(served, q.offered)
+            yield Candidate(
+                first.weights, groups, users, Steady(ttft_moved + then.way_s(tpot), tpot, served * q.output)
+            )
+            if q.open_load:
+                return
 
     def candidates(self) -> list[Candidate]:
         """Return all of them, with their steady state."""
@@ -170,6 +210,9 @@ class Search:
         """Return what is to be least."""
         q = self.q
         latency = c.ttft_s(50) + (q.output - 1) * c.tpot_s(50)
+        if q.open_load:  # whoever keeps up serves the same: the others come last
+            behind = round(max(0.0, 1 - c.tokens_per_s / (0.95 * q.offered * q.output)), 2)
+            return (behind, c.gpus, latency) if q.objective == "cost" else (behind, latency, c.gpus)
         if q.objective == "latency":
             return (latency, -c.tokens_per_s)
         if q.objective == "cost":
@@ -228,8 +271,8 @@ def excess(q: Question, c: Candidate) -> float:
         parts.append(c.ttft_s(q.percentile) / q.ttft_s)
     if q.tpot_s is not None:
         parts.append(c.tpot_s(q.percentile) / q.tpot_s)
-    if q.rate and c.outcome and c.outcome.requests_per_s < 0.9 * q.rate:
-        parts.append(q.rate / max(c.outcome.requests_per_s, 1e-9))
+    if q.open_load and c.tokens_per_s < 0.9 * q.offered * q.output:  # the queue grows
+        parts.append(q.offered * q.output / max(c.tokens_per_s, 1e-9))
     return max(parts)
 
 
@@ -289,10 +332,13 @@ def _why_none(search: Search) -> tuple[str, str]:
     copies = list(search.known.values())
     if not copies:
         return "no layout of the model is legal on them", "its heads, layers and experts must be divided evenly"
-    largest = max(copies, key=lambda c: (c.cache_tokens, c.layout.gpus))
+    largest = max(copies, key=lambda c: (c.cache_tokens, -c.pricing.weight_bytes(c.layout)))
     x = largest.layout
+    if not largest.missing:
+        return "a worker that prefills and one that decodes need more", "give more GPUs, or --mode aggregated"
+    degrees = f"tp={x.tp},pp={x.pp},dp={x.attention_dp},ep={x.moe_ep}"
     return (
-        f"no layout holds a request: on tp={x.tp},pp={x.pp} in {largest.weights}, {largest.missing}",
+        f"no layout holds a request: on {degrees} in {largest.weights}, {largest.missing}",
         "more GPUs, smaller weights (--weights) or a smaller cache (--kv fp8)",
     )
 
@@ -312,8 +358,8 @@ def _nearest(search: Search, everything: list[Candidate]) -> InputError:
             if reached > limit:
                 missed.append(f"{name.upper()} {_time(reached)} of {_time(limit)}, {reached / limit:.2f} x")
     if not missed:
-        missed.append(f"{best.outcome.requests_per_s if best.outcome else 0:.2f} of {q.rate:g} requests/s")
-        limits.append("--rate")
+        missed.append(f"{best.outcome.requests_per_s if best.outcome else 0:.2f} of {q.offered:.3g} requests/s")
+        limits.append("--trace" if q.trace is not None else "--rate")
     users = "" if q.open_load else f" with {best.users} at once"
     reason = f"no layout keeps them for {q.percentile} % of requests; the nearest, {best.title}{users}: "
     reason += "; ".join(missed)

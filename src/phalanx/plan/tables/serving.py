@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.serving.layout import ServingLayout
-from phalanx.cost.serving.roofline import BYTES, ServingPrice
+from phalanx.cost.serving.roofline import ServingPrice
+from phalanx.cost.serving.step import BYTES
 from phalanx.plan.tables.table import Sheet, columns
 from phalanx.spec.model.spec import ModelSpec
 
@@ -97,18 +98,9 @@ def intensity(price: ServingPrice, seq: int) -> Sheet:
             used = m.experts.top_k / m.experts.count
             share = used / (1 - (1 - used) ** b)
         total = float(sum(parts.values()))
-        rows.append(
-            (
-                b,
-                dense,
-                dense * share if m.experts is not None else None,
-                attention,
-                "compute" if dense * share >= ridge else "memory",
-                float(parts["cache"]) / total,
-                total,
-                b / total,
-            )
-        )
+        experts = () if m.experts is None else (dense * share,)
+        bound = "compute" if dense * share >= ridge else "memory"
+        rows.append((b, dense, *experts, attention, bound, float(parts["cache"]) / total, total, b / total))
     batch = ridge * BYTES[price.weights] / 2
     note = (
         f"the chip's ridge is {ridge:,.0f} FLOP per byte with {price.weights} weights: products with them stop being "
@@ -127,10 +119,10 @@ def intensity(price: ServingPrice, seq: int) -> Sheet:
         columns(
             ("batch", "count"),
             ("weights", "count"),
-            ("experts", "count"),
+            *((("experts", "count"),) if m.experts is not None else ()),
             ("attention", "count"),
             "weights bound by" if m.experts is None else "experts bound by",
-            ("cache's share", "share"),
+            ("cache of the step", "share"),
             ("step", "s"),
             ("tokens/s", "count"),
         ),

@@ -106,6 +106,9 @@ def spread(
             "precision.compute", "float16", "needs a loss scale, which only `phalanx train` has", "use bfloat16"
         )
     require_runnable(s, Job(s.dp, 1, precision))
+    plan: Mapping[str, str] = {}
+    if s.tp > 1:  # refused before anything is sent
+        plan = published_plan(module) if tp_plan is None or tp_plan == "published" else tp_plan
     module.to(world.device)
     choices = [Choice(op, world.size, 0, transport) for op in _OPS] if transport != "native" else []
     comm = Comm(world, mesh(s), choices)
@@ -113,12 +116,7 @@ def spread(
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = tensor.data.contiguous()
             comm.broadcast(tensor.data, "world")
-    dims: dict[str, int] = {}
-    if s.tp > 1:
-        plan = published_plan(module) if tp_plan in (None, "published") else tp_plan
-        assert not isinstance(plan, str)
-        assert plan is not None
-        dims = split_layers(module, plan, comm)
+    dims = split_layers(module, plan, comm) if s.tp > 1 else {}
     return Parallel(module, trained, s, precision, comm, find_units(module, units), average, buffers, dims)
 
 

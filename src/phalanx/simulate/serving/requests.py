@@ -69,6 +69,12 @@ class Requests:
     def __len__(self) -> int:
         return len(self.input)
 
+    def first(self, n: int) -> Requests:
+        """Return the first n requests."""
+        columns = ("input", "output", "arrival", "reused", "priority", "adapter")
+        part: dict[str, Any] = {name: None if (c := getattr(self, name)) is None else c[:n] for name in columns}
+        return replace(self, **part)
+
 
 def alike(n: int, input: int, output: int) -> Requests:
     """Return n requests of one length, in a closed loop of one user."""

@@ -45,6 +45,10 @@ class Chip:
     memory_source: str = "nvidia-smi"
     clock: float = 1.0
     """Sustained clock relative to the generation's first chip; a fitted constant `NAME.clock` overrides it."""
+    host_bytes_per_s: float = 64e9
+    """Of its link to the host in one direction: PCIe of generation 5 with 16 lanes, or NVLink-C2C."""
+    host_memory_bytes_per_s: float = 77e9
+    """Its share of the host's memory bandwidth: of two sockets with eight channels of DDR5-4800, an eighth."""
     processors: int | None = None
     """Streaming multiprocessors, where the chip has fewer than its generation."""
 
@@ -85,6 +89,8 @@ _V100 = Chip(
     single=15.7e12,
     double=7.8e12,
     source="NVIDIA V100 datasheet",
+    host_bytes_per_s=16e9,  # PCIe 3
+    host_memory_bytes_per_s=32e9,  # two sockets of six channels of DDR4-2666, an eighth
     bf16=False,
 )
 _A100 = Chip(
@@ -99,6 +105,8 @@ _A100 = Chip(
     single=19.5e12,
     double=19.5e12,
     source="NVIDIA A100 datasheet",
+    host_bytes_per_s=32e9,  # PCIe 4
+    host_memory_bytes_per_s=51e9,  # two sockets of eight channels of DDR4-3200, an eighth
 )
 _H100 = Chip(
     device="H100-SXM5-80GB",
@@ -138,6 +146,9 @@ _GB200 = replace(
     single=80e12,
     double=40e12,
     source="NVIDIA GB200 NVL72 datasheet",
+    # NVLink-C2C: 900 GB/s in both directions to a Grace, whose 512 GB/s of memory two GPUs share.
+    host_bytes_per_s=225e9,
+    host_memory_bytes_per_s=256e9,
 )
 CHIPS: dict[str, Chip] = {
     "V100": _V100,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from phalanx.spec.errors import InputError, nearest
 
@@ -48,3 +49,28 @@ def parse(text: str) -> Recomputation:
         return Recomputation(kind, 0, names)
     remedy = "use none, selective, selective:MODULE+MODULE, full, every:k, block:n or uniform:n"
     raise InputError("strategy.recompute", text, "is not known", remedy)
+
+
+KINDS = ("none", "selective", "full", "every", "block", "uniform")
+_COUNT_AT, _MODULES_AT = 3, 23
+
+
+def encode(text: str) -> int:
+    """Return a value of `recompute` as one integer, for columns: kind, count and modules in its bits; none is 0."""
+    how = parse(text)
+    modules = sum(1 << MODULES.index(name) for name in how.modules)
+    return KINDS.index(how.kind) | how.count << _COUNT_AT | modules << _MODULES_AT
+
+
+def decode(codes: Any) -> tuple[Any, Any, Any]:
+    """Return (index into KINDS, count, bits of MODULES) of codes, numbers or columns."""
+    return codes & 7, (codes >> _COUNT_AT) & ((1 << _MODULES_AT - _COUNT_AT) - 1), codes >> _MODULES_AT
+
+
+def written(code: int) -> str:
+    """Return the value of `recompute` that `encode` turned into `code`."""
+    kind, count, bits = decode(code)
+    modules = [name for i, name in enumerate(MODULES) if bits >> i & 1]
+    if KINDS[kind] in _COUNTED:
+        return f"{KINDS[kind]}:{count}"
+    return KINDS[kind] if modules in ([], ["core_attn"]) else f"selective:{'+'.join(modules)}"

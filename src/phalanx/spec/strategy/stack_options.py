@@ -97,6 +97,8 @@ class StackOptions:
         return {name: value for name, value in asdict(self).items() if value != DEFAULTS[name]}
 
 
+AS_RELEASED = StackOptions()
+"""Every option as the stack's release has it."""
 OPTION_FIELDS = {f.name: f for f in fields(StackOptions)}
 DEFAULTS = {name: f.default for name, f in OPTION_FIELDS.items()}
 

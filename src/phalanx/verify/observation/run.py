@@ -26,6 +26,7 @@ from phalanx.runtime.observe.step_summary import GroupNames, summarise
 from phalanx.schedule.observation import RankObservation
 from phalanx.verify.observation.contentless import Contentless
 from phalanx.verify.observation.host_access import answered
+from phalanx.verify.observation.uncompiled import uncompiled
 from phalanx.verify.observation.world import imagined_gpus, one_rank
 
 
@@ -79,6 +80,7 @@ def observe_rank(
             imagined_gpus(per_node, lambda: note("device cuda: redirected to a GPU without content"))
         )
         stack.enter_context(answered(recorder.answer, note))
+        stack.enter_context(uncompiled(note))
         gpus.waits, gpus.live = recorder.waited, lambda: recorder.live["gpu"]
         # Torch keeps weak references to fake tensors, for which Module.to() would refuse to move parameters.
         stack.enter_context(patch.object(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])))

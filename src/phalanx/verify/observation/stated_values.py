@@ -1,8 +1,10 @@
 """What the host is told where it asks for a value that a tensor without content does not hold.
 
-Constants are followed: a tensor of one element that was filled with 0, or computed from such, has that value, and
-whether something is nan or infinite has an answer. Everything else is 1, or False. Where a shape depends on values
-(nonzero, masks, unique), half of the elements are taken.
+Constants are followed: a tensor that was filled with 0, or computed from such, has that value, and whether something
+is nan or infinite has an answer. Counts are even: of integers and truth values the mean is followed, so that n
+choices among k bins (histc, bincount, a scattered map and its sum) are n/k in each, and tokens go to experts in equal
+parts. Everything else is 1, or False. Where a shape depends on values (nonzero, masks, unique), half of the elements
+are taken.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _FILLED_BY = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "scalar_tens
 """Operations whose argument at this place is the value of all elements."""
 _REDUCED = ("any", "all", "max", "min", "mean", "amax", "amin", "stack", "cat", "sum")
 _VIEWS = ("detach", "alias", "view", "_unsafe_view", "reshape", "expand", "unsqueeze", "squeeze", "select", "slice")
-_SAME = {"_to_copy", "clone", *_VIEWS, *_REDUCED}
+_SENT = ("all_to_all_single", "wait_tensor")
+_SAME = {"_to_copy", "clone", *_VIEWS, *_REDUCED, *_SENT}
 """Operations whose result has the value of their arguments, if all have the same and results have one element."""
 
 
@@ -51,16 +54,20 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: li
     value: Any = None
     if func in _KNOWN:
         value = _KNOWN[func]
-    elif out.numel() == 1 or out.dtype == torch.bool:
+    elif out.numel() == 1 or not out.dtype.is_floating_point:
         if name in _FILLS:
             value = _FILLS[name]
         elif name in _FILLED_BY:
             value = args[_FILLED_BY[name]] if len(args) > _FILLED_BY[name] else kwargs.get("fill_value")
             value = value_of(value) if isinstance(value, Tensor) else value
+        elif name in ("histc", "bincount"):
+            value = tensors[0].numel() / out.numel()
+        elif name in ("scatter", "scatter_", "scatter_add", "scatter_add_"):
+            value = _scattered(args)
         elif tensors:
             values = [value_of(t) for t in tensors]
             if None not in values:
-                value = _computed(func, name, args, kwargs, tensors, values)
+                value = _computed(func, name, args, kwargs, tensors, values, out.numel())
     if value is not None:
         out._stated = value  # type: ignore[attr-defined]
     elif getattr(out, "_stated", None) is not None:  # changed in place
@@ -68,16 +75,38 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: li
 
 
 def _computed(
-    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], values: list[Any]
+    func: Any,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: list[Tensor],
+    values: list[Any],
+    results: int,
 ) -> Any:
-    if name in _SAME and len(set(values)) == 1 and (name != "sum" or tensors[0].numel() == 1):
+    """Return the value of an operation's `results` elements from the values of its arguments, or None."""
+    if name == "sum":
+        return values[0] * (tensors[0].numel() / results)
+    if name in ("any", "all", "max", "min", "amax", "amin") and not float(values[0]).is_integer():
+        return None  # a mean says neither
+    if name in _SAME and len(set(values)) == 1:
         return values[0]
     if torch.Tag.pointwise not in func.tags or func._schema.is_mutable:
+        return None
+    if not all(float(value).is_integer() for value in values) and not tensors[0].dtype.is_floating_point:
         return None
     with unset_fake_temporarily():
         scalars = {id(t): torch.tensor(v, dtype=t.dtype) for t, v in zip(tensors, values, strict=True)}
         given = [scalars.get(id(a), a) if isinstance(a, Tensor) else a for a in args]
         return func(*given, **{k: v for k, v in kwargs.items() if k != "device"}).item()
+
+
+def _scattered(args: tuple[Any, ...]) -> Any:
+    """Return the mean of a tensor of equal elements into which a value is scattered, at different places."""
+    into, index, source = args[0], args[2], args[3]
+    before, after = value_of(into), value_of(source) if isinstance(source, Tensor) else source
+    if before is None or after is None or not into.numel():
+        return None
+    return before + (after - before) * min(index.numel() / into.numel(), 1.0)
 
 
 def stated(tensor: Tensor) -> Any:
@@ -87,7 +116,9 @@ def stated(tensor: Tensor) -> Any:
         value = 1
     if tensor.dtype.is_floating_point:
         return float(value)
-    return (bool(value) if value_of(tensor) is not None else False) if tensor.dtype == torch.bool else int(value)
+    if tensor.dtype == torch.bool:
+        return bool(value) if value_of(tensor) is not None else False
+    return round(value)
 
 
 def array(tensor: Tensor) -> np.ndarray[Any, Any]:

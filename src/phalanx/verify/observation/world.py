@@ -59,7 +59,20 @@ def one_rank(
             for module in (dist, distributed_c10d, device_mesh):
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, function))
+        stack.enter_context(patch.object(dist.ProcessGroup, "_get_backend", _backend_of_host(dist.ProcessGroup)))
+        # Releases of torch after 2.13 have it, and torchtitan 0.3 calls it.
+        stack.enter_context(patch.object(dist, "set_timeout", answers["_set_pg_timeout"], create=True))
         yield
+
+
+def _backend_of_host(group: Any) -> Callable[..., Any]:
+    """Return ProcessGroup._get_backend with the host's backend for the imagined GPU, of which groups know nothing."""
+    of = group._get_backend
+
+    def get_backend(self: Any, device: torch.device) -> Any:
+        return of(self, torch.device("cpu") if device.type == gpu.NAME else device)
+
+    return get_backend
 
 
 def _destroy() -> None:
@@ -133,6 +146,7 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
         "broadcast_object_list": unchanged,
         "scatter_object_list": scatter_object_list,
         "monitored_barrier": unchanged,
+        "_set_pg_timeout": unchanged,
     }
 
 
@@ -196,5 +210,22 @@ def imagined_gpus(per_node: int, redirected: Callable[[], None]) -> Iterator[gpu
         stack.enter_context(patch.object(device_mesh.DeviceMesh, "__init__", mesh))
         stack.enter_context(patch.object(torch.amp.autocast_mode.autocast, "__init__", autocast))
         stack.enter_context(autocast_of_gpu.cached())
-        stack.enter_context(gpu.Redirect(redirected))
+        redirect = gpu.Redirect(redirected)
+        for calls in (torch.autograd, torch.autograd.graph):
+            stack.enter_context(patch.object(calls, "_engine_run_backward", _under(redirect)))
+        stack.enter_context(redirect)
         yield module
+
+
+def _under(redirect: gpu.Redirect) -> Callable[..., Any]:
+    """Return torch's call of the autograd engine, under the redirection.
+
+    torch.overrides takes a mode off while it handles a call such as `backward()`, and the engine's threads get the
+    modes of that moment: what a backward pass computes again (checkpoints) would run without it."""
+    run = torch.autograd.graph._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with redirect:
+            return run(*args, **kwargs)
+
+    return run_backward

@@ -1,0 +1,155 @@
+"""Fit the constants of serving engines on measured runs: `python -m calibration.serving`.
+
+Every engine's constant is the common one times a factor, which a prior pulls to 1. With r = log(predicted / measured)
+of time per token and of time to first token, and x the logarithms of constants and factors,
+
+    sum_i w_i |r_i| + 1/2 sum_j (x_j / spread_j)^2
+
+is minimised by reweighted Gauss-Newton steps. A (model, GPU, engine) of n runs weighs n^0.5, so that no sweep rules.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.cost.serving import engines
+from phalanx.cost.serving.engines import FIELDS, EngineConstants
+from phalanx.validate.serving import LEFT_OUT, Case, Columns, cases, columns, loaded, priced, scorable
+
+Floats = npt.NDArray[np.float64]
+ENGINES = ("vllm", "sglang", "trtllm")
+FIXED = frozenset({"index_layer_s", "net_hop_s"})
+COMMON_SPREAD, ENGINE_SPREAD = 0.7, 0.35
+FIRST_TOKEN = 0.4
+"""Weight of times to first token, which clients' waves blur."""
+_START = asdict(EngineConstants())
+
+
+class Problem:
+    """Cases as columns, with what was measured and how much each weighs."""
+
+    def __init__(self, use: Sequence[Case], fields: Sequence[str]) -> None:
+        self.fields = tuple(fields)
+        self.cases = use
+        self.parts: list[tuple[Columns, Floats, Floats, Floats, Floats]] = []
+        names, counts = np.unique([str(c.group) for c in use], return_counts=True)
+        count = dict(zip(names, counts, strict=True))
+        for apart in (False, True):
+            some = [c for c in use if c.apart == apart]
+            if not some:
+                continue
+            weight = np.array([count[str(c.group)] ** -0.5 for c in some])
+            tpot = np.array([c.row.number("tpot_ms") for c in some], float) / 1e3
+            ttft = np.array([c.row.number("ttft_ms") or 1.0 for c in some], float) / 1e3
+            first = np.array([scorable(c.row)[1] for c in some], float)
+            self.parts.append((columns(some), np.log(tpot), np.log(ttft), weight, weight * first * FIRST_TOKEN))
+        self.weights = np.concatenate([np.concatenate((p[3], p[4])) for p in self.parts])
+        names = np.concatenate([np.array(p[0].engines * 2) for p in self.parts])
+        self.of_engine = [names == name for name in ENGINES]
+        self.spread = np.array([COMMON_SPREAD] * len(fields) + [ENGINE_SPREAD] * len(fields) * len(ENGINES))
+
+    def fitted(self, x: Floats) -> dict[str, dict[str, float]]:
+        """Return the constants that x stands for."""
+        n = len(self.fields)
+        return {
+            name: {f: float(_START[f] * np.exp(x[i] + x[n * (k + 1) + i])) for i, f in enumerate(self.fields)}
+            for k, name in enumerate(ENGINES)
+        }
+
+    def residuals(self, x: Floats) -> Floats:
+        """log(predicted / measured) of times per token, then of times to first token, by mode."""
+        fitted = self.fitted(x)
+        out = []
+        for c, tpot, ttft, _, _ in self.parts:
+            p, f = priced(c, fitted)
+            out += [np.log(p) - tpot, np.log(f) - ttft]
+        return np.concatenate(out)
+
+    def jacobian(self, x: Floats, r: Floats) -> Floats:
+        """Derivatives of residuals. A constant is its common value times a factor, so both have one derivative."""
+        n = len(self.fields)
+        columns = np.stack([(self.residuals(x + 1e-4 * e) - r) / 1e-4 for e in np.eye(len(x))[:n]], 1)
+        return np.concatenate([columns, *(columns * own[:, None] for own in self.of_engine)], 1)
+
+    def fit(self, x: Floats, steps: int = 25, near: float = 0.04) -> Floats:
+        """Return x after at most so many Gauss-Newton steps from it."""
+        w, damping = self.weights, 1e-2
+
+        def cost(r: Floats, x: Floats) -> float:
+            return float((w * np.sqrt(r**2 + near**2)).sum() + 0.5 * ((x / self.spread) ** 2).sum())
+
+        r = self.residuals(x)
+        now = cost(r, x)
+        for _ in range(steps):
+            jacobian = self.jacobian(x, r)
+            each = w / np.sqrt(r**2 + near**2)
+            a = jacobian.T @ (each[:, None] * jacobian) + np.diag(1 / self.spread**2)
+            g = jacobian.T @ (each * r) + x / self.spread**2
+            before = now
+            for _ in range(8):
+                tried = x - np.clip(np.linalg.solve(a + damping * np.diag(np.diag(a)), g), -0.6, 0.6)
+                s = self.residuals(tried)
+                if cost(s, tried) < now:
+                    x, r, now, damping = tried, s, cost(s, tried), damping / 4
+                    break
+                damping *= 5
+            if before - now < 1e-4 * before:
+                break
+        return x
+
+
+def free_fields() -> list[str]:
+    """The constants that are fitted."""
+    return [f for f in FIELDS if f not in FIXED]
+
+
+FITTED_FILE = Path(engines.__file__).parent / "fitted_engines.py"
+
+
+def fit_all(use: Sequence[Case]) -> tuple[Problem, Floats]:
+    """Fit on all cases."""
+    problem = Problem(use, free_fields())
+    return problem, problem.fit(np.zeros(len(problem.spread)))
+
+
+def left_out(use: Sequence[Case], x: Floats, steps: int = 3) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Return the constants fitted without each (model, GPU, engine), from x on."""
+    out: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for group in sorted({c.group for c in use}):
+        problem = Problem([c for c in use if c.group != group], free_fields())
+        out[group] = problem.fitted(problem.fit(x, steps))
+    return out
+
+
+def write(fitted: dict[str, dict[str, float]], without: dict[tuple[str, str, str], dict[str, Any]]) -> None:
+    """Write the constants that ship, and those fitted without each group."""
+    lines = ['"""Constants of engines, written by `python -m calibration.serving`; engines.py says what each is."""']
+    lines += ["", "FITTED: dict[str, dict[str, float]] = {"]
+    for name, constants in fitted.items():
+        lines += [f'    "{name}": {{', *(f'        "{k}": {v:.4g},' for k, v in constants.items()), "    },"]
+    FITTED_FILE.write_text("\n".join([*lines, "}", ""]))
+    rows = {" | ".join(g): {k: float(f"{v:.4g}") for k, v in of[g[2]].items()} for g, of in without.items()}
+    LEFT_OUT.write_text(json.dumps(rows, indent=0) + "\n")
+
+
+def main() -> None:
+    """Fit, leave out in turn, write, and say what was fitted."""
+    use = [c for c in cases(loaded())[0] if scorable(c.row)[0]]
+    problem, x = fit_all(use)
+    fitted = problem.fitted(x)
+    for f in problem.fields:
+        print(f"{f:18} {_START[f]:10.3g}", *(f"{fitted[e][f]:10.3g}" for e in ENGINES), flush=True)
+    if "--dry" not in sys.argv:
+        write(fitted, left_out(use, x))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""`phalanx sweep`: every family of strategies trained for some steps, predicted and measured time and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.options import Csv, Job, Json, Plot, Set
+from phalanx.cli.show import show_notes
+from phalanx.cli.tables import print_sheets
+from phalanx.cli.terminal import FAILED, INTERRUPTED, announce, exit_on_error, require_torch, require_writable
+
+
+def sweep(
+    job: Job,
+    steps: Annotated[int, typer.Option("--steps", help="Steps of each run.")] = 20,
+    overrides: Set = None,
+    plot: Plot = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+) -> None:
+    """Train a job for some steps under one strategy of every family, and compare each run with its plan.
+
+    The job's own strategy is not used. Ctrl-C ends it with what was measured.
+    """
+    with exit_on_error():
+        require_writable("--plot", plot)
+        require_torch()
+        from phalanx.commands.sweep import sheet
+        from phalanx.commands.sweep import sweep as run
+        from phalanx.commands.this_machine import require_this_machine
+        from phalanx.spec.errors import InputError
+        from phalanx.spec.files import job_file
+
+        if steps < 3:
+            raise InputError("--steps", steps, "is too few for a median without the first ones", "use at least 3")
+        file = job_file.load(Path(job), overrides or ())
+        show_notes(file.notes)
+        require_this_machine(file)
+        found = run(file, steps, announce)
+        for line, reason in found.refused:
+            announce(f"left out: {line}: {reason}")
+        if found.runs:
+            print_sheets([sheet(found, steps)], as_json, as_csv, plot)
+        if found.interrupted:
+            raise typer.Exit(INTERRUPTED)
+        if any(r.differs for r in found.runs):
+            raise typer.Exit(FAILED)

@@ -1,0 +1,137 @@
+"""What `phalanx sweep` does: train a job for some steps under one strategy of every family, and hold each run against
+its plan. A strategy of a family is the plainest: all ranks on one axis, one micro-batch, or two for each stage."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from phalanx.commands.this_machine import Announce
+from phalanx.commands.train import train
+from phalanx.measure.this_machine import default_ranks
+from phalanx.plan.tables.table import Sheet, columns
+from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import JobFile, make_strategy
+from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.spec import Strategy
+
+
+@dataclass(frozen=True)
+class SweptRun:
+    """A strategy's run beside its plan; seconds of the median step, bytes of peak memory."""
+
+    strategy: Strategy
+    predicted_s: float
+    measured_s: float
+    predicted_bytes: int
+    measured_bytes: int
+    differs: bool
+    """Whether the recorded events differ from the plan's."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs, and the families that this job and machine do not allow, with the reason."""
+
+    runs: tuple[SweptRun, ...]
+    refused: tuple[tuple[str, str], ...]
+    interrupted: bool = False
+
+
+def families(file: JobFile, ranks: int) -> Iterator[str]:
+    """Yield a line for each family of strategies over so many ranks."""
+    batch = file.job.global_batch
+    whole, each = f"micro_batch={batch}", f"micro_batch={max(1, batch // ranks)}"
+    few = f"micro_batch={max(1, batch // (2 * ranks))}"
+    yield f"dp=1,{whole}"
+    yield f"dp=1,{whole},recompute=full"
+    if ranks == 1:
+        return
+    yield from (f"dp={ranks},zero={zero},{each}" for zero in range(4))
+    if ranks % 2 == 0 and ranks > 2:
+        yield f"dp={ranks},zero=3,shard={ranks // 2},{each}"
+    yield from (f"dp={ranks},compression={name},{each}" for name in ("int8", "powersgd:4"))
+    yield f"tp={ranks},{whole}"
+    yield f"tp={ranks},sp=1,{whole}"
+    yield f"cp={ranks},{whole}"
+    yield f"cp={ranks},ulysses={ranks},{whole}"
+    if file.model.experts is not None:
+        yield f"dp={ranks},ep={ranks},{each}"
+    for name, facts in SCHEDULES.items():
+        virtual = f",virtual={facts.chunks}" if facts.takes_virtual else ""
+        yield f"pp={ranks},schedule={name}{virtual},{few}"
+
+
+def sweep(file: JobFile, steps: int, announce: Announce) -> Sweep:
+    """Train every family that is legal for some steps; an interruption ends with what was measured.
+
+    Raises InputError, RankFailure."""
+    ranks = file.cluster.ranks or default_ranks()
+    legal, refused = [], []
+    for line in families(file, ranks):
+        try:
+            s = make_strategy(line)
+            assert s is not None
+            check(s, file.model, file.job, None)
+            require_runnable(s, file.job)
+            legal.append(s)
+        except InputError as error:
+            refused.append((line, str(error)))
+    runs: list[SweptRun] = []
+    for number, s in enumerate(legal, 1):
+        announce(f"{number} of {len(legal)}: {s}")
+        name = f"{file.train.name}-sweep"
+        brief = replace(file.train, name=name, steps=steps, warmup=0, eval_batches=1, eval_every=0, save_every=0)
+        job = replace(file, strategy=s, train=replace(brief, check_sync=0, sample_tokens=0))
+        try:
+            outcome = train(job, False, None, lambda _: None, (lambda _: None) if runs else announce)
+        except InputError as error:  # it does not fit
+            refused.append((str(s), str(error)))
+            continue
+        assert outcome is not None
+        shutil.rmtree(outcome.folder)
+        figures = {c.name: c for c in outcome.comparisons}
+        if outcome.recorded["interrupted"] or not figures:
+            return Sweep(tuple(runs), tuple(refused), True)
+        step, memory = figures["step time (median)"], figures["peak memory"]
+        assert memory.measured is not None
+        assert step.measured is not None
+        sizes = int(memory.predicted), int(memory.measured)
+        runs.append(SweptRun(s, step.predicted, step.measured, *sizes, bool(outcome.differences)))
+    return Sweep(tuple(runs), tuple(refused))
+
+
+def sheet(found: Sweep, steps: int) -> Sheet:
+    """Tabulate predicted and measured time and memory of every run."""
+    rows = [
+        (
+            number,
+            str(run.strategy),
+            run.predicted_s,
+            run.measured_s,
+            run.predicted_s / run.measured_s - 1,
+            run.predicted_bytes,
+            run.measured_bytes,
+            run.predicted_bytes / run.measured_bytes - 1,
+        )
+        for number, run in enumerate(found.runs, 1)
+    ]
+    names = columns(
+        ("no.", "count"),
+        "strategy",
+        ("step predicted", "s"),
+        ("step measured", "s"),
+        ("step off", "share"),
+        ("memory predicted", "bytes"),
+        ("memory measured", "bytes"),
+        ("memory off", "share"),
+    )
+    note = f"the median of {steps} steps; " + (
+        "every recorded step equals its plan, event for event"
+        if not any(run.differs for run in found.runs)
+        else "recorded events differ from the plan of " + ", ".join(str(r.strategy) for r in found.runs if r.differs)
+    )
+    return Sheet("every family, as predicted and as measured", names, rows, note, keys=2)

@@ -1,0 +1,155 @@
+"""What a stack's options change in its constants and in the sizes of a model (spec/strategy/stack_options.py).
+
+Each option is one or a few lines here; the terms that read the changed constants are in memory.py, step.py and
+kernels.py. Bytes per parameter under Adam: moments 4 + 4, master 4, accumulated gradient 4 or 2, parameter 2; traffic
+of an update: the gradient read, master and moments read and written, the parameter written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from phalanx.cost.analytic.stacks import FIELDS, Profile, profile
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.model_shape import Shape
+from phalanx.cost.ledger.rank_layout import FORMATS, Layout
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.stack_options import StackOptions
+
+BYTES = {"auto": 4.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8": 1.0}
+FORMAT = {
+    "bfloat16": "bfloat16",
+    "float8-delayed": "float8",
+    "float8": "float8",
+    "float8-block": "float8-mx",
+    "float8-mx": "float8-mx",
+    "float4": "float4",
+}
+"""The number format that prices each kind of products (cost/ledger/rank_layout.py)."""
+_PARTS = 8
+"""Parts of the tokens in which a fused linear loss computes its logits."""
+_FUSED_KEPT, _FUSED_TRAFFIC = 4.0, 8.0
+"""Bytes per logit that a fused loss keeps (logits and gradient in 16 bits) and moves (both read and written)."""
+_OVERLAPPED_STACK = "nemo-24.11"
+"""The stack whose fitted overlap stands for userbuffers and async tensor parallelism: NVIDIA's recipes had it on."""
+
+
+def number_format(options: StackOptions, otherwise: str) -> str:
+    """Return the format of matrix products: the options', or `otherwise`."""
+    return otherwise if options.products == "auto" else FORMAT[options.products]
+
+
+def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
+    """Return a stack's constants with its options."""
+    if not options.changed():
+        return by
+    new = _state(by, model, options)
+    if options.cross_entropy in ("fused", "linear"):
+        new = replace(
+            new,
+            kept_logit=np.minimum(new.kept_logit, _FUSED_KEPT),
+            logit_bytes=np.minimum(new.logit_bytes, _FUSED_TRAFFIC),
+        )
+    if options.cross_entropy == "linear":
+        new = replace(new, kept_logit=new.kept_logit / _PARTS)
+    if options.cross_entropy == "plain":
+        new = replace(new, kept_logit=np.maximum(new.kept_logit, FIELDS["kept_logit"]))
+    if options.narrow_parameters != "auto":
+        narrow = options.narrow_parameters == "on"
+        new = replace(new, cast_parameters=float(narrow), parameter_bytes=1.0 if narrow else 2.0)
+    if options.tp_overlap == "none":
+        new = replace(new, tp_split=0.0, tp_overlap=0.0)
+    elif options.tp_overlap != "auto":
+        new = replace(new, tp_split=1.0, tp_overlap=profile(_OVERLAPPED_STACK).tp_overlap)
+    return replace(
+        new,
+        gathers_keys=float(options.context == "all_gather"),
+        offloaded_blocks=float(options.activation_offload),
+        parameters_on_host=float(options.parameter_offload),
+        overlaps_experts=float(options.overlap_experts == "on"),
+        sends_once=float(options.dispatch in ("deepep", "hybridep")),
+        gathers_tokens=float(options.dispatch == "all_gather"),
+    )
+
+
+def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
+    """Return the constants with the options about model state: number types, Muon, adapters, what is on the host."""
+    moments = BYTES[o.first_moment] + BYTES[o.second_moment]
+    if o.optimizer == "muon":  # one moment for what are matrices of blocks
+        matrices = 1 - model.ends / model.params
+        moments = BYTES[o.first_moment] + BYTES[o.second_moment] * (1 - matrices)
+    master = BYTES[o.master]
+    accumulated = by.accumulated_bytes if o.gradients == "auto" else BYTES[o.gradients]
+    reduced = by.gradient_bytes if o.reduce == "auto" else BYTES[o.reduce]
+    saved_state = 12.0 - (moments + master)
+    saved_gradient = by.accumulated_bytes - accumulated
+    on_host = o.optimizer_offload * (moments + master)
+    new = replace(
+        by,
+        accumulated_bytes=accumulated,
+        gradient_bytes=reduced,
+        kept_bytes=by.kept_bytes - saved_gradient,
+        shard_bytes=by.shard_bytes - saved_state - on_host,
+        whole_bytes=by.whole_bytes - saved_gradient - saved_state - on_host,
+        full_shard_bytes=by.full_shard_bytes - saved_gradient - saved_state - on_host,
+        optimizer_bytes=by.optimizer_bytes - 2 * saved_state - saved_gradient,
+        on_host=o.optimizer_offload,
+        orthogonal=float(o.optimizer == "muon"),
+    )
+    if o.parameter_offload:
+        new = replace(new, full_shard_bytes=new.full_shard_bytes - 2.0)
+    if o.lora:
+        # Of frozen parameters there is the weight alone.
+        new = replace(new, whole_bytes=2.0, kept_bytes=2.0, full_shard_bytes=2.0, replica_bytes=0.0)
+        new = replace(new, shard_bytes=0.0, accumulated_bytes=0.0, idle_bytes=0.0)
+    return new
+
+
+def adapter_params(model: Shape, o: StackOptions) -> float:
+    """Return the parameters of a block's adapters: r (inputs + outputs) of each product that has one."""
+    if not o.lora:
+        return 0.0
+    q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    attention = 2 * (model.hidden + q) + 2 * (model.hidden + kv)
+    share = 1 - model.moe_layers / model.layers
+    mlp = share * model.mlp_matrices * (model.hidden + model.ffn) if o.lora_targets == "linear" else 0.0
+    return float(o.lora * (attention + mlp))
+
+
+def extended(model: Shape, o: StackOptions) -> Shape:
+    """Return the sizes of a model with its further depths of multi-token prediction and its adapters."""
+    if o.mtp:
+        # A depth is a block like the last ones, a product of two hidden states, and the head once more.
+        model = replace(
+            model,
+            layers=model.layers + o.mtp,
+            moe_layers=model.moe_layers + o.mtp * (np.asarray(model.moe_layers) > 0),
+            head_params=model.head_params + o.mtp * 2 * model.hidden**2,
+            depths=float(o.mtp),
+        )
+    return replace(model, adapters=adapter_params(model, o)) if o.lora else model
+
+
+def laid_out(how: Layout, o: StackOptions, blocks: tuple[Column, Column, Column] | None = None) -> Layout:
+    """Return a layout with its options: documents, adapters, and where given the blocks of the first, the fullest and
+    the last pipeline rank."""
+    changes: dict[str, Column] = {}
+    if o.document:
+        changes["document"] = float(o.document)
+    if o.lora:
+        changes["frozen"] = 1.0
+    if o.products != "auto":
+        changes["format"] = FORMATS.index(FORMAT[o.products])
+    if blocks is not None:
+        changes |= dict(zip(("first_blocks", "most_blocks", "last_blocks"), blocks, strict=True))
+    return replace(how, **changes) if changes else how
+
+
+def require_priced(o: StackOptions, kind: str) -> None:
+    """Require that options have a price on a device of this kind. Raises InputError for those that need a host link
+    that is not known."""
+    uses_host = o.optimizer_offload or o.parameter_offload or o.activation_offload
+    if uses_host and kind != "cuda":
+        raise InputError("options", str(o), f"a {kind} device has no link to a host", "leave offloading out")

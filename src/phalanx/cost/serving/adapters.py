@@ -1,0 +1,20 @@
+"""LoRA adapters (Hu et al. 2021): W + B A, with A of (rank, in) and B of (out, rank); W is kept.
+
+A batch with several adapters reads those of all its requests in each step (S-LoRA, Sheng et al. 2023). One that is
+not on the GPU comes from the host's memory.
+"""
+
+from __future__ import annotations
+
+from phalanx.spec.model.spec import ModelSpec, parameters
+
+RANK = 16
+"""vLLM's largest rank by default (--max-lora-rank)."""
+HOST_BYTES_PER_S = 25e9
+"""Copies over PCIe 4.0 x16, one direction: estimated."""
+
+
+def adapter_bytes(model: ModelSpec, rank: int = RANK) -> float:
+    """Return the bytes of one adapter in 16 bits: of attention's matrices and a dense MLP's, not of experts."""
+    matrices = [p.shape for p in parameters(model) if p.role in ("column", "row") and len(p.shape) == 2]
+    return 2.0 * rank * sum(rows + columns for rows, columns in matrices)

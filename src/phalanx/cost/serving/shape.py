@@ -1,0 +1,96 @@
+"""What a step's price reads of a model: elements by what splits them, and work per token, as numbers.
+
+Every field may be a NumPy column (one entry per model), so that the same formulas price one step or 10^5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.cost.hardware.columns import Column
+from phalanx.spec.model.served import ServedModel
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sums over a model's layers, in elements, unless said otherwise."""
+
+    layers: Column
+    hidden: Column
+    attention: Column
+    """Of projections that tensor parallelism splits."""
+    replicated: Column
+    """Of latent projections and routers, which every rank has whole."""
+    mlp: Column
+    """Of dense MLPs and shared experts."""
+    expert: Column
+    """Of routed experts."""
+    head: Column
+    ends: Column
+    """Of embedding and head, where one GPU holds both."""
+    experts: Column
+    """Routed experts of a layer; 0: a dense model."""
+    top_k: Column
+    expert_ffn: Column
+    expert_layers: Column
+    attention_layers: Column
+    """Whose cache grows with the context."""
+    window_layers: Column
+    """Of these, layers that see no more than `window` tokens."""
+    window: Column
+    linear_layers: Column
+    state: Column
+    """Of a sequence in all layers of linear attention."""
+    cache: Column
+    """Of one token in one layer: keys and values of all heads, or the latent."""
+    kv_heads: Column
+    latent: Column
+    """1: latents are cached, which ranks of tensor parallelism hold whole; 0: heads, which they split."""
+    prompt_width: Column
+    """FLOP per pair of tokens and layer in a prompt, / 4."""
+    decode_width: Column
+    """The same in decoding, where latents stand for keys and values."""
+    q_width: Column
+    index_top: Column
+    """Tokens that sparse attention chooses; 0: it sees all."""
+    index_width: Column
+    """FLOP per pair and layer to choose them, / 4."""
+    wide_norm: Column
+    """1: queries and keys are normalised over all heads, which takes a small all-reduce."""
+
+
+def shape_of(m: ServedModel) -> Shape:
+    """Return the sums of a served model."""
+    if m.latent:
+        prompt = m.heads * (m.nope_dim + m.rope_dim + m.v_dim) / 2
+        decode = m.heads * (2 * m.kv_rank + m.rope_dim) / 2
+    else:
+        prompt = decode = float(m.heads * m.head_dim)
+    return Shape(
+        layers=m.layers,
+        hidden=m.hidden,
+        attention=m.attention_elements,
+        replicated=m.latent_elements,
+        mlp=m.mlp_elements,
+        expert=m.expert_elements,
+        head=m.vocab * m.hidden,
+        ends=m.vocab * m.hidden * (1 if m.tied else 2),
+        experts=m.experts,
+        top_k=m.top_k,
+        expert_ffn=m.expert_ffn,
+        expert_layers=m.expert_layers,
+        attention_layers=m.attention_layers,
+        window_layers=m.window_layers,
+        window=m.window,
+        linear_layers=m.linear_layers,
+        state=m.linear_layers * m.linear_value_heads * m.linear_dim**2,
+        cache=m.cache_elements,
+        kv_heads=m.kv_heads,
+        latent=int(m.latent),
+        prompt_width=prompt,
+        decode_width=decode,
+        q_width=m.heads * m.head_dim,
+        index_top=m.index_top,
+        index_width=m.index_heads * m.index_dim / 2,
+        wide_norm=m.wide_norm,
+    )

@@ -1,0 +1,116 @@
+"""Time per token and time to first token of a closed loop of requests, in their steady state, in columns.
+
+C clients send a prompt of I tokens and wait for O tokens, again and again. With B sequences in a batch, t(B) seconds
+of a decoding step at the mean context I + O/2, and T_p those that a prompt adds to the steps that compute it,
+
+    TPOT = t(B) + w B T_p / O                         while a sequence makes O tokens, B prompts come in
+    TTFT = t_0 + T_1 + s TPOT + f B T_p + slots       T_1: the prompt's own step; s TPOT: tokens leave in intervals
+    slots = (C - B) / B x (T_p + O TPOT)              for clients beyond the B whose caches fit
+
+Where other workers compute prompts, both are stations of a closed network (Bard 1979; Schweitzer 1979): X requests/s,
+
+    R_p = T_1 (1 + (C - 1)/C Q_p / workers)     R_d = O t(B / workers)     X = C / (R_p + R_d)     Q_p = X R_p
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.serving.engines import EngineConstants
+from phalanx.cost.serving.shape import Shape
+from phalanx.cost.serving.step import Batch, ChipRates, Split, cache_per_gpu, step_parts, weight_bytes
+
+STEP_TOKENS = 8192
+"""Tokens of prompts that a step takes at most: the default of engines on GPUs of 80 GB and more."""
+SHARE, WORKSPACE = 0.9, 4 * 2**30
+"""Of the memory that weights leave, what caches take; bytes of activations, graphs and libraries on a GPU."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests in a closed loop."""
+
+    concurrency: Column
+    """Clients of the whole deployment."""
+    input: Column
+    output: Column
+    memory_bytes: Column
+    """Of a GPU."""
+    same_length: Column
+    """1: all requests have one length, so that they come in waves."""
+
+
+def _seconds(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch) -> Any:
+    return sum(step_parts(m, x, chip, c, b).values())
+
+
+def prompt_batch(x: Split, load: Load, sequences: Any, context: Any) -> tuple[Batch, Any, Any]:
+    """A step with prompts in each group of attention beside `sequences`; steps per prompt, and prompts per step.
+
+    A step takes the prompts that came in during the last one, as far as its tokens go; long prompts go in chunks.
+    """
+    chunks = np.ceil(load.input / STEP_TOKENS)
+    together = np.clip(sequences / load.output / x.attention_dp, 1.0, np.maximum(STEP_TOKENS / load.input, 1.0))
+    tokens = load.input * x.attention_dp * together
+    pairs = tokens * (load.input + 1) / 2
+    return Batch(tokens / chunks, pairs / chunks, x.attention_dp * together, sequences, context), chunks, together
+
+
+def slots(m: Shape, x: Split, load: Load) -> Any:
+    """Requests whose caches fit at once, at their mean length: at least one per group of attention."""
+    room = SHARE * (load.memory_bytes - weight_bytes(m, x) - WORKSPACE)
+    each = cache_per_gpu(m, x) * m.attention_layers / x.pp * (load.input + load.output / 2)
+    return np.maximum(room / each, 1.0) * x.attention_dp
+
+
+def aggregated(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Load) -> tuple[Any, Any]:
+    """Return (seconds per output token, seconds to first token) where a worker does both."""
+    batch = np.minimum(load.concurrency, slots(m, x, load))
+    context = batch * (load.input + load.output / 2)
+    none = 0.0 * batch
+    decode = _seconds(m, x, chip, c, Batch(none, none, none, batch, context))
+    beside, chunks, together = prompt_batch(x, load, batch, context)
+    mixed = chunks * _seconds(m, x, chip, c, beside)
+    added = np.maximum(mixed - chunks * decode, 0.0) / x.attention_dp / together
+    delay = np.where(load.same_length > 0, c.wave_interference, c.interference)
+    waits = np.where(load.same_length > 0, c.wave, c.burst)
+    tpot = decode + delay * batch * added / load.output
+    ttft = c.first_s + mixed + c.first_steps * tpot + waits * batch * added
+    return tpot, ttft + (load.concurrency - batch) / batch * load.output * tpot
+
+
+def disaggregated(
+    m: Shape,
+    prefill: tuple[Split, Column],
+    decode: tuple[Split, Column],
+    chip: ChipRates,
+    c: EngineConstants,
+    load: Load,
+) -> tuple[Any, Any]:
+    """The same where `prefill` and `decode` are the splits of separate workers, with how many there are."""
+    (xp, before), (xd, after) = prefill, decode
+    none = 0.0 * load.concurrency
+    alone, chunks, _ = prompt_batch(xp, load, none, none)
+    own = chunks * _seconds(m, xp, chip, c, alone)
+    servers = before * xp.attention_dp
+    waiting, total = none, load.concurrency
+    room = slots(m, xd, load) * after
+    batch = np.minimum(total, room)
+    step = none
+    for _ in range(25):
+        each = np.maximum(batch / after, 1e-3)
+        new = _seconds(m, xd, chip, c, Batch(none, none, none, each, each * (load.input + load.output / 2)))
+        step = new
+        first = own * (1 + (total - 1) / total * waiting / servers)
+        rate = total / (first + load.output * step)
+        waiting = 0.5 * (waiting + rate * first)
+        batch = 0.5 * (batch + np.minimum(rate * load.output * step, room))
+    first = np.maximum(first, total / rate - load.output * step)
+    waits = np.where(load.same_length > 0, c.wave, c.burst)
+    transfer = m.cache * m.attention_layers * xp.cache_bytes * load.input / chip.net_bytes_per_s
+    ttft = c.first_s + first + transfer + c.first_steps * step + waits * total * own / servers
+    return step, ttft

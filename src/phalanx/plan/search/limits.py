@@ -1,0 +1,159 @@
+"""What a search may not offer: what a stack refuses (stacks/), and what a user's conditions exclude (`--where`).
+
+Limits are conditions on columns (spec/strategy/where.py). A row is dropped as soon as the columns that a limit reads
+are chosen, before the next step of the search multiplies it:
+
+    core       dp tp sp cp ulysses pp micro_batch, and world, ring, micro_batches, ...
+    experts    ep etp          pipeline   schedule virtual          recompute          sharding   zero shard order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy import where
+from phalanx.spec.strategy.spec import FIELDS, Strategy
+from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS, StackOptions
+from phalanx.spec.strategy.stack_options import parse as parse_options
+from phalanx.spec.strategy.where import Condition
+from phalanx.stacks.stack import DERIVED, WORDS, Stack, of_strategy
+
+_DEGREES = ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")
+_PRODUCTS = ("world", "ring", "cp_chunks", "tp_ulysses", "micro_batches")
+CORE = frozenset((*_DEGREES, *_PRODUCTS))
+STAGES = {
+    "core": CORE,
+    "experts": CORE | {"ep", "etp"},
+    "pipeline": CORE | {"ep", "etp", "schedule", "virtual", "chunks"},
+    "recompute": CORE | {"ep", "etp", "schedule", "virtual", "chunks", "recompute"},
+    "sharding": CORE
+    | {"ep", "etp", "schedule", "virtual", "chunks", "recompute", "zero", "shard", "dp_shard", "order"},
+}
+"""The columns that are chosen after each step of the search."""
+_BEFORE: dict[str, frozenset[str]] = dict(zip(STAGES, [frozenset[str](), *list(STAGES.values())[:-1]], strict=True))
+SEARCHED_FIELDS = STAGES["sharding"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`row`: the stack; `wanted`: the user's conditions; `constants`: what rules read of model, job and options."""
+
+    row: Stack | None = None
+    wanted: tuple[Condition, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.row is not None or bool(self.wanted)
+
+    @cached_property
+    def _wanted_at(self) -> dict[str, list[Condition]]:
+        return {stage: [c for c in self.wanted if self._due(c.fields, stage)] for stage in STAGES}
+
+    @cached_property
+    def _refused_at(self) -> dict[str, list[tuple[Condition, ...]]]:
+        rules = self._rules
+        fields = [frozenset[str]().union(*(c.fields for c in conditions)) for conditions in rules]
+        return {s: [r for r, f in zip(rules, fields, strict=True) if self._due(f, s)] for s in STAGES}
+
+    @cached_property
+    def _legal_at(self) -> dict[str, list[str]]:
+        """Fields whose legal values the row restricts, by the step that chooses them."""
+        entries = self.row.strategy if self.row else {}
+        names = [name for name, entry in entries.items() if entry.values is not None and name in SEARCHED_FIELDS]
+        return {stage: [n for n in names if n in STAGES[stage] - _BEFORE[stage]] for stage in STAGES}
+
+    def _due(self, fields: frozenset[str], stage: str) -> bool:
+        open_fields = fields - self.constants.keys()
+        return open_fields <= STAGES[stage] and not open_fields <= _BEFORE[stage]
+
+    def keeps(self, columns: Mapping[str, Any], stage: str, rows: int) -> npt.NDArray[np.bool_]:
+        """Return the mask of rows that the limits due after a step of the search keep."""
+        values = {**self.constants, **columns}
+        keep = np.ones(rows, dtype=bool)
+        for condition in self._wanted_at[stage]:
+            keep &= np.asarray(condition.holds(values), dtype=bool)
+        for rule in self._refused_at[stage]:
+            keep &= ~np.asarray(where.holds(rule, values), dtype=bool)
+        for name in self._legal_at[stage]:
+            keep &= self._legal(name, values)
+        return keep
+
+    def way(self, own: tuple[str, ...], values: Mapping[str, Any]) -> bool:
+        """Whether the limits keep a way to choose the fields `own`, as far as `values`, single ones, can tell."""
+        given = {**self.constants, **values}
+        chosen = set(own)
+        for condition in self.wanted:
+            if condition.fields <= given.keys() and condition.fields & chosen and not bool(condition.holds(given)):
+                return False
+        for rule in self._rules:
+            fields = frozenset[str]().union(*(c.fields for c in rule))
+            if fields <= given.keys() and fields & chosen and bool(where.holds(rule, given)):
+                return False
+        entries = self.row.strategy if self.row else {}
+        return all(bool(np.all(self._legal(n, given))) for n in own if n in entries and entries[n].values is not None)
+
+    @cached_property
+    def _rules(self) -> list[tuple[Condition, ...]]:
+        return [conditions for _, conditions in self.row.conditions] if self.row else []
+
+    def _legal(self, name: str, values: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
+        assert self.row is not None
+        entry, column = self.row.strategy[name], values[name]
+        if isinstance(column, where.Words):
+            legal = np.array([entry.allows(word) for word in column.names], dtype=bool)[column.codes]
+        elif isinstance(column, str):
+            legal = np.array(entry.allows(column))
+        elif name == "shard":  # no way to have fewer shards than replicas
+            legal = (values["zero"] == 0) | (column == values["dp"])
+        else:
+            legal = np.isin(column, [int(v) for v in entry.values or ()])
+        result: npt.NDArray[np.bool_] = legal | (name in ("schedule", "virtual") and values["pp"] == 1)
+        return result
+
+    def allows(self, s: Strategy, micro_batches: int, options: StackOptions) -> bool:
+        """Whether one strategy is within the limits."""
+        about = {**self.constants, "micro_batches": micro_batches}
+        if self.row is not None and self.row.refusal(s, options, about) is not None:
+            return False
+        return bool(where.holds(self.wanted, {**about, **of_strategy(s, options)}))
+
+
+UNLIMITED = Limits()
+
+
+def conditions(line: str, field: str = "--where") -> tuple[tuple[Condition, ...], StackOptions]:
+    """Parse a line of conditions: those on a strategy, and options of the stack, which `option=value` sets.
+
+    Raises InputError for what is neither, and for fields that no search chooses."""
+    known = (*FIELDS, *OPTION_FIELDS, *DERIVED)
+    on_strategy: list[Condition] = []
+    settings: list[str] = []
+    for condition in where.parse(line, known, WORDS | {name: () for name in DEFAULTS}, field):
+        if condition.fields <= OPTION_FIELDS.keys():
+            if any(op in condition.text for op in ("<", ">", "!", "(")):
+                raise InputError(field, condition.text, "an option is set, not searched", "write option=value")
+            settings.append(condition.text.replace("==", "="))
+            continue
+        fixed = sorted(condition.fields - SEARCHED_FIELDS)
+        if fixed:
+            reason = f"{fixed[0]} is not searched: every strategy has its default"
+            raise InputError(
+                field, condition.text, reason, f"use {', '.join(sorted(SEARCHED_FIELDS & FIELDS.keys()))}"
+            )
+        on_strategy.append(condition)
+    from phalanx.spec.files.job_file import build
+
+    options = build(StackOptions, parse_options(",".join(settings)), "options") if settings else StackOptions()
+    return tuple(on_strategy), options
+
+
+def without(wanted: Sequence[Condition], text: str) -> tuple[Condition, ...]:
+    """Return the conditions but those written as `text`."""
+    return tuple(c for c in wanted if c.text != text)

@@ -1,0 +1,67 @@
+"""Measured serving runs beside predictions, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from phalanx.report.style import empty_table
+
+_SHOWN = {"tpot": "TPOT", "ttft": "TTFT"}
+
+
+def engines(scores: Mapping[str, Any]) -> Table:
+    """Tabulate errors by engine and mode. Left out: by constants fitted without the run's (model, GPU, engine)."""
+    table = empty_table("serving: absolute error in percent, mean / median")
+    for name in ("engine, mode", "of", "runs", "error", "bias", "left out", "floor", "other tool*"):
+        table.add_column(name, justify="left" if name in ("engine, mode", "of") else "right", no_wrap=True)
+    for name, scored in scores["by_engine"].items():
+        for key, shown in _SHOWN.items():
+            e = scored[key]
+            if not e["n"]:
+                continue
+            other = scored.get("other_predictor_on_other_rows", {}).get(key)
+            floor = scored["floor"] if key == "tpot" else None
+            table.add_row(
+                name if key == "tpot" else "",
+                shown,
+                str(e["n"]),
+                _two(e),
+                f"{e['bias']:+.0f}",
+                _two(scored["left_out"][key]),
+                "" if floor is None else f"{floor:.1f}",
+                "" if other is None else _two(other),
+            )
+    return table
+
+
+def parts(scores: Mapping[str, Any], by: str, title: str) -> Table:
+    """Tabulate errors by engine, mode and one thing more."""
+    table = empty_table(title)
+    table.add_column("engine, mode, " + by, no_wrap=True)
+    for name in ("runs", "TPOT", "TTFT", "left out: TPOT", "TTFT"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, scored in scores[f"by_{by}"].items():
+        left = scored["left_out"]
+        cells = (_two(scored["tpot"]), _two(scored["ttft"]), _two(left["tpot"]), _two(left["ttft"]))
+        table.add_row(name, str(scored["tpot"]["n"]), *cells)
+    return table
+
+
+def notes(scores: Mapping[str, Any]) -> str:
+    """What the tables do not say: what floor and other tool are, and the rows that are not predicted."""
+    lines = [
+        "floor: median error that repeats of one configuration leave to any prediction.",
+        "* aiconfigurator-core 0.12.0, on other rows of the same source: not the same comparison.",
+    ]
+    skipped = scores["skipped"]
+    if skipped["n"]:
+        lines.append(f"{skipped['n']} rows are not predicted:")
+        lines += [f"  {n:4}  {why}" for why, n in list(skipped["reasons"].items())[:12]]
+    return "\n".join(lines)
+
+
+def _two(e: Mapping[str, Any]) -> str:
+    return "" if not e.get("n") else f"{e['mape']:.0f} / {e['median']:.1f}"

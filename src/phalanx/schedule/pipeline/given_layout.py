@@ -1,0 +1,72 @@
+"""The blocks of each chunk where a strategy or its stack's options give them, in forward order.
+
+    layers=7/8/8/7                      as written
+    first_stage_layers, last_stage_...  these on the first and last rank, the others share the rest equally
+    embedding_as_layer, loss_as_layer   L + e + l layers in equal chunks, of which embedding and head take one each
+
+(Megatron-Core 0.19, megatron/core/transformer/transformer_config.py:1988-2110.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from phalanx.schedule.pipeline.stages import rank_of
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
+
+
+def given_blocks(s: Strategy, options: StackOptions, layers: int) -> tuple[int, ...] | None:
+    """Return the blocks of each of pp x virtual chunks; None where nothing gives them, or there is no pipeline.
+
+    Raises InputError for parts that do not add up."""
+    if s.pp == 1:
+        return None
+    if s.layers != "auto":
+        return tuple(int(n) for n in s.layers.split("/"))
+    o, chunks = options, len(rank_of(s))
+    if o.first_stage_layers or o.last_stage_layers:
+        return _short_ends(s, o, layers)
+    if not (o.embedding_as_layer or o.loss_as_layer):
+        return None
+    total = layers + o.embedding_as_layer + o.loss_as_layer
+    blocks = [len(part) for part in np.array_split(np.arange(total), chunks)]
+    blocks[0] -= o.embedding_as_layer
+    blocks[-1] -= o.loss_as_layer
+    return tuple(blocks)
+
+
+def _short_ends(s: Strategy, o: StackOptions, layers: int) -> tuple[int, ...]:
+    """Return the blocks of each chunk where those of the first or last rank are given."""
+    ends = {0: o.first_stage_layers, s.pp - 1: o.last_stage_layers}
+    given = {rank: count for rank, count in ends.items() if count}
+    rest, others = layers - sum(given.values()), s.pp - len(given)
+    if rest < 0 or (others == 0 and rest) or (others and rest == 0):
+        name = "first_stage_layers" if o.first_stage_layers else "last_stage_layers"
+        reason = f"leaves {rest} of {layers} blocks for {others} other ranks"
+        raise InputError(f"options.{name}", sum(given.values()), reason, "use other numbers")
+    shares = iter([len(part) for part in np.array_split(np.arange(rest), others)] if others else [])
+    of_rank = [given[rank] if rank in given else next(shares) for rank in range(s.pp)]
+    ranks = rank_of(s)
+    each = len(ranks) // s.pp
+    split = [iter([len(part) for part in np.array_split(np.arange(n), each)]) for n in of_rank]
+    return tuple(next(split[rank]) for rank in ranks)
+
+
+def ends_of(s: Strategy, options: StackOptions, layers: int) -> tuple[int, int, int]:
+    """Return the blocks of the first, the fullest and the last pipeline rank; -1 each where nothing gives them, or
+    what is given does not add up."""
+    try:
+        blocks = given_blocks(s, options, layers)
+    except InputError:
+        return -1, -1, -1
+    if blocks is None:
+        return -1, -1, -1
+    ranks = blocks_of_ranks(blocks, s)
+    return ranks[0], max(ranks), ranks[-1]
+
+
+def blocks_of_ranks(blocks: tuple[int, ...], s: Strategy) -> tuple[int, ...]:
+    """Return the blocks of each pipeline rank, from those of each chunk."""
+    return tuple(np.bincount(rank_of(s), weights=blocks, minlength=s.pp).astype(int).tolist())

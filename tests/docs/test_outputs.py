@@ -1,0 +1,81 @@
+"""What the pages show as the output of a command is what it prints.
+
+Every indented block that begins with `$ phalanx` is run, unless it measures or trains; of each line shown, every part
+between dots (`...`) must be in the output, whitespace aside. Seconds of a search are not compared."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import phalanx
+
+ROOT = Path(__file__).parents[2]
+_ELSEWHERE = ("train", "parity", "lab", "experts", "import", "export-weights", "validate", "observe")
+"""Commands that train or measure, or run for minutes: other tests hold what they do."""
+_MEASURED = ("local", "job.toml", "examples/experts.toml", "runs/", "quickstart.toml --strategy tp=2,micro", "prove")
+_FREE = '{"free": {"node[0-7]": "0-3", "node8":"0-7"}, "nodes":"node[0-15]"}'
+_REPEATED = (("accuracy.md", "verify"),)
+"""Commands that another page runs too."""
+_SECONDS = re.compile(r"\b(in )?[\d.]+ s\b(?=[:,]| of| \()|\(\d+ s\)")
+
+
+def _blocks(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield (command, lines shown below it) of every command on a page."""
+    command, shown = "", []
+    for line in [*page.read_text().splitlines(), ""]:
+        text = line.strip()
+        if line.startswith("    $ phalanx") or line.startswith("      $ phalanx"):
+            if command:
+                yield command, shown
+            command, shown = text.removeprefix("$ phalanx "), []
+        elif command.endswith("\\"):
+            command = f"{command[:-1].rstrip()} {text}"
+        elif command and (line.startswith("    ") or not text):
+            shown.append(text)
+        elif command:
+            yield command, shown
+            command, shown = "", []
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"[\s│─]+", " ", _SECONDS.sub("", text)).strip()
+
+
+def _parts(command: str, line: str) -> list[str]:
+    """Return what of a line must be printed; of `verify` not what was recorded, which follows torch's version."""
+    if command.startswith("verify"):
+        line = re.sub(r"(\([\d,]+ B\)).*", r"\1", line.partition("(off by")[0])
+        line = "..." if line.startswith("throughout") else line
+    return [_squeezed(part) for part in line.split("...")]
+
+
+_LONG = ("model_parallel.md",)
+"""Pages whose commands take seconds."""
+PAGES = [
+    pytest.param(page, id=page.name, marks=[pytest.mark.long] if page.name in _LONG else [])
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_shows_what_its_commands_print(tmp_path: Path, page: Path) -> None:
+    """Commands of a page follow each other in one folder, so that one reads the plan that another wrote."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    shutil.copytree(ROOT / "examples", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "free.json").write_text(_FREE)  # as docs/placement.md shows it
+    wrong = []
+    for line, shown in _blocks(page):
+        command = line.partition(" #")[0].strip()
+        if (page.name, command.split()[0]) in _REPEATED:
+            continue
+        if command.split()[0] in _ELSEWHERE or any(word in command for word in _MEASURED):
+            continue
+        _, out, err = phalanx(tmp_path, *command.split())
+        printed = _squeezed(f"{out}\n{err}")
+        for text in shown:
+            wrong += [f"phalanx {command}: {part!r}" for part in _parts(command, text) if part not in printed]
+    assert not wrong, f"{page.name} shows what is not printed:\n" + "\n".join(wrong)

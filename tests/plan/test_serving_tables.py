@@ -1,0 +1,88 @@
+"""`memory`, `comm` and `roofline --serving`: the textbook's figures, to the digit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.in_process_cli import phalanx
+
+
+def _rows(here: Path, *words: str) -> list[list[dict[str, Any]]]:
+    code, out, err = phalanx(here, *words, "--serving", "--json")
+    assert code == 0, err
+    return [sheet["rows"] for sheet in json.loads(out)]
+
+
+def test_the_cache_by_type_with_and_without_shared_heads(tmp_path: Path) -> None:
+    def per_token(model: str) -> dict[tuple[str, str], float]:
+        rows = _rows(tmp_path, "memory", "--model", model)[0]
+        return {(row["cache"], row["type"]): row["per_token_bytes"] for row in rows}
+
+    assert per_token("gpt3-175b")["as it is", "bf16"] == 4_718_592
+    llama = per_token("llama3-70b")
+    assert llama["as it is", "bf16"] == 327_680
+    assert llama["without grouped queries", "bf16"] == 8 * 327_680
+    assert llama["as it is", "fp8"] == 163_840
+    deepseek = per_token("deepseek-v3")
+    assert deepseek["latents", "bf16"] == 70_272
+    assert deepseek["as keys and values of all heads", "bf16"] == 2 * 128 * (192 + 128) * 61
+
+
+def test_a_duplicated_head_takes_room_again(tmp_path: Path) -> None:
+    rows = {row["layout"]: row for row in _rows(tmp_path, "memory", "--model", "llama3-70b", "--seq", "8192")[1]}
+    assert rows["tp=8,pp=1"]["cache_of_a_token_bytes"] == 40_960
+    assert rows["tp=16,pp=1"]["cache_of_a_token_bytes"] == 40_960
+    assert rows["tp=1,pp=16"]["cache_of_a_token_bytes"] == 20_480
+
+
+def test_decoding_is_bound_by_memory_until_the_ridge(tmp_path: Path) -> None:
+    rows = _rows(tmp_path, "roofline", "--model", "llama3-70b")[0]
+    bound = {row["batch"]: row["weights_bound_by"] for row in rows}
+    assert bound[256] == "memory"  # the H100's ridge is 989.4 TFLOP/s over 3.35 TB/s: 295
+    assert bound[512] == "compute"
+    assert all(row["attention"] == 8 for row in rows)  # 64 query heads on 8 of keys, 2 bytes an element
+    shares = [row["cache_of_the_step"] for row in rows]
+    assert shares == sorted(shares)
+    experts = _rows(tmp_path, "roofline", "--model", "deepseek-v3", "--weights", "fp8")[0]
+    assert all(row["experts_bound_by"] == "memory" for row in experts)
+
+
+def test_tensor_parallelism_pays_in_a_node_and_a_pipeline_never_for_one_request(tmp_path: Path) -> None:
+    sent, pays, one = _rows(tmp_path, "comm", "--model", "llama3-70b")
+    for row in sent:
+        assert row["payload_bytes"] == row["batch"] * 8192 * 2
+        assert row["times"] == 160
+    assert [row["links"] for row in pays] == ["nvlink", "nvlink", "nvlink", "infiniband"]
+    assert all(row["speed_up_at_1"] > 1.4 for row in pays[:3])
+    assert all(row["a_token_pp_s"] >= one[0]["a_token_pp_s"] for row in one)
+    assert one[3]["a_token_tp_s"] < one[0]["a_token_tp_s"] / 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("memory", "--serving", "--model", "gpt2", "--batch", "4"),
+            "--serving: excludes plans, and options of a tra",
+        ),
+        (("memory", "--kv", "fp8"), "--kv = 'fp8': is for serving; add --serving"),
+        (("comm", "--serving"), "--model: is missing"),
+        (("roofline", "--serving", "--model", "gpt2", "--seq", "9999"), "longer than the model's context, 1,024"),
+        (("roofline", "--serving", "--model", "gpt2", "--weights", "nvfp4"), "has no tensor cores for it"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    code, _, err = phalanx(tmp_path, *words)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_the_ridge_of_decoding_is_the_datasheets(tmp_path: Path) -> None:
+    note = json.loads(phalanx(tmp_path, "roofline", "--serving", "--model", "llama3-70b", "--json")[1])[0]["note"]
+    assert "the chip's ridge is 295 FLOP per byte" in note
+    assert "bound by memory at 295 tokens a step" in note
+    assert "Attention is bound by memory at any batch: 8 of 295" in note

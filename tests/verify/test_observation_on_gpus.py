@@ -1,0 +1,122 @@
+"""Programs written for GPUs, observed on ones that do not exist: checkpoints, torch.compile and FlexAttention,
+experts, pipelines. Each was a program that ended the process, or could not be observed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from support.fresh_process import in_fresh_process
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils.checkpoint import checkpoint
+
+from phalanx.schedule.observation import Observation
+from phalanx.verify.observation.function import observe
+
+SEQ, HEADS, WIDTH, EXPERTS, CHOICES = 256, 4, 16, 8, 2
+
+
+def _trained(forward: Callable[[nn.Module, Tensor], Tensor]) -> Callable[[], None]:
+    """A program that trains a linear layer of 64 features on a sequence, through `forward`."""
+
+    def program() -> None:
+        layer = nn.Linear(64, 64, dtype=torch.bfloat16).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        for _ in range(3):
+            x = torch.randn(1, SEQ, 64, device="cuda", dtype=torch.bfloat16)
+            forward(layer, x).sum().backward()
+            optimizer.step()
+
+    return program
+
+
+def _heads(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+
+
+def _grouped(layer: nn.Module, x: Tensor) -> Tensor:
+    q = _heads(layer(x))
+    kv = q[:, :2]
+    return F.scaled_dot_product_attention(q, kv, kv, is_causal=True, enable_gqa=True)
+
+
+def _causal(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+    return q >= kv
+
+
+def _flexible(layer: nn.Module, x: Tensor) -> Tensor:
+    mask = torch.compile(create_block_mask)(_causal, 1, None, SEQ, SEQ, "cuda")
+    q = _heads(layer(x))
+    kv = q[:, :2]
+    out: Tensor = torch.compile(flex_attention)(q, kv, kv, block_mask=mask, enable_gqa=True)
+    return out
+
+
+def _experts() -> None:
+    """Dropless experts: counts of a routing map, exchanged and read by the host, are the splits of an all-to-all."""
+    ranks = dist.get_world_size()
+    router, expert = nn.Linear(64, EXPERTS).cuda(), nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD([*router.parameters(), *expert.parameters()], 0.1)
+    for _ in range(3):
+        x = torch.randn(SEQ, 64, device="cuda")
+        chosen = router(x).topk(CHOICES).indices
+        routed = torch.zeros(SEQ, EXPERTS, dtype=torch.bool, device="cuda").scatter(1, chosen, True)
+        counts = routed.sum(0)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts)
+        sent = counts.view(ranks, -1).sum(1).tolist()
+        rows = x.repeat_interleave(CHOICES, 0)
+        received = torch.empty(sum(sent), 64, device="cuda")
+        dist.all_to_all_single(received, rows, sent, sent)
+        (expert(received).sum() + router(x).sum()).backward()
+        optimizer.step()
+
+
+def _pipeline() -> None:
+    rank = dist.get_rank()
+    part = nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(part.parameters(), 0.1)
+    stage = PipelineStage(part, rank, 2, torch.device("cuda"))
+    schedule = Schedule1F1B(stage, 4, loss_fn=lambda y, target: F.mse_loss(y, target))
+    for _ in range(3):
+        x = torch.randn(8, 64, device="cuda")
+        if rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=x)
+        optimizer.step()
+
+
+def _observed() -> dict[str, Observation]:
+    def recomputed(layer: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(_grouped, layer, x, use_reentrant=False)
+        return out
+
+    return {
+        "plain": observe(_trained(_grouped), world=1),
+        "recomputed": observe(_trained(recomputed), world=1),
+        "flexible": observe(_trained(_flexible), world=1),
+        "experts": observe(_experts, world=4, ranks=[0]),
+        "pipeline": observe(_pipeline, world=2),
+    }
+
+
+def test_programs_for_gpus_are_observed_without_one() -> None:
+    seen = in_fresh_process(_observed)
+    flops = {name: sum(one.ranks[0].flops.values()) for name, one in seen.items()}
+    product, scores = 2 * SEQ * 64 * 64, 4 * HEADS * SEQ * SEQ * WIDTH
+    assert flops["plain"] == 2 * product + 3 * scores  # nobody needs the gradient of the input
+    assert flops["recomputed"] == flops["plain"] + product + scores
+    # FlexAttention is one kernel: no FLOPs of its own, and its scores are never in memory.
+    assert flops["flexible"] == flops["plain"]
+    assert seen["flexible"].ranks[0].peak < seen["plain"].ranks[0].peak + 2 * HEADS * SEQ * SEQ
+    assert any("torch.compile" in note for note in seen["flexible"].ranks[0].notes)
+    # Tokens choose experts evenly: each rank gets as many rows as it sends.
+    moved = [o.event.bytes for o in seen["experts"].ranks[0].communication if o.event.op == "all_to_all"]
+    assert moved == [EXPERTS * 8, SEQ * CHOICES * 64 * 4]
+    messages = [o.event.op for o in seen["pipeline"].ranks[0].communication]
+    assert sorted(messages) == ["recv"] * 4 + ["send"] * 4
