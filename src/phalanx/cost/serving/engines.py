@@ -88,3 +88,8 @@ def engine(name: str, table: Mapping[str, Mapping[str, float]] = FITTED) -> Engi
     if name not in table:
         raise InputError("engine", name, "is not a serving engine that Phalanx knows", nearest(name, table))
     return replace(EngineConstants(), **table[name])
+
+
+def release_of(name: str, version: str) -> str:
+    """Return the row of constants for an engine's version: releases that differ have rows of their own."""
+    return "trtllm 1.0" if name == "trtllm" and version.startswith("1.0.") else name

@@ -4,7 +4,7 @@ C clients send a prompt of I tokens and wait for O tokens, again and again. With
 of a decoding step at the mean context I + O/2, and T_p those that a prompt adds to the steps that compute it,
 
     TPOT = t(B) + w B T_p / O                       while a sequence makes O tokens, B prompts come in
-    F    = T_1 + f B T_p                            T_1: the prompt's own step; others' steps before it
+    F    = T_1 + f B T_p + (p - 1) / 2 TPOT         T_1: the prompt's own step; others' before it; looks every p steps
     B    = S O TPOT / (O TPOT + F)                  of the S = min(C, slots) requests, those that decode
     TTFT = t_0 + F + s TPOT + (C - S) / S (O TPOT + F)      s TPOT: tokens leave in intervals; slots: caches that fit
 
@@ -43,6 +43,8 @@ class Load:
     """Of a GPU."""
     same_length: Column
     """1: all requests have one length, so that they come in waves."""
+    poll_steps: Column
+    """Steps between two looks at what arrived; 1: the engine looks before each step."""
 
 
 def _seconds(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, b: Batch) -> Any:
@@ -81,7 +83,7 @@ def aggregated(m: Shape, x: Split, chip: ChipRates, c: EngineConstants, load: Lo
         mixed = chunks * _seconds(m, x, chip, c, beside)
         added = np.maximum(mixed - chunks * decode, 0.0) / x.attention_dp / together
         tpot = decode + delay * batch * added / load.output
-        first = mixed + waits * batch * added
+        first = mixed + waits * batch * added + (load.poll_steps - 1) / 2 * tpot
         batch = 0.5 * batch + 0.5 * np.maximum(
             most * load.output * tpot / (load.output * tpot + first), np.minimum(most, 1.0)
         )
