@@ -410,7 +410,7 @@ WRONG = [
     (("parity", "job.toml", "--strategy", "auto"), "parity examines one strategy"),
     (("parity", "job.toml", "--steps", "0"), "--steps"),
     (("generate", "runs/none"), "no such file"),
-    (("generate", "job.toml"), "cannot be read"),
+    (("generate", "job.toml"), "is not a folder"),
     (("measure", "--ranks", "0"), "--ranks"),
     (("collectives", "show", "rign"), "did you mean ring?"),
     (("collectives", "show", "ring", "--op", "all_reduse"), "did you mean all_reduce"),

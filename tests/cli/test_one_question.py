@@ -107,6 +107,19 @@ def test_a_plan_is_explained_as_it_was_priced(tmp_path: Path) -> None:
     assert again["step_time_s"] == pytest.approx(best["step_time_s"], rel=1e-9)
 
 
+def test_a_search_keeps_the_fields_that_a_line_fixes(tmp_path: Path) -> None:
+    asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]
+    code, out, err = phalanx(tmp_path, "plan", *asked, "--strategy", "zero=1,tp=4,pp=*", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    for strategy in [answer["best"]["strategy"], *(r["strategy"] for r in answer["alternatives"])]:
+        assert {"tp=4", "zero=1"} <= set(strategy.split(","))
+    code, _, err = phalanx(tmp_path, "plan", *asked, "--strategy", "tp=3")
+    assert code == 2
+    code, _, err = phalanx(tmp_path, "plan", *asked, "--strategy", "tpp=4")
+    assert (code, "did you mean tp" in err) == (2, True)
+
+
 def test_nothing_is_ignored(tmp_path: Path) -> None:
     """An option that a command cannot honour there is refused by name."""
     asked = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]

@@ -79,3 +79,10 @@ def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...], message: 
     assert code == 2
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_the_ridge_of_decoding_is_the_datasheets(tmp_path: Path) -> None:
+    note = json.loads(phalanx(tmp_path, "roofline", "--serving", "--model", "llama3-70b", "--json")[1])[0]["note"]
+    assert "the chip's ridge is 295 FLOP per byte" in note
+    assert "bound by memory at 295 tokens a step" in note
+    assert "Attention is bound by memory at any batch: 8 of 295" in note

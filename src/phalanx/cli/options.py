@@ -40,7 +40,8 @@ StrategyLine = Annotated[
     typer.Option(
         "--strategy",
         metavar="LINE",
-        help="Strategy, such as tp=8,zero=1: replaces that of a job file or a plan; dp takes the remaining GPUs.",
+        help="Strategy, such as tp=8,zero=1: replaces that of a job file or a plan; dp takes the remaining GPUs. "
+        "Of a search with --model: fields to keep, such as tp=8,pp=*.",
     ),
 ]
 _MODEL = typer.Option("--model", metavar="NAME|config.json", help="Model: a preset or a Hugging Face config.json.")

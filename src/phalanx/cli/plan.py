@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from phalanx.commands.question import Question
     from phalanx.plan.budget import Goal
     from phalanx.plan.search.column_pricing import Pricing
+    from phalanx.plan.search.condition_cost import ConditionCost
     from phalanx.plan.search.fewer_gpus import Offer
     from phalanx.plan.search.planner import Answer
     from phalanx.plan.search.refine import RankedStrategy
@@ -112,11 +113,65 @@ def _plan_model(
 
     plans.write(_plan(result, cluster, asked.precision), out)
     announce(f"plan: {out}")
+    whole: ConditionCost | None = None
+    each: tuple[ConditionCost, ...] = ()
+    if result.pricing.wanted:
+        from phalanx.plan.search.condition_cost import condition_costs
+
+        whole, each = condition_costs(pricing, gpus, result.best.seconds)
     if as_json:
-        print_json({"question": asked.as_json(), **_as_json(result, goal, offered)})
+        print_json({"question": asked.as_json(), **_as_json(result, goal, offered), **_costs_json(whole, each)})
     else:
         console().print(asked.heading, highlight=False, soft_wrap=True)
+        if whole is not None:
+            from phalanx.report.stacks import costs
+
+            for line in costs(whole, each):
+                console().print(line, highlight=False, soft_wrap=True)
         _show(result, goal, offered)
+
+
+def _costs_json(whole: ConditionCost | None, each: tuple[ConditionCost, ...]) -> dict[str, Any]:
+    """Return the key `conditions`: what they cost together, and each on top of the others."""
+    if whole is None:
+        return {}
+
+    def one(c: ConditionCost) -> dict[str, Any]:
+        best = None if c.without is None else str(c.without)
+        return {"condition": c.text, "cost": c.share, "without": best, "step_time_s": c.seconds}
+
+    return {"conditions": {**one(whole), "each": [one(c) for c in each]}}
+
+
+def _compare_stacks(asked: Question, headroom: float, as_json: bool) -> str:
+    """Price a question under every stack and print them; return the fastest. Raises InputError if none has an
+    answer."""
+    from phalanx.plan.search.compare_stacks import compare
+    from phalanx.spec.errors import InputError
+
+    base = replace(asked.pricing, headroom=headroom)
+    found = compare(lambda name: replace(base, stack=name), asked.gpus)
+    if found[0].best is None:
+        raise InputError("--stack", "all", f"no stack has an answer: {found[0].row.name} {found[0].reason}")
+    if as_json:
+        rows = [
+            {
+                "stack": f.row.name,
+                "title": f.row.title,
+                "strategy": None if f.best is None else str(f.best.strategy),
+                "step_time_s": None if f.best is None else f.seconds,
+                "mfu": None if f.best is None else f.mfu,
+                "memory_bytes": None if f.best is None else int(f.best.bytes_),
+                "reason": f.reason,
+            }
+            for f in found
+        ]
+        print_json({"question": asked.as_json() | {"stack": "all"}, "stacks": rows})
+    else:
+        from phalanx.report.stacks import stacks
+
+        console().print(stacks(found))
+    return found[0].row.name
 
 
 def _cheapest(offered: list[Offer], goal: Goal, job: Job, deadline: float | None) -> Offer:
@@ -159,6 +214,7 @@ def _as_json(a: Answer, goal: Goal | None, offered: list[Offer]) -> dict[str, An
         "global_batch": p.job.global_batch,
         "seq": p.job.seq,
         "stack": p.stack,
+        "options": p.extra.changed(),
         "strategies_evaluated": a.evaluated,
         "strategies_priced_one_by_one": a.examined,
         "seconds": a.seconds,
@@ -327,14 +383,27 @@ def plan(
         from phalanx.spec.errors import InputError
 
         if model is not None:
-            from phalanx.commands.question import Asked, read
+            from phalanx.commands.question import Asked, fixed, read
 
             if job is not None:
                 raise InputError("--model", model, f"is that of {job}", "leave one of them out")
-            for name, value in (("--strategy", strategy), ("--set", overrides), ("--choices", choices or None)):
+            for name, value in (("--set", overrides), ("--choices", choices or None)):
                 if value:
                     raise InputError(name, value, "is about a job file", "leave it out, or name a job file")
-            asked = read(Asked(None, model, cluster, gpus, batch, seq, None, stack, precision, where), searched=True)
+            limits = ", ".join(filter(None, (fixed(strategy), where))) or None
+            compared = stack == "all"
+            named = None if compared else stack
+            asked = read(
+                Asked(None, model, cluster, gpus, batch, seq, None, named, precision, limits, compared), True
+            )
+            if compared:
+                only = {"--tokens": tokens, "--price": price, "--deadline": deadline, "--front": front or None}
+                for name, given in only.items():
+                    if given is not None:
+                        raise InputError(name, given, "is about one stack", "name it with --stack, or leave this out")
+                fastest = _compare_stacks(asked, headroom, as_json)
+                announce(f"no plan is written; --stack {fastest} writes the fastest")
+                return
             _plan_model(asked, str(cluster), tokens, price, objective, headroom, deadline, front, out, as_json)
             return
         of_model = {
@@ -346,6 +415,7 @@ def plan(
             "--price": price,
             "--stack": stack,
             "--precision": precision,
+            "--where": where,
             "--front": front or None,
             "--objective": None if objective == "throughput" else objective,
             "--headroom": None if headroom == HEADROOM else headroom,

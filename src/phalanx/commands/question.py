@@ -61,6 +61,8 @@ class Asked:
     precision: str | None = None
     where: str | None = None
     """Conditions on the strategies of a search, and options of the stack (plan/search/limits.py)."""
+    compared: bool = False
+    """Whether it is asked of all stacks, of which some may not have an option."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ def _of_options(asked: Asked, searched: bool) -> Question:
     larger = names.pricing_by_gpus(model, on, asked.batch or 0, asked.seq or 0, stack)
 
     wanted, options = conditions(asked.where) if asked.where else ((), AS_RELEASED)
-    _require_options(stack, options)
+    if not asked.compared:
+        _require_options(stack, options)
 
     def pricing_on(count: int) -> Pricing:
         return replace(_in_precision(larger(count), precision), wanted=wanted, extra=options)
@@ -257,6 +260,13 @@ def strategy_on(line: str, gpus: int) -> tuple[Strategy, str]:
     chosen = make_strategy(table | {"dp": gpus // alone.world})
     assert chosen is not None
     return chosen, f"dp={chosen.dp} fills {gpus} GPUs" + (f" over {split}" if split else "")
+
+
+def fixed(line: str | None) -> str:
+    """Return the conditions that fix the fields of a strategy's line in a search; `pp=*` leaves one open. Raises
+    InputError."""
+    table = strategies.parse(line or "")
+    return ", ".join(f"{name}={strategies.format_field(value)}" for name, value in table.items() if value != "*")
 
 
 def _require_ranks(s: Strategy, gpus: int) -> None:

@@ -59,6 +59,8 @@ def lines(a: Answer, goal: Goal | None = None) -> Iterable[str]:
         f"{s}: {rate:,.0f} tokens/s, {rate / s.world:,.0f} a GPU, MFU {best.mfu:.1%}; a step of {seconds(step)} in "
         f"{m:,} micro-batch{'es' * (m > 1)} of {s.micro_batch}"
     )
+    if p.extra.changed():
+        yield f"with options of the stack: {p.extra}"
     free = f"{p.headroom:.0%} is left free (--headroom)"
     yield f"memory {size(best.priced.bytes_)} of {size(device.usable_bytes)}; {free}"
     if goal is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.recompute import parse
+from phalanx.spec.strategy.recompute import encode, parse, written
 from phalanx.stacks.stack import Stack
 
 WITHOUT_ROW = ("none", "selective", "full", "every:2", "every:4")
@@ -32,7 +32,7 @@ def searched(row: Stack | None, model: ModelSpec, flash: bool, by_operation: boo
         return tuple(kind for kind in WITHOUT_ROW if not (flash and kind == "selective"))
     entry = row.strategy["recompute"]
     kinds = [kind for kind in (*WITHOUT_ROW, *_COUNTED, *_MODULES) if entry.allows(kind)]
-    return tuple(kind for kind in kinds if _differs(kind, row, model, flash and not by_operation))
+    return tuple(written(encode(kind)) for kind in kinds if _differs(kind, row, model, flash and not by_operation))
 
 
 def _differs(kind: str, row: Stack, model: ModelSpec, nothing_in_core: bool) -> bool:

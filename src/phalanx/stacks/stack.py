@@ -125,7 +125,8 @@ class Stack:
         options = options or StackOptions()
         for name, entry in self.strategy.items():
             value = getattr(s, name)
-            if value != FIELDS[name].default and not entry.allows(value) and _has_effect(name, s):
+            given = value != FIELDS[name].default or name == "schedule"  # whose default not every stack has
+            if given and not entry.allows(value) and _has_effect(name, s):
                 return Refusal(name, value, "is not in the stack", _choices(entry), entry.source)
         how = recompute.parse(s.recompute)
         for module in how.modules if ":" in s.recompute else ():

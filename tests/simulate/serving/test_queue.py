@@ -222,3 +222,11 @@ def test_a_prompt_is_of_one_group_and_the_busiest_group_is_waited_for() -> None:
     np.testing.assert_allclose(alone.first - alone.arrival, 2 * (0.01 + 500 * 2 * 1e-3))
     together = _one(spec, closed_loop(alike(2, 1000, 1), 2))
     np.testing.assert_allclose(together.first - together.arrival, 2 * (0.01 + 1000 * 1e-3))
+
+
+def test_the_way_to_the_user_is_in_ttft_alone() -> None:
+    h = _one(WorkerSpec(LinearPrice(0.01), 4, 1000), closed_loop(alike(50, 100, 11), 4))
+    plain, seen = outcome(h), outcome(h, way_s=0.005, way_steps=3)
+    assert seen.ttft.p50 == pytest.approx(plain.ttft.p50 + 0.005 + 3 * plain.tpot.p50)
+    assert seen.tpot == plain.tpot
+    assert seen.latency.p50 == pytest.approx(plain.latency.p50 + 0.005)

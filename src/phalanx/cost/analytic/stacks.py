@@ -282,7 +282,9 @@ STACKS: dict[str, Stack] = {
     # layernorm_linear.py:469 (d0067d0).
     # Buckets: max(40e6, 1e6 dp) parameters (Megatron-LM d98e8a6,
     # megatron/core/distributed/distributed_data_parallel.py:134).
-    "megatron-core": Stack("any", {"kept_cast": 1.0, "rank_bucket_bytes": 4e6, "kept_hidden": 8.0}),
+    "megatron-core": Stack(
+        "any", {"kept_cast": 1.0, "rank_bucket_bytes": 4e6, "kept_hidden": 8.0} | _PROBABILITIES_INSIDE
+    ),
     # With dropout, which models of before 2023 and its tests have, and its masks.
     "megatron-core-dropout": Stack("megatron-core", {"kept_hidden": 10.0}),
     # With FlashAttention 2, the fastest until cuDNN 9 (2024).
@@ -291,7 +293,7 @@ STACKS: dict[str, Stack] = {
     "megatron-core-unfused": Stack("megatron-core-dropout", _SCORES),
     "nemo-23.05": Stack("megatron-core-dropout"),
     "nemo-24.03": Stack("nemo-24.11"),
-    "nemo-24.11": Stack("megatron-core", _RECIPE),
+    "nemo-24.11": Stack("megatron-core", _RECIPE | {"kept_routed": 4.0}),
     # Its largest models reduce gradients in bf16 before its others do (NeMo-Framework-Launcher 26e42fa,
     # launcher_scripts/conf/training/nemotron/nemotron_340b.yaml:167, mixtral/mixtral_8x7b.yaml:153).
     "nemo-24.03-bf16": Stack("nemo-24.03", _BF16_GRADIENTS),

@@ -76,6 +76,8 @@ def explore(
     model, job = pricing.model, pricing.job
     cores = space.cores(model, job, ranks, options)
     legal = int(space.size(cores, model, job, options).sum())
+    if not legal:
+        raise space.nothing_within(options, ranks)
     incumbents = _Incumbents(pricing, keep, slack, front)
 
     def finish(rows: Strategies) -> None:

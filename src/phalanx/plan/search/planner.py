@@ -17,6 +17,7 @@ from phalanx.plan.search.neighbours import neighbours
 from phalanx.plan.search.priced import PricedStrategy
 from phalanx.plan.search.refine import RankedStrategy, RefinedPrices, best_of_each_family
 from phalanx.plan.search.space import Options, Strategies
+from phalanx.plan.search.stack_options import with_best_options
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
@@ -112,6 +113,11 @@ def answer(
     rows = list(dict.fromkeys([*fastest, *family_rows, *front]))
     prices = RefinedPrices(pricing)
     candidates = prices.descend([explored.rows.strategy(row) for row in rows])
+    with_options = with_best_options(pricing, [c.strategy for c in candidates])
+    if with_options is not pricing:
+        pricing, prices = with_options, RefinedPrices(with_options)
+        again = [candidates[0].strategy, *(explored.rows.strategy(row) for row in rows)]
+        candidates = prices.descend(list(dict.fromkeys(again)))
     each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
     ranked = candidates[:keep]
@@ -234,7 +240,11 @@ def best_on(pricing: Pricing, gpus: int) -> tuple[PricedStrategy, float, float] 
     if not len(explored.rows):
         return None
     rows = dict.fromkeys([int(explored.order[0]), *best_of_each_family(explored)])
-    first = RefinedPrices(pricing).descend([explored.rows.strategy(row) for row in rows])[0]
+    candidates = RefinedPrices(pricing).descend([explored.rows.strategy(row) for row in rows])
+    with_options = with_best_options(pricing, [c.strategy for c in candidates])
+    if with_options is not pricing:
+        candidates = RefinedPrices(with_options).descend([c.strategy for c in candidates[:1]])
+    first = candidates[0]
     return first.priced, first.seconds, first.mfu
 
 

@@ -36,7 +36,7 @@ from phalanx.spec.strategy.context import require_context
 from phalanx.spec.strategy.spec import AXES, Strategy, divisors
 from phalanx.spec.strategy.split import require_split
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
-from phalanx.spec.strategy.where import Words
+from phalanx.spec.strategy.where import Condition, Words
 
 Ints = npt.NDArray[np.int64]
 Ways = Sequence[tuple[int, ...]]
@@ -72,7 +72,7 @@ class Options:
         levels = self.zero if s.pp == 1 else self.zero_in_pipeline
         return (
             (s.pp == 1 or s.schedule in self.schedules)
-            and s.recompute in self.recompute
+            and recomputation.written(recomputation.encode(s.recompute)) in self.recompute
             and s.order in self.orders
             and s.effective_zero in levels
             and (self.ulysses or s.ulysses == 1)
@@ -229,17 +229,35 @@ def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None
     rows = Strategies(**columns, **rest, zero=0 * one, recompute=0 * one, order=0 * one)
     within = limited(rows, job, options, "core")
     if not len(within):
-        raise _nothing_within(options, ranks)
+        raise nothing_within(options, ranks)
     return within
 
 
-def _nothing_within(options: Options, ranks: int) -> InputError:
-    """The error where limits leave no strategy: the conditions, or the stack alone."""
-    wanted = ", ".join(c.text for c in options.limits.wanted)
-    stack = options.limits.row.title if options.limits.row else "the model"
+def nothing_within(options: Options, ranks: int) -> InputError:
+    """Return the error where limits leave no strategy: about a condition that the stack rules out by itself, about
+    all conditions, or about the stack."""
+    limits = options.limits
+    row, wanted = limits.row, ", ".join(dict.fromkeys(c.text for c in limits.wanted))
+    stack = row.title if row else "the model"
+    for condition in limits.wanted if row else ():
+        for name in condition.fields:
+            entry = row.strategy.get(name) if row else None
+            if entry and entry.values is not None and len(condition.fields) == 1:
+                has = [v for v in entry.values if _holds(condition, name, v)]
+                if not has:
+                    legal = " or ".join(f"{name}={int(v) if isinstance(v, bool) else v}" for v in entry.values)
+                    reason = f"{stack} does not have it ({entry.source})"
+                    return InputError("--where", condition.text, reason, f"use {legal or 'its default'}")
     if wanted:
         return InputError("--where", wanted, f"{stack} has no such strategy over {ranks} ranks", "loosen a condition")
     return InputError("--gpus", ranks, f"{stack} has no strategy over so many", "use another number, or stack")
+
+
+def _holds(condition: Condition, name: str, value: Any) -> bool:
+    """Whether a condition holds of a legal value; a word that ends in `*` may."""
+    if isinstance(value, str) and "*" in value:
+        return True
+    return bool(condition.holds({name: value}))
 
 
 def size(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Ints:

@@ -120,4 +120,9 @@ class Copy:
             + own * share / (2 * (1 - share))
         )
         tpot = max(batch * busy - ttft, 0.0) / (q.output - 1) if q.output > 1 else 0.0
-        return Steady(ttft, tpot, q.output / busy)
+        return Steady(ttft + self.way_s(tpot), tpot, q.output / busy)
+
+    def way_s(self, tpot: float) -> float:
+        """Seconds from a first token's computation until the user has it (cost/serving/engines.py)."""
+        c = self.pricing.constants
+        return float(c.first_s) + float(c.first_steps) * tpot

@@ -79,7 +79,9 @@ def queued(q: Question, c: Candidate, copy_of: CopyOf) -> Candidate:
     link = transfer(q, copy_of(c.weights, c.groups[0].layout)) if len(c.groups) > 1 else None
     users = c.users if together else -(-c.users // c.groups[0].count)
     stay = c.steady.ttft_s + c.steady.tpot_s * (q.output - 1)
-    seen = outcome(simulate(Deployment(tuple(specs), link), load(q, users, stay), q.seed))
+    history = simulate(Deployment(tuple(specs), link), load(q, users, stay), q.seed)
+    constants = copy_of(c.weights, c.groups[0].layout).pricing.constants
+    seen = outcome(history, way_s=float(constants.first_s), way_steps=float(constants.first_steps))
     if not together:
         scale = c.groups[0].count
         seen = replace(

@@ -178,7 +178,9 @@ class Search:
                 most = max(b for b in BATCHES if b <= then.most)
                 groups = groups[0], replace(groups[1], slots=most, step_tokens=max(chunk, 2 * most))
                 users, served = most * decodes, min(served, q.offered)
-            yield Candidate(first.weights, groups, users, Steady(ttft_moved, tpot, served * q.output))
+            yield Candidate(
+                first.weights, groups, users, Steady(ttft_moved + then.way_s(tpot), tpot, served * q.output)
+            )
             if q.open_load:
                 return
 

@@ -104,8 +104,8 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
                 reason = "leaves a chunk without blocks that has neither the embedding nor the head"
             remedy = f"give {n} chunks {model.layers} blocks in all, or leave it out"
             raise InputError("strategy.layers", s.layers, reason, remedy)
-    try:
-        build(s.schedule, s.pp, s.accumulation(job), s.virtual if s.virtual > 1 else None)
-    except InputError as wrong:  # about the number of micro-batches, which no field of a strategy gives
-        reason = f"makes {wrong.value} micro-batches, and {wrong.reason}"
-        raise InputError("strategy.micro_batch", s.micro_batch, reason, wrong.remedy) from None
+    refusal = facts.refusal(s.pp, s.accumulation(job))  # about a number that no field of a strategy gives
+    if refusal:
+        why, remedy = refusal
+        reason = f"makes {s.accumulation(job)} micro-batches, and {why}"
+        raise InputError("strategy.micro_batch", s.micro_batch, reason, remedy)

@@ -59,24 +59,30 @@ def quantiles(values: Floats) -> Quantiles:
     return Quantiles(float(values.mean()), float(middle), float(high), float(highest))
 
 
-def outcome(history: History, warm: float = 0.1) -> Outcome:
-    """Return what is seen of a history, without the first share `warm` of requests."""
+def outcome(history: History, warm: float = 0.1, way_s: float = 0.0, way_steps: float = 0.0) -> Outcome:
+    """Return what is seen of a history, without the first share `warm` of requests.
+
+    Users see a first token `way_s` seconds and `way_steps` of the request's own steps after it is computed: for HTTP,
+    tokenising, and because servers send tokens in intervals.
+    """
     h, n = history, len(history.requests)
     skipped = int(n * warm)
     rows = slice(skipped, n)
     longer = h.requests.output[rows] > 1
     first, done, arrival = h.first[rows], h.done[rows], h.arrival[rows]
     per_token = (done - first)[longer] / (h.requests.output[rows][longer] - 1)
+    wait = first - arrival + way_s
+    wait[longer] += way_steps * per_token
     begin = float(np.sort(h.done)[skipped - 1]) if skipped else 0.0
     end = float(h.arrival[-1])
     if end <= begin:  # all came at once: there is no steady part
         begin, end = 0.0, float(h.done.max())
     return Outcome(
-        ttft=quantiles(first - arrival),
+        ttft=quantiles(wait),
         queueing=quantiles(h.admitted[rows] - arrival),
         tpot=quantiles(per_token),
         gap=_of_gaps(h),
-        latency=quantiles(done - arrival),
+        latency=quantiles(done - arrival + way_s),
         tokens_per_s=_tokens(h, begin, end) / (end - begin),
         requests_per_s=float(((h.done > begin) & (h.done <= end)).sum()) / (end - begin),
         in_flight=float((np.clip(h.done, begin, end) - np.clip(h.arrival, begin, end)).sum()) / (end - begin),
