@@ -10,7 +10,7 @@ With n tokens in the step, n / d of them in each of d groups of attention, a pro
     dispatch      top_k copies of tokens to their experts' ranks and back, where attention is data parallel
     launches      seconds per layer, with CUDA graphs; steps with prompts run without them and are at least `eager`
 
-The constants (engines.py) are fitted on measured runs by `python -m calibration --serving`.
+The constants (engines.py) are fitted on measured runs by `python -m calibration.serving`.
 """
 
 from __future__ import annotations
