@@ -348,7 +348,6 @@ def test_every_stack_has_constants_that_make_sense() -> None:
         ("dp=64,zero=3,compression=topk:0.01", "compression"),
         ("dp=64,bucket=50", "bucket"),
         ("dp=64,zero=3,prefetch=2", "prefetch"),
-        ("dp=16,pp=4,layers=9/9/7/7", "layers"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(line: str, field: str) -> None:

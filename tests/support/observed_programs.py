@@ -317,6 +317,10 @@ PROGRAMS: dict[str, tuple[Callable[..., None], dict[str, Any], tuple[int, ...]]]
 }
 
 
+_KEPT_BY_WORK = ("allreduce_", "broadcast_", "scatter_")
+"""Collectives in place, whose work holds its tensors twice beside what is returned, for as long as it lives."""
+
+
 class _Recorder(AnyStep):
     """Leaves out Gloo's own memory: copies, and tensors that its thread releases after a collective has ended."""
 
@@ -337,7 +341,8 @@ class _Recorder(AnyStep):
         if work is not None:
             dist.Work.unbox(work).wait()
         until = time.monotonic() + 1
-        held = len(tensors) if isinstance(out, tuple | list) else 0
+        each = 3 if func.__name__.split(".")[0] in _KEPT_BY_WORK else 1
+        held = each * len(tensors) if isinstance(out, tuple | list) else 0
         while sum(t._use_count() for t in tensors) > sum(before) + held and time.monotonic() < until:  # type: ignore
             time.sleep(0)
         self._inside = False

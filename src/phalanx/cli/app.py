@@ -20,6 +20,7 @@ from phalanx.cli.clusters import clusters
 from phalanx.cli.collectives import collectives
 from phalanx.cli.experts import experts
 from phalanx.cli.explain import explain, lint
+from phalanx.cli.export import export
 from phalanx.cli.generate import generate
 from phalanx.cli.lab import lab
 from phalanx.cli.measure import measure
@@ -71,6 +72,7 @@ app.command()(observe)
 app.command()(compare)
 app.command()(measure)
 app.command("serve-plan")(serve_plan)
+app.command()(export)
 app.command("import")(import_weights)
 app.command("export-weights")(export_weights)
 

@@ -37,7 +37,7 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 _BY_POLICY = ("grad_sync", "reshard")
 """Fields that a stack's policy decides (cost/ledger/policy.py)."""
-_AS_DEFAULT = ("layers", *_BY_POLICY, "bucket", "prefetch")
+_AS_DEFAULT = (*_BY_POLICY, "bucket", "prefetch")
 """Fields of a strategy that have no term here; only their defaults are priced."""
 
 
@@ -145,7 +145,7 @@ def estimate_placed(
     """Price one strategy on placed ranks: `distances` of tp, cp, dp, pp, data and expert (see PlacedLayout), each a
     number or a column with an element for each placement. Raises InputError as `estimate` does."""
     require_modelled(s, stack)
-    even = layout(s, job, model.layers)
+    even = laid_out_strategy(model, job, s)
     given = {field.name: getattr(even, field.name) for field in fields(Layout)}
     given |= {f"{axis}_stride": distances[axis] for axis in ("tp", "cp", "dp", "pp")}
     given["compressed"] = compressed_gradients(model, s)
@@ -190,9 +190,7 @@ def estimate_all(
     InputError as `estimate` does."""
     for s in strategies:
         require_modelled(s, stack)
-    columns = gather(
-        [replace(layout(s, job, model.layers), compressed=compressed_gradients(model, s)) for s in strategies]
-    )
+    columns = gather([laid_out_strategy(model, job, s) for s in strategies])
     return priced(shape(model), columns, system_of(cluster), profile(stack))
 
 

@@ -1,0 +1,79 @@
+"""What `phalanx export` does: a plan in a framework's words, with what starts it on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.formats.accelerate import write as accelerate
+from phalanx.formats.deepspeed import write as deepspeed
+from phalanx.formats.launchers.registry import launcher
+from phalanx.formats.launchers.task import task
+from phalanx.formats.megatron import write as megatron
+from phalanx.formats.nanotron import write as nanotron
+from phalanx.formats.training.program import Program
+from phalanx.formats.training.script import train_sh
+from phalanx.formats.training.subject import Subject, subject
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.files.plan import Plan
+from phalanx.stacks.registry import stack_named
+
+
+@dataclass(frozen=True)
+class Target:
+    """A framework that plans are written for."""
+
+    stacks: tuple[str, ...]
+    """Rows of stacks/ that it can be; the first where the plan is of none of them."""
+    program: Callable[[Subject], Program]
+
+
+TARGETS: dict[str, Target] = {
+    "megatron": Target(("megatron-core", "megatron-core-0.14", "megatron-fsdp"), megatron.program),
+    "deepspeed": Target(("deepspeed",), deepspeed.program),
+    "accelerate": Target(("accelerate",), accelerate.program),
+    "nanotron": Target(("nanotron",), nanotron.program),
+}
+
+
+@dataclass(frozen=True)
+class Export:
+    """The files of an export by name, and what they are."""
+
+    program: Program
+    files: dict[str, str]
+    launched_by: str
+
+
+def export(plan: Plan, to: str, by: str = "torchrun") -> Export:
+    """Write a plan for a framework and a launcher. Raises InputError for what either cannot express."""
+    if to not in TARGETS:
+        raise InputError("--to", to, "is not a framework that Phalanx writes", nearest(to, TARGETS))
+    target, start = TARGETS[to], launcher(by)
+    own = str(plan.choices.get("stack", ""))
+    x = subject(plan, stack_named(own if own in target.stacks else target.stacks[0]))
+    p = target.program(x)
+    files = {"train.sh": train_sh(p, x.gpus_per_node), **p.files}
+    return Export(p, files | start(task(x, p, files)), by)
+
+
+def write(e: Export, folder: Path) -> list[Path]:
+    """Write an export's files into a folder, which must not hold other ones. Raises InputError."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError("--out", str(folder), "is a file", "name a folder")
+    there = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
+    others = [name for name in there if name not in e.files]
+    if others:
+        raise InputError(
+            "--out", str(folder), f"already holds {', '.join(others[:3])}", "name an empty or new folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, text in e.files.items():
+        path = folder / name
+        path.write_text(text)
+        if name.endswith(".sh"):
+            path.chmod(0o755)
+        paths.append(path)
+    return paths

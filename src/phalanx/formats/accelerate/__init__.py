@@ -1,0 +1,1 @@
+"""accelerate's YAML: which key is which field (keys.py), and a plan as that file and a script (write.py)."""

@@ -1,0 +1,1 @@
+"""What starts train.sh once on every node: one launcher a file, all in registry.py."""

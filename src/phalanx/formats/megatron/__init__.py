@@ -1,0 +1,1 @@
+"""Megatron-LM's command line: which flag is which field (flags.py), and a plan as arguments (write.py)."""

@@ -1,0 +1,34 @@
+"""Megatron's pipeline layouts: `Et*3|(t*4|)*6t*4L` lists what every chunk holds, in the order of the model.
+
+E embedding, t block, m depth of multi-token prediction, L head and loss; `|` ends a chunk, `*n` repeats the letter or
+the group in brackets before it (megatron/core/transformer/pipeline_parallel_layer_layout.py).
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+
+from phalanx.spec.errors import InputError
+
+
+def written(blocks: tuple[int, ...], mtp: int = 0) -> str:
+    """Write the blocks of each chunk as a layout, `mtp` depths of multi-token prediction before the loss."""
+    chunks = ["t" if n == 1 else f"t*{n}" if n else "" for n in blocks]
+    chunks[0] = "E" + chunks[0]
+    chunks[-1] += "m" * mtp + "L"
+    parts = []
+    for text, run in groupby(chunks[:-1]):
+        count = len(list(run))
+        parts.append(f"({text}|)*{count}" if count > 1 else f"{text}|")
+    return "".join((*parts, chunks[-1]))
+
+
+def read(layout: str, where: str = "--pipeline-model-parallel-layout") -> tuple[tuple[int, ...], int]:
+    """Read a layout: (blocks of each chunk, depths of multi-token prediction). Raises InputError."""
+    text = layout.replace(",", "")
+    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda m: m[1] * int(m[2]), text)
+    text = re.sub(r"([EtmL|])\*(\d+)", lambda m: m[1] * int(m[2]), text)
+    if not re.fullmatch(r"E[t|]*[m|]*L", text):
+        raise InputError(where, layout, "is no pipeline layout", "e.g. Et*3|(t*4|)*6t*4L")
+    return tuple(chunk.count("t") for chunk in text.split("|")), text.count("m")

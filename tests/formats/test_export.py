@@ -1,0 +1,76 @@
+"""Exports: what is written follows from the plan, and what a target cannot express is refused by name."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.exports import draw
+
+from phalanx.commands.export import TARGETS, Export, export, write
+from phalanx.formats.launchers.registry import LAUNCHERS
+from phalanx.formats.megatron import layout
+from phalanx.formats.training.subject import subject
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.plan import Plan
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.stacks.registry import ROWS
+
+
+def _plan(stack: str, **strategy: object) -> Plan:
+    """Return a plan of Llama 3 8B under a stack with a strategy of these fields."""
+    rng = random.Random(1)
+    drawn = draw.plan(ROWS[stack], rng, ("llama3-8b",), options=False)
+    s = Strategy(**strategy)  # type: ignore[arg-type]
+    return replace(drawn, strategy=s, job=replace(drawn.job, global_batch=4 * s.dp * s.micro_batch, seq=4096))
+
+
+def _settings(e: Export) -> dict[str, object]:
+    return {s.key: s.value for g in e.program.groups for s in g.settings}
+
+
+def test_degrees_of_a_plan_stand_in_megatrons_arguments() -> None:
+    flags = _settings(export(_plan("megatron-core", dp=2, zero=1, tp=4, sp=True, pp=2), "megatron"))
+    assert flags["--tensor-model-parallel-size"] == 4
+    assert flags["--pipeline-model-parallel-size"] == 2
+    assert flags["--sequence-parallel"] is True
+    assert flags["--use-distributed-optimizer"] is True
+    assert "--pipeline-model-parallel-layout" not in flags, "32 blocks divide evenly"
+
+
+def test_what_megatron_has_not_is_refused_with_field_value_and_mend() -> None:
+    with pytest.raises(InputError, match=r"strategy\.zero = 3.*use 0 or 1"):
+        export(_plan("megatron-core", dp=8, zero=3), "megatron")
+
+
+@pytest.mark.parametrize("blocks", [(7, 8, 8, 9), (1, 1), (0, 4, 4, 0), (5, 5, 5, 5, 5, 4)])
+def test_a_pipeline_layout_is_read_as_it_was_written(blocks: tuple[int, ...]) -> None:
+    assert layout.read(layout.written(blocks, 1)) == (blocks, 1)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_scripts_have_no_syntax_error_and_stop_at_a_blank(launcher: str, tmp_path: Path) -> None:
+    e = export(_plan("megatron-core", dp=16), "megatron", launcher)
+    scripts = [p for p in write(e, tmp_path / "out") if p.suffix in (".sh", ".sbatch")]
+    for path in scripts:
+        subprocess.run(["bash", "-n", path], check=True)
+    run = subprocess.run(["bash", tmp_path / "out/train.sh"], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "is a blank: fill it in" in run.stderr
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"already holds notes\.txt"):
+        write(export(_plan("megatron-core", dp=8), "megatron"), tmp_path)
+
+
+@pytest.mark.parametrize(("to", "stack"), [(to, stack) for to, t in TARGETS.items() for stack in t.stacks])
+def test_a_strategy_in_canonical_form_stays_so(to: str, stack: str) -> None:
+    rng = random.Random(f"{to} {stack}")
+    for _ in range(20):
+        x = subject(draw.plan(ROWS[stack], rng), ROWS[stack])
+        assert subject(replace(x.plan, strategy=x.s), ROWS[stack]).s == x.s

@@ -1,0 +1,42 @@
+# mypy: ignore-errors
+"""Runs in the environment of accelerate: its loader, its launcher's validation and ParallelismConfig."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from protocol import answer
+
+
+def derive(case: dict[str, Any]) -> dict[str, Any]:
+    """Read accelerate.yaml as `accelerate launch` does, keys of its nested tables included."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.parallelism_config import ParallelismConfig
+    from transformers import HfArgumentParser, TrainingArguments
+
+    config = load_config_from_file("accelerate.yaml")
+    options = {a.dest for a in launch_command_parser()._actions}
+    for table in (config.fsdp_config, config.parallelism_config):
+        unknown = [key for key in table if key not in options]
+        if unknown:
+            raise KeyError(f"accelerate launch would ignore {unknown}")
+    mesh = {k.removeprefix("parallelism_config_"): v for k, v in config.parallelism_config.items()}
+    mesh.pop("cp_comm_strategy", None)
+    if mesh:
+        parallel = ParallelismConfig(**mesh)
+        if parallel.total_size != config.num_processes:
+            raise ValueError(f"a mesh of {parallel.total_size} on {config.num_processes} processes")
+    arguments = json.loads(Path("training_arguments.json").read_text())
+    (parsed,) = HfArgumentParser(TrainingArguments).parse_dict({**arguments, "use_cpu": True}, allow_extra_keys=False)
+    return {
+        "world": config.num_processes,
+        "micro_batch": parsed.per_device_train_batch_size,
+        "micro_batches": parsed.gradient_accumulation_steps,
+    }
+
+
+if __name__ == "__main__":
+    answer(derive)

@@ -1,0 +1,54 @@
+# mypy: ignore-errors
+"""Runs in the environment of DeepSpeed and transformers: DeepSpeedConfig and TrainingArguments on drawn files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from protocol import answer
+
+
+class _World:
+    """The data-parallel world, as a model-parallel unit tells it."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+
+    def get_data_parallel_world_size(self) -> int:
+        return self.ranks
+
+
+def derive(case: dict[str, Any]) -> dict[str, Any]:
+    """Read ds_config.json as DeepSpeed does; refuse keys that it would ignore."""
+    from deepspeed.runtime import config as configs
+    from transformers import HfArgumentParser, TrainingArguments
+
+    configs.dist.get_rank = lambda: 0
+    table = json.loads(Path("ds_config.json").read_text())
+    unknown = set(table) - KNOWN
+    if unknown:
+        raise KeyError(f"DeepSpeed would ignore {sorted(unknown)}")
+    config = configs.DeepSpeedConfig(table, mpu=_World(case["expected"]["dp"]))
+    arguments = json.loads(Path("training_arguments.json").read_text())
+    if arguments.pop("deepspeed") != "ds_config.json":
+        raise ValueError("another file")
+    arguments["bf16"] = arguments["fp16"] = False  # asks for a GPU
+    (parsed,) = HfArgumentParser(TrainingArguments).parse_dict({**arguments, "use_cpu": True}, allow_extra_keys=False)
+    return {
+        "zero": config.zero_optimization_stage,
+        "micro_batch": parsed.per_device_train_batch_size,
+        "micro_batches": config.gradient_accumulation_steps,
+    }
+
+
+KNOWN = {
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+    *("zero_optimization", "bf16", "fp16", "data_types", "communication_data_type", "optimizer"),
+    *("tensor_parallel", "sequence_parallel_size"),
+}
+"""The top-level keys that DeepSpeed 0.19 reads (deepspeed/runtime/constants.py) and an export may have."""
+
+if __name__ == "__main__":
+    answer(derive)
