@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.cost.hardware.columns import gather
-from phalanx.cost.serving.engines import engine
+from phalanx.cost.serving.engines import engine, release_of
 from phalanx.cost.serving.fitted_engines import FITTED
 from phalanx.cost.serving.shape import Shape, shape_of
 from phalanx.cost.serving.steady_state import Load, aggregated, disaggregated
@@ -28,6 +28,10 @@ LEFT_OUT = FOLDER / "serving_left_out.json"
 NEEDED = ("framework", "gpu", "model", "mode", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms")
 Floats = npt.NDArray[np.float64]
 _DOMAIN = {"GB200": 72, "GB300": 72}
+_MEAN_LENGTH = 0.9
+"""Of prompts and outputs over the stated lengths in closed loops: InferenceX draws them between 0.8 and 1."""
+_POLLS, _POLLS_FROM = (10.0, 30.0), 16
+"""SGLang's --scheduler-recv-interval in InferenceX's recipes: below so many clients, and from there on."""
 _NET = 50e9
 """bytes/s of a GPU's port where NVLink ends: 400 Gbit/s."""
 
@@ -38,6 +42,8 @@ class Case:
 
     row: Row
     engine: str
+    release: str
+    """Whose constants price it: an engine, or a release of it."""
     shape: Shape
     chip: ChipRates
     load: Load
@@ -99,8 +105,14 @@ def case_of(row: Row) -> Case:
     )
     if not apart and (gpus := row.number("n_gpus")):
         clients /= max(1.0, gpus // (decode.tp * decode.attention_dp * decode.pp))  # of one copy of several
-    load = Load(clients, isl, osl, data.memory_bytes, float(row["load_pattern"] != "closed_loop"))
-    return Case(row, name, shape, rates, load, prefill, decode, workers, apart)
+    closed = row["load_pattern"] == "closed_loop"
+    if closed:
+        isl, osl = isl * _MEAN_LENGTH, osl * _MEAN_LENGTH
+    poll = 1.0 if name != "sglang" or not closed or apart else _POLLS[clients >= _POLLS_FROM]
+    load = Load(clients, isl, osl, data.memory_bytes, float(not closed), poll)
+    return Case(
+        row, name, release_of(name, row["framework_version"]), shape, rates, load, prefill, decode, workers, apart
+    )
 
 
 def _types(row: Row, chip: str) -> tuple[str, str]:
@@ -175,7 +187,7 @@ def columns(cases: Sequence[Case]) -> Columns:
         gather([c.prefill for c in cases]),
         gather([c.decode for c in cases]),
         (np.array([c.workers[0] for c in cases]), np.array([c.workers[1] for c in cases])),
-        tuple(c.engine for c in cases),
+        tuple(c.release for c in cases),
         cases[0].apart,
     )
 

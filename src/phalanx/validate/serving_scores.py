@@ -53,7 +53,7 @@ def compare(rows: Sequence[Row]) -> tuple[list[Pair], list[Pair], list[tuple[Row
     for name, constants in without.items():
         some = [c for c in usable if " | ".join(c.group) == name]
         if some:
-            blind += _pairs(some, *predict(some, {some[0].engine: constants}))
+            blind += _pairs(some, *predict(some, constants))
     return pairs, blind, skipped
 
 
