@@ -20,8 +20,8 @@ from typing import Any
 def answer(derive: Callable[[dict[str, Any]], dict[str, Any]], schema: Callable[[], dict[str, Any]]) -> None:
     """Answer every case; with --schema print the schema instead: version, keys, and choices by key.
 
-    `derive` parses and validates a case, in a folder with its files, and returns what it derives of the names that are
-    expected; what it raises or exits with is what is wrong."""
+    `derive` parses and validates a case, in a folder with its files, and returns what it derives; what it raises or
+    exits with is what is wrong."""
     out, sys.stdout = sys.stdout, sys.stderr
     if sys.argv[1:] == ["--schema"]:
         print(json.dumps(schema()), file=out)
