@@ -67,7 +67,7 @@ def _require_expressible(x: Subject) -> None:
 def groups(x: Subject) -> tuple[Group, ...]:
     """Return all keys, group by group."""
     s = x.s
-    parallel = {
+    parallel: dict[str, Any] = {
         "parallelism.data_parallel_replicate_degree": s.dp_replicate,
         "parallelism.data_parallel_shard_degree": s.dp_shard,
     }
