@@ -141,7 +141,7 @@ def test_sampling() -> None:
 @pytest.mark.parametrize(
     ("model", "line", "words"),
     [
-        (LLAMA, {"dp": 2, "zero": 1}, "strategy.zero = '1': is of training; generation takes dp, tp, pp, ep, etp"),
+        (LLAMA, {"dp": 2, "zero": 1}, "strategy.zero = 1: is of training; generation takes dp, tp, pp, ep, etp"),
         (LLAMA, {"pp": 2, "schedule": "gpipe"}, "strategy.schedule = 'gpipe': is of training"),
         (LLAMA, {"tp": 8}, "strategy.tp = 8: is more than the model's 4 heads"),
         (LLAMA, {"pp": 6}, "too many stages for 3 blocks"),

@@ -65,6 +65,7 @@ def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ig
     command = ["generate", "runs/hf", "--prompt", "w5 w6", "--temperature", "0", "--tokens", "8"]
     found = CliRunner().invoke(app, command)
     assert found.exit_code == 0, found.output
+    assert CliRunner().invoke(app, ["generate", "hf", *command[2:]]).output == found.output  # as it is
     assert CliRunner().invoke(app, ["export-weights", "runs/hf", "--out", "out"]).exit_code == 0
     reader = AutoTokenizer.from_pretrained("out")
     model = AutoModelForCausalLM.from_pretrained("out").eval()

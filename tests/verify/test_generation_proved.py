@@ -45,11 +45,8 @@ def test_what_is_not_as_predicted_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     model = replace(model_named("llama3-8b")[0], layers=2)
     (stage,) = verify_generation(model, Strategy(tp=2), "bfloat16", 2, 100, 64, 16)
     assert not stage.proved
-    assert ["predicted all_reduce tokens over world" in str(s.differences) for s in stage.steps] == [
-        False,
-        True,
-        True,
-    ]
+    found = [any("predicted all_reduce tokens over world" in str(d) for d in s.differences) for s in stage.steps]
+    assert found == [False, True, True]
 
 
 def test_from_the_command_line() -> None:
@@ -68,7 +65,7 @@ def test_from_the_command_line() -> None:
         ("--strategy tp=2", "--model: is missing; phalanx verify --serving --model llama3-405b"),
         ("--model gpt2 --seq 2000", "--seq = 2000: is longer than the model's context, 1024"),
         ("--model gpt2 --strategy tp=24", "strategy.tp = 24: is more than the model's 12 heads"),
-        ("--model gpt2 --strategy dp=2,zero=3", "strategy.zero = '3': is of training"),
+        ("--model gpt2 --strategy dp=2,zero=3", "strategy.zero = 3: is of training"),
         ("--model gpt2 --cluster dgx-h100", "--cluster = 'dgx-h100': does not apply to --serving"),
         ("--model gpt2 --precision fp8", "--precision = 'fp8': is no type to generate in"),
         ("--model gpt-oss-20b", "attention sinks"),

@@ -58,6 +58,8 @@ def generate(
 def _lines(file: Path) -> list[str]:
     """Read a file of prompts, one on each line. Raises InputError."""
     try:
+        if not file.exists():
+            raise InputError("--prompts", str(file), "no such file", "one prompt on each line")
         if not file.is_file() or file.stat().st_size > _LARGEST:
             raise InputError("--prompts", str(file), "is no text file of 64 MiB at most", "one prompt on each line")
         lines = file.read_text().splitlines()

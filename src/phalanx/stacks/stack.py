@@ -122,7 +122,6 @@ class Stack:
         for name, entry in (*self.strategy.items(), *self.options.items()):
             if not entry.source:
                 raise ValueError(f"{self.name}.{name} has no source")
-        self.conditions  # noqa: B018  parses every rule
 
     @cached_property
     def conditions(self) -> tuple[tuple[Rule, tuple[where.Condition, ...]], ...]:

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec, require_runnable
-from phalanx.spec.strategy.spec import Strategy, format_field
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import require_split
 
 _USED = ("dp", "tp", "pp", "ep", "etp", "layers", "order")
@@ -18,8 +18,8 @@ def require_generation(model: ModelSpec, s: Strategy) -> None:
     require_runnable(model)
     for f in fields(s):
         if f.name not in _USED and getattr(s, f.name) != f.default:
-            value = format_field(getattr(s, f.name))
-            raise InputError(f"strategy.{f.name}", value, "is of training", f"generation takes {', '.join(_USED)}")
+            remedy = f"generation takes {', '.join(_USED)}"
+            raise InputError(f"strategy.{f.name}", getattr(s, f.name), "is of training", remedy)
     if s.tp > model.heads:
         reason = f"is more than the model's {model.heads} heads, which are not split"
         raise InputError("strategy.tp", s.tp, reason, "use fewer, and pp or dp for the other ranks")
